@@ -1,0 +1,143 @@
+"""Sections of an experiment file, and the named components that fill some of them.
+
+A *section* is a frozen pydantic model. A *component* is a section that also does the work: a
+method, a partition, a data set, a model. Its fields are its parameters, so a component's class is
+its schema, its documentation and its code in one place. A `Registry` finds components by name;
+`package.module:Name` finds the user's own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """« — did you mean 'x'?» for a near miss, else «; known: a, b, c»."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known: {', '.join(names)}" if names else ""
+
+
+def located(title: str, key: str, problem: PydanticCustomError, given: Any) -> ValidationError:
+    """A problem as pydantic reports it, at one key of a section."""
+    details = InitErrorDetails(type=problem, loc=(key,), input=given)
+    return ValidationError.from_exception_data(title, [details])
+
+
+class Section(BaseModel):
+    """A part of an experiment: typed, frozen, closed to unknown keys."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, values: Any) -> Any:
+        if cls.model_config.get("extra") == "forbid" and isinstance(values, Mapping):
+            unknown = [key for key in values if key not in cls.model_fields]
+            if unknown:
+                key = unknown[0]
+                hint = nearest(key, cls.model_fields)
+                problem = PydanticCustomError("unknown_key", "unknown key{hint}", {"hint": hint})
+                raise located(cls.__name__, str(key), problem, values[key])
+        return values
+
+
+C = TypeVar("C", bound=Section)
+
+
+class Registry(Generic[C]):
+    """The components of one sort, found by name.
+
+    Args:
+        what: the sort in words, for messages («method»).
+        base: the class that every component of the sort extends.
+        key: the field that holds the name in an experiment file.
+    """
+
+    def __init__(self, what: str, base: type[C], key: str = "name") -> None:
+        self.what, self.base, self.key = what, base, key
+        self._known: dict[str, type[C]] = {}
+
+    def register(self, component: type[C]) -> type[C]:
+        """Class decorator: file the class under the default of its name field."""
+        self._known[component.model_fields[self.key].default] = component
+        return component
+
+    def items(self) -> list[tuple[str, type[C]]]:
+        """Names and components, in order."""
+        return sorted(self._known.items())
+
+    def find(self, name: str) -> type[C]:
+        """The component of that name, or the user's own at `package.module:Name`.
+
+        Raises:
+            PydanticCustomError: there is none; the message names the nearest.
+        """
+        if name in self._known:
+            return self._known[name]
+        if ":" in name:
+            return self._import(name)
+        raise PydanticCustomError(
+            "unknown_name",
+            "unknown {what} '{name}'{hint}",
+            {"what": self.what, "name": name, "hint": nearest(name, self._known)},
+        )
+
+    def _import(self, name: str) -> type[C]:
+        found = import_object(name, self.what)
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise PydanticCustomError(
+                "not_a_component",
+                "'{name}' is not a {what}: it must be a class that extends {base}",
+                {"name": name, "what": self.what, "base": self.base.__name__},
+            )
+        return found
+
+    def parse(self, value: Any) -> Any:
+        """A component from what an experiment file holds, or the component itself."""
+        if isinstance(value, self.base) or not isinstance(value, Mapping):
+            return value
+        name = value.get(self.key)
+        try:
+            if name is None:
+                raise PydanticCustomError(
+                    "missing_name",
+                    "missing; known: {known}",
+                    {"known": ", ".join(sorted(self._known))},
+                )
+            component = self.find(str(name))
+        except PydanticCustomError as error:
+            raise located(self.what, self.key, error, name) from None
+        return component.model_validate(dict(value))
+
+
+def import_object(name: str, what: str) -> Any:
+    """The object at `package.module:attribute`.
+
+    Raises:
+        PydanticCustomError: the module or the attribute is not there.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PydanticCustomError(
+            "import_failed",
+            "{what} '{name}' cannot be imported: {error}",
+            {"what": what, "name": name, "error": str(error)},
+        ) from error
+
+
+def first_line(documented: Callable[..., Any]) -> str:
+    """The first line of a docstring: what the thing is, for lists."""
+    return (documented.__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,59 @@
+"""What can go wrong, as a small tree. Every message says what, where, and what to do.
+
+A `FedsimError` is meant for a person: the command line prints its message without a traceback.
+`BadInput` and its children are refused before a run starts or a file is written (exit code 2);
+`RunError` and its children end a run that had started (exit code 1).
+"""
+
+from __future__ import annotations
+
+
+class FedsimError(Exception):
+    """Root of all errors that fedsim raises on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(FedsimError):
+    """What was asked for cannot be done; nothing has been started or written."""
+
+    exit_code = 2
+
+
+class ExperimentError(BadInput):
+    """An experiment file, or an override, that does not fit the schema."""
+
+
+class DataError(BadInput):
+    """Data that is missing, unreadable, mislabelled, or cannot be partitioned as asked."""
+
+
+class ClusterError(BadInput):
+    """Actors that can never be placed on the nodes at hand."""
+
+
+class RunFolderError(BadInput):
+    """A run folder that is not one, is of another version, or was edited."""
+
+
+class RunError(FedsimError):
+    """A run that started and could not go on."""
+
+
+class ClientError(RunError):
+    """A client function that raised, or sent what cannot be aggregated.
+
+    Carries the client's id, the round and the phase (the function's name), so that the step can
+    be made again alone.
+    """
+
+    def __init__(self, client: int, round: int, phase: str, cause: str) -> None:
+        super().__init__(client, round, phase, cause)  # the arguments, so that it pickles
+        self.client, self.round, self.phase, self.cause = client, round, phase, cause
+
+    def __str__(self) -> str:
+        return f"client {self.client}, round {self.round}, {self.phase}: {self.cause}"
+
+
+class StateLost(RunError):
+    """Kept client states went down with a node; the run falls back to its last checkpoint."""

@@ -1,0 +1,45 @@
+"""Random streams keyed by what they are for, never by process or order.
+
+A stream is named by (seed, purpose, round, client). Two processes that ask for the same stream
+draw the same numbers; streams with different names are independent. There is no global generator,
+so nothing that the cluster does (which actor, which order, which retry) can change a draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def _key(seed: int, purpose: str, round: int, client: int) -> bytes:
+    name = f"fedsim/{seed}/{purpose}/{round}/{client}".encode()
+    return hashlib.blake2b(name, digest_size=16).digest()
+
+
+def numpy_stream(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
+    """A NumPy generator for one purpose; -1 stands for «no round» and «no client»."""
+    key = int.from_bytes(_key(seed, purpose, round, client), "little")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def torch_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> int:
+    """A 63-bit seed for a torch generator of one purpose."""
+    return int.from_bytes(_key(seed, purpose, round, client)[:8], "little") >> 1
+
+
+@contextmanager
+def torch_stream(
+    seed: int, purpose: str, round: int = -1, client: int = -1, device: torch.device | None = None
+) -> Iterator[None]:
+    """Run a block with torch's own generator at a keyed point, and put it back afterwards.
+
+    For what draws from that generator and takes no other: weight initialisation and dropout.
+    """
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(torch_seed(seed, purpose, round, client))
+        yield
