@@ -1,0 +1,124 @@
+"""What a model is to fedsim, and how one is named in an experiment."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+from torch import Tensor, nn
+
+from fedsim.component import Registry, Section, import_object, nearest
+from fedsim.errors import ExperimentError
+
+
+class Classifier(nn.Module):
+    """A network in two parts, so that methods can reach the representation and the head.
+
+    Args:
+        features: inputs (B, ...) to representations (B, D).
+        head: representations to logits (B, classes).
+    """
+
+    def __init__(self, features: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+class Model(Section):
+    """A network architecture: a component of the `model` section."""
+
+    name: str
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A network with PyTorch's own initialisation, from torch's current random state.
+
+        Args:
+            shape: of one input, without the batch axis; images are (channels, height, width).
+            classes: how many logits to return.
+
+        Raises:
+            ExperimentError: the architecture does not take inputs of that shape.
+        """
+        raise NotImplementedError
+
+
+class UserModel(Model):
+    """A function of the user's own: `f(shape, classes, **keywords) -> nn.Module`.
+
+    Named `package.module:function`; the section's other keys are its keywords.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _keywords_fit(self) -> UserModel:
+        function = self._function()
+        known = inspect.signature(function).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            for key in self.model_extra or {}:
+                if key not in known:
+                    raise PydanticCustomError(
+                        "unknown_keyword",
+                        "{name} takes no '{key}'{hint}",
+                        {"name": self.name, "key": key, "hint": nearest(key, list(known)[2:])},
+                    )
+        return self
+
+    def _function(self) -> Callable[..., nn.Module]:
+        function: Callable[..., nn.Module] = import_object(self.name, "model")
+        return function
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        keywords: dict[str, Any] = self.model_extra or {}
+        return self._function()(shape, classes, **keywords)
+
+
+class _Models(Registry[Model]):
+    def _import(self, name: str) -> type[Model]:
+        if not callable(import_object(name, self.what)):
+            raise PydanticCustomError(
+                "not_a_function", "model '{name}' is not a function", {"name": name}
+            )
+        return UserModel
+
+
+models = _Models("model", Model)
+
+
+def image_shape(name: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    """`shape` as (channels, height, width).
+
+    Raises:
+        ExperimentError: it is not an image, or one smaller than `smallest` pixels a side.
+    """
+    if len(shape) != 3:
+        raise ExperimentError(
+            f"model.name={name} takes images (channels, height, width); "
+            f"the data's inputs have shape {shape}. Models for any shape: mlp"
+        )
+    channels, height, width = shape
+    if min(height, width) < smallest:
+        raise ExperimentError(
+            f"model.name={name} takes images of {smallest} pixels a side or more; "
+            f"the data's are {height}×{width}"
+        )
+    return channels, height, width
+
+
+def representation_size(features: nn.Module, shape: tuple[int, ...]) -> int:
+    """D, the length of the representation of one input of that shape."""
+    was_training = features.training
+    features.eval()  # so that batch norm takes a batch of one and keeps its statistics
+    with torch.no_grad():
+        size = features(torch.zeros(1, *shape)).shape[1]
+    features.train(was_training)
+    return int(size)
