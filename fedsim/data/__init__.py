@@ -1,0 +1,14 @@
+"""Data sets, and partitions of them among clients."""
+
+from fedsim.data.dataset import Dataset, Source, datasets
+from fedsim.data.partition import Holdings, Partition, Ragged, partitions
+
+__all__ = [
+    "Dataset",
+    "Holdings",
+    "Partition",
+    "Ragged",
+    "Source",
+    "datasets",
+    "partitions",
+]

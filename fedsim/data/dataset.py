@@ -1,0 +1,60 @@
+"""What a data set is, and what a source of one must do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.component import Registry, Section
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples to train on, which a partition deals out to clients, and a central test set.
+
+    Args:
+        x: (N, ...) inputs to train on, uint8 or float32; images are (N, channels, height, width).
+        y: (N,) int64 class indices, 0 ≤ y < len(classes).
+        test_x: (M, ...) inputs of the central test set, of the dtype of `x`.
+        test_y: (M,) int64 class indices.
+        classes: the name of each class, by index.
+        mean: per channel (images) or for all (else), subtracted after uint8 inputs were divided
+            by 255; empty for none.
+        std: what the difference is divided by; as long as `mean`.
+        columns: further facts of each training example, (N,) each, by name: what a partition by
+            column (writer, hospital, ...) goes by.
+    """
+
+    x: NDArray[np.generic]
+    y: NDArray[np.int64]
+    test_x: NDArray[np.generic]
+    test_y: NDArray[np.int64]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.x.shape[1:])
+
+
+class Source(Section):
+    """Where a data set comes from: a component of the `data` section."""
+
+    name: str
+
+    def load(self) -> Dataset:
+        """The whole data set, in memory.
+
+        Raises:
+            DataError: a file is missing, unreadable, truncated or mislabelled; the message says
+                which, where it was looked for, and how to get it.
+        """
+        raise NotImplementedError
+
+
+datasets: Registry[Source] = Registry("data set", Source)

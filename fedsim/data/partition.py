@@ -1,0 +1,374 @@
+"""Who holds which examples: partitions of a data set among clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.component import Registry, Section, nearest
+from fedsim.data.dataset import Dataset
+from fedsim.errors import DataError
+from fedsim.streams import numpy_stream
+
+Indices = NDArray[np.int64]
+
+# Draws of a Dirichlet partition before it is called impossible; each takes well under 0.1 ms.
+MAX_DRAWS = 50_000
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A list of index arrays as two flat arrays, so that 100,000 clients share memory cheaply.
+
+    Args:
+        values: (sum of lengths,) all index arrays, one after another.
+        offsets: (K + 1,) array k is `values[offsets[k] : offsets[k + 1]]`.
+    """
+
+    values: Indices
+    offsets: Indices
+
+    @classmethod
+    def of(cls, arrays: Iterable[Indices]) -> Ragged:
+        arrays = [np.asarray(array, dtype=np.int64) for array in arrays]
+        offsets = np.cumsum([0] + [len(array) for array in arrays])
+        values = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
+        return cls(values, offsets.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, k: int) -> Indices:
+        return self.values[self.offsets[k] : self.offsets[k + 1]]
+
+    def __iter__(self) -> Iterator[Indices]:
+        return (self[k] for k in range(len(self)))
+
+    @property
+    def lengths(self) -> Indices:
+        """(K,) how many indices each array holds."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The training examples that each client holds, as indices into `Dataset.x`.
+
+    Args:
+        train: examples whose label the client may use.
+        unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
+        test: examples kept aside to evaluate a model on the client's own distribution.
+    """
+
+    train: Ragged
+    unlabelled: Ragged
+    test: Ragged
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+
+class Partition(Section):
+    """How examples are dealt out to clients: a component of the `partition` section.
+
+    Args:
+        test_fraction: share of each client's examples kept aside as its own test set, stratified.
+        labelled_fraction: γ, share of each client's remaining examples whose label it may use,
+            stratified and fixed by the seed.
+    """
+
+    kind: str
+    test_fraction: float = Field(0.0, ge=0, lt=1)
+    labelled_fraction: float = Field(1.0, gt=0, le=1)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        """One index array for each client, into `data.x`.
+
+        Raises:
+            DataError: the data set cannot be split as asked.
+        """
+        raise NotImplementedError
+
+    def deal(self, data: Dataset, seed: int) -> Holdings:
+        """Split, then cut each client's share into train, unlabelled and test examples.
+
+        Raises:
+            DataError: the data set cannot be split as asked, or a client is left without a
+                training example.
+        """
+        shares = self.split(data, numpy_stream(seed, "partition"))
+        if self.test_fraction == 0 and self.labelled_fraction == 1:
+            nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(shares))
+            return Holdings(Ragged.of(shares), nothing, nothing)
+        train, unlabelled, test = [], [], []
+        for client, share in enumerate(shares):
+            rng = numpy_stream(seed, "split", client=client)
+            aside, rest = take_stratified(share, data.y, self.test_fraction, rng)
+            labelled, hidden = take_stratified(rest, data.y, self.labelled_fraction, rng)
+            if len(labelled) == 0:
+                raise DataError(
+                    f"client {client} holds {len(share)} examples, too few for "
+                    f"partition.test_fraction={self.test_fraction} and "
+                    f"partition.labelled_fraction={self.labelled_fraction}: "
+                    "no labelled training example is left"
+                )
+            train.append(labelled)
+            unlabelled.append(hidden)
+            test.append(aside)
+        return Holdings(Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test))
+
+
+partitions: Registry[Partition] = Registry("partition", Partition, key="kind")
+
+
+def take_stratified(
+    share: Indices, labels: NDArray[np.int64], fraction: float, rng: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """Draw round(fraction·n) of `share`, each class in proportion (largest remainders).
+
+    Returns:
+        (taken, rest), both sorted.
+    """
+    share = np.sort(share)
+    present, inverse, counts = np.unique(labels[share], return_inverse=True, return_counts=True)
+    exact = fraction * counts
+    quota = np.floor(exact + 1e-9).astype(np.int64)
+    missing = round(fraction * len(share)) - int(quota.sum())
+    quota[np.argsort(quota - exact, kind="stable")[:missing]] += 1
+    chosen = np.zeros(len(share), dtype=bool)
+    for c in range(len(present)):
+        chosen[rng.permutation(np.flatnonzero(inverse == c))[: quota[c]]] = True
+    return share[chosen], share[~chosen]
+
+
+
+
+def _enough(data: Dataset, clients: int) -> None:
+    if clients > len(data.y):
+        raise DataError(
+            f"partition.clients={clients}: the data set has {len(data.y)} training examples, "
+            "fewer than clients"
+        )
+
+
+@partitions.register
+class Iid(Partition):
+    """Examples shuffled and dealt out evenly."""
+
+    kind: str = "iid"
+    clients: int = Field(ge=1)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        _enough(data, self.clients)
+        return np.array_split(rng.permutation(len(data.y)), self.clients)
+
+
+@partitions.register
+class Dirichlet(Partition):
+    """Label skew: the clients' shares of each class are drawn from Dir(α).
+
+    For each class c: q_c ~ Dir(α·1_K), and the shuffled examples of c are cut at
+    cumsum(q_c)·n_c. Drawn again until every client holds `min_samples` (Hsu et al. 2019; the
+    minimum as in MOON, Li et al. 2021).
+    """
+
+    kind: str = "dirichlet"
+    clients: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+    min_samples: int = Field(10, ge=1)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        _enough(data, self.clients)
+        if self.min_samples * self.clients > len(data.y):
+            raise DataError(
+                f"partition.clients={self.clients} with partition.min_samples={self.min_samples} "
+                f"asks for {self.clients * self.min_samples} training examples; "
+                f"the data set has {len(data.y)}"
+            )
+        per_class = np.bincount(data.y, minlength=len(data.classes))
+        for _ in range(MAX_DRAWS):
+            shares = rng.dirichlet(np.full(self.clients, self.alpha), size=len(per_class))
+            # Rounding may leave the last sum just under 1, or (with a tiny α) not a number.
+            ends = np.cumsum(shares, axis=1)
+            cuts = (ends * per_class[:, None]).astype(np.int64)
+            cuts[:, -1] = per_class
+            sizes = np.diff(cuts, axis=1, prepend=0).sum(axis=0)
+            if sizes.min() >= self.min_samples and not np.isnan(shares).any():
+                break
+        else:
+            raise DataError(
+                f"partition: in {MAX_DRAWS} draws of Dir({self.alpha}) among {self.clients} "
+                f"clients, none left every client with {self.min_samples} examples; raise "
+                "partition.alpha, or lower partition.min_samples or partition.clients"
+            )
+        shares_of: list[list[Indices]] = [[] for _ in range(self.clients)]
+        for c in range(len(per_class)):
+            shuffled = rng.permutation(np.flatnonzero(data.y == c))
+            for client, piece in enumerate(np.split(shuffled, cuts[c, :-1])):
+                shares_of[client].append(piece)
+        return [np.concatenate(pieces) for pieces in shares_of]
+
+
+@partitions.register
+class Pathological(Partition):
+    """Each client holds examples of a few classes only (McMahan et al. 2017).
+
+    Every client gets exactly `classes_per_client` different classes, every class as nearly as
+    possible the same number of clients, and each class is dealt evenly to those who hold it.
+    """
+
+    kind: str = "pathological"
+    clients: int = Field(ge=1)
+    classes_per_client: int = Field(2, ge=1)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        _enough(data, self.clients)
+        num_classes = len(data.classes)
+        if self.classes_per_client > num_classes:
+            raise DataError(
+                f"partition.classes_per_client={self.classes_per_client}: "
+                f"the data set has {num_classes} classes"
+            )
+        holders: list[list[int]] = [[] for _ in range(num_classes)]
+        for client in range(self.clients):
+            # The classes that the fewest clients hold so far, ties at random.
+            order = np.lexsort((rng.random(num_classes), [len(h) for h in holders]))
+            for c in order[: self.classes_per_client]:
+                holders[c].append(client)
+        shares_of: list[list[Indices]] = [[] for _ in range(self.clients)]
+        for c, clients in enumerate(holders):
+            of_class = rng.permutation(np.flatnonzero(data.y == c))
+            if clients and len(of_class) < len(clients):
+                raise DataError(
+                    f"partition: class '{data.classes[c]}' has {len(of_class)} training examples "
+                    f"for {len(clients)} clients; lower partition.clients or "
+                    "partition.classes_per_client"
+                )
+            for client, piece in zip(
+                clients, np.array_split(of_class, max(len(clients), 1)), strict=False
+            ):
+                shares_of[client].append(piece)
+        return [np.concatenate(pieces) for pieces in shares_of]
+
+
+@partitions.register
+class Quantity(Partition):
+    """Quantity skew: client sizes follow a log-normal law, labels are iid.
+
+    Size shares ∝ exp(σ·N(0, 1)); every client holds at least `min_samples`.
+    """
+
+    kind: str = "quantity"
+    clients: int = Field(ge=1)
+    sigma: float = Field(1.0, ge=0)
+    min_samples: int = Field(1, ge=1)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        _enough(data, self.clients)
+        spare = len(data.y) - self.clients * self.min_samples
+        if spare < 0:
+            raise DataError(
+                f"partition.clients={self.clients} with partition.min_samples={self.min_samples} "
+                f"asks for {self.clients * self.min_samples} training examples; "
+                f"the data set has {len(data.y)}"
+            )
+        raw = rng.lognormal(0.0, self.sigma, size=self.clients)
+        ends = np.cumsum(raw / raw.sum())
+        ends[-1] = 1.0
+        sizes = np.diff((ends * spare).astype(np.int64), prepend=0) + self.min_samples
+        return np.split(rng.permutation(len(data.y)), np.cumsum(sizes)[:-1])
+
+
+@partitions.register
+class Natural(Partition):
+    """One client for each value of a column of the data set (a writer, a hospital, ...).
+
+    Args:
+        column: the column's name.
+        clients: how many values to keep, drawn by the seed; all of them by default.
+        min_samples: values with fewer examples are left out.
+    """
+
+    kind: str = "natural"
+    column: str
+    clients: int | None = Field(None, ge=1)
+    min_samples: int = Field(1, ge=1)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        if self.column not in data.columns:
+            raise DataError(
+                f"partition.column='{self.column}': the data set has no such column"
+                f"{nearest(self.column, data.columns)}"
+            )
+        _, inverse = np.unique(data.columns[self.column], return_inverse=True)
+        order = np.argsort(inverse, kind="stable")
+        groups = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
+        groups = [group for group in groups if len(group) >= self.min_samples]
+        wanted = len(groups) if self.clients is None else self.clients
+        if wanted > len(groups) or not groups:
+            raise DataError(
+                f"partition: column '{self.column}' has {len(groups)} values with "
+                f"{self.min_samples} or more examples; {max(wanted, 1)} clients are asked for"
+            )
+        if wanted < len(groups):
+            kept = np.sort(rng.choice(len(groups), size=wanted, replace=False))
+            groups = [groups[k] for k in kept]
+        return groups
+
+
+@partitions.register
+class File(Partition):
+    """Index arrays of the user's own: a JSON list of lists, or an .npz with one array a client.
+
+    Arrays of an .npz are taken in the order of their names, as numbers where they are numbers.
+    """
+
+    kind: str = "file"
+    path: Path
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        if not self.path.is_file():
+            raise DataError(f"partition.path: there is no file {self.path.absolute()}")
+        arrays = self._read()
+        if not arrays:
+            raise DataError(f"{self.path}: no client in it")
+        for client, array in enumerate(arrays):
+            self._check(client, array, len(data.y))
+        return [array.astype(np.int64) for array in arrays]
+
+    def _read(self) -> list[NDArray[np.generic]]:
+        try:
+            if self.path.suffix == ".json":
+                rows = json.loads(self.path.read_text())
+                if not isinstance(rows, list):
+                    raise ValueError("not a list of lists")
+                return [np.asarray(row) for row in rows]
+            with np.load(self.path, allow_pickle=False) as arrays:
+                by_number = sorted(
+                    arrays.files, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else n)
+                )
+                return [arrays[name] for name in by_number]
+        except (OSError, ValueError, AttributeError) as error:
+            raise DataError(f"{self.path}: not a partition file: {error}") from error
+
+    def _check(self, client: int, array: NDArray[np.generic], num_samples: int) -> None:
+        where = f"{self.path}: client {client}"
+        if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
+            raise DataError(
+                f"{where}: must be a list of one or more whole numbers; it has shape "
+                f"{array.shape} and type {array.dtype}"
+            )
+        low, high = int(array.min()), int(array.max())  # type: ignore[attr-defined]
+        if low < 0 or high >= num_samples:
+            raise DataError(
+                f"{where}: index {low if low < 0 else high} is outside the data set's "
+                f"{num_samples} training examples (0 to {num_samples - 1})"
+            )
+        if len(np.unique(array)) < len(array):
+            raise DataError(f"{where}: an index occurs twice")
