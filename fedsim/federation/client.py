@@ -1,0 +1,158 @@
+"""What a client-side function sees of its client, and what it sends back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.streams import numpy_stream, torch_stream
+from fedsim.training import FlatModel, Gradient, Loss, Train, cross_entropy, evaluate, train
+
+if TYPE_CHECKING:
+    from fedsim.federation.worker import Worker
+
+
+class Update:
+    """One client's contribution to a mean: named vectors and the weight that they count with.
+
+    Args:
+        weight: share in the mean, before normalisation; usually the number of samples.
+        vectors: float tensors of any shape, the same names and shapes from every client.
+    """
+
+    def __init__(self, *, weight: float = 1.0, **vectors: Tensor) -> None:
+        self.weight = float(weight)
+        self.vectors = vectors
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs (n, ...) float32 and labels (n,) int64, on the client's device."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class Client:
+    """One client in one round, where its work is carried out.
+
+    Attributes:
+        id: the client's number, 0 ≤ id < K.
+        round: t.
+        state: what the client keeps from round to round: tensors, arrays and numbers by name.
+            Assign to it; it is committed when the server accepts the work.
+        model: the network; its weights are whatever was loaded or trained last.
+        settings: the experiment's `train` section.
+        steps: τ, local steps of the latest `train`.
+    """
+
+    def __init__(
+        self, worker: Worker, id: int, round: int, phase: str, state: Mapping[str, Any]
+    ) -> None:
+        self.id, self.round, self.phase = id, round, phase
+        self.state = dict(state)
+        self.steps = 0
+        self.row: dict[str, float | int] = {}
+        self._worker = worker
+
+    @property
+    def model(self) -> FlatModel:
+        return self._worker.model
+
+    @property
+    def settings(self) -> Train:
+        return self._worker.setup.train
+
+    @property
+    def device(self) -> torch.device:
+        return self._worker.device
+
+    @property
+    def num_samples(self) -> int:
+        """n_k, how many labelled training examples the client holds."""
+        return len(self._worker.holdings.train[self.id])
+
+    @cached_property
+    def data(self) -> Examples:
+        """The client's labelled training examples."""
+        return self._worker.examples(self._worker.holdings.train[self.id])
+
+    @cached_property
+    def unlabelled(self) -> Tensor:
+        """Inputs of the client's examples whose labels it does not know, (n, ...)."""
+        return self._worker.examples(self._worker.holdings.unlabelled[self.id]).x
+
+    @cached_property
+    def test(self) -> Examples:
+        """The client's own test examples."""
+        return self._worker.examples(self._worker.holdings.test[self.id])
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """A random stream of this client's own, for one purpose in this round."""
+        seed = self._worker.setup.seed
+        return numpy_stream(seed, f"{self.phase}/{purpose}", self.round, self.id)
+
+    def train(
+        self,
+        weights: Tensor,
+        loss: Loss = cross_entropy,
+        gradient: Gradient | None = None,
+        context: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Local training from `weights` on the client's labelled examples.
+
+        Args:
+            weights: (size,) where to start.
+            loss: (network, x, y) -> loss of each example.
+            gradient: (g, w, context) -> g, changes each step's gradient.
+            context: the vectors that `gradient` needs, (P,) each.
+
+        Returns:
+            (size,) the trained weights.
+        """
+        worker = self._worker
+        self.model.load(weights)
+        with torch_stream(
+            worker.setup.seed, f"{self.phase}/dropout", self.round, self.id, self.device
+        ):
+            self.steps, mean_loss = train(
+                self.model,
+                self.data.x,
+                self.data.y,
+                self.settings,
+                self.rng("batches"),
+                loss,
+                gradient,
+                context,
+            )
+        self.report(loss=mean_loss, steps=self.steps)
+        return self.model.vector.clone()
+
+    def evaluate(self, weights: Tensor) -> None:
+        """Report test_loss and test_accuracy of a model on the client's own test examples.
+
+        A client without test examples reports nothing.
+        """
+        if len(self.test) == 0:
+            return
+        self.model.load(weights)
+        loss, right = evaluate(self.model, self.test.x, self.test.y)
+        self.report(test_loss=loss / len(self.test), test_accuracy=right / len(self.test))
+
+    def report(self, **scalars: float | int) -> None:
+        """Put scalars of this client and round on record, in clients.parquet."""
+        for name, value in scalars.items():
+            self.row[name] = value.item() if isinstance(value, Tensor | np.generic) else value
+
+    def parameters(self, weights: Tensor) -> Tensor:
+        """(P,) the trainable parameters among (size,) weights: what gradients refer to."""
+        return weights[: self.model.num_parameters]

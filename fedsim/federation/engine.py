@@ -1,0 +1,151 @@
+"""How client work is carried out: the section, the contract, and the in-process engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from fedsim.component import Section
+from fedsim.data import Dataset, Holdings
+from fedsim.federation.sums import ExactSum
+from fedsim.federation.worker import BlockResult, Call, Setup, Worker
+
+# What the server holds of a client's kept state: the state itself, or a reference to it.
+Handle = Any
+Block = Sequence[int]
+
+
+class EngineSettings(Section):
+    """The `engine` section: where client work is carried out, and with what.
+
+    Args:
+        kind: `ray`, or `local` (in this process: for debugging, notebooks and tests).
+        actors: how many client actors; `auto` is as many as the cluster can hold.
+        cpus_per_actor: CPUs, and with them threads, of each actor.
+        gpus_per_actor: GPUs of each actor; a fraction shares one GPU among several.
+        clients_per_step: clients trained at once in a stack.
+    """
+
+    kind: Literal["ray", "local"] = "ray"
+    actors: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    cpus_per_actor: int = Field(1, ge=1)
+    gpus_per_actor: float = Field(0, ge=0)
+    clients_per_step: Literal[1] = 1
+
+
+@dataclass
+class Outcome:
+    """What all blocks of a call left behind.
+
+    Attributes:
+        rows: a record for each client, by client.
+        items: each client's message (mode «gather»), by client.
+        states: handles of kept states that changed, by client.
+        sums: the sum over the cohort of each named vector (mode «mean»).
+    """
+
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    items: dict[int, Any] = field(default_factory=dict)
+    states: dict[int, Handle] = field(default_factory=dict)
+    sums: dict[str, ExactSum] = field(default_factory=dict)
+
+    def take(self, result: BlockResult) -> None:
+        """Add a block's records and messages."""
+        self.rows.update(result.rows)
+        self.items.update(result.items)
+
+    def add_sums(self, sums: Mapping[str, ExactSum]) -> None:
+        """Add what one worker has summed up."""
+        for name, part in sums.items():
+            if name in self.sums:
+                self.sums[name].merge(part)
+            else:
+                self.sums[name] = ExactSum(part.high.copy(), part.low.copy())
+
+
+class Engine(ABC):
+    """Carries out calls on blocks of clients. Where and in which order changes no bit.
+
+    Attributes:
+        notices: lines for the user, of what was lost and made good.
+    """
+
+    def __init__(self) -> None:
+        self.notices: deque[str] = deque()
+
+    @abstractmethod
+    def run(
+        self,
+        call: Call,
+        blocks: Sequence[Block],
+        arguments: Mapping[str, Any],
+        states: Mapping[int, Handle],
+    ) -> Outcome:
+        """Carry out a call on every block.
+
+        Raises:
+            ClientError: a client failed.
+            StateLost: a kept state that a client needs is gone.
+        """
+
+    @abstractmethod
+    def fetch(self, handle: Handle) -> dict[str, Any]:
+        """A kept state itself, as arrays.
+
+        Raises:
+            StateLost: it is gone.
+        """
+
+    @abstractmethod
+    def keep(self, state: Mapping[str, Any]) -> Handle:
+        """A handle for a kept state (of a checkpoint)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back whatever the engine holds."""
+
+
+class LocalEngine(Engine):
+    """All client work in this process, one block after another.
+
+    Uses as many threads as an actor would, because the number of threads can change the last bit
+    of a matrix product.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
+    ) -> None:
+        super().__init__()
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(settings.cpus_per_actor)
+        self._worker = Worker(setup, dataset, holdings, torch.device("cpu"))
+
+    def run(
+        self,
+        call: Call,
+        blocks: Sequence[Block],
+        arguments: Mapping[str, Any],
+        states: Mapping[int, Handle],
+    ) -> Outcome:
+        outcome = Outcome()
+        for block in blocks:
+            result = self._worker.run_block(call, block, arguments, states)
+            outcome.take(result)
+            outcome.states.update(result.states)
+        outcome.add_sums(self._worker.take_sums(call.serial))
+        return outcome
+
+    def fetch(self, handle: Handle) -> dict[str, Any]:
+        return dict(handle)
+
+    def keep(self, state: Mapping[str, Any]) -> Handle:
+        return state
+
+    def close(self) -> None:
+        torch.set_num_threads(self._threads_before)

@@ -1,0 +1,342 @@
+"""Client work on Ray: actors that take blocks, and may die."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    ObjectLostError,
+    OwnerDiedError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import FedsimError, RunError, StateLost
+from fedsim.federation.engine import Block, Engine, EngineSettings, Handle, Outcome
+from fedsim.federation.sums import ExactSum
+from fedsim.federation.worker import BlockResult, Call, Setup, Worker
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT = 2  # blocks an actor holds: one it works on, and one so that it need not wait
+MAX_DEATHS = 3  # actors that a block may take down before it is to blame
+PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
+
+
+class ClientActor:
+    """A worker in an actor's process."""
+
+    def __init__(
+        self, setup: Setup, threads: int, wants_gpu: bool, dataset: Dataset, holdings: Holdings
+    ) -> None:
+        torch.set_num_threads(threads)
+        device = torch.device("cuda" if wants_gpu and torch.cuda.is_available() else "cpu")
+        if device.type == "cuda":
+            torch.use_deterministic_algorithms(True)
+        self._worker = Worker(setup, dataset, holdings, device)
+
+    def device(self) -> str:
+        """What the worker computes on; answers once the actor is up."""
+        return str(self._worker.device)
+
+    def run_block(
+        self,
+        call: Call,
+        block: Sequence[int],
+        names: Sequence[str],
+        with_state: Sequence[int],
+        *objects: Any,
+    ) -> Any:
+        """`Worker.run_block`, with Ray objects as top-level arguments so that Ray resolves them.
+
+        Args:
+            names: of the arguments, which come first among `objects`.
+            with_state: the clients whose kept states come after.
+
+        Returns:
+            The result; where Ray expects several objects, the result without its states, and a
+            state (or None) for each client.
+        """
+        arguments = dict(zip(names, objects, strict=False))
+        states = dict(zip(with_state, objects[len(names) :], strict=True))
+        result = self._worker.run_block(call, block, arguments, states)
+        if ray.get_runtime_context().get_task_name() != STATEFUL:
+            return result
+        states, result.states = result.states, {}
+        return [result, *(states.get(id) for id in block)]
+
+    def take_sums(self, serial: int) -> dict[str, ExactSum]:
+        return self._worker.take_sums(serial)
+
+
+STATEFUL = "run_block_with_states"
+
+
+@dataclass(eq=False)
+class _Actor:
+    """An actor as the driver sees it."""
+
+    handle: Any
+    up: Any  # answers once the actor has started
+    ready: bool = False
+    flying: int = 0
+    done: list[_Task] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Task:
+    """A block of the call under way."""
+
+    block: Block
+    deaths: int = 0
+    result: BlockResult | None = None
+    states: list[Any] = field(default_factory=list)  # references, one for each client
+
+
+class RayEngine(Engine):
+    """Client work on actors of a Ray cluster.
+
+    Idle actors take the next block, two in flight each. An actor that is lost is replaced, and all
+    blocks of the call whose sum it held are run again: with the same inputs and the same random
+    streams, so to the same bits.
+
+    Args:
+        count: how many actors to make.
+        setup, dataset, holdings: what a worker needs; the latter two may be references.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        count: int,
+        setup: Setup,
+        dataset: Any,
+        holdings: Any,
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self._setup = ray.put(setup)
+        self._data = (dataset, holdings)
+        self._stateful: set[str] = set()
+        self._put_cache: dict[int, tuple[Any, Any]] = {}
+        self._actors = [self._start() for _ in range(count)]
+        self._device: str | None = None
+
+    def run(
+        self,
+        call: Call,
+        blocks: Sequence[Block],
+        arguments: Mapping[str, Any],
+        states: Mapping[int, Handle],
+    ) -> Outcome:
+        self._put_cache = {
+            id(value): self._put_cache.get(id(value)) or (value, ray.put(value))
+            for value in arguments.values()
+        }
+        objects = [self._put_cache[id(value)][1] for value in arguments.values()]
+        todo = deque(_Task(block) for block in blocks)
+        flying: dict[Any, tuple[_Actor, _Task]] = {}
+        outcome = Outcome()
+        while True:
+            self._hand_out(call, todo, flying, list(arguments), objects, states)
+            if flying or todo:
+                self._collect(todo, flying)
+            elif not self._finish(call, todo, outcome):
+                break
+        for actor in self._actors:
+            actor.done = []
+        return outcome
+
+    def fetch(self, handle: Handle) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = ray.get(handle)
+        except (ObjectLostError, OwnerDiedError) as error:
+            raise StateLost("a kept client state was on a node that is gone") from error
+        return state
+
+    def keep(self, state: Mapping[str, Any]) -> Handle:
+        return ray.put(state)
+
+    def close(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor.handle)
+        self._actors = []
+
+    # -- one call ------------------------------------------------------------------------------
+
+    def _hand_out(
+        self,
+        call: Call,
+        todo: deque[_Task],
+        flying: dict[Any, tuple[_Actor, _Task]],
+        names: list[str],
+        objects: list[Any],
+        states: Mapping[int, Handle],
+    ) -> None:
+        """Give blocks to actors that have room, one round of them at a time."""
+        stateful = call.function in self._stateful
+        for room in range(1, IN_FLIGHT + 1):
+            for actor in self._actors:
+                if not todo or not actor.ready or actor.flying >= room:
+                    continue
+                task = todo.popleft()
+                with_state = [id for id in task.block if id in states]
+                returned = actor.handle.run_block.options(
+                    name=STATEFUL if stateful else "run_block",
+                    num_returns=1 + len(task.block) if stateful else 1,
+                ).remote(
+                    call, task.block, names, with_state, *objects, *(states[k] for k in with_state)
+                )
+                main, *task.states = returned if stateful else [returned]
+                flying[main] = (actor, task)
+                actor.flying += 1
+
+    def _collect(self, todo: deque[_Task], flying: dict[Any, tuple[_Actor, _Task]]) -> None:
+        """Wait for a block, or for an actor to start, and take all that is there by then."""
+        starting = {actor.up: actor for actor in self._actors if not actor.ready}
+        waiting = [*flying, *starting]
+        if not ray.wait(waiting, num_returns=1, timeout=PATIENCE)[0]:
+            self._report_silence(len(flying), len(starting), len(todo))
+            return
+        for ref in ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]:
+            if ref in starting:
+                self._take_up(starting[ref])
+            elif ref in flying:  # not, when its actor was lost a moment ago
+                actor, task = flying.pop(ref)
+                actor.flying -= 1
+                try:
+                    task.result = ray.get(ref)
+                    actor.done.append(task)
+                except RayActorError as error:
+                    task.deaths += 1
+                    flying[ref] = (actor, task)
+                    self._lose(actor, todo, flying, error)
+                except RayError as error:
+                    raise _cause(error) from None
+
+    def _finish(self, call: Call, todo: deque[_Task], outcome: Outcome) -> bool:
+        """All blocks are done: collect sums. True if an actor was lost and blocks must run again.
+
+        A block counts only once the sum that it went into has arrived.
+        """
+        holders = [actor for actor in self._actors if actor.done]
+        asked = [
+            (actor, actor.handle.take_sums.remote(call.serial) if call.mode == "mean" else None)
+            for actor in holders
+        ]
+        for actor, ref in asked:
+            try:
+                sums = ray.get(ref) if ref is not None else {}
+            except RayActorError as error:
+                self._lose(actor, todo, {}, error)
+                continue
+            outcome.add_sums(sums)
+            for task in actor.done:
+                self._accept(call, task, outcome)
+            actor.done = []
+        return bool(todo)
+
+    def _accept(self, call: Call, task: _Task, outcome: Outcome) -> None:
+        assert task.result is not None
+        outcome.take(task.result)
+        for id, state in task.result.states.items():
+            # States came with the result: the first time, before it was known that this function
+            # keeps any. From now on they stay on their nodes.
+            outcome.states[id] = ray.put(state)
+            self._stateful.add(call.function)
+        for id, ref in zip(task.block, task.states, strict=False):
+            outcome.states[id] = ref
+
+    # -- actors --------------------------------------------------------------------------------
+
+    def _start(self) -> _Actor:
+        settings = self._settings
+        handle = (
+            ray.remote(ClientActor)
+            .options(
+                num_cpus=settings.cpus_per_actor,
+                num_gpus=settings.gpus_per_actor,
+                scheduling_strategy="SPREAD",
+                max_restarts=0,
+            )
+            .remote(
+                self._setup, settings.cpus_per_actor, settings.gpus_per_actor > 0, *self._data
+            )
+        )
+        return _Actor(handle, handle.device.remote())
+
+    def _take_up(self, actor: _Actor) -> None:
+        """An actor has started, or failed to."""
+        try:
+            device = ray.get(actor.up)
+        except RayActorError as error:
+            if isinstance(error, ActorDiedError) and "creation task" in str(error):
+                raise RunError(f"a client actor cannot start: {error}") from error
+            self._replace(actor)
+            return
+        actor.ready = True
+        if self._device is None:
+            self._device = device
+            if self._settings.gpus_per_actor and device == "cpu":
+                self.notices.append("the GPUs asked for have no card behind them: computing on CPUs")
+        elif device != self._device:
+            raise RunError(
+                f"client actors compute on different devices ({self._device}, {device}); "
+                "results would depend on who computes what"
+            )
+
+    def _lose(
+        self,
+        actor: _Actor,
+        todo: deque[_Task],
+        flying: dict[Any, tuple[_Actor, _Task]],
+        error: Exception,
+    ) -> None:
+        """Replace an actor, and put back all blocks whose results it still held or worked on."""
+        mine = [ref for ref, (holder, _) in flying.items() if holder is actor]
+        back = [*actor.done, *(flying.pop(ref)[1] for ref in mine)]
+        for task in back:
+            if task.deaths >= MAX_DEATHS:
+                raise RunError(
+                    f"clients {list(task.block)} took down {MAX_DEATHS} actors, one after the "
+                    f"other (out of memory?): {error}"
+                )
+            task.result, task.states = None, []
+        todo.extendleft(reversed(back))
+        self._replace(actor)
+        self.notices.append(f"a client actor was lost; {len(back)} block(s) of clients run again")
+
+    def _replace(self, actor: _Actor) -> None:
+        ray.kill(actor.handle)  # it may be unreachable rather than dead
+        self._actors[self._actors.index(actor)] = self._start()
+
+    def _report_silence(self, flying: int, starting: int, waiting: int) -> None:
+        free = ray.available_resources()
+        self.notices.append(
+            f"nothing has moved for {PATIENCE:.0f} s: {flying} block(s) under way, {waiting} "
+            f"waiting, {starting} actor(s) not started yet; free on the cluster: "
+            f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs"
+        )
+
+
+def _cause(error: RayError) -> Exception:
+    """The error to raise for what Ray reports of a task."""
+    if isinstance(error, ObjectLostError | OwnerDiedError):
+        return StateLost("a kept client state was on a node that is gone")
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        if isinstance(cause, ObjectLostError | OwnerDiedError):
+            return StateLost("a kept client state was on a node that is gone")
+        if isinstance(cause, FedsimError):
+            return cause
+    return error

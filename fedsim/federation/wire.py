@@ -1,0 +1,59 @@
+"""What messages cost: bytes as the paper's system would send them.
+
+Arrays count by their type: 4 bytes a float32 entry, 1 a byte (images, labels of up to 256 classes
+kept as uint8), one bit a boolean. Numbers that ride along (a round, a sample count) are not
+counted, and neither is what a real system would not send at all: wrap it in `Unsent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """A value that the simulation passes along and a real system would not send."""
+
+    value: Any
+
+
+def nbytes(message: Any) -> int:
+    """Bytes of a message: an array, a tensor, or a nest of dicts, lists and tuples of them."""
+    if isinstance(message, np.ndarray):
+        return -(-message.size // 8) if message.dtype == np.bool_ else message.nbytes
+    if isinstance(message, torch.Tensor):
+        bits = message.dtype == torch.bool
+        return -(-message.numel() // 8) if bits else message.numel() * message.element_size()
+    if isinstance(message, Mapping):
+        return sum(nbytes(part) for part in message.values())
+    if isinstance(message, list | tuple):
+        return sum(nbytes(part) for part in message)
+    return 0
+
+
+def to_arrays(tree: Any) -> Any:
+    """A nest of tensors as a nest of NumPy arrays in main memory, as it travels."""
+    if isinstance(tree, torch.Tensor):
+        # A copy, because a tensor may be a view of weights that train on.
+        return tree.detach().cpu().numpy().copy()
+    if isinstance(tree, Mapping):
+        return {key: to_arrays(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(to_arrays(value) for value in tree)
+    return tree
+
+
+def to_tensors(tree: Any, device: torch.device) -> Any:
+    """A nest of NumPy arrays as tensors on a device, copied: arrays may be shared and read-only."""
+    if isinstance(tree, np.ndarray):
+        return torch.tensor(tree, device=device)
+    if isinstance(tree, Mapping):
+        return {key: to_tensors(value, device) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(to_tensors(value, device) for value in tree)
+    return tree
