@@ -1,0 +1,56 @@
+"""FedAvgM: FedAvg with momentum on the server.
+
+Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019, section 4.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.federation import Client, Federation, Update, Vector
+from fedsim.methods.method import Method, State, methods
+
+
+@dataclass(frozen=True)
+class FedAvgMState(State):
+    """The server's momentum v, (P,), beside the weights."""
+
+    velocity: Vector
+
+
+@methods.register
+class FedAvgM(Method[FedAvgMState]):
+    """FedAvg with server momentum: v ← β·v + (w − mean), w ← w − η_s·v (Hsu et al. 2019).
+
+    Momentum acts on the trainable parameters; batch norm's statistics are averaged. Not Nesterov's
+    form, as in the paper.
+
+    Args:
+        beta: β, momentum of the server.
+        server_lr: η_s, learning rate of the server.
+    """
+
+    name: str = "fedavgm"
+    beta: float = Field(0.9, ge=0, lt=1)
+    server_lr: float = Field(1.0, gt=0)
+
+    def init(self, fed: Federation) -> FedAvgMState:
+        velocity = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        return FedAvgMState(weights=fed.initial_weights(), velocity=velocity)
+
+    def round(self, fed: Federation, state: FedAvgMState, t: int) -> FedAvgMState:
+        P = fed.model.num_parameters
+        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
+        velocity = self.beta * state.velocity + (state.weights - mean.weights)[:P]
+        weights = mean.weights.copy()
+        weights[:P] = state.weights[:P] - self.server_lr * velocity
+        return FedAvgMState(weights=weights, velocity=velocity)
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        """(client) As in FedAvg."""
+        return Update(weights=client.train(weights), weight=client.num_samples)

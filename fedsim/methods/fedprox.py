@@ -1,0 +1,38 @@
+"""FedProx: FedAvg with a proximal term that holds clients near the global model.
+
+Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.federation import Client, Update
+from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.method import methods
+
+
+@methods.register
+class FedProx(FedAvg):
+    """FedAvg whose clients minimise F_k(w) + (μ/2)·‖w − w_global‖² (Li et al. 2020).
+
+    Args:
+        mu: μ, strength of the proximal term. The paper tunes it in {0.001, 0.01, 0.1, 1}; there
+            is no official default.
+    """
+
+    name: str = "fedprox"
+    mu: float = Field(0.01, ge=0)
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        trained = client.train(
+            weights, gradient=self.proximal, context={"global": client.parameters(weights)}
+        )
+        return Update(weights=trained, weight=client.num_samples)
+
+    def proximal(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        """∇F_k(w) + μ·(w − w_global)."""
+        return g + self.mu * (w - context["global"])

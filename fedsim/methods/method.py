@@ -1,0 +1,73 @@
+"""What a federated method is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from fedsim.component import Registry, Section
+from fedsim.federation import Client, Federation, Unsent, Vector
+from fedsim.training import Train
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server keeps from round to round; methods that keep more extend it.
+
+    Fields hold arrays, numbers, strings, None, and dicts, lists and tuples of them, so that every
+    round can be a checkpoint. Arrays are never changed in place.
+
+    Attributes:
+        weights: (size,) the global model.
+    """
+
+    weights: Vector
+
+
+S = TypeVar("S", bound=State)
+
+
+class Method(Section, ABC, Generic[S]):
+    """A federated algorithm: two functions on the server, and the client functions they call.
+
+    The fields of a method are its hyper-parameters: the keys of the experiment's `method` section.
+    """
+
+    name: str
+
+    @abstractmethod
+    def init(self, fed: Federation) -> S:
+        """The server's state before the first round."""
+
+    @abstractmethod
+    def round(self, fed: Federation, state: S, t: int) -> S:
+        """One communication round, t = 1, 2, ...: the server's next state.
+
+        Pure in the state: everything that later rounds need is in the state returned, or kept by
+        the clients.
+        """
+
+    def evaluate(self, fed: Federation, state: S) -> None:
+        """Put the state's scores on record: loss and accuracy of the global model."""
+        fed.log(**fed.evaluate(state.weights))
+
+    def evaluate_clients(self, fed: Federation, state: S) -> None:
+        """Put on record what the model is worth to each client, on its own test examples."""
+        fed.each(self.local_test, range(fed.num_clients), weights=Unsent(state.weights))
+
+    def local_test(self, client: Client, weights: Tensor) -> None:
+        """(client) Evaluate on the client's own test examples."""
+        client.evaluate(weights)
+
+    def check(self, train: Train) -> None:
+        """Refuse training settings that the method cannot work with.
+
+        Raises:
+            ExperimentError: with what would be right.
+        """
+
+
+methods: Registry[Method[State]] = Registry("method", Method)

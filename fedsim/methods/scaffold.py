@@ -1,0 +1,79 @@
+"""SCAFFOLD: control variates that undo the drift of local steps.
+
+Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
+Algorithm 1 with option II.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client, Federation, Update, Vector
+from fedsim.methods.method import Method, State, methods
+from fedsim.training import Train
+
+
+@dataclass(frozen=True)
+class ScaffoldState(State):
+    """The server's control variate c, (P,), beside the weights x."""
+
+    control: Vector
+
+
+@methods.register
+class Scaffold(Method[ScaffoldState]):
+    """Local SGD corrected by control variates: y ← y − η·(g − c_k + c) (Karimireddy et al. 2020).
+
+    The corrections refer to trainable parameters; batch norm's statistics are averaged. The local
+    optimiser is plain SGD, as in the paper; with momentum m a local step is worth η/(1 − m), which
+    the new c_k allows for.
+
+    Args:
+        server_lr: η_g, learning rate of the server.
+    """
+
+    name: str = "scaffold"
+    server_lr: float = Field(1.0, gt=0)
+
+    def check(self, train: Train) -> None:
+        if train.optimizer.name != "sgd":
+            raise ExperimentError(
+                "method.name=scaffold needs train.optimizer.name=sgd: its control variates are "
+                f"averages of SGD steps, which {train.optimizer.name}'s are not"
+            )
+
+    def init(self, fed: Federation) -> ScaffoldState:
+        control = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        return ScaffoldState(weights=fed.initial_weights(), control=control)
+
+    def round(self, fed: Federation, state: ScaffoldState, t: int) -> ScaffoldState:
+        P = fed.model.num_parameters
+        mean = fed.mean(
+            self.local_update, fed.sample(t), weights=state.weights, control=state.control
+        )
+        weights = state.weights + mean.delta
+        weights[:P] = state.weights[:P] + self.server_lr * mean.delta[:P]
+        control = state.control + (mean.count / fed.num_clients) * mean.control
+        return ScaffoldState(weights=weights, control=control)
+
+    def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
+        """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
+        own = client.state.get("control", torch.zeros_like(control))
+        y = client.train(
+            weights, gradient=self.correct, context={"own": own, "server": control}
+        )
+        eta = client.settings.optimizer.lr / (1 - client.settings.optimizer.momentum)
+        drift = client.parameters(weights - y) / (client.steps * eta)
+        client.state["control"] = own - control + drift
+        return Update(delta=y - weights, control=client.state["control"] - own)
+
+    def correct(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        """g − c_k + c."""
+        return g - context["own"] + context["server"]

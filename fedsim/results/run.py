@@ -1,0 +1,72 @@
+"""A run, loaded from its folder."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors.torch import load_file
+
+from fedsim.errors import RunFolderError
+from fedsim.experiment import Experiment
+from fedsim.results.folder import RunFolder
+from fedsim.results.tables import Table
+
+
+class Run:
+    """What a run left behind. Loading it executes no code from it.
+
+    Attributes:
+        path: the run's folder.
+        experiment: as it was run.
+        manifest: versions, hardware, hashes, status.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.path: Path = folder.path
+        self.experiment: Experiment = folder.experiment
+        self.manifest: dict[str, Any] = folder.manifest
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """A row for each round."""
+        return Table(self.path, "rounds").read()
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """A row for each round and client."""
+        return Table(self.path, "clients").read()
+
+    @property
+    def result_hash(self) -> str:
+        """The hash of everything that the run computed.
+
+        Raises:
+            RunFolderError: the run is not finished.
+        """
+        if "result_hash" not in self.manifest:
+            raise RunFolderError(f"{self.path}: the run is not finished; it has no result yet")
+        return str(self.manifest["result_hash"])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The final weights by layer, as the network's `load_state_dict` takes them.
+
+        Raises:
+            RunFolderError: the run is not finished.
+        """
+        path = self.path / "weights" / "final.safetensors"
+        if not path.exists():
+            raise RunFolderError(f"{self.path}: the run is not finished; it has no weights yet")
+        return load_file(path)
+
+
+def load(path: str | Path) -> Run:
+    """Load a run from its folder, finished or not.
+
+    Raises:
+        RunFolderError: it is not the folder of a run, or one of another version.
+    """
+    return Run(RunFolder.open(path))
