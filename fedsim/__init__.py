@@ -1,0 +1,23 @@
+"""fedsim: explainable federated learning, simulated on Ray."""
+
+from fedsim.data import sources as _sources  # fills the registry
+from fedsim.experiment import Experiment
+from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.launch import resume, run
+from fedsim.methods import Method, State
+from fedsim.results.run import Run, load
+
+__all__ = [
+    "Client",
+    "Experiment",
+    "Federation",
+    "Method",
+    "Run",
+    "State",
+    "Unsent",
+    "Update",
+    "load",
+    "resume",
+    "run",
+]
+del _sources

@@ -1,0 +1,261 @@
+"""Starting runs: in this process, or as a driver actor on Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import BadInput, ClusterError, FedsimError, RunError, RunFolderError
+from fedsim.experiment import Experiment
+from fedsim.federation import EngineSettings, LocalEngine, Setup
+from fedsim.federation.placement import Node, plan_actors
+from fedsim.results.folder import RunFolder
+from fedsim.results.run import Run, load
+from fedsim.simulate import Progress, partition_hash, prepare, simulate
+
+MAX_DRIVER_DEATHS = 3  # in a row, without a round between them
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path = "runs",
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_start: Callable[[RunFolder], None] = lambda _: None,
+) -> Run:
+    """Run an experiment from its start.
+
+    Args:
+        experiment: what to run, and where.
+        out: the folder below which the run's own is made: `<out>/<name>/<id>`.
+        on_progress: called with each round's record, and with lines for the user.
+        on_start: called with the run's folder before the first round.
+
+    Returns:
+        The run, loaded.
+
+    Raises:
+        BadInput: the experiment cannot be carried out; nothing was started or written.
+        RunError: the run broke off; its folder can be resumed.
+    """
+    dataset, holdings, setup = prepare(experiment)
+    with _cluster(experiment.engine) as actors:
+        facts = {"partition_hash": partition_hash(holdings), "clients": len(holdings)}
+        folder = RunFolder.create(experiment, Path(out), facts)
+        on_start(folder)
+        return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
+
+
+def resume(
+    path: str | Path,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_start: Callable[[RunFolder], None] = lambda _: None,
+) -> Run:
+    """Go on with a run that broke off, from its last checkpoint; the result is as if it had not.
+
+    Raises:
+        BadInput: the folder is not that of a run, was edited, or its data changed.
+        RunError: the run broke off again.
+    """
+    folder = RunFolder.open(path)
+    if folder.manifest["status"] == "finished":
+        raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
+    dataset, holdings, setup = prepare(folder.experiment)
+    if partition_hash(holdings) != folder.manifest["partition_hash"]:
+        raise RunFolderError(
+            f"{folder.path}: the data changed since the run started: the same partition deals "
+            "out other examples"
+        )
+    with _cluster(folder.experiment.engine) as actors:
+        on_start(folder)
+        return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
+
+
+def _carry_out(
+    folder: RunFolder,
+    dataset: Dataset,
+    holdings: Holdings,
+    setup: Setup,
+    actors: int,
+    on_progress: Callable[[Progress], None],
+) -> Run:
+    """Carry out a run in its folder, and note how it ended."""
+    started = time.monotonic()
+    before = folder.manifest.get("wall_seconds", 0.0)
+    folder.update(status="running", actors=actors, clients_per_step=1)
+    status = "failed"
+    try:
+        if folder.experiment.engine.kind == "local":
+            events = _locally(folder, dataset, holdings, setup)
+        else:
+            events = _on_ray(folder, dataset, holdings, setup, actors)
+        for event in events:
+            on_progress(event)
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        # The driver has written its part of the manifest.
+        folder.manifest = RunFolder.open(folder.path).manifest
+        folder.update(status=status, wall_seconds=before + time.monotonic() - started)
+    return load(folder.path)
+
+
+def _locally(
+    folder: RunFolder, dataset: Dataset, holdings: Holdings, setup: Setup
+) -> Iterator[Progress]:
+    engine = LocalEngine(folder.experiment.engine, setup, dataset, holdings)
+    try:
+        with _log_file(folder):
+            yield from _logged(simulate(folder, setup, holdings, len(dataset.test_y), engine))
+    finally:
+        engine.close()
+
+
+class Driver:
+    """The actor that carries out a run: server state, rounds, checkpoints, records.
+
+    It may die. Whoever launched it makes another, which goes on from the last checkpoint.
+    """
+
+    def __init__(self, path: Path, setup: Setup, actors: int, data: list[Any]) -> None:
+        # The data comes as references in a list, so that they can be passed on as such.
+        self._path, self._setup, self._actors, self._data = path, setup, actors, data
+
+    def run(self) -> Iterator[Progress]:
+        """`simulate`, on as many client actors as planned."""
+        import ray
+
+        from fedsim.federation.ray_engine import RayEngine
+
+        folder = RunFolder.open(self._path)
+        dataset, holdings = ray.get(self._data)
+        engine = RayEngine(folder.experiment.engine, self._actors, self._setup, *self._data)
+        try:
+            with _log_file(folder):
+                yield from _logged(
+                    simulate(folder, self._setup, holdings, len(dataset.test_y), engine)
+                )
+        finally:
+            engine.close()
+
+
+def _on_ray(
+    folder: RunFolder, dataset: Dataset, holdings: Holdings, setup: Setup, actors: int
+) -> Iterator[Progress]:
+    """Run the driver actor, beside this process because the run's folder is here."""
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    driver_actor = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=here)
+    data = [ray.put(dataset), ray.put(holdings)]
+    deaths = 0
+    while True:
+        driver = driver_actor.remote(folder.path, setup, actors, data)
+        try:
+            for event in driver.run.options(num_returns="streaming").remote():
+                yield ray.get(event)
+                deaths = 0
+            return
+        except RayActorError as error:
+            deaths += 1
+            if deaths == MAX_DRIVER_DEATHS:
+                raise RunError(f"the driver actor died {deaths} times in a row: {error}") from error
+            yield "the driver was lost; a new one goes on from the last checkpoint"
+        except RayTaskError as error:
+            if isinstance(error.cause, FedsimError):
+                raise error.cause from None
+            raise
+        finally:
+            ray.kill(driver)
+
+
+@contextmanager
+def _cluster(settings: EngineSettings) -> Iterator[int]:
+    """Connect to a Ray cluster, or start a private one, and plan the client actors.
+
+    A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or `ray
+    start` was run on this machine) is used as it is. A private one gets at least as many CPUs as
+    the experiment asks for: that more actors than cores take turns is the user's choice on a
+    machine of their own.
+
+    Yields:
+        How many client actors to make.
+
+    Raises:
+        ClusterError: the cluster cannot be reached, or not one actor fits it.
+    """
+    if settings.kind == "local":
+        yield 0
+        return
+    import ray
+
+    mine = not ray.is_initialized()
+    if mine:
+        connect(settings)
+    try:
+        nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
+        yield plan_actors(settings, nodes)
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def connect(settings: EngineSettings) -> None:
+    """Connect to the Ray cluster at hand, or start a private one.
+
+    Raises:
+        ClusterError: there is one, and it cannot be reached.
+    """
+    import ray
+
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address="auto", **quiet)
+        return
+    except ConnectionError as error:
+        if os.environ.get("RAY_ADDRESS"):
+            raise ClusterError(
+                f"no Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}"
+            ) from error
+    cpus = os.cpu_count() or 1
+    if settings.actors != "auto":
+        cpus = max(cpus, settings.actors * settings.cpus_per_actor)
+    ray.init(num_cpus=cpus, include_dashboard=False, **quiet)
+
+
+@contextmanager
+def _log_file(folder: RunFolder) -> Iterator[None]:
+    """Write fedsim's log to the run's log.txt."""
+    handler = logging.FileHandler(folder.path / "log.txt", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger("fedsim")
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    except Exception:
+        root.exception("the run broke off")
+        raise
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _logged(events: Iterator[Progress]) -> Iterator[Progress]:
+    log = logging.getLogger(__name__)
+    for event in events:
+        if isinstance(event, str):
+            log.info(event)
+        else:
+            log.info("round %(round)d, %(clients)d clients, %(seconds).3f s", event)
+        yield event

@@ -1,0 +1,188 @@
+"""One run from start to end: the file to read first.
+
+    state = method.init(fed)
+    for t in 1 … T:
+        state = method.round(fed, state, t)
+
+and around these three lines: records, checkpoints, and a hash of all that was computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from fedsim import atomic
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import DataError, ExperimentError, StateLost
+from fedsim.experiment import Experiment
+from fedsim.federation import Federation, Setup, cohort_size
+from fedsim.federation.checkpoint import Checkpoints, pack
+from fedsim.federation.engine import Engine
+from fedsim.methods import State
+from fedsim.results.folder import RunFolder
+from fedsim.results.tables import Table
+
+log = logging.getLogger(__name__)
+
+# What a run tells while it goes on: the record of a finished round, or a line for the user.
+Progress = dict[str, Any] | str
+
+
+def prepare(experiment: Experiment) -> tuple[Dataset, Holdings, Setup]:
+    """Load the data, deal it out to clients, and check that the experiment can be carried out.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    dataset = experiment.data.load()
+    holdings = experiment.partition.deal(dataset, experiment.seed)
+    if holdings.train.lengths.min() == 0:
+        raise DataError(
+            f"client {holdings.train.lengths.argmin()} holds no training example; "
+            "lower partition.clients"
+        )
+    if cohort_size(experiment.train.participation, len(holdings)) == 0:
+        raise ExperimentError(
+            f"train.participation={experiment.train.participation} of {len(holdings)} clients "
+            f"samples nobody; {1 / len(holdings):g} samples one"
+        )
+    setup = Setup(
+        model=experiment.model,
+        train=experiment.train,
+        seed=experiment.seed,
+        functions=experiment.method,
+        shape=dataset.shape,
+        classes=len(dataset.classes),
+    )
+    setup.build_model()  # refuses inputs that the architecture does not take
+    return dataset, holdings, setup
+
+
+def simulate(
+    folder: RunFolder, setup: Setup, holdings: Holdings, num_test: int, engine: Engine
+) -> Iterator[Progress]:
+    """Carry out a run, from its latest checkpoint if it has one, to its end.
+
+    Args:
+        folder: of the run; records, checkpoints and final weights go there.
+        num_test: examples of the central test set.
+        engine: carries out the clients' work; the result does not depend on which.
+
+    Yields:
+        The record of each round, and lines for the user.
+    """
+    experiment = folder.experiment
+    method, last = experiment.method, experiment.train.rounds
+    fed = Federation(setup, holdings, num_test, engine)
+    checkpoints = Checkpoints(folder.path / "weights")
+    rounds, clients = Table(folder.path, "rounds"), Table(folder.path, "clients")
+    initial = method.init(fed)
+    while True:
+        begin, state, ledger = checkpoints.latest(initial, fed) or (0, initial, new_ledger())
+        rounds.rewind(begin)
+        clients.rewind(begin)
+        if begin:
+            yield f"going on after round {begin}"
+        try:
+            for t in range(begin + 1, last + 1):
+                started = time.perf_counter()
+                fed.begin_round(t)
+                state = method.round(fed, state, t)
+                if t % experiment.evaluate.every == 0 or t == last:
+                    method.evaluate(fed, state)
+                    if experiment.evaluate.clients:
+                        method.evaluate_clients(fed, state)
+                row, client_rows = summarise(t, *fed.records(), ledger)
+                ledger["chain"] = chained(ledger["chain"], row, client_rows)
+                row["seconds"] = time.perf_counter() - started
+                rounds.add([row])
+                clients.add(client_rows)
+                if t == last or (experiment.checkpoint.every and t % experiment.checkpoint.every == 0):
+                    rounds.flush(t)
+                    clients.flush(t)
+                    checkpoints.save(t, state, fed, ledger)
+                while engine.notices:
+                    yield engine.notices.popleft()
+                yield row
+        except StateLost as lost:
+            yield f"{lost}; falling back to the last checkpoint"
+            continue
+        break
+    rounds.finish()
+    clients.finish()
+    named = fed.model.named(torch.tensor(state.weights))
+    atomic.write(
+        folder.path / "weights" / "final.safetensors",
+        save({name: tensor.contiguous() for name, tensor in named.items()}),
+    )
+    folder.update(result_hash=result_hash(ledger["chain"], state))
+
+
+def new_ledger() -> dict[str, Any]:
+    """What is carried from round to round beside the state: running totals, and the hash so far."""
+    return {"total_bytes_up": 0, "total_bytes_down": 0, "chain": ""}
+
+
+def summarise(
+    t: int,
+    record: Mapping[str, Any],
+    client_rows: list[dict[str, Any]],
+    ledger: dict[str, Any],
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The row of a round, from what was recorded of it and of its clients.
+
+    Sums are exactly rounded (`math.fsum`), so that no order of clients can change a bit.
+    """
+    trained = [r for r in client_rows if "loss" in r and "samples" in r]
+    tested = [r["test_accuracy"] for r in client_rows if "test_accuracy" in r]
+    row: dict[str, Any] = {"round": t, **record}
+    if trained:
+        samples = sum(r["samples"] for r in trained)
+        row["train_loss"] = math.fsum(r["loss"] * r["samples"] for r in trained) / samples
+    if tested:
+        row["client_accuracy"] = math.fsum(tested) / len(tested)
+        row["worst_client_accuracy"] = min(tested)
+    row["clients"] = sum("steps" in r for r in client_rows)
+    row["failed"] = sum("error" in r for r in client_rows)
+    for way in ("bytes_up", "bytes_down"):
+        row[way] = sum(r[way] for r in client_rows)
+        ledger[f"total_{way}"] += row[way]
+        row[f"total_{way}"] = ledger[f"total_{way}"]
+    return row, client_rows
+
+
+def chained(chain: str, row: Mapping[str, Any], client_rows: list[dict[str, Any]]) -> str:
+    """The hash of all records up to this round, times left out."""
+    content = [{k: v for k, v in r.items() if k != "seconds"} for r in [row, *client_rows]]
+    return hashlib.sha256((chain + json.dumps(content, sort_keys=True)).encode()).hexdigest()
+
+
+def result_hash(chain: str, state: State) -> str:
+    """A hash of everything that a run computed: all records and the server's last state."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    digest = hashlib.sha256(chain.encode())
+    digest.update(json.dumps(pack(fields, arrays)).encode())
+    for array in arrays.values():
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def partition_hash(holdings: Holdings) -> str:
+    """A hash of who holds what."""
+    digest = hashlib.sha256()
+    for part in (holdings.train, holdings.unlabelled, holdings.test):
+        digest.update(part.values.tobytes())
+        digest.update(part.offsets.tobytes())
+    return digest.hexdigest()[:16]
