@@ -53,6 +53,7 @@ class Section(BaseModel):
 
 
 C = TypeVar("C", bound=Section)
+D = TypeVar("D", bound=Section)
 
 
 class Registry(Generic[C]):
@@ -68,9 +69,9 @@ class Registry(Generic[C]):
         self.what, self.base, self.key = what, base, key
         self._known: dict[str, type[C]] = {}
 
-    def register(self, component: type[C]) -> type[C]:
+    def register(self, component: type[D]) -> type[D]:
         """Class decorator: file the class under the default of its name field."""
-        self._known[component.model_fields[self.key].default] = component
+        self._known[component.model_fields[self.key].default] = component  # type: ignore
         return component
 
     def items(self) -> list[tuple[str, type[C]]]:

@@ -26,7 +26,6 @@ from fedsim.methods import Method, methods
 from fedsim.models import Model, models
 from fedsim.training import Train
 
-
 Location = tuple[str, ...]  # of a key: its section, then the key within it
 
 

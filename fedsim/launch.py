@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.data import Dataset, Holdings
-from fedsim.errors import BadInput, ClusterError, FedsimError, RunError, RunFolderError
+from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings, LocalEngine, Setup
 from fedsim.federation.placement import Node, plan_actors
@@ -168,7 +168,9 @@ def _on_ray(
         except RayActorError as error:
             deaths += 1
             if deaths == MAX_DRIVER_DEATHS:
-                raise RunError(f"the driver actor died {deaths} times in a row: {error}") from error
+                raise RunError(
+                    f"the driver actor died {deaths} times in a row: {error}"
+                ) from error
             yield "the driver was lost; a new one goes on from the last checkpoint"
         except RayTaskError as error:
             if isinstance(error.cause, FedsimError):
@@ -209,8 +211,11 @@ def _cluster(settings: EngineSettings) -> Iterator[int]:
             ray.shutdown()
 
 
-def connect(settings: EngineSettings) -> None:
+def connect(settings: EngineSettings | None) -> None:
     """Connect to the Ray cluster at hand, or start a private one.
+
+    Args:
+        settings: what a private one must have room for.
 
     Raises:
         ClusterError: there is one, and it cannot be reached.
@@ -228,7 +233,7 @@ def connect(settings: EngineSettings) -> None:
                 f"no Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}"
             ) from error
     cpus = os.cpu_count() or 1
-    if settings.actors != "auto":
+    if settings is not None and settings.actors != "auto":
         cpus = max(cpus, settings.actors * settings.cpus_per_actor)
     ray.init(num_cpus=cpus, include_dashboard=False, **quiet)
 

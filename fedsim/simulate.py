@@ -108,7 +108,8 @@ def simulate(
                 row["seconds"] = time.perf_counter() - started
                 rounds.add([row])
                 clients.add(client_rows)
-                if t == last or (experiment.checkpoint.every and t % experiment.checkpoint.every == 0):
+                every = experiment.checkpoint.every
+                if t == last or (every and t % every == 0):
                     rounds.flush(t)
                     clients.flush(t)
                     checkpoints.save(t, state, fed, ledger)
@@ -130,7 +131,7 @@ def simulate(
 
 
 def new_ledger() -> dict[str, Any]:
-    """What is carried from round to round beside the state: running totals, and the hash so far."""
+    """What is carried along beside the state: running totals, and the hash so far."""
     return {"total_bytes_up": 0, "total_bytes_down": 0, "chain": ""}
 
 

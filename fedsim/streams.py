@@ -20,7 +20,9 @@ def _key(seed: int, purpose: str, round: int, client: int) -> bytes:
     return hashlib.blake2b(name, digest_size=16).digest()
 
 
-def numpy_stream(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
+def numpy_stream(
+    seed: int, purpose: str, round: int = -1, client: int = -1
+) -> np.random.Generator:
     """A NumPy generator for one purpose; -1 stands for «no round» and «no client»."""
     key = int.from_bytes(_key(seed, purpose, round, client), "little")
     return np.random.Generator(np.random.Philox(key=key))

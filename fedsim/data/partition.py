@@ -147,8 +147,6 @@ def take_stratified(
     return share[chosen], share[~chosen]
 
 
-
-
 def _enough(data: Dataset, clients: int) -> None:
     if clients > len(data.y):
         raise DataError(
@@ -238,7 +236,7 @@ class Pathological(Partition):
         holders: list[list[int]] = [[] for _ in range(num_classes)]
         for client in range(self.clients):
             # The classes that the fewest clients hold so far, ties at random.
-            order = np.lexsort((rng.random(num_classes), [len(h) for h in holders]))
+            order = np.lexsort((rng.random(num_classes), np.array([len(h) for h in holders])))
             for c in order[: self.classes_per_client]:
                 holders[c].append(client)
         shares_of: list[list[Indices]] = [[] for _ in range(self.clients)]
@@ -364,7 +362,7 @@ class File(Partition):
                 f"{where}: must be a list of one or more whole numbers; it has shape "
                 f"{array.shape} and type {array.dtype}"
             )
-        low, high = int(array.min()), int(array.max())  # type: ignore[attr-defined]
+        low, high = int(array.min()), int(array.max())
         if low < 0 or high >= num_samples:
             raise DataError(
                 f"{where}: index {low if low < 0 else high} is outside the data set's "

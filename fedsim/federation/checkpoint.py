@@ -137,9 +137,7 @@ class Checkpoints:
             fed.restore({})
             return None
         content = _read(paths[-1])
-        fed.restore(
-            {id: _read(self._clients / name) for id, name in content["clients"].items()}
-        )
+        fed.restore({id: _read(self._clients / name) for id, name in content["clients"].items()})
         handles = fed.states()
         self._written = {id: (handles[id], name) for id, name in content["clients"].items()}
         state = dataclasses.replace(template, **content["state"])  # type: ignore[type-var]

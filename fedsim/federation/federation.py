@@ -237,4 +237,3 @@ def cut_blocks(cohort: Cohort, costs: NDArray[np.int64]) -> list[list[int]]:
         heapq.heappush(load, (total + int(costs[i]), b))
     loads = {b: total for total, b in load}
     return [sorted(blocks[b]) for b in sorted(loads, key=lambda b: (-loads[b], b))]
-

@@ -12,7 +12,6 @@ import ray
 import torch
 from ray.exceptions import (
     ActorDiedError,
-    GetTimeoutError,
     ObjectLostError,
     OwnerDiedError,
     RayActorError,
@@ -269,9 +268,7 @@ class RayEngine(Engine):
                 scheduling_strategy="SPREAD",
                 max_restarts=0,
             )
-            .remote(
-                self._setup, settings.cpus_per_actor, settings.gpus_per_actor > 0, *self._data
-            )
+            .remote(self._setup, settings.cpus_per_actor, settings.gpus_per_actor > 0, *self._data)
         )
         return _Actor(handle, handle.device.remote())
 
@@ -288,7 +285,7 @@ class RayEngine(Engine):
         if self._device is None:
             self._device = device
             if self._settings.gpus_per_actor and device == "cpu":
-                self.notices.append("the GPUs asked for have no card behind them: computing on CPUs")
+                self.notices.append("no card is behind the GPUs asked for: computing on CPUs")
         elif device != self._device:
             raise RunError(
                 f"client actors compute on different devices ({self._device}, {device}); "
@@ -334,9 +331,10 @@ def _cause(error: RayError) -> Exception:
     if isinstance(error, ObjectLostError | OwnerDiedError):
         return StateLost("a kept client state was on a node that is gone")
     if isinstance(error, RayTaskError):
-        cause = error.cause
+        cause: Exception = error.cause
         if isinstance(cause, ObjectLostError | OwnerDiedError):
             return StateLost("a kept client state was on a node that is gone")
         if isinstance(cause, FedsimError):
             return cause
-    return error
+    wrapped: Exception = error
+    return wrapped

@@ -1,10 +1,10 @@
 """Sums that do not care for order.
 
 Floating-point addition rounds, so a sum of floats depends on who adds what first, and with it on
-how many actors there are and which is quickest. Addition of integers does not round. Each block of
-clients is therefore added in client order in 64-bit floats and then written as a fixed-point
-number, and fixed-point numbers are added across blocks: the same bits for any number of actors, any
-order of arrival and any retry.
+how many actors there are and which is quickest. Addition of integers does not round. Each block
+of clients is therefore added in client order in 64-bit floats and then written as a fixed-point
+number, and fixed-point numbers are added across blocks: the same bits for any number of actors,
+any order of arrival and any retry.
 """
 
 from __future__ import annotations

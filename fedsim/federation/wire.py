@@ -49,7 +49,7 @@ def to_arrays(tree: Any) -> Any:
 
 
 def to_tensors(tree: Any, device: torch.device) -> Any:
-    """A nest of NumPy arrays as tensors on a device, copied: arrays may be shared and read-only."""
+    """A nest of arrays as tensors on a device, copied: arrays may be shared and read-only."""
     if isinstance(tree, np.ndarray):
         return torch.tensor(tree, device=device)
     if isinstance(tree, Mapping):

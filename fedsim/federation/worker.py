@@ -134,9 +134,7 @@ class Worker:
         if call.serial != self._serial:
             self._serial, self._sums = call.serial, {}
             self._arguments = {
-                name: to_tensors(
-                    value.value if isinstance(value, Unsent) else value, self.device
-                )
+                name: to_tensors(value.value if isinstance(value, Unsent) else value, self.device)
                 for name, value in arguments.items()
             }
         if call.mode == "test":
@@ -206,9 +204,7 @@ def _check(update: Update, sums: dict[str, Tensor]) -> None:
     if not (math.isfinite(update.weight) and update.weight >= 0):
         raise _Refused(f"the update's weight is {update.weight}")
     if sums and update.vectors.keys() != sums.keys():
-        raise _Refused(
-            f"sends {sorted(update.vectors)}, where clients before sent {sorted(sums)}"
-        )
+        raise _Refused(f"sends {sorted(update.vectors)}, where clients before sent {sorted(sums)}")
     for name, vector in update.vectors.items():
         low, high = (float(bound) for bound in torch.aminmax(vector.detach()))
         largest = max(-low, high)
@@ -233,9 +229,12 @@ def _check_finite(message: Any) -> None:
     if isinstance(message, list | tuple):
         for part in message:
             _check_finite(part)
-    elif isinstance(message, np.ndarray) and message.dtype.kind == "f":
-        if not np.isfinite(message).all():
-            raise _Refused(_not_finite("its message", bool(np.isnan(message).any())))
+    elif (
+        isinstance(message, np.ndarray)
+        and message.dtype.kind == "f"
+        and not np.isfinite(message).all()
+    ):
+        raise _Refused(_not_finite("its message", bool(np.isnan(message).any())))
 
 
 def _not_finite(where: str, is_nan: bool) -> str:

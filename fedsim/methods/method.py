@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -70,4 +70,4 @@ class Method(Section, ABC, Generic[S]):
         """
 
 
-methods: Registry[Method[State]] = Registry("method", Method)
+methods: Registry[Method[Any]] = Registry("method", Method)  # type: ignore[type-abstract]

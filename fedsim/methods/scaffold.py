@@ -66,9 +66,7 @@ class Scaffold(Method[ScaffoldState]):
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
         """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
         own = client.state.get("control", torch.zeros_like(control))
-        y = client.train(
-            weights, gradient=self.correct, context={"own": own, "server": control}
-        )
+        y = client.train(weights, gradient=self.correct, context={"own": own, "server": control})
         eta = client.settings.optimizer.lr / (1 - client.settings.optimizer.momentum)
         drift = client.parameters(weights - y) / (client.steps * eta)
         client.state["control"] = own - control + drift

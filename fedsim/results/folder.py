@@ -62,9 +62,7 @@ class RunFolder:
             "hardware": {
                 "machine": platform.machine(),
                 "cpus": os.cpu_count(),
-                "gpus": [
-                    torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())
-                ],
+                "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
             },
         }
         folder = cls(path, experiment, manifest)

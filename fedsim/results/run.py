@@ -60,7 +60,8 @@ class Run:
         path = self.path / "weights" / "final.safetensors"
         if not path.exists():
             raise RunFolderError(f"{self.path}: the run is not finished; it has no weights yet")
-        return load_file(path)
+        tensors: dict[str, torch.Tensor] = load_file(path)
+        return tensors
 
 
 def load(path: str | Path) -> Run:

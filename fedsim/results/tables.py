@@ -64,7 +64,8 @@ class Table:
         if not parts:
             return pd.DataFrame()
         tables = [pq.read_table(part) for part in parts]
-        return pa.concat_tables(tables, promote_options="permissive").to_pandas()
+        whole: pd.DataFrame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
+        return whole
 
     def _part_files(self) -> list[Path]:
         return sorted(self._parts.glob("[0-9]*.parquet"))

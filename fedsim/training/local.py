@@ -45,7 +45,9 @@ class Optimizer(Section):
     def _fits(self) -> Optimizer:
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise PydanticCustomError(
-                "optimizer", "momentum and nesterov belong to sgd; {name} has betas", {"name": self.name}
+                "optimizer",
+                "momentum and nesterov belong to sgd; {name} has betas",
+                {"name": self.name},
             )
         if self.nesterov and not self.momentum:
             raise PydanticCustomError("optimizer", "nesterov needs a momentum above 0")
@@ -133,7 +135,7 @@ def train(
             stop = min(start + size, end)
             losses = loss(module, x_epoch[start:stop], y_epoch[start:stop])
             grad.zero_()
-            losses.mean().backward()
+            torch.autograd.backward(losses.mean())
             with torch.no_grad():
                 total += losses.sum()
                 if gradient is None:

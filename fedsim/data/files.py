@@ -1,0 +1,380 @@
+"""Readers of the official formats of the standard data sets: IDX, CIFAR, LEAF.
+
+Every reader takes a path and returns NumPy arrays whose sizes and labels it has checked. Files may
+be plain, `.gz` or `.xz`. What is wrong with a file is a `DataError` that begins with its path;
+nothing else escapes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import math
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.component import nearest
+from fedsim.errors import DataError
+
+COMPRESSIONS = ("", ".gz", ".xz")
+CIFAR_SHAPE = (3, 32, 32)
+
+
+class Layout(NamedTuple):
+    """Where a data set's files are kept, and which class of torchvision fetches them, if any."""
+
+    folders: tuple[str, ...]
+    torchvision: str = ""
+
+
+# torchvision's own folder comes first, so that a download is found before an incomplete copy.
+LAYOUTS = {
+    "mnist": Layout(("MNIST/raw", "mnist"), "MNIST"),
+    "fashion_mnist": Layout(("FashionMNIST/raw", "fashion_mnist"), "FashionMNIST"),
+    "emnist": Layout(("EMNIST/raw", "emnist", "emnist/gzip", "gzip"), "EMNIST"),
+    "cifar10": Layout(("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"), "CIFAR10"),
+    "cifar100": Layout(("cifar-100-python", "cifar-100-binary", "cifar100"), "CIFAR100"),
+    "femnist": Layout(("femnist", "femnist/data")),
+}
+
+
+class MissingFileError(DataError):
+    """A file of a data set that is not where it was looked for."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever a parser raises over a file into a `DataError` that names the file.
+
+    A decoder that meets damaged bytes raises what it trips over (EOFError, zlib.error, LZMAError,
+    UnpicklingError, ValueError, MemoryError, ...), so all are caught: keep the block to one call.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"{path}: cannot be read: {cause or type(error).__name__}") from error
+
+
+def data_root(root: Path | None) -> Path:
+    """The folder of all data: `root`, else $FEDSIM_DATA, else ~/.cache/fedsim."""
+    return (root or Path(os.environ.get("FEDSIM_DATA") or "~/.cache/fedsim")).expanduser()
+
+
+def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
+    """The first file there is of some candidates.
+
+    Looks into each of the data set's own sub-folders of the data root, then into the root itself:
+    MNIST and Fashion-MNIST share their file names, so the more specific folder must win.
+
+    Args:
+        candidates: names or glob patterns, any of which will do, without `.gz` and `.xz`.
+        data_set: a key of `LAYOUTS`.
+        root: the experiment's data root; see `data_root`.
+
+    Raises:
+        MissingFileError: there is none.
+    """
+    top = data_root(root)
+    folders = [top / folder for folder in LAYOUTS[data_set].folders] + [top]
+    for folder in folders:
+        for name in candidates:
+            found = match(folder, name)
+            if found is not None:
+                return found
+    looked = "".join(f"\n  {folder}" for folder in folders)
+    raise MissingFileError(
+        f"{data_set}: no file {_either(candidates)} (nor .gz, .xz) in any of{looked}\n"
+        f"{_how_to_get(data_set)}"
+    )
+
+
+def match(folder: Path, name: str) -> Path | None:
+    """The file of that name or pattern in a folder: plain, else `.gz`, else `.xz`, else None."""
+    for compression in COMPRESSIONS:
+        with reading(folder):
+            found = sorted(path for path in folder.glob(name + compression) if path.is_file())
+        if found:
+            return found[0]
+    return None
+
+
+def beside(first: Path, name: str, data_set: str) -> Path:
+    """The file of that name in the folder of one that was found.
+
+    The files of a data set are taken from one folder only, so that two data sets never mix.
+
+    Raises:
+        MissingFileError: it is not there.
+    """
+    found = match(first.parent, name)
+    if found is None:
+        raise missing_beside(first, [name], data_set)
+    return found
+
+
+def missing_beside(first: Path, names: Sequence[str], data_set: str) -> MissingFileError:
+    """The error for files that should lie in the folder of one that was found."""
+    return MissingFileError(
+        f"{data_set}: {first.parent} has {first.name} but no {', '.join(names)} "
+        f"(nor .gz, .xz)\n{_how_to_get(data_set)}"
+    )
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(f"'{name}'" for name in names)
+
+
+def _how_to_get(data_set: str) -> str:
+    hint = "set data.root or FEDSIM_DATA to the folder that holds it"
+    return hint + (", or data.download=true" if LAYOUTS[data_set].torchvision else "")
+
+
+def read_bytes(path: Path) -> bytes:
+    """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`.
+
+    Raises:
+        DataError: it cannot be opened, or its compressed stream is damaged or cut short.
+    """
+    with reading(path):
+        if path.suffix == ".gz":
+            with gzip.open(path) as stream:
+                return stream.read()
+        if path.suffix == ".xz":
+            with lzma.open(path) as stream:
+                return stream.read()
+        return path.read_bytes()
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The array of unsigned bytes in an IDX file, of as many dimensions as asked.
+
+    Raises:
+        DataError: unreadable, another magic number (type or dimensions), or another length than
+            its header announces.
+    """
+    content = read_bytes(path)
+    magic = 0x0800 | dimensions  # two zero bytes, 8 for unsigned bytes, the number of dimensions
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise DataError(f"{path}: {len(content)} bytes, shorter than its IDX header of {header}")
+    found = int.from_bytes(content[:4], "big")
+    if found != magic:
+        raise DataError(
+            f"{path}: IDX magic number {found}, expected {magic} "
+            f"(unsigned bytes, {dimensions} dimensions)"
+        )
+    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", dimensions, offset=4))
+    expected = header + math.prod(shape)
+    if len(content) != expected:
+        raise DataError(f"{path}: {len(content)} bytes, expected {expected} for shape {shape}")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()  # writable
+
+
+def read_idx_images(
+    images: Path, labels: Path, classes: int, first: int = 0, side: int = 28
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """A pair of IDX files: square images and their labels.
+
+    Args:
+        images: IDX file of (N, side, side) unsigned bytes.
+        labels: IDX file of (N,) unsigned bytes, first ≤ label < first + classes.
+        classes: the number of classes.
+        first: the label of the first class.
+        side: the height and width of an image in pixels.
+
+    Returns:
+        The images (N, 1, side, side) and their class indices (N,), which start at 0.
+
+    Raises:
+        DataError: either file is damaged, of another shape or label range, or they differ in N.
+    """
+    x = read_idx(images, 3)
+    if x.shape[1:] != (side, side):
+        raise DataError(
+            f"{images}: images of {x.shape[1]}×{x.shape[2]} pixels, expected {side}×{side}"
+        )
+    if len(x) == 0:
+        raise DataError(f"{images}: holds no image")
+    y = read_idx(labels, 1).astype(np.int64)
+    if len(y) != len(x):
+        raise DataError(f"{labels}: {len(y)} labels for the {len(x)} images of {images.name}")
+    _check_labels(labels, y, first, classes)
+    return x[:, np.newaxis], y - first
+
+
+def _check_labels(path: Path, y: NDArray[np.int64], first: int, classes: int) -> None:
+    wrong = np.flatnonzero((y < first) | (y >= first + classes))
+    if len(wrong):
+        raise DataError(
+            f"{path}: record {wrong[0]} has label {y[wrong[0]]}, "
+            f"expected {first} to {first + classes - 1}"
+        )
+
+
+def read_cifar(
+    path: Path, labels: Mapping[str, int]
+) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+    """One CIFAR file of the binary version (`.bin` in its name) or else of the Python version.
+
+    Args:
+        path: the file.
+        labels: the number of classes of each label of a record, by the label's name in the Python
+            version, in the order of the binary version.
+
+    Returns:
+        The images (N, 3, 32, 32), and each label's class indices (N,) by name.
+
+    Raises:
+        DataError: unreadable, of another length or structure, or a label out of range.
+    """
+    read = read_cifar_binary if ".bin" in path.suffixes else read_cifar_python
+    x, y = read(path, labels)
+    if len(x) == 0:
+        raise DataError(f"{path}: holds no record")
+    for name, classes in labels.items():
+        _check_labels(path, y[name], 0, classes)
+    return x, y
+
+
+def read_cifar_binary(
+    path: Path, labels: Mapping[str, int]
+) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+    """CIFAR's binary version: records of a byte per label and 3072 bytes of pixels."""
+    content = read_bytes(path)
+    size = len(labels) + math.prod(CIFAR_SHAPE)
+    if len(content) % size:
+        raise DataError(
+            f"{path}: {len(content)} bytes, expected a multiple of the record size {size}"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    y = {name: records[:, i].astype(np.int64) for i, name in enumerate(labels)}
+    return np.ascontiguousarray(records[:, len(labels) :]).reshape(-1, *CIFAR_SHAPE), y
+
+
+def read_cifar_python(
+    path: Path, labels: Mapping[str, int]
+) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
+    """CIFAR's Python version: a pickled dictionary of an array `data` and lists of labels.
+
+    No code of the pickle is run: only NumPy arrays and plain values can be in it.
+    """
+    content = read_bytes(path)
+    with reading(path):
+        batch = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+    if not isinstance(batch, dict):
+        raise DataError(f"{path}: a pickled {type(batch).__name__}, expected a dictionary")
+    x = _entry(path, batch, "data")
+    pixels = math.prod(CIFAR_SHAPE)
+    if not (isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.shape[1:] == (pixels,)):
+        raise DataError(f"{path}: 'data' is {_describe(x)}, expected uint8 of shape (N, {pixels})")
+    y = {name: _integers(path, f"'{name}'", _entry(path, batch, name), len(x)) for name in labels}
+    return x.reshape(-1, *CIFAR_SHAPE), y
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Rebuilds NumPy arrays and plain values, and refuses every other global of a pickle."""
+
+    # NumPy 2 renamed numpy.core, which the official files (written by NumPy 1) still name.
+    admitted = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.admitted:
+            raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is refused")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    return f"a {type(value).__name__}"
+
+
+def _entry(path: Path, mapping: Mapping[Any, Any], key: str) -> Any:
+    if key not in mapping:
+        raise DataError(f"{path}: has no '{key}'{nearest(key, [str(known) for known in mapping])}")
+    return mapping[key]
+
+
+def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int64]:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise DataError(f"{path}: {what} is not a list of integers")
+    if len(values) != count:
+        raise DataError(f"{path}: {what} has {len(values)} labels for {count} examples")
+    with reading(path):  # OverflowError for what no int64 can hold
+        return np.array(values, np.int64)
+
+
+def read_leaf(
+    path: Path, features: int, classes: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.str_]]:
+    """One LEAF json file: `users`, and `user_data` with the `x` and `y` of each user.
+
+    Args:
+        path: the file.
+        features: the number of values of an example, each in [0, 1].
+        classes: the number of classes.
+
+    Returns:
+        The examples (N, features), their class indices (N,), and the user of each (N,).
+
+    Raises:
+        DataError: unreadable, of another structure, or a value or label out of range.
+    """
+    content = read_bytes(path)
+    with reading(path):
+        document = json.loads(content)
+    if not isinstance(document, dict):
+        raise DataError(f"{path}: a json {type(document).__name__}, expected an object")
+    users, user_data = _entry(path, document, "users"), _entry(path, document, "user_data")
+    if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
+        raise DataError(f"{path}: 'users' is not a list of names")
+    if not isinstance(user_data, dict) or sorted(user_data) != sorted(users):
+        raise DataError(f"{path}: the users of 'user_data' are not those of 'users'")
+    xs = [np.empty((0, features), np.float32)]
+    ys = [np.empty(0, np.int64)]
+    for user in users:
+        x, y = _leaf_user(path, user, user_data[user], features, classes)
+        xs.append(x)
+        ys.append(y)
+    writers = np.repeat(np.array(users, np.str_), [len(y) for y in ys[1:]])
+    return np.concatenate(xs), np.concatenate(ys), writers
+
+
+def _leaf_user(
+    path: Path, user: str, data: Any, features: int, classes: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    of = f"of user '{user}'"
+    if not isinstance(data, dict):
+        raise DataError(f"{path}: the data {of} is not an object of 'x' and 'y'")
+    rows = _entry(path, data, "x")
+    with reading(path):  # ValueError for rows of different lengths
+        x = np.array(rows) if rows != [] else np.empty((0, features))
+    if x.ndim != 2 or x.shape[1] != features or x.dtype.kind not in "iuf":
+        raise DataError(
+            f"{path}: 'x' {of} is {_describe(x)}, expected numbers of shape (N, {features})"
+        )
+    wrong = np.flatnonzero(~((x >= 0) & (x <= 1)).all(axis=1))  # NaN is wrong too
+    if len(wrong):
+        raise DataError(f"{path}: example {wrong[0]} {of} has values outside 0 to 1")
+    y = _integers(path, f"'y' {of}", _entry(path, data, "y"), len(x))
+    _check_labels(path, y, 0, classes)
+    return x.astype(np.float32), y

@@ -1,0 +1,774 @@
+"""The data sets by name: standard sets from their official files, and files of one's own."""
+
+from __future__ import annotations
+
+import string
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+
+from fedsim._torchvision import import_torchvision
+from fedsim.component import nearest
+from fedsim.data import files
+from fedsim.data.dataset import Dataset, Source, datasets
+from fedsim.errors import DataError
+from fedsim.streams import numpy_stream
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+DIGITS = tuple(string.digits)
+UPPER = tuple(string.ascii_uppercase)
+CHARACTERS = (*DIGITS, *UPPER, *string.ascii_lowercase)
+# The lower-case letters that EMNIST keeps apart from their capitals where it merges the others.
+MERGED = (*DIGITS, *UPPER, *"abdefghnqrt")
+
+FASHION = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+CIFAR10 = _names("airplane automobile bird cat deer dog frog horse ship truck")
+CIFAR100 = _names(
+    """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
+    crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo
+    keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse
+    mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
+    porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper
+    snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television
+    tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+    """
+)
+CIFAR100_COARSE = _names(
+    """
+    aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
+    household_furniture insects large_carnivores large_man-made_outdoor_things
+    large_natural_outdoor_scenes large_omnivores_and_herbivores medium_mammals
+    non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2
+    """
+)
+
+TestFraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+def stratified_split(
+    y: NDArray[np.int64], classes: Sequence[str], test_fraction: float, what: str
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows to train on and rows to test on, every class in both by its share.
+
+    The split does not depend on the experiment's seed, so all runs have the same test set.
+
+    Args:
+        y: (N,) class indices.
+        classes: the names of the classes.
+        test_fraction: the share of rows to test on, between 0 and 1.
+        what: what is split, for messages.
+
+    Returns:
+        The two sets of row indices, each in ascending order.
+
+    Raises:
+        DataError: a class has fewer than 2 examples, or a part is smaller than the classes.
+    """
+    from sklearn.model_selection import train_test_split
+
+    present, counts = np.unique(y, return_counts=True)
+    if counts.min() < 2:
+        raise DataError(
+            f"{what}: class '{classes[present[counts.argmin()]]}' has 1 example; to split off a "
+            f"test set takes at least 2 of each class"
+        )
+    try:
+        train, test = train_test_split(
+            np.arange(len(y)), test_size=test_fraction, stratify=y, random_state=0
+        )
+    except ValueError as error:
+        raise DataError(
+            f"{what}: {len(y)} examples of {len(present)} classes cannot be split with "
+            f"test_fraction={test_fraction}: {error}"
+        ) from error
+    return np.sort(train), np.sort(test)
+
+
+def _split_dataset(
+    x: NDArray[np.generic],
+    y: NDArray[np.int64],
+    classes: tuple[str, ...],
+    test_fraction: float,
+    what: str,
+    columns: Mapping[str, NDArray[np.generic]] | None = None,
+) -> Dataset:
+    train, test = stratified_split(y, classes, test_fraction, what)
+    kept = {name: values[train] for name, values in (columns or {}).items()}
+    return Dataset(x[train], y[train], x[test], y[test], classes, columns=kept)
+
+
+@datasets.register
+class Digits(Source):
+    """Handwritten digits, 8×8 pixels in grey, 1,797 in all: embedded in scikit-learn, no file.
+
+    Args:
+        test_fraction: the share of the examples in the test set.
+    """
+
+    name: str = "digits"
+    test_fraction: TestFraction = 0.2
+
+    def load(self) -> Dataset:
+        """x is float32 (N, 1, 8, 8) in [0, 1]: the embedded values 0 to 16, divided by 16."""
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        x = (digits.images[:, np.newaxis] / 16).astype(np.float32)
+        y = digits.target.astype(np.int64)
+        return _split_dataset(x, y, DIGITS, self.test_fraction, self.name)
+
+
+@datasets.register
+class Synthetic(Source):
+    """Gaussian clusters, one for each class, drawn at load time: no file, any size.
+
+    An example of class c is m_c + noise·ε, with the centre m_c and ε drawn from the standard
+    normal distribution in each dimension. Classes are balanced to within one example.
+
+    Args:
+        samples: examples to train on.
+        test_samples: examples of the test set.
+        shape: shape of one example.
+        classes: number of classes.
+        noise: standard deviation within a class; that of the centres is 1.
+        seed: names the streams of the draws; one seed is one data set.
+    """
+
+    name: str = "synthetic"
+    samples: PositiveInt = 1000
+    test_samples: PositiveInt = 200
+    shape: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (16,)
+    classes: int = Field(10, ge=2)
+    noise: NonNegativeFloat = 1.0
+    seed: int = 0
+
+    def load(self) -> Dataset:
+        """x is float32 (samples, *shape)."""
+        centres = numpy_stream(self.seed, "synthetic centres").standard_normal(
+            (self.classes, *self.shape), dtype=np.float32
+        )
+        x, y = self._draw(centres, self.samples, "synthetic train")
+        test_x, test_y = self._draw(centres, self.test_samples, "synthetic test")
+        return Dataset(x, y, test_x, test_y, tuple(str(c) for c in range(self.classes)))
+
+    def _draw(
+        self, centres: NDArray[np.float32], count: int, purpose: str
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        stream = numpy_stream(self.seed, purpose)
+        y = stream.permutation(np.arange(count) % self.classes)
+        x = stream.standard_normal((count, *self.shape), dtype=np.float32)
+        x *= self.noise
+        x += centres[y]
+        return x, y
+
+
+class _Files(Source):
+    """A data set in official files below a data root."""
+
+    data_set: ClassVar[str]
+    root: Path | None = None
+
+
+class _Fetched(_Files):
+    """A data set whose official files torchvision can download."""
+
+    download: bool = False
+
+    def load(self) -> Dataset:
+        """The whole data set; x is uint8 (N, channels, height, width)."""
+        try:
+            return self._read()
+        except files.MissingFileError:
+            if not self.download:
+                raise
+        self._fetch()
+        return self._read()
+
+    def _read(self) -> Dataset:
+        raise NotImplementedError
+
+    def _fetch(self, **arguments: str) -> None:
+        folder = files.data_root(self.root)
+        fetch = getattr(
+            import_torchvision("torchvision.datasets"),
+            files.LAYOUTS[self.data_set].torchvision,
+        )
+        try:
+            fetch(root=folder, download=True, **arguments)
+        except Exception as error:  # whatever the network, the server or the disk brings up
+            raise DataError(
+                f"{self.data_set}: the download into {folder} failed: {error}"
+            ) from error
+
+
+class _Idx(_Fetched):
+    """A data set of 28×28 pixel images in grey, in four IDX files."""
+
+    def _load_idx(
+        self,
+        stems: tuple[str, str],
+        classes: tuple[str, ...],
+        mean: tuple[float, ...] = (),
+        std: tuple[float, ...] = (),
+        first: int = 0,
+    ) -> Dataset:
+        names = [f"{stem}-{kind}" for stem in stems for kind in ("images-idx3", "labels-idx1")]
+        anchor = files.find([f"{names[0]}-ubyte"], self.data_set, self.root)
+        paths = [files.beside(anchor, f"{name}-ubyte", self.data_set) for name in names]
+        x, y = files.read_idx_images(paths[0], paths[1], len(classes), first)
+        test_x, test_y = files.read_idx_images(paths[2], paths[3], len(classes), first)
+        return Dataset(x, y, test_x, test_y, classes, mean, std)
+
+
+@datasets.register
+class Mnist(_Idx):
+    """MNIST: handwritten digits, 28×28 pixels in grey, 60,000 + 10,000, 10 classes.
+
+    Args:
+        root: folder of the files, or of a sub-folder `mnist` or `MNIST/raw`; else $FEDSIM_DATA.
+        download: fetch missing files from the internet.
+    """
+
+    name: str = "mnist"
+    data_set: ClassVar[str] = "mnist"
+
+    def _read(self) -> Dataset:
+        return self._load_idx(("train", "t10k"), DIGITS, (0.1307,), (0.3081,))
+
+
+@datasets.register
+class FashionMnist(_Idx):
+    """Fashion-MNIST: articles of clothing, 28×28 pixels in grey, 60,000 + 10,000, 10 classes.
+
+    Args:
+        root: folder of the files, or of a sub-folder `fashion_mnist` or `FashionMNIST/raw`; else
+            $FEDSIM_DATA.
+        download: fetch missing files from the internet.
+    """
+
+    name: str = "fashion_mnist"
+    data_set: ClassVar[str] = "fashion_mnist"
+
+    def _read(self) -> Dataset:
+        return self._load_idx(("train", "t10k"), FASHION, (0.2860,), (0.3530,))
+
+
+@datasets.register
+class Emnist(_Idx):
+    """EMNIST: handwritten digits and letters, 28×28 pixels in grey, in six splits.
+
+    Args:
+        root: folder of the files, or of a sub-folder `emnist`, `gzip` or `EMNIST/raw`; else
+            $FEDSIM_DATA.
+        download: fetch missing files from the internet.
+        split: `byclass` (62 classes), `bymerge` and `balanced` (47: capitals that look like their
+            lower-case letter are merged with it), `letters` (26), `digits` or `mnist` (10).
+    """
+
+    name: str = "emnist"
+    data_set: ClassVar[str] = "emnist"
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "balanced"
+
+    def _fetch(self, **arguments: str) -> None:
+        super()._fetch(split=self.split, **arguments)
+
+    def _read(self) -> Dataset:
+        classes = {
+            "byclass": CHARACTERS,
+            "bymerge": MERGED,
+            "balanced": MERGED,
+            "letters": UPPER,
+        }.get(self.split, DIGITS)
+        stems = (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
+        first = 1 if self.split == "letters" else 0
+        loaded = self._load_idx(stems, classes, first=first)
+        return Dataset(
+            _upright(loaded.x), loaded.y, _upright(loaded.test_x), loaded.test_y, classes
+        )
+
+
+def _upright(x: NDArray[np.generic]) -> NDArray[np.generic]:
+    """EMNIST keeps its images column by column: rows and columns changed back."""
+    return np.ascontiguousarray(x.swapaxes(2, 3))
+
+
+@datasets.register
+class Cifar10(_Fetched):
+    """CIFAR-10: photographs, 32×32 pixels in colour, 50,000 + 10,000, 10 classes.
+
+    Reads the Python version, the binary version, or a subset in either format: fewer than five
+    batches are accepted while none has the official 10,000 records.
+
+    Args:
+        root: folder of the files, or of a sub-folder `cifar10`, `cifar-10-batches-py` or
+            `cifar-10-batches-bin`; else $FEDSIM_DATA.
+        download: fetch missing files from the internet.
+    """
+
+    name: str = "cifar10"
+    data_set: ClassVar[str] = "cifar10"
+
+    def _read(self) -> Dataset:
+        stems = [f"data_batch_{i}" for i in range(1, 6)]
+        candidates = ("data_batch_[1-5]", "data_batch_[1-5].bin")
+        first = files.find(candidates, self.data_set, self.root)
+        suffix = _version(first)
+        test = files.beside(first, f"test_batch{suffix}", self.data_set)
+        labels = {"labels": len(CIFAR10)}
+        found = {stem: files.match(first.parent, f"{stem}{suffix}") for stem in stems}
+        batches = [files.read_cifar(path, labels) for path in found.values() if path is not None]
+        missing = [f"{stem}{suffix}" for stem, path in found.items() if path is None]
+        if missing and max(len(x) for x, _ in batches) >= 10_000:
+            raise files.missing_beside(first, missing, self.data_set)
+        test_x, test_y = files.read_cifar(test, labels)
+        return Dataset(
+            x=np.concatenate([x for x, _ in batches]),
+            y=np.concatenate([y["labels"] for _, y in batches]),
+            test_x=test_x,
+            test_y=test_y["labels"],
+            classes=CIFAR10,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2616),
+        )
+
+
+@datasets.register
+class Cifar100(_Fetched):
+    """CIFAR-100: photographs, 32×32 pixels in colour, 50,000 + 10,000, 100 or 20 classes.
+
+    Reads the Python or the binary version. The label that is not trained on is a column for
+    partitions, `fine` or `coarse`.
+
+    Args:
+        root: folder of the files, or of a sub-folder `cifar100`, `cifar-100-python` or
+            `cifar-100-binary`; else $FEDSIM_DATA.
+        download: fetch missing files from the internet.
+        labels: `fine` (100 classes) or `coarse` (20 superclasses).
+    """
+
+    name: str = "cifar100"
+    data_set: ClassVar[str] = "cifar100"
+    labels: Literal["fine", "coarse"] = "fine"
+
+    def _read(self) -> Dataset:
+        train = files.find(["train", "train.bin"], self.data_set, self.root)
+        test = files.beside(train, f"test{_version(train)}", self.data_set)
+        names = {"coarse_labels": len(CIFAR100_COARSE), "fine_labels": len(CIFAR100)}
+        x, y = files.read_cifar(train, names)
+        test_x, test_y = files.read_cifar(test, names)
+        fine = self.labels == "fine"
+        other = "coarse" if fine else "fine"
+        return Dataset(
+            x=x,
+            y=y[f"{self.labels}_labels"],
+            test_x=test_x,
+            test_y=test_y[f"{self.labels}_labels"],
+            classes=CIFAR100 if fine else CIFAR100_COARSE,
+            mean=(0.5071, 0.4865, 0.4409),
+            std=(0.2673, 0.2564, 0.2762),
+            columns={other: y[f"{other}_labels"]},
+        )
+
+
+def _version(path: Path) -> str:
+    """What CIFAR's binary version appends to the names of its files."""
+    return ".bin" if ".bin" in path.suffixes else ""
+
+
+@datasets.register
+class Femnist(_Files):
+    """FEMNIST: handwritten characters by writer, 28×28 pixels in grey, 62 classes (LEAF).
+
+    The writer of each example is the column `writer`.
+
+    Args:
+        root: folder of LEAF's `train` and `test` folders of json files, or of a sub-folder
+            `femnist` or `femnist/data` that holds them; else $FEDSIM_DATA.
+    """
+
+    name: str = "femnist"
+    data_set: ClassVar[str] = "femnist"
+
+    def load(self) -> Dataset:
+        """x is float32 (N, 1, 28, 28) in [0, 1], as LEAF wrote it."""
+        folder = files.find(["train/*.json"], self.data_set, self.root).parent.parent
+        x, y, writers = self._read(folder / "train")
+        test_x, test_y, _ = self._read(folder / "test")
+        return Dataset(x, y, test_x, test_y, CHARACTERS, columns={"writer": writers})
+
+    def _read(
+        self, folder: Path
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.str_]]:
+        with files.reading(folder):
+            paths = sorted(
+                path for suffix in files.COMPRESSIONS for path in folder.glob(f"*.json{suffix}")
+            )
+        if not paths:
+            raise files.MissingFileError(f"{self.data_set}: no json file in {folder}")
+        parts = [files.read_leaf(path, 28 * 28, len(CHARACTERS)) for path in paths]
+        x = np.concatenate([x for x, _, _ in parts]).reshape(-1, 1, 28, 28)
+        if len(x) == 0:
+            raise DataError(f"{folder}: its json files hold no example")
+        y = np.concatenate([y for _, y, _ in parts])
+        return x, y, np.concatenate([writers for _, _, writers in parts])
+
+
+@datasets.register
+class Folder(Source):
+    """Images of one's own in folders, one folder for each class.
+
+    Args:
+        path: folder with `train/<class>/` and `test/<class>/` or `val/<class>/`, or with
+            `<class>/` alone.
+        size: height and width in pixels that images are resized to.
+        channels: 3 for colour, 1 for grey.
+        test_fraction: the share of the examples in the test set where it has no folder.
+    """
+
+    name: str = "folder"
+    path: Path
+    size: PositiveInt = 32
+    channels: Literal[1, 3] = 3
+    test_fraction: TestFraction = 0.2
+
+    def load(self) -> Dataset:
+        """x is uint8 (N, channels, size, size); classes are in order of their names."""
+        top = self.path.expanduser()
+        train = top / "train" if (top / "train").is_dir() else top
+        tests = [top / name for name in ("test", "val") if (top / name).is_dir()]
+        if train == top and tests:
+            raise DataError(f"{top}: has {tests[0].name}/ but no train/")
+        classes = _class_folders(train)
+        x, y = self._read(train, classes)
+        empty = sorted(set(range(len(classes))) - set(y.tolist()))
+        if empty:
+            raise DataError(f"{train / classes[empty[0]]}: holds no image")
+        if not tests:
+            return _split_dataset(x, y, classes, self.test_fraction, str(train))
+        for name in _class_folders(tests[0]):
+            if name not in classes:
+                raise DataError(f"{tests[0] / name}: no class of {train}{nearest(name, classes)}")
+        test_x, test_y = self._read(tests[0], classes)
+        if len(test_x) == 0:
+            raise DataError(f"{tests[0]}: holds no image")
+        return Dataset(x, y, test_x, test_y, classes)
+
+    def _read(
+        self, folder: Path, classes: Sequence[str]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        listing = import_torchvision("torchvision.datasets.folder")
+        samples = listing.make_dataset(
+            folder,
+            {name: index for index, name in enumerate(classes)},
+            listing.IMG_EXTENSIONS,
+            allow_empty=True,
+        )
+        x = np.empty((len(samples), self.channels, self.size, self.size), np.uint8)
+        for row, (path, _) in zip(x, samples, strict=True):
+            row[:] = self._image(Path(path))
+        return x, np.array([label for _, label in samples], np.int64)
+
+    def _image(self, path: Path) -> NDArray[np.uint8]:
+        from PIL import Image
+
+        with files.reading(path), Image.open(path) as image:
+            resized = image.convert("RGB" if self.channels == 3 else "L").resize(
+                (self.size, self.size), Image.Resampling.BILINEAR
+            )
+        pixels = np.asarray(resized).reshape(self.size, self.size, self.channels)
+        return pixels.transpose(2, 0, 1)
+
+
+def _class_folders(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is not a folder")
+    with files.reading(folder):
+        names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+    if not names:
+        raise DataError(f"{folder}: has no class folders")
+    return names
+
+
+@datasets.register
+class Npz(Source):
+    """Arrays of one's own in a NumPy `.npz` file.
+
+    Args:
+        path: file with `x` (N, ...) and `y` (N,), or `x_train`, `y_train`, `x_test`, `y_test`;
+            further arrays (N,) are columns of the training examples. Inputs are uint8 (images,
+            which are divided by 255) or numbers that are read as float32.
+        test_fraction: the share of the examples in the test set where the file has none.
+    """
+
+    name: str = "npz"
+    path: Path
+    test_fraction: TestFraction = 0.2
+
+    def load(self) -> Dataset:
+        """x as in the file, uint8 or else float32; classes are named by their index."""
+        path = self.path.expanduser()
+        with files.reading(path):
+            arrays = _load_npz(path)
+        split = "x" in arrays or "y" in arrays
+        x_key, y_key = ("x", "y") if split else ("x_train", "y_train")
+        x = _inputs(path, arrays, x_key)
+        y = _class_indices(path, arrays, y_key, x_key)
+        used = {x_key, y_key} if split else {x_key, y_key, "x_test", "y_test"}
+        columns = {
+            key: _npz_column(path, key, values, len(x), x_key)
+            for key, values in arrays.items()
+            if key not in used
+        }
+        if split:
+            classes = _named_by_index(path, y)
+            return _split_dataset(x, y, classes, self.test_fraction, str(path), columns)
+        test_x = _inputs(path, arrays, "x_test")
+        test_y = _class_indices(path, arrays, "y_test", "x_test")
+        if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
+            raise DataError(
+                f"{path}: 'x_test' has {test_x.dtype} inputs of shape {test_x.shape[1:]}, "
+                f"'x_train' {x.dtype} of {x.shape[1:]}"
+            )
+        classes = _named_by_index(path, np.concatenate([y, test_y]))
+        return Dataset(x, y, test_x, test_y, classes, columns=columns)
+
+
+def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
+    archive = np.load(path, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise DataError(f"{path}: is not an .npz archive of named arrays")
+    with archive:
+        return {key: archive[key] for key in archive.files}
+
+
+def _array(path: Path, arrays: Mapping[str, NDArray[Any]], key: str) -> NDArray[Any]:
+    if key not in arrays:
+        raise DataError(f"{path}: has no array '{key}'{nearest(key, arrays)}")
+    return arrays[key]
+
+
+def _inputs(path: Path, arrays: Mapping[str, NDArray[Any]], key: str) -> NDArray[np.generic]:
+    x = _array(path, arrays, key)
+    if x.ndim < 2 or x.size == 0 or x.dtype.kind not in "biuf":
+        raise DataError(
+            f"{path}: '{key}' is {x.dtype} of shape {x.shape}, expected numbers of shape (N, ...)"
+        )
+    if x.dtype == np.uint8:
+        return x
+    return _finite(x, f"{path}: '{key}'")
+
+
+def _finite(x: NDArray[Any], what: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+        values = x.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if len(wrong):
+        raise DataError(f"{what} is not finite in float32 in example {wrong[0]}")
+    return values
+
+
+def _class_indices(
+    path: Path, arrays: Mapping[str, NDArray[Any]], key: str, x_key: str
+) -> NDArray[np.int64]:
+    y = _array(path, arrays, key)
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: '{key}' is {y.dtype} of shape {y.shape}, expected integers of shape (N,)"
+        )
+    count = len(arrays[x_key])
+    if len(y) != count:
+        raise DataError(f"{path}: '{key}' has {len(y)} labels for {count} inputs in '{x_key}'")
+    indices = y.astype(np.int64)
+    wrong = np.flatnonzero(indices < 0)
+    if len(wrong):
+        raise DataError(
+            f"{path}: '{key}' has the label {indices[wrong[0]]} at {wrong[0]}, below 0"
+        )
+    return indices
+
+
+def _npz_column(
+    path: Path, key: str, values: NDArray[Any], count: int, x_key: str
+) -> NDArray[np.generic]:
+    if values.shape != (count,):
+        raise DataError(
+            f"{path}: '{key}' has shape {values.shape}; a column has shape ({count},), "
+            f"as '{x_key}' has {count} examples"
+        )
+    return values
+
+
+def _named_by_index(path: Path, y: NDArray[np.int64]) -> tuple[str, ...]:
+    highest = int(y.max())
+    if highest >= len(y):
+        raise DataError(
+            f"{path}: label {highest}, but only {len(y)} examples; labels are class indices "
+            f"from 0 on"
+        )
+    return tuple(str(c) for c in range(highest + 1))
+
+
+@datasets.register
+class Table(Source):
+    """A table of one's own, CSV or Parquet: a column of labels, and numeric features.
+
+    Args:
+        path: `.csv` file with a header line, or `.parquet` file.
+        label: the column of labels, of any type; the sorted labels are the classes.
+        features: the columns of features; all other numeric columns where not given.
+        columns: columns to partition by; they are no features unless named as such.
+        test_path: file of the test set, with the same columns.
+        test_fraction: the share of the rows in the test set where it has no file.
+    """
+
+    name: str = "table"
+    path: Path
+    label: str
+    features: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    columns: tuple[str, ...] = ()
+    test_path: Path | None = None
+    test_fraction: TestFraction = 0.2
+
+    @model_validator(mode="after")
+    def _label_is_no_feature(self) -> Table:
+        if self.label in (self.features or ()):
+            raise ValueError(f"the label '{self.label}' cannot be a feature as well")
+        return self
+
+    def load(self) -> Dataset:
+        """x is float32 (N, features), as in the file."""
+        path = self.path.expanduser()
+        frame = _read_table(path)
+        labels = _column(path, frame, self.label)
+        columns = {name: _column(path, frame, name) for name in self.columns}
+        features = self.features or _numeric(path, frame, {self.label, *self.columns})
+        x = _features(path, frame, features)
+        if self.test_path is None:
+            classes, y = _named_by_label(labels)
+            return _split_dataset(x, y, classes, self.test_fraction, str(path), columns)
+        test_path = self.test_path.expanduser()
+        test = _read_table(test_path)
+        test_labels = _column(test_path, test, self.label)
+        if labels.dtype.kind != test_labels.dtype.kind:
+            raise DataError(
+                f"{test_path}: label column '{self.label}' is {test_labels.dtype}, "
+                f"but {labels.dtype} in {path}"
+            )
+        classes, y = _named_by_label(np.concatenate([labels, test_labels]))
+        return Dataset(
+            x=x,
+            y=y[: len(x)],
+            test_x=_features(test_path, test, features),
+            test_y=y[len(x) :],
+            classes=classes,
+            columns=columns,
+        )
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    if path.suffix not in (".csv", ".parquet"):
+        raise DataError(f"{path}: is neither .csv nor .parquet")
+    with files.reading(path), warnings.catch_warnings():
+        # pandas only warns where rows are longer than the header and it drops the rest of them.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        is_csv = path.suffix == ".csv"
+        frame = pd.read_csv(path, index_col=False) if is_csv else pd.read_parquet(path)
+    if len(frame) == 0:
+        raise DataError(f"{path}: has no rows")
+    return frame
+
+
+def _present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
+    """A column in which no value is missing. Rows are counted from 1, below the header."""
+    if name not in frame.columns:
+        raise DataError(f"{path}: has no column '{name}'{nearest(name, map(str, frame.columns))}")
+    series = frame[name]
+    missing = np.flatnonzero(series.isna())
+    if len(missing):
+        raise DataError(f"{path}: column '{name}' has no value in row {missing[0] + 1}")
+    return series
+
+
+def _column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
+    """A column as numbers where it is numeric, else as text."""
+    import pandas as pd
+
+    series = _present(path, frame, name)
+    if pd.api.types.is_numeric_dtype(series):
+        return np.asarray(series.to_numpy())
+    return np.array([str(value) for value in series])
+
+
+def _numeric(path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
+    """The numeric columns but for the others; text columns are passed over.
+
+    A column of numbers with a few words in it would be passed over too, silently: it is refused.
+    """
+    import pandas as pd
+
+    names = []
+    for name in frame.columns:
+        series = frame[name]
+        if name in others:
+            continue
+        if pd.api.types.is_numeric_dtype(series):
+            names.append(name)
+        elif series.dtype.kind == "O" and pd.to_numeric(series, errors="coerce").notna().any():
+            raise _not_a_number(path, series)
+    if not names:
+        raise DataError(f"{path}: has no numeric column to be a feature")
+    return tuple(names)
+
+
+def _not_a_number(path: Path, series: pd.Series[Any]) -> DataError:
+    import pandas as pd
+
+    # The first value that is no number; the first of all where each is one, kept as text.
+    row = int(pd.to_numeric(series, errors="coerce").isna().to_numpy().argmax())
+    return DataError(
+        f"{path}: column '{series.name}' has {series.iloc[row]!r} in row {row + 1}, expected a "
+        f"number (data.features names the columns to use)"
+    )
+
+
+def _features(path: Path, frame: pd.DataFrame, names: Sequence[str]) -> NDArray[np.float32]:
+    import pandas as pd
+
+    x = np.empty((len(frame), len(names)), np.float32)
+    for i, name in enumerate(names):
+        series = _present(path, frame, name)
+        if not pd.api.types.is_numeric_dtype(series):
+            raise _not_a_number(path, series)
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+            x[:, i] = series.to_numpy(np.float64)
+        wrong = np.flatnonzero(~np.isfinite(x[:, i]))
+        if len(wrong):
+            raise DataError(
+                f"{path}: column '{name}' has {series.iloc[int(wrong[0])]} in row "
+                f"{wrong[0] + 1}, not finite in float32"
+            )
+    return x
+
+
+def _named_by_label(labels: NDArray[np.generic]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    values, y = np.unique(labels, return_inverse=True)
+    return tuple(str(value) for value in values), y.astype(np.int64)

@@ -1,0 +1,717 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from pydantic import ValidationError
+
+from fedsim.component import first_line
+from fedsim.data import files, sources
+from fedsim.data.dataset import Dataset, datasets
+from fedsim.errors import DataError
+
+rng = np.random.default_rng(1)
+
+
+def images(count: int, *shape: int) -> np.ndarray:
+    return rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def assert_sound(data: Dataset) -> None:
+    for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
+        assert len(x) == len(y) > 0
+        assert x.dtype in (np.uint8, np.float32)
+        assert x.dtype == data.x.dtype
+        assert x.shape[1:] == data.shape
+        assert x.flags.writeable
+        assert y.dtype == np.int64
+        assert 0 <= y.min() <= y.max() < len(data.classes)
+    assert len(data.mean) == len(data.std)
+    assert all(len(values) == len(data.x) for values in data.columns.values())
+
+
+# what fedsim shows of them
+
+
+def test_names_and_first_lines():
+    known = dict(datasets.items())
+    names = "digits mnist fashion_mnist emnist cifar10 cifar100 femnist folder npz table synthetic"
+    for name in names.split():
+        assert len(first_line(known[name])) > 20
+
+
+def test_import_stays_light():
+    heavy = "torchvision", "sklearn", "PIL"
+    code = f"import sys, fedsim.data.sources; print([m for m in {heavy} if m in sys.modules])"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == "[]"
+
+
+# no files needed
+
+
+def test_digits():
+    data = sources.Digits().load()
+    assert_sound(data)
+    assert (data.x.shape, data.test_x.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
+    assert data.x.dtype == np.float32
+    assert set(np.unique(data.x * 16)) == set(range(17))
+    counts = np.bincount(data.y) + np.bincount(data.test_y)
+    assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert np.abs(np.bincount(data.test_y) - counts / 5).max() < 1
+    np.testing.assert_array_equal(data.test_x, sources.Digits().load().test_x)
+
+
+def test_digits_test_fraction():
+    assert len(sources.Digits(test_fraction=0.5).load().test_y) == 899
+    with pytest.raises(ValidationError, match="less than 1"):
+        sources.Digits(test_fraction=1)
+
+
+def test_synthetic():
+    source = sources.Synthetic(samples=5000, test_samples=503, shape=(2, 3), classes=7, noise=0.5)
+    data = source.load()
+    assert_sound(data)
+    assert (data.x.shape, data.test_x.shape) == ((5000, 2, 3), (503, 2, 3))
+    counts = np.bincount(data.test_y)
+    assert counts.max() - counts.min() <= 1
+    for label in range(7):  # both sets are drawn around the same centres
+        ours, theirs = data.x[data.y == label], data.test_x[data.test_y == label]
+        np.testing.assert_allclose(ours.mean(axis=0), theirs.mean(axis=0), atol=0.35)
+        np.testing.assert_allclose(ours.std(axis=0), 0.5, atol=0.06)
+    again = source.load()
+    np.testing.assert_array_equal(data.x, again.x)
+    np.testing.assert_array_equal(data.y, again.y)
+    other = sources.Synthetic(samples=5000, shape=(2, 3), classes=7, seed=1).load()
+    assert not np.array_equal(data.y, other.y)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 0}, {"shape": ()}, {"shape": (4, 0)}, {"classes": 1}, {"noise": -0.1}]
+)
+def test_synthetic_refuses(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        sources.Synthetic(**wrong)
+
+
+# real files
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "train", "test", "mean", "std"),
+    [
+        (
+            "MNIST",
+            sources.Mnist,
+            [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+            [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+            0.1307,
+            0.3081,
+        ),
+        ("Fashion-MNIST", sources.FashionMnist, [6000] * 10, [1000] * 10, 0.2860, 0.3530),
+    ],
+)
+def test_real_idx(real_data, name, source, train, test, mean, std):
+    data = source(root=real_data(name)).load()
+    assert_sound(data)
+    assert data.shape == (1, 28, 28)
+    assert np.bincount(data.y).tolist() == train
+    assert np.bincount(data.test_y).tolist() == test
+    assert (data.mean, data.std) == ((mean,), (std,))
+    assert data.x.mean() / 255 == pytest.approx(mean, abs=1e-4)
+    assert data.x.std() / 255 == pytest.approx(std, abs=1e-4)
+
+
+def test_real_cifar10_subset(real_data, monkeypatch):
+    monkeypatch.setenv("FEDSIM_DATA", str(real_data("CIFAR-10")))
+    data = sources.Cifar10().load()
+    assert_sound(data)
+    assert data.shape == (3, 32, 32)
+    assert np.bincount(data.y).tolist() == [400] * 10
+    assert np.bincount(data.test_y).tolist() == [100] * 10
+    # close to the constants of the full set, which holds ten times as many images
+    np.testing.assert_allclose(data.x.mean(axis=(0, 2, 3)) / 255, data.mean, atol=0.01)
+    np.testing.assert_allclose(data.x.std(axis=(0, 2, 3)) / 255, data.std, atol=0.01)
+
+
+def test_class_names_are_those_of_the_official_list(real_data):
+    listed = (real_data("CIFAR-10") / "cifar10/batches.meta.txt").read_text().split()
+    assert list(sources.CIFAR10) == listed
+
+
+# IDX files
+
+
+def test_mnist_files(write, tmp_path):
+    x, test_x = images(12, 28, 28), images(5, 28, 28)
+    write.idx_pair(tmp_path / "MNIST/raw", "train", x, np.arange(12) % 10)
+    write.idx_pair(tmp_path / "MNIST/raw", "t10k", test_x, np.arange(5))
+    data = sources.Mnist(root=tmp_path).load()
+    assert_sound(data)
+    np.testing.assert_array_equal(data.x[:, 0], x)
+    np.testing.assert_array_equal(data.test_x[:, 0], test_x)
+
+
+def test_mnist_without_its_test_files(write, tmp_path):
+    write.idx_pair(tmp_path, "train", images(2, 28, 28), np.arange(2))
+    with pytest.raises(DataError) as caught:
+        sources.Mnist(root=tmp_path).load()
+    assert str(caught.value) == (
+        f"mnist: {tmp_path} has train-images-idx3-ubyte.gz but no t10k-images-idx3-ubyte "
+        f"(nor .gz, .xz)\n"
+        f"set data.root or FEDSIM_DATA to the folder that holds it, or data.download=true"
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "lowest", "classes", "names"),
+    [
+        ("byclass", 0, 62, {0: "0", 10: "A", 36: "a", 61: "z"}),
+        ("bymerge", 0, 47, {35: "Z", 36: "a", 37: "b", 38: "d", 46: "t"}),
+        ("balanced", 0, 47, {38: "d", 42: "h", 43: "n", 44: "q", 45: "r"}),
+        ("letters", 1, 26, {0: "A", 25: "Z"}),
+        ("digits", 0, 10, {9: "9"}),
+        ("mnist", 0, 10, {9: "9"}),
+    ],
+)
+def test_emnist_files(write, tmp_path, split, lowest, classes, names):
+    x, y = images(classes, 28, 28), np.arange(classes)
+    for part in ("train", "test"):
+        stem = f"emnist-{split}-{part}"
+        write.idx_pair(tmp_path / "gzip", stem, x.swapaxes(1, 2), y + lowest)
+    data = sources.Emnist(root=tmp_path, split=split).load()
+    assert_sound(data)
+    np.testing.assert_array_equal(data.x[:, 0], x)
+    np.testing.assert_array_equal(data.test_x[:, 0], x)
+    np.testing.assert_array_equal(data.y, y)
+    assert len(data.classes) == classes
+    assert {index: data.classes[index] for index in names} == names
+
+
+# CIFAR files
+
+
+def test_cifar10_of_five_python_batches(write, tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    x, y = images(10, 3, 32, 32), np.arange(10)
+    for i in range(5):
+        part = slice(2 * i, 2 * i + 2)
+        batch = {"data": x[part].reshape(2, -1), "labels": y[part].tolist()}
+        write.cifar_python(folder / f"data_batch_{i + 1}", batch)
+    write.cifar_python(folder / "test_batch", {"data": x[:1].reshape(1, -1), "labels": [7]})
+    data = sources.Cifar10(root=tmp_path).load()
+    assert_sound(data)
+    np.testing.assert_array_equal(data.x, x)
+    np.testing.assert_array_equal(data.y, y)
+    assert data.test_y.tolist() == [7]
+    assert data.std == (0.2470, 0.2435, 0.2616)
+
+
+def test_cifar10_of_a_few_binary_batches(write, tmp_path):
+    x = images(3, 3, 32, 32)
+    write.cifar_binary(tmp_path / "data_batch_2.bin", x[:1], np.array([4]))
+    write.cifar_binary(tmp_path / "data_batch_4.bin.gz", x[1:], np.array([5, 6]))
+    with pytest.raises(DataError, match=r"has data_batch_2\.bin but no test_batch\.bin"):
+        sources.Cifar10(root=tmp_path).load()
+    write.cifar_binary(tmp_path / "test_batch.bin.xz", x, np.array([1, 2, 3]))
+    data = sources.Cifar10(root=tmp_path).load()
+    np.testing.assert_array_equal(data.x, x)
+    assert data.y.tolist() == [4, 5, 6]
+
+
+def test_cifar10_with_a_full_batch_must_have_all(write, tmp_path):
+    write.raw(tmp_path / "data_batch_1.bin", bytes(10_000 * 3073))
+    write.raw(tmp_path / "data_batch_3.bin", bytes(3073))
+    write.raw(tmp_path / "test_batch.bin", bytes(3073))
+    missing = r"has data_batch_1\.bin but no data_batch_2\.bin, data_batch_4\.bin, data_batch_5\."
+    with pytest.raises(files.MissingFileError, match=missing):
+        sources.Cifar10(root=tmp_path).load()
+
+
+def test_cifar10_missing(tmp_path):
+    with pytest.raises(DataError, match=r"cifar10: no file 'data_batch_\[1-5\]' or .*\n.*-py"):
+        sources.Cifar10(root=tmp_path).load()
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("labels", ["fine", "coarse"])
+def test_cifar100(write, tmp_path, binary, labels):
+    x, coarse, fine = images(3, 3, 32, 32), np.array([0, 19, 4]), np.array([99, 0, 57])
+    for part in ("train", "test"):
+        if binary:
+            path = tmp_path / f"cifar-100-binary/{part}.bin"
+            write.cifar_binary(path, x, coarse, fine)
+        else:
+            batch = {"coarse_labels": coarse.tolist(), "fine_labels": fine.tolist()}
+            path = tmp_path / f"cifar-100-python/{part}"
+            write.cifar_python(path, {**batch, "data": x.reshape(3, -1)})
+    data = sources.Cifar100(root=tmp_path, labels=labels).load()
+    assert_sound(data)
+    np.testing.assert_array_equal(data.x, x)
+    trained, other = (fine, coarse) if labels == "fine" else (coarse, fine)
+    np.testing.assert_array_equal(data.y, trained)
+    np.testing.assert_array_equal(data.test_y, trained)
+    assert len(data.classes) == (100 if labels == "fine" else 20)
+    assert len(set(data.classes)) == len(data.classes)
+    ((name, values),) = data.columns.items()
+    assert name == ("coarse" if labels == "fine" else "fine")
+    np.testing.assert_array_equal(values, other)
+
+
+# LEAF files
+
+
+def leaf_user(first: int, count: int) -> tuple[list[list[float]], list[int]]:
+    return [[(first + i) / 64] * 784 for i in range(count)], list(range(first, first + count))
+
+
+def test_femnist(write, tmp_path):
+    folder = tmp_path / "femnist/data"
+    write.leaf(
+        folder / "train/all_data_0.json", {"f0_1": leaf_user(0, 2), "f1_2": leaf_user(2, 3)}
+    )
+    write.leaf(folder / "train/all_data_1.json", {"f2_3": leaf_user(60, 2)})
+    write.leaf(folder / "test/all_data_0.json.gz", {"f0_1": leaf_user(5, 1)})
+    data = sources.Femnist(root=tmp_path).load()
+    assert_sound(data)
+    assert data.x.shape == (7, 1, 28, 28)
+    assert data.y.tolist() == [0, 1, 2, 3, 4, 60, 61]
+    assert data.columns["writer"].tolist() == ["f0_1"] * 2 + ["f1_2"] * 3 + ["f2_3"] * 2
+    np.testing.assert_allclose(data.x[:, 0, 14, 14], data.y / 64)
+    assert (data.classes[0], data.classes[10], data.classes[61]) == ("0", "A", "z")
+
+
+def test_femnist_without_test_set_or_examples(write, tmp_path):
+    write.leaf(tmp_path / "train/a.json", {"w": leaf_user(0, 1)})
+    with pytest.raises(DataError, match=rf"femnist: no json file in {tmp_path}/test"):
+        sources.Femnist(root=tmp_path).load()
+    write.leaf(tmp_path / "test/a.json", {"w": ([], [])})
+    with pytest.raises(DataError, match=rf"{tmp_path}/test: its json files hold no example"):
+        sources.Femnist(root=tmp_path).load()
+
+
+# downloads
+
+
+def offer(monkeypatch, **fetchers) -> None:
+    """Let torchvision.datasets be what a test says: the tests touch no network."""
+    module = SimpleNamespace(**fetchers)
+    monkeypatch.setattr(sources, "import_torchvision", lambda name: module)
+
+
+def test_download(write, tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(root: Path, download: bool, split: str) -> None:
+        asked.append((root, download, split))
+        for part in ("train", "test"):
+            stem = f"emnist-digits-{part}"
+            write.idx_pair(root / "EMNIST/raw", stem, images(2, 28, 28), np.arange(2))
+
+    offer(monkeypatch, EMNIST=fetch)
+    write.idx_pair(tmp_path, "emnist-digits-train", images(1, 28, 28), np.arange(1))  # no test
+    source = sources.Emnist(root=tmp_path, split="digits", download=True)
+    assert len(source.load().x) == 2
+    assert len(source.load().x) == 2
+    assert asked == [(tmp_path, True, "digits")]
+
+
+def test_download_goes_to_the_environment_s_folder(write, tmp_path, monkeypatch):
+    def fetch(root: Path, download: bool) -> None:
+        for stem in ("train", "t10k"):
+            write.idx_pair(root / "MNIST/raw", stem, images(2, 28, 28), np.arange(2))
+
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    offer(monkeypatch, MNIST=fetch)
+    sources.Mnist(download=True).load()
+    assert (tmp_path / "MNIST/raw/train-images-idx3-ubyte.gz").is_file()
+
+
+def test_download_only_when_asked_and_only_what_is_missing(write, tmp_path, monkeypatch):
+    offer(monkeypatch)
+    with pytest.raises(files.MissingFileError):
+        sources.Mnist(root=tmp_path).load()
+    for stem in ("train", "t10k"):
+        write.idx_pair(tmp_path, stem, images(2, 28, 28), np.array([0, 10]))
+    with pytest.raises(DataError, match="label 10"):  # damaged is not missing
+        sources.Mnist(root=tmp_path, download=True).load()
+
+
+@pytest.mark.parametrize("error", [OSError("no route to host"), RuntimeError("no route to host")])
+def test_download_that_fails(tmp_path, monkeypatch, error):
+    def fetch(**arguments: object) -> None:
+        raise error
+
+    offer(monkeypatch, CIFAR10=fetch)
+    message = rf"cifar10: the download into {tmp_path} failed: no route to host"
+    with pytest.raises(DataError, match=message):
+        sources.Cifar10(root=tmp_path, download=True).load()
+
+
+@pytest.mark.parametrize(
+    ("source", "folder", "stems"),
+    [
+        (sources.Mnist, "MNIST", ("train", "t10k")),
+        (sources.FashionMnist, "FashionMNIST", ("train", "t10k")),
+        (sources.Emnist, "EMNIST", ("emnist-balanced-train", "emnist-balanced-test")),
+    ],
+)
+def test_torchvision_itself_finds_the_files_there(write, tmp_path, source, folder, stems):
+    """The call of the real class, which touches no network as its files are in place."""
+    for stem in stems:
+        write.idx(tmp_path / folder / f"raw/{stem}-images-idx3-ubyte", images(2, 28, 28))
+        write.idx(tmp_path / folder / f"raw/{stem}-labels-idx1-ubyte", np.zeros(2, np.uint8))
+    source(root=tmp_path)._fetch()
+    assert len(source(root=tmp_path).load().x) == 2
+
+
+def test_torchvision_has_the_classes_that_download():
+    module = sources.import_torchvision("torchvision.datasets")
+    for layout in files.LAYOUTS.values():
+        assert not layout.torchvision or hasattr(module, layout.torchvision)
+
+
+# image folders
+
+
+def paint(
+    path: Path, colour: tuple[int, int, int] | int, size: tuple[int, int] = (20, 10)
+) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(path)
+
+
+@pytest.mark.parametrize("test", ["test", "val"])
+def test_folder_with_a_test_set(tmp_path, test):
+    paint(tmp_path / "train/cat/1.png", (255, 0, 0))
+    paint(tmp_path / "train/cat/2.png", 7)
+    paint(tmp_path / "train/dog/1.png", (0, 255, 0), (5, 9))
+    paint(tmp_path / f"{test}/dog/1.png", (0, 0, 255))
+    (tmp_path / "train/dog/notes.txt").write_text("no image")
+    data = sources.Folder(path=tmp_path, size=8).load()
+    assert_sound(data)
+    assert (data.x.shape, data.x.dtype) == ((3, 3, 8, 8), np.uint8)
+    assert data.classes == ("cat", "dog")
+    assert (data.y.tolist(), data.test_y.tolist()) == ([0, 0, 1], [1])
+    assert data.x[:, :, 4, 4].tolist() == [[255, 0, 0], [7, 7, 7], [0, 255, 0]]
+    grey = sources.Folder(path=tmp_path, size=4, channels=1).load()
+    assert grey.x.shape == (3, 1, 4, 4)
+    assert grey.x[1, 0, 0, 0] == 7
+
+
+@pytest.mark.parametrize("train", ["", "train/"])
+def test_folder_that_is_split(tmp_path, train):
+    for label in ("a", "b"):
+        for i in range(10):
+            paint(tmp_path / f"{train}{label}/{i}.png", i)
+    data = sources.Folder(path=tmp_path, channels=1, test_fraction=0.3).load()
+    assert_sound(data)
+    assert np.bincount(data.y).tolist() == [7, 7]
+    assert np.bincount(data.test_y).tolist() == [3, 3]
+    both = np.concatenate([data.x, data.test_x])[:, 0, 0, 0]
+    assert sorted(both.tolist()) == sorted([*range(10)] * 2)
+
+
+def test_folder_errors(tmp_path):
+    def load() -> Dataset:
+        return sources.Folder(path=tmp_path / "d").load()
+
+    with pytest.raises(DataError, match=rf"{tmp_path}/d: is not a folder"):
+        load()
+    (tmp_path / "d").mkdir()
+    with pytest.raises(DataError, match=rf"{tmp_path}/d: has no class folders"):
+        load()
+    paint(tmp_path / "d/test/cat/1.png", 0)
+    with pytest.raises(DataError, match=rf"{tmp_path}/d: has test/ but no train/"):
+        load()
+    paint(tmp_path / "d/train/cat/1.png", 0)
+    (tmp_path / "d/train/dog").mkdir()
+    with pytest.raises(DataError, match=r"d/train/dog: holds no image"):
+        load()
+    paint(tmp_path / "d/train/dog/1.png", 0)
+    paint(tmp_path / "d/test/dogs/1.png", 0)
+    with pytest.raises(DataError, match=r"d/test/dogs: no class of .*; did you mean 'dog'\?"):
+        load()
+
+
+def test_folder_with_an_empty_test_set(tmp_path):
+    paint(tmp_path / "train/cat/1.png", 0)
+    (tmp_path / "test/cat").mkdir(parents=True)
+    with pytest.raises(DataError, match=rf"{tmp_path}/test: holds no image"):
+        sources.Folder(path=tmp_path).load()
+
+
+@pytest.mark.parametrize("damage", [b"", b"no image at all", "cut"])
+def test_folder_with_an_unreadable_image(tmp_path, damage):
+    bad = tmp_path / "train/cat/2.png"
+    paint(tmp_path / "train/cat/1.png", 0)
+    paint(bad, (1, 2, 3), (200, 200))
+    bad.write_bytes(bad.read_bytes()[:60] if damage == "cut" else damage)
+    with pytest.raises(DataError, match=r"train/cat/2\.png: cannot be read: .+"):
+        sources.Folder(path=tmp_path).load()
+
+
+def test_folder_with_too_few_images_to_split(tmp_path):
+    for name in ("a/1", "a/2", "a/3", "b/1"):
+        paint(tmp_path / f"{name}.png", 0)
+    with pytest.raises(DataError, match=r"class 'b' has 1 example; .* at least 2 of each class"):
+        sources.Folder(path=tmp_path).load()
+
+
+# npz
+
+
+def save(path: Path, **arrays: np.ndarray) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_npz_that_is_split(tmp_path):
+    x, y = images(20, 3, 4, 4), np.arange(20) % 4
+    path = save(tmp_path / "a.npz", x=x, y=y, row=np.arange(20))
+    data = sources.Npz(path=path).load()
+    assert_sound(data)
+    assert data.x.dtype == np.uint8
+    assert data.classes == ("0", "1", "2", "3")
+    assert np.bincount(data.test_y).tolist() == [1] * 4
+    np.testing.assert_array_equal(data.x, x[data.columns["row"]])
+    np.testing.assert_array_equal(data.y, y[data.columns["row"]])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.bool_])
+def test_npz_with_a_test_set(tmp_path, dtype):
+    x = rng.integers(0, 2, (6, 5)).astype(dtype)
+    site = np.array(list("ababab"))
+    y = np.array([0, 1, 2] * 2, np.uint8)
+    path = save(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2], site=site)
+    data = sources.Npz(path=path).load()
+    assert_sound(data)
+    assert data.x.dtype == np.float32
+    np.testing.assert_array_equal(data.x, x.astype(np.float32))
+    assert data.columns["site"].tolist() == list("ababab")
+
+
+X, Y = np.zeros((4, 3)), np.array([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, r"a\.npz: has no array 'y'; known: x"),
+        ({"images": X, "y": Y}, r"a\.npz: has no array 'x'; known: images, y"),
+        (
+            {"x_train": X, "y_trian": Y},
+            r"has no array 'y_train'; did you mean 'y_trian'\?",
+        ),
+        ({"x_train": X, "y_train": Y, "x_tests": X, "y_test": Y}, r"'x_tests' has shape \(4, 3\)"),
+        ({"x_train": X, "y_train": Y, "y_test": Y}, r"has no array 'x_test'"),
+        ({"X": X, "Y": Y}, r"has no array 'x_train'; known: X, Y"),
+        ({"x": X, "y": Y[:3]}, r"'y' has 3 labels for 4 inputs in 'x'"),
+        ({"x": X, "y": Y - 1}, r"'y' has the label -1 at 0, below 0"),
+        ({"x": X, "y": Y / 2}, r"'y' is float64 of shape \(4,\), expected integers"),
+        ({"x": X, "y": Y[:, None]}, r"'y' is int64 of shape \(4, 1\), expected integers"),
+        ({"x": X, "y": np.array([0, 0, 9, 9])}, r"label 9, but only 4 examples"),
+        ({"x": X, "y": np.array([0, 0, 2**64 - 1, 1], np.uint64)}, r"'y' has the label -1 at 2"),
+        ({"x": X[0], "y": Y}, r"'x' is float64 of shape \(3,\), expected numbers of shape"),
+        ({"x": X[:0], "y": Y[:0]}, r"'x' is float64 of shape \(0, 3\)"),
+        ({"x": X.astype(str), "y": Y}, r"'x' is <U32 of shape \(4, 3\), expected numbers"),
+        ({"x": X + np.nan, "y": Y}, r"'x' is not finite in float32 in example 0"),
+        ({"x": X + 1e300, "y": Y}, r"'x' is not finite in float32 in example 0"),
+        ({"x": X, "y": Y, "site": Y[:3]}, r"'site' has shape \(3,\); a column has shape \(4,\)"),
+        ({"x": X, "y": np.array([0, 0, 0, 1])}, r"class '1' has 1 example"),
+        (
+            {"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y},
+            r"'x_test' has float32 inputs of shape \(2,\), 'x_train' float32 of \(3,\)",
+        ),
+        ({"x": X.astype(object), "y": Y}, r"a\.npz: cannot be read: Object arrays"),
+    ],
+)
+def test_npz_errors(tmp_path, arrays, message):
+    with pytest.raises(DataError, match=message):
+        sources.Npz(path=save(tmp_path / "a.npz", **arrays)).load()
+
+
+def test_npz_that_cannot_be_read(tmp_path):
+    path = save(tmp_path / "a.npz", x=X, y=Y)
+    whole = path.read_bytes()
+    for content in (b"", b"PK\x03\x04", whole[:100], whole[:-30], b"no archive"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"a\.npz: cannot be read: .+"):
+            sources.Npz(path=path).load()
+    np.save(tmp_path / "b.npy", X)
+    with pytest.raises(DataError, match=r"b\.npy: is not an \.npz archive of named arrays"):
+        sources.Npz(path=tmp_path / "b.npy").load()
+    with pytest.raises(DataError, match=r"c\.npz: cannot be read: No such file or directory"):
+        sources.Npz(path=tmp_path / "c.npz").load()
+
+
+def test_split_smaller_than_the_classes(tmp_path):
+    path = save(tmp_path / "a.npz", x=X, y=Y)
+    with pytest.raises(DataError, match=r"a\.npz: 4 examples of 2 classes .* test_fraction=0\.2"):
+        sources.Npz(path=path).load()
+    assert len(sources.Npz(path=path, test_fraction=0.5).load().test_y) == 2
+
+
+# tables
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rows = 20
+    return pd.DataFrame(
+        {
+            "age": np.arange(rows),
+            "dose": np.arange(rows) / 8,
+            "sick": ["yes", "no"] * (rows // 2),
+            "site": ["north"] * 5 + ["south"] * 15,
+            "fit": [True, False] * (rows // 2),
+        }
+    )
+
+
+def store(frame: pd.DataFrame, path: Path) -> Path:
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_table_that_is_split(frame, tmp_path, suffix):
+    path = store(frame, tmp_path / f"a{suffix}")
+    data = sources.Table(path=path, label="sick", columns=("site", "age")).load()
+    assert_sound(data)
+    assert data.classes == ("no", "yes")
+    assert data.shape == (2,)  # dose and fit: age is a column now
+    rows = data.columns["age"]
+    np.testing.assert_array_equal(data.x[:, 0], rows / 8)
+    np.testing.assert_array_equal(data.x[:, 1], rows % 2 == 0)
+    np.testing.assert_array_equal(data.y, rows % 2 == 0)
+    np.testing.assert_array_equal(data.columns["site"], np.where(rows < 5, "north", "south"))
+    assert data.columns["site"].dtype.kind == "U"
+    assert np.bincount(data.test_y).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_table_with_a_test_file(frame, tmp_path, suffix):
+    train = store(frame[:12], tmp_path / f"a{suffix}")
+    test = store(frame[::-1][:4], tmp_path / f"b{suffix}")
+    source = sources.Table(path=train, label="sick", features=("dose", "age"), test_path=test)
+    data = source.load()
+    assert_sound(data)
+    assert (len(data.x), len(data.test_x)) == (12, 4)
+    np.testing.assert_array_equal(data.test_x[:, 1], [19, 18, 17, 16])
+    assert data.test_y.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([10, 9, 2], ("2", "9", "10")),
+        ([0.5, -1.5, 2.0], ("-1.5", "0.5", "2.0")),
+        ([True, False, True], ("False", "True")),
+        (["b", "a", "c"], ("a", "b", "c")),
+    ],
+)
+def test_table_labels_of_any_type(tmp_path, labels, classes):
+    table = pd.DataFrame({"x": np.arange(12), "y": labels * 4})
+    data = sources.Table(
+        path=store(table, tmp_path / "a.csv"), label="y", test_fraction=0.25
+    ).load()
+    assert data.classes == classes
+    expected = [classes.index(str(labels[int(x) % 3])) for x in data.x[:, 0]]
+    assert data.y.tolist() == expected
+
+
+def test_table_of_nullable_parquet_columns(tmp_path):
+    table = pd.DataFrame({"x": np.arange(10), "y": [0, 1] * 5}).convert_dtypes()
+    data = sources.Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
+    assert_sound(data)
+    table.loc[3, "x"] = pd.NA
+    with pytest.raises(DataError, match=r"column 'x' has no value in row 4"):
+        sources.Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
+
+
+def changed(frame: pd.DataFrame, column: str, row: int, value: object) -> pd.DataFrame:
+    values = frame[column].astype(object)
+    values[row] = value
+    return frame.assign(**{column: values})
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "fields", "message"),
+    [
+        ("age", None, {}, r"a\.csv: column 'age' has no value in row 8"),
+        ("sick", None, {}, r"a\.csv: column 'sick' has no value in row 8"),
+        ("site", None, {"columns": ("site",)}, r"column 'site' has no value in row 8"),
+        ("age", "old", {}, r"a\.csv: column 'age' has 'old' in row 8, expected a number"),
+        ("age", "old", {"features": ("age",)}, r"column 'age' has 'old' in row 8, expected a num"),
+        ("age", 1e300, {}, r"column 'age' has 1e\+300 in row 8, not finite in float32"),
+        ("age", 7, {"features": ("site",)}, r"column 'site' has 'north' in row 1, expected a num"),
+        ("age", 7, {"features": ("dosis",)}, r"has no column 'dosis'; did you mean 'dose'\?"),
+        ("age", 7, {"columns": ("sites",)}, r"has no column 'sites'; did you mean 'site'\?"),
+        ("age", 7, {"label": "sic"}, r"has no column 'sic'; did you mean 'sick'\?"),
+        ("sick", "perhaps", {}, r"a\.csv: class 'perhaps' has 1 example"),
+    ],
+)
+def test_table_errors(frame, tmp_path, column, value, fields, message):
+    path = store(changed(frame, column, 7, value), tmp_path / "a.csv")
+    with pytest.raises(DataError, match=message):
+        sources.Table(**{"path": path, "label": "sick", **fields}).load()
+
+
+def test_table_file_errors(frame, tmp_path):
+    def load(name: str, content: bytes) -> Dataset:
+        (tmp_path / name).write_bytes(content)
+        return sources.Table(path=tmp_path / name, label="y").load()
+
+    with pytest.raises(DataError, match=r"a\.xlsx: is neither \.csv nor \.parquet"):
+        load("a.xlsx", b"")
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read: No columns to parse"):
+        load("a.csv", b"")
+    with pytest.raises(DataError, match=r"a\.csv: has no rows"):
+        load("a.csv", b"x,y\n")
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read: .*Expected 2 fields in line 3"):
+        load("a.csv", b"x,y\n1,2\n1,2,3,4\n")
+    with pytest.raises(
+        DataError, match=r"a\.csv: cannot be read: Length of header .* does not match"
+    ):
+        load("a.csv", b"x,y\n1,2,3\n4,5,6\n")
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read: .*codec can't decode"):
+        load("a.csv", b"x,y\n\xff\xfe,1\n")
+    with pytest.raises(DataError, match=r"a\.csv: has no numeric column to be a feature"):
+        load("a.csv", b"x,y\na,1\nb,2\n")
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read: .+"):
+        load("a.parquet", b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"none\.csv: cannot be read: No such file"):
+        sources.Table(path=tmp_path / "none.csv", label="y").load()
+    texts = store(frame.assign(age=frame["age"].astype(str)), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"column 'age' has '0' in row 1, expected a number"):
+        sources.Table(path=texts, label="sick").load()
+
+
+def test_table_test_file_errors(frame, tmp_path):
+    train = store(frame, tmp_path / "a.csv")
+    test = store(frame.drop(columns="dose"), tmp_path / "b.csv")
+    with pytest.raises(DataError, match=r"b\.csv: has no column 'dose'; known: age, fit"):
+        sources.Table(path=train, label="sick", test_path=test).load()
+    store(frame.assign(sick=1), test)
+    with pytest.raises(
+        DataError, match=r"b\.csv: label column 'sick' is int64, but <U3 in .*a\.c"
+    ):
+        sources.Table(path=train, label="sick", test_path=test).load()
+
+
+def test_table_label_cannot_be_a_feature(tmp_path):
+    with pytest.raises(ValidationError, match="the label 'age' cannot be a feature as well"):
+        sources.Table(path=tmp_path, label="age", features=("dose", "age"))
