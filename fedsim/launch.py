@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -154,6 +155,8 @@ def _on_ray(
     from ray.exceptions import RayActorError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from fedsim.federation.ray_engine import failed_to_start
+
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     driver_actor = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=here)
     data = [ray.put(dataset), ray.put(holdings)]
@@ -166,6 +169,8 @@ def _on_ray(
                 deaths = 0
             return
         except RayActorError as error:
+            if failed_to_start(error):
+                raise RunError(f"the driver cannot start: {error}") from error
             deaths += 1
             if deaths == MAX_DRIVER_DEATHS:
                 raise RunError(
@@ -223,19 +228,43 @@ def connect(settings: EngineSettings | None) -> None:
     import ray
 
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        ray.init(address="auto", **quiet)
-        return
-    except ConnectionError as error:
-        if os.environ.get("RAY_ADDRESS"):
+    # The user's own modules lie in the folder that the command was given in.
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    common: dict[str, Any] = {
+        "runtime_env": {"env_vars": {"PYTHONPATH": path}},
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+    }
+    address = _cluster_address()
+    if address is not None:
+        try:
+            ray.init(address=address, **common)
+        except (ConnectionError, RuntimeError) as error:
             raise ClusterError(
-                f"no Ray cluster answers at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}"
+                f"the Ray cluster at {address} does not let us in: {error}\n"
+                "(a cluster with token authentication wants RAY_AUTH_MODE=token)"
             ) from error
+        return
     cpus = os.cpu_count() or 1
     if settings is not None and settings.actors != "auto":
         cpus = max(cpus, settings.actors * settings.cpus_per_actor)
-    ray.init(num_cpus=cpus, include_dashboard=False, **quiet)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **common)
+
+
+def _cluster_address() -> str | None:
+    """Where a Ray cluster answers: RAY_ADDRESS, or one that `ray start` left word of here.
+
+    Ray itself would wait half a minute for a cluster that is long gone.
+    """
+    if "RAY_ADDRESS" in os.environ:
+        return os.environ["RAY_ADDRESS"]
+    try:
+        word = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text()
+        host, _, port = word.strip().rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=2):
+            return word.strip()
+    except (OSError, ValueError):
+        return None
 
 
 @contextmanager

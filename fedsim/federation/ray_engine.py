@@ -277,7 +277,7 @@ class RayEngine(Engine):
         try:
             device = ray.get(actor.up)
         except RayActorError as error:
-            if isinstance(error, ActorDiedError) and "creation task" in str(error):
+            if failed_to_start(error):
                 raise RunError(f"a client actor cannot start: {error}") from error
             self._replace(actor)
             return
@@ -324,6 +324,11 @@ class RayEngine(Engine):
             f"waiting, {starting} actor(s) not started yet; free on the cluster: "
             f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs"
         )
+
+
+def failed_to_start(error: RayActorError) -> bool:
+    """Whether an actor never came up because its constructor raised: trying again is no use."""
+    return isinstance(error, ActorDiedError) and "creation task" in str(error)
 
 
 def _cause(error: RayError) -> Exception:

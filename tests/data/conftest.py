@@ -24,8 +24,7 @@ def real_data() -> Callable[[str], Path]:
 
     Taken when the session starts, before any test changes the environment.
     """
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    root = Path(os.environ.get("FEDSIM_DATA") or beside)
+    root = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
 
     def find(name: str) -> Path:
         if not (root / FOLDERS[name]).is_dir():

@@ -1,0 +1,85 @@
+"""Methods that disturb their own run, once: what crash tests run.
+
+Each disturbance leaves a file behind, so that it does not happen again on the second try; with the
+file there from the start, the same method runs undisturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from torch import Tensor
+
+from fedsim.federation import Client, Federation, Update
+from fedsim.methods import State
+from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.scaffold import Scaffold, ScaffoldState
+
+
+def once(path: Path) -> bool:
+    """True the first time only, whichever process asks."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingClient(Scaffold):
+    """A client's actor is killed in the middle of round 3."""
+
+    name: str = "disturbing:DyingClient"
+    marker: Path
+
+    def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
+        update = super().local_update(client, weights, control)
+        if client.round == 3 and client.id % 5 == 2 and once(self.marker):
+            die()
+        return update
+
+
+class DyingDriver(FedAvg):
+    """The driver is killed in round 7."""
+
+    name: str = "disturbing:DyingDriver"
+    marker: Path
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        state = super().round(fed, state, t)
+        if t == 7 and once(self.marker):
+            die()
+        return state
+
+
+class WaitingDriver(Scaffold):
+    """Round 7 waits until the test has done something to the cluster."""
+
+    name: str = "disturbing:WaitingDriver"
+    marker: Path
+
+    def round(self, fed: Federation, state: ScaffoldState, t: int) -> ScaffoldState:
+        if t == 7 and once(self.marker):
+            done = self.marker.with_suffix(".done")
+            deadline = time.monotonic() + 60
+            while not done.exists():
+                assert time.monotonic() < deadline, "the test did nothing"
+                time.sleep(0.1)
+        return super().round(fed, state, t)
+
+
+class AlwaysDying(FedAvg):
+    """Client 3 takes down every actor that works for it, as one that runs out of memory does."""
+
+    name: str = "disturbing:AlwaysDying"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        if client.id == 3:
+            die()
+        return super().local_update(client, weights)

@@ -1,0 +1,187 @@
+"""The same bits, whatever carries the work out and whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from conftest import HERE, small_experiment
+from ray.cluster_utils import Cluster
+
+from fedsim import Run, load, run
+
+TESTS = Path(__file__).parent
+Finish = Callable[..., Run]
+
+METHODS: list[dict[str, Any]] = [
+    {"name": "fedavg"},
+    {"name": "fedavgm"},
+    {"name": "fedprox", "mu": 0.1},
+    {"name": "scaffold"},
+]
+
+
+@pytest.mark.usefixtures("own_ray")
+class TestOnRay:
+    @pytest.mark.parametrize("method", METHODS, ids=lambda m: str(m["name"]))
+    def test_any_number_of_actors_gives_the_hash_of_the_local_engine(
+        self, finish: Finish, method: dict[str, Any]
+    ) -> None:
+        common = {"method": method, "train": {"participation": 0.5, "rounds": 4}}
+        local = finish(**common)
+        one = finish(**common, engine={"kind": "ray", "actors": 1})
+        three = finish(**common, engine={"kind": "ray", "actors": 3})
+        assert local.result_hash == one.result_hash == three.result_hash
+        assert (local.rounds.drop(columns="seconds") == three.rounds.drop(columns="seconds")).all(
+            axis=None
+        )
+
+    def test_a_client_actor_killed_in_mid_round(self, tmp_path: Path) -> None:
+        hashes, lines = {}, []
+        for case in ("undisturbed", "killed"):
+            marker = tmp_path / case
+            if case == "undisturbed":
+                marker.touch()
+            experiment = small_experiment(
+                method={"name": "disturbing:DyingClient", "marker": str(marker)},
+                engine={"kind": "ray", "actors": 2},
+            )
+            hashes[case] = run(experiment, tmp_path, lines.append).result_hash
+            assert marker.exists()
+        assert hashes["killed"] == hashes["undisturbed"]
+        assert any("a client actor was lost" in str(line) for line in lines)
+
+    def test_the_driver_killed(self, tmp_path: Path) -> None:
+        undisturbed = run(small_experiment(), tmp_path).result_hash
+        experiment = small_experiment(
+            method={"name": "disturbing:DyingDriver", "marker": str(tmp_path / "marker")},
+            engine={"kind": "ray", "actors": 2},
+        )
+        lines: list[Any] = []
+        killed = run(experiment, tmp_path, lines.append)
+        assert killed.result_hash == undisturbed
+        assert "the driver was lost; a new one goes on from the last checkpoint" in lines
+        assert "going on after round 5" in lines
+        assert list(killed.rounds["round"]) == list(range(1, 11))
+        assert len(killed.clients) == 100
+
+    def test_a_block_that_always_kills_its_actor_stops_the_run(self, tmp_path: Path) -> None:
+        from fedsim.errors import RunError
+
+        experiment = small_experiment(
+            method={"name": "disturbing:AlwaysDying"}, engine={"kind": "ray", "actors": 2}
+        )
+        with pytest.raises(RunError, match=r"clients \[\d+\] took down 3 actors"):
+            run(experiment, tmp_path)
+
+    def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
+        from fedsim.errors import ClusterError
+
+        engine = {"kind": "ray", "gpus_per_actor": 0.25}
+        lines: list[Any] = []
+        done = run(small_experiment(engine=engine), tmp_path, lines.append)
+        assert done.manifest["actors"] == 4
+        assert done.result_hash == run(small_experiment(), tmp_path).result_hash
+        assert "no card is behind the GPUs asked for: computing on CPUs" in lines
+        with pytest.raises(ClusterError, match=r"engine.actors=5: only 4 client actor\(s\)"):
+            run(small_experiment(engine={**engine, "actors": 5}), tmp_path / "refused")
+        assert not (tmp_path / "refused").exists()
+
+
+def command(*words: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsim", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signals) -> None:
+    experiment = small_experiment(
+        method={"name": "scaffold"}, train={"rounds": 60}, engine={"kind": "ray", "actors": 2}
+    )
+    file = tmp_path / "experiment.yaml"
+    file.write_text(experiment.to_yaml())
+    local = experiment.model_copy(
+        update={"engine": experiment.engine.model_copy(update={"kind": "local"})}
+    )
+    undisturbed = run(local, tmp_path / "undisturbed").result_hash
+
+    first = command("run", str(file), "--out", str(tmp_path))
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("round 12/60"):
+            first.send_signal(how)
+            break
+    rest = first.stdout.read()
+    code = first.wait(timeout=60)
+    (folder,) = (tmp_path / "small").iterdir()
+    assert load(folder).manifest["status"] in ("running", "interrupted")
+    if how == signal.SIGINT:
+        assert code == 130
+        assert re.search(r"interrupted after round \d+; to go on:\n  fedsim resume \S+", rest)
+
+    second = command("resume", str(folder))
+    text, _ = second.communicate(timeout=120)
+    assert second.returncode == 0, text
+    assert "going on after round 10" in text
+    assert load(folder).result_hash == undisturbed
+
+
+@pytest.fixture
+def three_nodes() -> Iterator[tuple[Cluster, Any]]:
+    """A cluster of a head without client actors and two nodes with two CPUs each."""
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False},
+    )
+    cluster.add_node(num_cpus=2)
+    node = cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env=HERE)
+    yield cluster, node
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_a_node_removed(three_nodes: tuple[Cluster, Any], tmp_path: Path) -> None:
+    import threading
+
+    cluster, node = three_nodes
+    # 52,650 parameters: kept states of 200 kB, too large to travel inline, live on the nodes.
+    common: dict[str, Any] = {"model": {"hidden": [200, 180]}, "train": {"rounds": 9}}
+    undisturbed = run(small_experiment(method={"name": "scaffold"}, **common), tmp_path)
+    marker = tmp_path / "marker"
+
+    def remove() -> None:
+        while not marker.exists():
+            time.sleep(0.1)
+        cluster.remove_node(node)
+        marker.with_suffix(".done").touch()
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    lines: list[Any] = []
+    experiment = small_experiment(
+        method={"name": "disturbing:WaitingDriver", "marker": str(marker)},
+        engine={"kind": "ray"},
+        **common,
+    )
+    done = run(experiment, tmp_path, lines.append)
+    remover.join()
+    assert done.manifest["actors"] == 4
+    assert done.result_hash == undisturbed.result_hash
+    notices = [line for line in lines if isinstance(line, str)]
+    assert any("lost" in line or "gone" in line for line in notices), notices
