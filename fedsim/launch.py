@@ -239,7 +239,7 @@ def connect(settings: EngineSettings | None) -> None:
     if address is not None:
         try:
             ray.init(address=address, **common)
-        except (ConnectionError, RuntimeError) as error:
+        except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
             raise ClusterError(
                 f"the Ray cluster at {address} does not let us in: {error}\n"
                 "(a cluster with token authentication wants RAY_AUTH_MODE=token)"

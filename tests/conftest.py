@@ -17,7 +17,10 @@ HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
 
 
 def small_experiment(**sections: Any) -> Experiment:
-    """Ten clients that learn ten digits for ten rounds; sections replace or extend these."""
+    """Ten clients that learn ten digits for ten rounds.
+
+    Sections given extend these; a section that names another component replaces it.
+    """
     content: dict[str, Any] = {
         "name": "small",
         "data": {"name": "digits"},
@@ -28,8 +31,11 @@ def small_experiment(**sections: Any) -> Experiment:
         "engine": {"kind": "local"},
     }
     for name, section in sections.items():
-        known = content.get(name)
-        content[name] = {**known, **section} if isinstance(known, dict) else section
+        known = content.get(name, {})
+        named = isinstance(section, dict) and not {"name", "kind"}.isdisjoint(section)
+        content[name] = (
+            {**known, **section} if isinstance(section, dict) and not named else section
+        )
     return Experiment.from_dict(content)
 
 

@@ -143,6 +143,8 @@ class RayEngine(Engine):
             for value in arguments.values()
         }
         objects = [self._put_cache[id(value)][1] for value in arguments.values()]
+        for actor in self._actors:  # a call before may have been broken off
+            actor.flying, actor.done = 0, []
         todo = deque(_Task(block) for block in blocks)
         flying: dict[Any, tuple[_Actor, _Task]] = {}
         outcome = Outcome()
@@ -151,10 +153,7 @@ class RayEngine(Engine):
             if flying or todo:
                 self._collect(todo, flying)
             elif not self._finish(call, todo, outcome):
-                break
-        for actor in self._actors:
-            actor.done = []
-        return outcome
+                return outcome
 
     def fetch(self, handle: Handle) -> dict[str, Any]:
         try:

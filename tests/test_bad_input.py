@@ -1,0 +1,744 @@
+"""Bad input is one message and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import struct
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim import Run, load
+from fedsim.cli import main
+from fedsim.errors import ClusterError
+from fedsim.federation import EngineSettings
+from fedsim.federation.placement import Node, actors_on, plan_actors
+
+EXPERIMENT = """\
+name: small
+data: {name: synthetic, samples: 60, test_samples: 10, shape: [4], classes: 3}
+partition: {kind: iid, clients: 4}
+model: {name: mlp, hidden: [4]}
+method: {name: fedavg}
+train: {rounds: 1}
+engine: {kind: local}
+"""
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory with one experiment, and no data anywhere else."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path / "data"))
+    Path("small.yaml").write_text(EXPERIMENT)
+
+
+@pytest.fixture
+def fedsim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the command line in this process: exit code, stdout, stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsim", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return ended.value.code, shown.out, shown.err  # type: ignore[return-value]
+
+    return call
+
+
+@pytest.fixture
+def refused(fedsim: Call) -> Callable[..., str]:
+    """Run the command line, see it refuse and touch nothing; its message."""
+
+    def call(*arguments: str) -> str:
+        before = everything()
+        code, out, err = fedsim(*arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+        assert "Traceback" not in err
+        assert err.count("\n") <= 8
+        assert everything() == before
+        return err.removeprefix("error: ").rstrip("\n")
+
+    return call
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Callable[[str], str]:
+    """Write a package of the user's own; the name of its module."""
+
+    def write(source: str) -> str:
+        package = tmp_path / f"own_{tmp_path.name}"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "code.py").write_text(source)
+        importlib.invalidate_caches()
+        return f"{package.name}.code"
+
+    return write
+
+
+def everything() -> dict[str, bytes | None]:
+    """All files and folders below the working directory."""
+    return {str(p): p.read_bytes() if p.is_file() else None for p in Path().rglob("*")}
+
+
+def the_run() -> Run:
+    (path,) = Path("runs").glob("*/*")
+    return load(path)
+
+
+# the experiment file
+
+
+def write_experiment(line: int, text: str) -> None:
+    """Replace a line (from 1 on) of the experiment."""
+    lines = EXPERIMENT.splitlines()
+    lines[line - 1] = text
+    Path("small.yaml").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "message"),
+    [
+        (6, "trian: {rounds: 1}", "small.yaml:6: trian: unknown key; did you mean 'train'?"),
+        (
+            6,
+            "train:\n  rounds: 1\n  batchsize: 5",
+            "small.yaml:8: train.batchsize: unknown key; did you mean 'batch_size'?",
+        ),
+        (
+            6,
+            "train: {optimizer: {learning_rate: 1}}",
+            "small.yaml:6: train.optimizer.learning_rate: unknown key; known: betas, lr, ",
+        ),
+        (5, "method: {name: fedvag}", "small.yaml:5: method.name: unknown method 'fedvag'; did"),
+        (5, "method: {mu: 1}", "small.yaml:5: method.name: missing; known: fedavg, "),
+        (5, "method: fedavg", "small.yaml:5: method: must be a section of keys, not 'fedavg'"),
+        (2, "data: {name: digit}", "small.yaml:2: data.name: unknown data set 'digit'; did you"),
+        (3, "partition: {kind: idd, clients: 4}", "small.yaml:3: partition.kind: unknown partiti"),
+        (3, "partition: {kind: iid}", "small.yaml:3: partition.clients: missing"),
+        (4, "model: {name: mpl}", "small.yaml:4: model.name: unknown model 'mpl'; did you mean"),
+        (4, "", "small.yaml: model: missing"),
+        (6, "train: {rounds: few}", "small.yaml:6: train.rounds: must be a whole number, not 'f"),
+        (6, "train: {rounds: 1.5}", "small.yaml:6: train.rounds: must be a whole number, not 1."),
+        (6, "train: {rounds: [1]}", "small.yaml:6: train.rounds: must be a whole number"),
+        (6, "train: {rounds: true}", "small.yaml:6: train.rounds: must be a whole number, not T"),
+        (6, "train: {optimizer: {lr: true}}", "small.yaml:6: train.optimizer.lr: must be a num"),
+        (6, "evaluate: {clients: maybe}", "small.yaml:6: evaluate.clients: must be true or fal"),
+        (6, "train: {rounds: 0}", "small.yaml:6: train.rounds: must be greater than or equal to"),
+        (6, "train: {participation: 1.5}", "train.participation: must be less than or equal to "),
+        (6, "train: {optimizer: {lr: .inf}}", "train.optimizer.lr: must be a finite number, not"),
+        (6, "train: {optimizer: {lr: .nan}}", "train.optimizer.lr: must be a finite number, not"),
+        (6, "train: {optimizer: {name: rmsprop}}", "must be 'sgd', 'adam' or 'adamw', not 'rmsp"),
+        (6, "train: {optimizer: {nesterov: true}}", "optimizer: nesterov needs a momentum above"),
+        (
+            7,
+            "engine: {actors: lots}",
+            "small.yaml:7: engine.actors: must be a whole number or 'au",
+        ),
+        (4, "model: {name: mlp, hidden: [4, 0]}", "small.yaml:4: model.hidden.1: must be greater"),
+        (1, "name: a/b", "small.yaml:1: name: "),
+        (1, "name: ${nothing}", "small.yaml: "),
+    ],
+)
+def test_what_does_not_fit_the_schema(
+    refused: Callable[..., str], line: int, text: str, message: str
+) -> None:
+    write_experiment(line, text)
+    assert message in refused("run", "small.yaml")
+
+
+def test_two_mistakes_are_two_lines(refused: Callable[..., str]) -> None:
+    write_experiment(6, "train: {rounds: 0, batch_size: 0}")
+    lines = refused("run", "small.yaml").splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["train.rounds", "train.batch_size"]
+
+
+def test_the_line_number_is_shown_as_it_is(refused: Callable[..., str]) -> None:
+    """Rich reads «:100:» as the name of a pictogram."""
+    write_experiment(7, "\n" * 93 + "engin: {kind: local}")
+    assert refused("run", "small.yaml").startswith("small.yaml:100: engin: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"data: [", "not YAML: "),
+        (b"- data\n- model\n", "must be a mapping of sections, not a list or a word"),
+        (b"data: 1\ndata: 2\n", "not YAML: "),
+        (b"\xff\xfe\x00", "cannot be read: "),
+        (b"", "data: missing"),
+    ],
+)
+def test_a_file_that_is_no_experiment(
+    refused: Callable[..., str], content: bytes, message: str
+) -> None:
+    Path("small.yaml").write_bytes(content)
+    assert refused("run", "small.yaml").startswith(f"small.yaml: {message}")
+
+
+def test_no_such_file(refused: Callable[..., str]) -> None:
+    assert refused("run", "large.yaml").startswith("large.yaml: cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.rounds", "override 'train.rounds': must read section.key=value"),
+        ("=3", "override '=3': must read section.key=value"),
+        ("train.rounds=[1", "override 'train.rounds=[1': "),
+        ("train.rounds=-1", "override train.rounds=-1: train.rounds: must be greater than or "),
+        ("train.round=1", "override train.round=1: train.round: unknown key; did you mean 'round"),
+        ("rounds=1", "override rounds=1: rounds: unknown key; known: checkpoint, data, "),
+        ("trian.rounds=1", "override trian.rounds=1: trian: unknown key; did you mean 'train'?"),
+        ("train={rounds: 0}", "override train={rounds: 0}: train.rounds: must be greater than or"),
+        ("method.name=:x:", "override method.name=:x:: method.name: "),
+    ],
+)
+def test_a_wrong_override_is_named(
+    refused: Callable[..., str], override: str, message: str
+) -> None:
+    assert refused("run", "small.yaml", override).startswith(message)
+
+
+# what does not go together
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("{kind: iid, clients: 61}", "partition.clients=61: the data set has 60 training exampl"),
+        (
+            "{kind: pathological, clients: 4, classes_per_client: 4}",
+            "partition.classes_per_client=4: the data set has 3 classes",
+        ),
+        ("{kind: dirichlet, clients: 4, alpha: 0}", "must be greater than 0, not 0"),
+        ("{kind: dirichlet, clients: 4, alpha: -1}", "must be greater than 0, not -1"),
+        (
+            "{kind: dirichlet, clients: 4, alpha: 1, min_samples: 16}",
+            "partition.clients=4 with partition.min_samples=16 asks for 64 training examples; "
+            "the data set has 60",
+        ),
+        ("{kind: natural, column: writer}", "the data set has no such column"),
+        ("{kind: file, path: none.json}", "partition.path: there is no file "),
+        ("{kind: iid, clients: 4, test_fraction: 0.99}", "client 0 holds 15 examples, too few fo"),
+        ("{kind: iid, clients: 4, test_fraction: 1}", "partition.test_fraction: must be less th"),
+    ],
+)
+def test_a_partition_that_cannot_be_made(
+    refused: Callable[..., str], section: str, message: str
+) -> None:
+    write_experiment(3, f"partition: {section}")
+    assert message in refused("run", "small.yaml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("train.participation=0", "train.participation: must be greater than 0, not 0"),
+        (
+            "train.participation=0.1",
+            "train.participation=0.1 of 4 clients samples nobody; 0.25 samples one",
+        ),
+        (
+            "evaluate.clients=true",
+            "evaluate.clients=true needs partition.test_fraction above 0: clients have no test",
+        ),
+        (
+            "method.name=scaffold train.optimizer.name=adam",
+            "method.name=scaffold needs train.optimizer.name=sgd: its control variates are",
+        ),
+        (
+            "train.optimizer.name=adam train.optimizer.momentum=0.9",
+            "train.optimizer: momentum and nesterov belong to sgd; adam has betas",
+        ),
+    ],
+)
+def test_what_does_not_go_together(
+    refused: Callable[..., str], overrides: str, message: str
+) -> None:
+    assert message in refused("run", "small.yaml", *overrides.split())
+
+
+def test_a_model_that_does_not_take_the_inputs(refused: Callable[..., str]) -> None:
+    write_experiment(4, "model: {name: cnn}")
+    message = refused("run", "small.yaml")
+    assert message.startswith("model.name=cnn takes images (channels, height, width); the data's ")
+    assert "(4,)" in message
+
+
+def test_the_data_command_refuses_alike(refused: Callable[..., str]) -> None:
+    assert "partition.clients=61" in refused("data", "small.yaml", "partition.clients=61")
+
+
+# data files
+
+
+def idx(path: Path, *shape: int, content: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    header = struct.pack(f">{1 + len(shape)}I", 0x0800 + len(shape), *shape)
+    path.write_bytes(gzip.compress(header + content))
+
+
+@pytest.fixture
+def mnist() -> Path:
+    """A well-formed MNIST of six examples, and an experiment on it."""
+    folder = Path("data/mnist")
+    folder.parent.mkdir()
+    for stem in ("train", "t10k"):
+        idx(folder / f"{stem}-images-idx3-ubyte.gz", 6, 28, 28, content=bytes(6 * 28 * 28))
+        idx(folder / f"{stem}-labels-idx1-ubyte.gz", 6, content=bytes([0, 1, 2, 0, 1, 2]))
+    write_experiment(2, "data: {name: mnist}")
+    return folder
+
+
+def test_well_formed_data_is_accepted(fedsim: Call, mnist: Path) -> None:
+    assert fedsim("run", "small.yaml")[0] == 0
+
+
+def test_truncated_data(refused: Callable[..., str], mnist: Path) -> None:
+    path = mnist / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    message = refused("run", "small.yaml")
+    assert message.startswith(f"{path.absolute()}: cannot be read: ")
+    assert "end-of-stream" in message
+
+
+def test_mislabelled_data(refused: Callable[..., str], mnist: Path) -> None:
+    path = mnist / "train-labels-idx1-ubyte.gz"
+    idx(path, 6, content=bytes([0, 1, 10, 0, 1, 2]))
+    message = f"{path.absolute()}: record 2 has label 10, expected 0 to 9"
+    assert refused("run", "small.yaml") == message
+
+
+def test_unreadable_data(refused: Callable[..., str]) -> None:
+    Path("mine.npz").write_bytes(b"this is no archive")
+    write_experiment(2, "data: {name: npz, path: mine.npz}")
+    assert refused("run", "small.yaml").startswith("mine.npz: cannot be read: ")
+
+
+def test_missing_data(refused: Callable[..., str], tmp_path: Path) -> None:
+    write_experiment(2, "data: {name: mnist}")
+    message = refused("run", "small.yaml")
+    assert "mnist: no file 'train-images-idx3-ubyte'" in message  # which
+    assert str(tmp_path / "data" / "mnist") in message  # where it looked
+    assert "FEDSIM_DATA" in message  # how to get it
+    assert "data.download=true" in message
+
+
+# code of the user's own
+
+
+USER_CODE = """
+from torch import nn
+from fedsim import Method
+from fedsim.methods.fedavg import FedAvg
+
+class Incomplete(Method):
+    name: str = "incomplete"
+
+class Plain:
+    pass
+
+number = 3
+
+def net(shape, classes, width: int = 3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, width), nn.Linear(width, classes))
+
+def no_module(shape, classes):
+    return "a network"
+
+def other_inputs(shape, classes):
+    return nn.Linear(7, classes)
+
+def other_classes(shape, classes):
+    return nn.Linear(4, classes + 1)
+
+def raises(shape, classes):
+    raise ValueError("made of cheese")
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "section", "message"),
+    [
+        (
+            5,
+            "method: {name: 'nowhere.code:It'}",
+            "'nowhere.code:It' cannot be imported: No module",
+        ),
+        (5, "method: {name: 'MODULE:Missing'}", "has no attribute 'Missing'"),
+        (5, "method: {name: 'MODULE:Plain'}", "is not a method: it must be a class that extends "),
+        (5, "method: {name: 'MODULE:net'}", "is not a method: it must be a class that extends Me"),
+        (5, "method: {name: 'MODULE:Incomplete'}", "round"),
+        (5, "method: {name: ':It'}", "small.yaml:5: method.name: method ':It' cannot be imported"),
+        (4, "model: {name: 'nowhere.code:net'}", "'nowhere.code:net' cannot be imported: No modu"),
+        (4, "model: {name: 'MODULE:missing'}", "has no attribute 'missing'"),
+        (4, "model: {name: 'MODULE:number'}", "is not a function"),
+        (4, "model: {name: 'MODULE:net', widht: 4}", "takes no 'widht'; did you mean 'width'?"),
+        (4, "model: {name: 'MODULE:net', classes: 4}", "classes"),
+        (4, "model: {name: 'MODULE:no_module'}", "no_module"),
+        (4, "model: {name: 'MODULE:other_inputs'}", "other_inputs"),
+        (4, "model: {name: 'MODULE:other_classes'}", "other_classes"),
+        (4, "model: {name: 'MODULE:raises'}", "made of cheese"),
+    ],
+)
+def test_code_of_the_wrong_sort(
+    refused: Callable[..., str],
+    module: Callable[[str], str],
+    line: int,
+    section: str,
+    message: str,
+) -> None:
+    write_experiment(line, section.replace("MODULE", module(USER_CODE)))
+    assert message in refused("run", "small.yaml")
+
+
+@pytest.mark.parametrize("section", ["method: {name: 'MODULE:It'}", "model: {name: 'MODULE:it'}"])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("def it(:\n", "invalid syntax"), ("nothing_here\n", "name 'nothing_here' is not defined")],
+)
+def test_code_that_breaks_on_import(
+    refused: Callable[..., str],
+    module: Callable[[str], str],
+    section: str,
+    source: str,
+    message: str,
+) -> None:
+    name = module(source)
+    write_experiment(5 if section.startswith("method") else 4, section.replace("MODULE", name))
+    shown = refused("run", "small.yaml")
+    assert f"'{name}:" in shown
+    assert message in shown
+
+
+# run folders
+
+
+@pytest.fixture
+def finished(fedsim: Call) -> Path:
+    assert fedsim("run", "small.yaml")[0] == 0
+    return the_run().path
+
+
+def change_manifest(path: Path, **facts: object) -> None:
+    file = path / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
+
+
+def change_experiment(path: Path, before: str, after: str) -> None:
+    file = path / "experiment.yaml"
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: None, "the run is finished; there is nothing to resume"),
+        (
+            lambda path: change_manifest(path, format=99),
+            "a run folder of format 99; this version of fedsim reads format 1",
+        ),
+        (lambda path: (path / "manifest.json").unlink(), "not a run folder (no readable manifest"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "not a run folder (no readable "),
+        (lambda path: (path / "manifest.json").write_text("{"), "not a run folder (no readable m"),
+        (
+            lambda path: change_experiment(path, "rounds: 1", "rounds: 2"),
+            "its experiment.yaml was edited after the run started; undo that, or start a new run",
+        ),
+        (
+            lambda path: change_experiment(path, "rounds: 1", "rounds: none"),
+            "its experiment.yaml cannot be read: ",
+        ),
+        (
+            lambda path: (path / "experiment.yaml").unlink(),
+            "its experiment.yaml cannot be read: ",
+        ),
+        (
+            lambda path: change_manifest(path, status="failed", partition_hash="another"),
+            "the data changed since the run started",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_resumed(
+    refused: Callable[..., str], finished: Path, change: Callable[[Path], object], message: str
+) -> None:
+    change(finished)
+    assert refused("resume", str(finished)).startswith(f"{finished}: {message}")
+
+
+def test_a_folder_that_is_no_run(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert refused("resume", "nowhere") == f"{tmp_path / 'nowhere'}: there is no such folder"
+    message = refused("resume", ".")
+    assert message == f"{tmp_path}: not a run folder (no readable manifest.json in it)"
+
+
+def test_a_run_folder_that_cannot_be_made(refused: Callable[..., str]) -> None:
+    Path("runs").write_text("a file where the folder should be")
+    assert "cannot be made: " in refused("run", "small.yaml")
+
+
+# runs that break off
+
+
+METHODS = """
+import torch
+from fedsim import Update
+from fedsim.methods.fedavg import FedAvg
+
+BAD = {0, 3}
+
+class Raises(FedAvg):
+    def local_update(self, client, weights):
+        if client.id == 2 and client.round == 2:
+            raise ValueError("made of cheese")
+        return super().local_update(client, weights)
+
+class Poisoned(FedAvg):
+    "Two clients send NaN in their second vector."
+    def local_update(self, client, weights):
+        trained = client.train(weights)
+        other = trained * float("nan") if client.id in BAD else trained
+        return Update(weights=trained, other=other, weight=client.num_samples)
+
+class Without(FedAvg):
+    "As Poisoned, but these two are never asked."
+    def round(self, fed, state, t):
+        cohort = [k for k in range(fed.num_clients) if k not in BAD]
+        mean = fed.mean(self.local_update, cohort, weights=state.weights)
+        return type(state)(weights=mean.weights)
+
+class Shorter(FedAvg):
+    def local_update(self, client, weights):
+        trained = client.train(weights)
+        return Update(weights=trained[:-1] if client.id == 2 else trained)
+
+class Scalar(FedAvg):
+    def local_update(self, client, weights):
+        trained = client.train(weights)
+        return Update(weights=trained[:1] if client.id == 2 else trained)
+
+class OtherName(FedAvg):
+    def local_update(self, client, weights):
+        trained = client.train(weights)
+        return Update(delta=trained) if client.id == 2 else Update(weights=trained)
+
+class NoUpdate(FedAvg):
+    def local_update(self, client, weights):
+        return client.train(weights)
+"""
+
+
+@pytest.fixture
+def broken(fedsim: Call, module: Callable[[str], str]) -> Callable[..., str]:
+    """Run a method of `METHODS`, see it break off; its message."""
+    name = module(METHODS)
+
+    def call(method: str, *overrides: str) -> str:
+        write_experiment(5, f"method: {{name: '{name}:{method}'}}")
+        code, _, err = fedsim("run", "small.yaml", *overrides)
+        assert code == 1
+        before, _, message = err.partition("error: ")
+        assert f"fedsim resume {the_run().path.relative_to(Path.cwd())}" in before
+        assert the_run().manifest["status"] == "failed"
+        return message
+
+    return call
+
+
+def test_a_client_function_that_raises(broken: Callable[..., str]) -> None:
+    message = broken("Raises", "train.rounds=3", "checkpoint.every=1")
+    assert message.startswith("client 2, round 2, local_update: Traceback (most recent call last)")
+    assert 'code.py", line' in message
+    assert 'raise ValueError("made of cheese")' in message
+    assert message.endswith("ValueError: made of cheese\n")
+    assert the_run().rounds["round"].tolist() == [1]
+    assert "made of cheese" in (the_run().path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("Poisoned", "client 0, round 1, local_update: NaN values in 'other'; a smaller learning"),
+        ("NoUpdate", "client 0, round 1, local_update: must return an Update, not Tensor"),
+    ],
+)
+def test_what_cannot_be_averaged(broken: Callable[..., str], method: str, message: str) -> None:
+    assert broken(method).startswith(message)
+
+
+@pytest.mark.parametrize("clients", [4, 20], ids=["own blocks", "shared blocks"])
+@pytest.mark.parametrize("method", ["Shorter", "Scalar", "OtherName"])
+def test_clients_that_do_not_send_the_same(
+    broken: Callable[..., str], method: str, clients: int
+) -> None:
+    message = broken(method, f"partition.clients={clients}")
+    assert "client" in message
+    assert "local_update" in message
+
+
+def test_weights_that_become_nan(fedsim: Call) -> None:
+    code, _, err = fedsim("run", "small.yaml", "train.optimizer.lr=1e38", "train.batch_size=4")
+    assert code == 1
+    assert "error: client 0, round 1, local_update: NaN values in 'weights'; a smaller" in err
+
+
+@pytest.mark.parametrize("clients", [4, 20], ids=["own blocks", "shared blocks"])
+def test_skipped_clients_are_recorded_and_left_out(
+    fedsim: Call, module: Callable[[str], str], clients: int
+) -> None:
+    name = module(METHODS)
+    weights = []
+    for method in ("Poisoned", "Without"):
+        write_experiment(5, f"method: {{name: '{name}:{method}'}}")
+        code, _, err = fedsim(
+            *("run", "small.yaml", "train.on_client_error=skip", "train.rounds=2"),
+            *(f"partition.clients={clients}", "--out", method),
+        )
+        assert (code, err) == (0, "")
+        (path,) = Path(method).glob("*/*")
+        weights.append(load(path).weights())
+        if method == "Poisoned":
+            poisoned = load(path)
+    assert poisoned.rounds["failed"].tolist() == [2, 2]
+    assert poisoned.rounds["clients"].tolist() == [clients - 2] * 2
+    failed = poisoned.clients[poisoned.clients["error"].notna()]
+    assert failed["client"].tolist() == [0, 3, 0, 3]
+    assert failed["error"].iloc[3].startswith("client 3, round 2, local_update: NaN values in 'o")
+    for layer, tensor in weights[0].items():
+        assert tensor.allclose(weights[1][layer], atol=1e-7)
+
+
+def test_a_round_in_which_every_client_fails(fedsim: Call) -> None:
+    code, _, err = fedsim(
+        *("run", "small.yaml", "train.optimizer.lr=1e38", "train.batch_size=4"),
+        "train.on_client_error=skip",
+    )
+    assert code == 1
+    message = err.partition("error: ")[2]
+    assert "round 1: no client of the cohort gave a contribution" in message
+    assert "NaN" in message  # nothing else says why: this round is not in the tables
+
+
+# GPU fractions: what fits a cluster
+
+
+def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
+    return [Node(f"node{i}", cpus, g, 2**36) for i, g in enumerate(gpus)]
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_actor", "gpus", "actors"),
+    [
+        (0.25, [1], 4),
+        (0.3, [1], 3),
+        (0.1, [1], 10),
+        (0.6, [2], 2),  # no actor has parts of two cards
+        (0.5, [1, 0, 2], 6),
+        (1, [3], 3),
+        (2, [3, 2], 2),
+        (0, [0, 2], 32),
+    ],
+)
+def test_as_many_actors_as_fit(gpus_per_actor: float, gpus: list[float], actors: int) -> None:
+    settings = EngineSettings(gpus_per_actor=gpus_per_actor)
+    assert plan_actors(settings, nodes(*gpus)) == actors
+
+
+def test_cpus_bound_actors_too() -> None:
+    settings = EngineSettings(gpus_per_actor=0.25, cpus_per_actor=2)
+    assert plan_actors(settings, nodes(1, cpus=6)) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "message"),
+    [
+        (
+            {"gpus_per_actor": 0.25, "actors": 5},
+            [1],
+            r"engine.actors=5: only 4 client actor\(s\) of 1 CPU\(s\) and 0.25 GPU\(s\) fit "
+            r"\(node0: 16 CPUs, 1 GPUs\); set engine.actors=4 or engine.actors=auto",
+        ),
+        (
+            {"gpus_per_actor": 2},
+            [1, 1],
+            r"no node can hold a client actor of 1 CPU\(s\) and 2 GPU\(s\) "
+            r"\(node0: 16 CPUs, 1 GPUs; node1: 16 CPUs, 1 GPUs\); lower",
+        ),
+        ({"gpus_per_actor": 0.5}, [0], r"no node can hold a client actor of .* 0.5 GPU\(s\)"),
+        ({"cpus_per_actor": 17}, [0], r"no node can hold a client actor of 17 CPU\(s\) \(node0"),
+        ({"gpus_per_actor": 1.5}, [4], r"engine.gpus_per_actor=1.5: above 1 it must be a whole"),
+        ({}, [], r"no node can hold a client actor of 1 CPU\(s\)"),
+    ],
+)
+def test_what_never_fits_is_refused(
+    settings: dict[str, float], gpus: list[float], message: str
+) -> None:
+    with pytest.raises(ClusterError, match=message):
+        plan_actors(EngineSettings.model_validate(settings), nodes(*gpus))
+
+
+def test_a_node_without_cpus() -> None:
+    head = Node.of({"NodeManagerHostname": "head", "Resources": {"memory": 2.0**33}})
+    assert (head.name, head.cpus, head.gpus) == ("head", 0, 0)
+    with pytest.raises(ClusterError, match=r"\(head: 0 CPUs, 0 GPUs\)"):
+        plan_actors(EngineSettings(), [head])
+    assert plan_actors(EngineSettings(), [head, *nodes(0, cpus=2)]) == 2
+
+
+def packed(cpus: int, gpus: int, cpus_per_actor: int, share: Fraction) -> int:
+    """Place actors one by one on a node, as Ray does, until none fits."""
+    free, placed = [Fraction(1)] * gpus, 0
+    while cpus >= cpus_per_actor:
+        if share > 1:
+            cards = [k for k, left in enumerate(free) if left == 1][: int(share)]
+            if len(cards) < share:
+                break
+        else:
+            cards = [k for k, left in enumerate(free) if left >= share][:1]
+            if share and not cards:
+                break
+        for k in cards:
+            free[k] -= min(share, 1)
+        cpus, placed = cpus - cpus_per_actor, placed + 1
+    return placed
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=1, max_size=4),
+    cpus_per_actor=st.integers(1, 4),
+    hundredths=st.integers(0, 100) | st.sampled_from([200, 300, 400]),
+)
+def test_the_plan_is_what_can_be_packed(
+    sizes: list[tuple[int, int]], cpus_per_actor: int, hundredths: int
+) -> None:
+    settings = EngineSettings(cpus_per_actor=cpus_per_actor, gpus_per_actor=hundredths / 100)
+    share = Fraction(hundredths, 100)
+    cluster = [Node("node", cpus, gpus, 0) for cpus, gpus in sizes]
+    fit = [packed(cpus, gpus, cpus_per_actor, share) for cpus, gpus in sizes]
+    assert [actors_on(node, settings) for node in cluster] == fit
+    if sum(fit) == 0:
+        with pytest.raises(ClusterError, match="no node can hold"):
+            plan_actors(settings, cluster)
+        return
+    assert plan_actors(settings, cluster) == sum(fit)
+    asked = settings.model_copy(update={"actors": sum(fit)})
+    assert plan_actors(asked, cluster) == sum(fit)
+    with pytest.raises(ClusterError, match=f"only {sum(fit)} client actor"):
+        plan_actors(asked.model_copy(update={"actors": sum(fit) + 1}), cluster)

@@ -1,0 +1,264 @@
+"""An experiment is the same one as YAML, as overrides, and in Python."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from fedsim import Experiment
+from fedsim.cli import main
+from fedsim.component import Registry
+from fedsim.data import datasets, partitions
+from fedsim.errors import ExperimentError
+from fedsim.methods import methods
+from fedsim.models import models
+
+QUICKSTART = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
+REGISTRIES = {"data": datasets, "partition": partitions, "model": models, "method": methods}
+# What has no default.
+NEEDED = {"clients": 4, "alpha": 0.5, "column": "writer", "path": "some/file.npz", "label": "y"}
+BASE: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"kind": "iid", "clients": 4},
+    "model": {"name": "mlp"},
+    "method": {"name": "fedavg"},
+}
+
+
+def reread(experiment: Experiment) -> Experiment:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "experiment.yaml")
+        path.write_text(experiment.to_yaml())
+        return Experiment.load(path)
+
+
+def components() -> Iterator[Any]:
+    for section, registry in REGISTRIES.items():
+        for name, _ in registry.items():
+            yield pytest.param(section, registry, name, id=f"{section}-{name}")
+
+
+@pytest.mark.parametrize(("section", "registry", "name"), components())
+def test_defaults_of_every_component(section: str, registry: Registry[Any], name: str) -> None:
+    fields = registry.find(name).model_fields
+    content = {key: NEEDED[key] for key, field in fields.items() if field.is_required()}
+    experiment = Experiment.from_dict({**BASE, section: {registry.key: name, **content}})
+    assert type(getattr(experiment, section)) is registry.find(name)
+    assert reread(experiment) == experiment
+    assert yaml.safe_load(experiment.to_yaml())[section].keys() == fields.keys()
+
+
+# Words that YAML readers like to take for something else, and plain ones.
+words = st.sampled_from(["null", "true", "no", "12", "1_0", "0x1f", "2024-01-31", "~", "a: b"])
+words |= st.sampled_from(["#x", " x ", "é", "- x", "12:30", "'x'", ".inf", "[x]", "*x", "!x"])
+words |= st.text("abcXYZ _-/.", min_size=1)
+counts = st.integers(1, 10**9)
+positive = st.floats(1e-300, 1e300)
+shares = st.floats(0, 1, exclude_min=True)
+below_one = st.floats(0, 1, exclude_max=True)
+
+
+def section(needed: dict[str, Any], optional: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(needed, optional=optional)
+
+
+split = {"test_fraction": below_one, "labelled_fraction": shares}
+contents = st.fixed_dictionaries(
+    {
+        "data": section(
+            {"name": st.just("synthetic")},
+            {
+                "samples": counts,
+                "shape": st.lists(counts, min_size=1, max_size=3),
+                "noise": st.floats(0, 1e300),
+                "seed": st.integers(-(10**9), 10**9),
+            },
+        )
+        | section(
+            {"name": st.just("table"), "path": words, "label": st.just("y")},
+            {
+                "features": st.none() | st.lists(words.filter(lambda w: w != "y"), min_size=1),
+                "columns": st.lists(words),
+            },
+        ),
+        "partition": section(
+            {"kind": st.just("dirichlet"), "clients": counts, "alpha": positive}, split
+        )
+        | section({"kind": st.just("natural"), "column": words}, split),
+        "model": section({"name": st.just("mlp")}, {"hidden": st.lists(counts)})
+        | section({"name": st.just("cnn")}, {"padding": st.just("auto") | st.integers(0, 5)}),
+        "method": section(
+            {"name": st.just("fedavgm")}, {"beta": below_one, "server_lr": positive}
+        ),
+    },
+    optional={
+        "name": st.from_regex(r"[A-Za-z][A-Za-z0-9._-]*", fullmatch=True),
+        "seed": st.integers(0, 2**64),
+        "train": section(
+            {},
+            {
+                "rounds": counts,
+                "participation": shares,
+                "optimizer": section(
+                    {"name": st.just("adamw")},
+                    {"lr": positive, "betas": st.tuples(below_one, below_one)},
+                ),
+                "on_client_error": st.sampled_from(["stop", "skip"]),
+            },
+        ),
+        "engine": section(
+            {}, {"actors": st.just("auto") | counts, "gpus_per_actor": st.floats(0, 8)}
+        ),
+        "evaluate": section({}, {"every": counts}),
+        "checkpoint": section({}, {"every": st.integers(0, 10**9)}),
+    },
+)
+
+
+@given(contents)
+def test_yaml_and_back(content: dict[str, Any]) -> None:
+    experiment = Experiment.from_dict(content)
+    again = reread(experiment)
+    assert again == experiment
+    assert again.fingerprint() == experiment.fingerprint()
+
+
+@pytest.mark.parametrize("word", ["1e5", "12E3", "${writer}", "???"])
+def test_words_that_omegaconf_reads_otherwise(word: str) -> None:
+    partition = {"kind": "natural", "column": word}
+    experiment = Experiment.from_dict({**BASE, "partition": partition})
+    assert reread(experiment) == experiment
+
+
+@pytest.mark.parametrize("name", ["1e5", "2024", "no", "null"])
+def test_a_name_is_a_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = print_config(monkeypatch, capsys, str(QUICKSTART), "--name", name)
+    assert yaml.safe_load(printed)["name"] == name
+
+
+# files and overrides
+
+
+def test_the_example_file() -> None:
+    experiment = Experiment.load(QUICKSTART)
+    assert (experiment.name, experiment.seed) == ("quickstart", 0)
+    assert (experiment.partition.alpha, experiment.partition.clients) == (0.3, 20)  # type: ignore[attr-defined]
+    assert (experiment.train.rounds, experiment.train.local_epochs) == (20, 2)
+    assert experiment == Experiment.from_dict(yaml.safe_load(QUICKSTART.read_text()))
+
+
+def test_overrides_win() -> None:
+    experiment = Experiment.load(
+        QUICKSTART,
+        ["seed=3", "train.optimizer.lr=0.5", "partition.alpha=1", "evaluate={every: 2}", "seed=4"],
+    )
+    expected = yaml.safe_load(QUICKSTART.read_text())
+    expected["seed"] = 4
+    expected["train"]["optimizer"]["lr"] = 0.5
+    expected["partition"]["alpha"] = 1
+    expected["evaluate"]["every"] = 2
+    assert experiment == Experiment.from_dict(expected)
+
+
+def test_an_override_may_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
+    path = tmp_path / "part.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in BASE.items() if k != "method"}))
+    with pytest.raises(ExperimentError, match=r"part\.yaml: method: missing"):
+        Experiment.load(path)
+    experiment = Experiment.load(path, ["method.name=fedprox", "method.mu=0.1"])
+    fedprox = {"name": "fedprox", "mu": 0.1}
+    assert experiment == Experiment.from_dict({**BASE, "method": fedprox})
+
+
+def test_python_is_told_where_it_went_wrong() -> None:
+    with pytest.raises(ExperimentError, match=r"^experiment: train\.rounds: must be greater"):
+        Experiment.from_dict({**BASE, "train": {"rounds": 0}})
+
+
+# what is printed
+
+
+def print_config(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["fedsim", "run", *arguments, "--print-config"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_print_config_is_the_complete_experiment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = ["train.rounds=3", f"data={{name: npz, path: '{'long/' * 60}:100:.npz'}}"]
+    printed = print_config(monkeypatch, capsys, str(QUICKSTART), *overrides)
+    assert list(tmp_path.iterdir()) == []
+    path = tmp_path / "printed.yaml"
+    path.write_text(printed)
+    assert Experiment.load(path) == Experiment.load(QUICKSTART, overrides)
+    assert_complete(Experiment.load(path), yaml.safe_load(printed))
+
+
+def assert_complete(section: BaseModel, shown: dict[str, Any]) -> None:
+    """Every field of every section is there, whether the file had it or not."""
+    assert shown.keys() == type(section).model_fields.keys()
+    for key, value in section:
+        if isinstance(value, BaseModel):
+            assert_complete(value, shown[key])
+
+
+# the fingerprint
+
+
+def changed(value: Any) -> Any:
+    """Something else of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, tuple):
+        return (*value, 1)
+    return f"{value}x"
+
+
+def variants(section: BaseModel) -> Iterator[tuple[str, BaseModel]]:
+    """The section with each of its fields changed, one at a time, unchecked."""
+    for key, value in section:
+        if isinstance(value, BaseModel):
+            for inner, variant in variants(value):
+                yield f"{key}.{inner}", section.model_copy(update={key: variant})
+        else:
+            yield key, section.model_copy(update={key: changed(value)})
+
+
+def test_any_change_changes_the_fingerprint() -> None:
+    experiment = Experiment.load(QUICKSTART)
+    prints = {"": experiment.fingerprint()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a Literal changed into no word of its own
+        for key, variant in variants(experiment):
+            prints[key] = variant.fingerprint()  # type: ignore[attr-defined]
+    assert {"seed", "data.test_fraction", "train.optimizer.betas"} < prints.keys()
+    assert len(set(prints.values())) == len(prints)
+
+
+def test_the_fingerprint_is_of_the_content_only(tmp_path: Path) -> None:
+    path = tmp_path / "other.yaml"
+    content = yaml.safe_load(QUICKSTART.read_text())
+    path.write_text(yaml.safe_dump(content, sort_keys=True))
+    assert Experiment.load(path).fingerprint() == Experiment.load(QUICKSTART).fingerprint()
