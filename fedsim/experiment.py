@@ -6,8 +6,6 @@ schema is refused here, with the place in the file and the nearest known name.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -142,11 +140,6 @@ class Experiment(Section):
     def to_yaml(self) -> str:
         """The complete experiment, every default written out, as a file to run again."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
-
-    def fingerprint(self) -> str:
-        """A hash of the content, by which an edit is noticed."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _lines(node: yaml.Node, above: Location = ()) -> Iterator[tuple[Location, int]]:

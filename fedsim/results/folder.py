@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import secrets
 import subprocess
 import time
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,25 @@ class RunFolder:
 
     Attributes:
         path: of the folder.
-        experiment: as resolved, complete.
         manifest: version, packages, hardware, seeds, hashes, status.
     """
 
-    def __init__(self, path: Path, experiment: Experiment, manifest: dict[str, Any]) -> None:
-        self.path, self.experiment, self.manifest = path, experiment, manifest
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """As resolved, complete. Building it imports the user's own components, if it names any.
+
+        Raises:
+            RunFolderError: a component that it names is not to be had here.
+        """
+        try:
+            return Experiment.load(self.path / "experiment.yaml")
+        except ExperimentError as error:
+            raise RunFolderError(
+                f"{self.path}: its experiment cannot be built: {error}"
+            ) from error
 
     @classmethod
     def create(cls, experiment: Experiment, out: Path, facts: dict[str, Any]) -> RunFolder:
@@ -49,10 +64,11 @@ class RunFolder:
             (path / "weights").mkdir(parents=True)
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be made: {error}") from error
+        content = experiment.to_yaml().encode()
         manifest = {
             "format": FORMAT,
             "status": "running",
-            "experiment": experiment.fingerprint(),
+            "experiment_hash": _hash(content),
             "seed": experiment.seed,
             **facts,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -65,8 +81,8 @@ class RunFolder:
                 "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
             },
         }
-        folder = cls(path, experiment, manifest)
-        atomic.write(path / "experiment.yaml", experiment.to_yaml().encode())
+        folder = cls(path, manifest)
+        atomic.write(path / "experiment.yaml", content)
         folder.update()
         return folder
 
@@ -83,7 +99,7 @@ class RunFolder:
             raise RunFolderError(f"{path}: there is no such folder")
         try:
             manifest = json.loads((path / "manifest.json").read_text())
-            written_by, fingerprint = manifest["format"], manifest["experiment"]
+            written_by = manifest["format"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunFolderError(
                 f"{path}: not a run folder (no readable manifest.json in it)"
@@ -94,21 +110,25 @@ class RunFolder:
                 f"format {FORMAT}"
             )
         try:
-            experiment = Experiment.load(path / "experiment.yaml")
-        except ExperimentError as error:
-            raise RunFolderError(f"{path}: its experiment.yaml cannot be read: {error}") from error
-        if experiment.fingerprint() != fingerprint:
+            content = (path / "experiment.yaml").read_bytes()
+        except OSError as error:
+            raise RunFolderError(f"{path}: its experiment.yaml is gone: {error}") from error
+        if _hash(content) != manifest["experiment_hash"]:
             raise RunFolderError(
                 f"{path}: its experiment.yaml was edited after the run started; undo that, or "
                 "start a new run with it"
             )
-        return cls(path, experiment, manifest)
+        return cls(path, manifest)
 
     def update(self, **facts: Any) -> None:
         """Change the manifest, on disk as well."""
         self.manifest.update(facts)
         content = json.dumps(self.manifest, indent=2) + "\n"
         atomic.write(self.path / "manifest.json", content.encode())
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _git_revision() -> str | None:

@@ -21,14 +21,18 @@ class Run:
 
     Attributes:
         path: the run's folder.
-        experiment: as it was run.
         manifest: versions, hardware, hashes, status.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.path: Path = folder.path
-        self.experiment: Experiment = folder.experiment
         self.manifest: dict[str, Any] = folder.manifest
+        self._folder = folder
+
+    @property
+    def experiment(self) -> Experiment:
+        """As it was run; needs the modules of the user's own components, if it names any."""
+        return self._folder.experiment
 
     @cached_property
     def rounds(self) -> pd.DataFrame:

@@ -1,0 +1,107 @@
+"""Every snippet of the README runs, and what it says of the quickstart is so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim import Experiment, Run, load, run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the README's files in it, as a reader would have saved them."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "experiments").symlink_to(ROOT / "experiments")
+    for text in blocks("yaml"):
+        name = re.search(r"^name: (\S+)", text)
+        assert name
+        (folder / f"{name[1]}.yaml").write_text(text)
+    ten_lines, method, data = blocks("python")
+    (folder / "ten_lines.py").write_text(ten_lines)
+    (folder / "my_method.py").write_text(method)
+    (folder / "make_data.py").write_text(data)
+    return folder
+
+
+def call(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def newest(folder: Path, name: str) -> Run:
+    return load(max((folder / "runs" / name).iterdir()))
+
+
+def test_ten_lines_of_python(workplace: Path) -> None:
+    assert "accuracy" in call(workplace, "ten_lines.py")
+
+
+@pytest.mark.parametrize("line", "".join(blocks("console")).splitlines())
+def test_commands(workplace: Path, line: str) -> None:
+    program, *words = shlex.split(line, comments=True)
+    assert program == "fedsim"
+    text = call(workplace, "-m", "fedsim", *words)
+    assert text
+    if "my_method" in line:
+        # The README's method is FedProx, to the bit.
+        theirs = Experiment.load(
+            workplace / "skewed-digits.yaml", ["method.mu=0.5", "engine.kind=local"]
+        )
+        assert (
+            newest(workplace, "skewed-digits").result_hash
+            == run(theirs, workplace / "fedprox").result_hash
+        )
+
+
+def test_data_of_your_own(workplace: Path) -> None:
+    call(workplace, "make_data.py")
+    call(workplace, "-m", "fedsim", "run", "hospitals.yaml", "engine.kind=local")
+    done = newest(workplace, "hospitals")
+    assert done.manifest["clients"] == 12
+    assert done.rounds["accuracy"].iloc[-1] > 0.9
+
+
+def test_the_message_for_a_typing_error(workplace: Path) -> None:
+    text = (workplace / "skewed-digits.yaml").read_text()
+    (shown,) = (block for block in blocks("text") if block.startswith("error:"))
+    folder = workplace / "typo"
+    folder.mkdir()
+    (folder / "skewed-digits.yaml").write_text(text.replace("participation", "particpation"))
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsim", "run", "skewed-digits.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (2, shown)
+
+
+def test_the_quickstart_learns_what_the_readme_says(tmp_path: Path) -> None:
+    experiment = Experiment.load(ROOT / "experiments" / "quickstart.yaml", ["engine.kind=local"])
+    accuracy = run(experiment, tmp_path).rounds["accuracy"]
+    shown = re.search(r"^accuracy, mean of last 5  ([\d.]+)$", README, re.MULTILINE)
+    assert shown
+    assert accuracy.iloc[-5:].mean() == pytest.approx(float(shown[1]), abs=0.03)
+
+
+def test_the_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)", README, re.MULTILINE):
+        assert f"\n{target}:" in makefile
