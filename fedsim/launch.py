@@ -20,6 +20,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run, load
 from fedsim.simulate import Progress, partition_hash, prepare, simulate
 
+PATIENCE = 60.0  # seconds without an event after which the user is told what is free
 MAX_DRIVER_DEATHS = 3  # in a row, without a round between them
 
 
@@ -164,10 +165,16 @@ def _on_ray(
     while True:
         driver = driver_actor.remote(folder.path, setup, actors, data)
         try:
-            for event in driver.run.options(num_returns="streaming").remote():
+            events = driver.run.options(num_returns="streaming").remote()
+            while True:
+                while not ray.wait([events], timeout=PATIENCE, fetch_local=False)[0]:
+                    yield _silence(folder)
+                try:
+                    event = next(events)
+                except StopIteration:
+                    return
                 yield ray.get(event)
                 deaths = 0
-            return
         except RayActorError as error:
             if failed_to_start(error):
                 raise RunError(f"the driver cannot start: {error}") from error
@@ -183,6 +190,22 @@ def _on_ray(
             raise
         finally:
             ray.kill(driver)
+
+
+def _silence(folder: RunFolder) -> str:
+    """What to tell when nothing was heard of the driver for a while."""
+    import ray
+
+    free, there = ray.available_resources(), ray.cluster_resources()
+    amounts = ", ".join(
+        f"{free.get(kind, 0):g} of {there[kind]:g} {kind}s"
+        for kind in ("CPU", "GPU")
+        if kind in there
+    )
+    return (
+        f"no round has ended for {PATIENCE:.0f} s; free on the cluster: {amounts}; "
+        f"{folder.path / 'log.txt'} may say more"
+    )
 
 
 @contextmanager

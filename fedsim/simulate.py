@@ -164,8 +164,9 @@ def summarise(
 
 
 def chained(chain: str, row: Mapping[str, Any], client_rows: list[dict[str, Any]]) -> str:
-    """The hash of all records up to this round, times left out."""
-    content = [{k: v for k, v in r.items() if k != "seconds"} for r in [row, *client_rows]]
+    """The hash of all records up to this round; times and tracebacks are left out."""
+    varying = {"seconds", "error"}
+    content = [{k: v for k, v in r.items() if k not in varying} for r in [row, *client_rows]]
     return hashlib.sha256((chain + json.dumps(content, sort_keys=True)).encode()).hexdigest()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from functools import partial
 from typing import Any
 
 from memory import private_megabytes
@@ -38,6 +39,14 @@ def experiment(method: str, clients: int) -> fedsim.Experiment:
     )
 
 
+def watch(seconds: list[float], memory: dict[str, float], event: Any) -> None:
+    """Note how long a round took, and the memory near the end."""
+    if isinstance(event, dict):
+        seconds.append(event["seconds"])
+        if event["round"] == ROUNDS - 1:
+            memory.update(private_megabytes())
+
+
 def main() -> None:
     print("| method | clients | ms a round | launcher MB | driver MB | client actors MB |")
     print("| --- " * 6 + "|")
@@ -46,14 +55,8 @@ def main() -> None:
             seconds: list[float] = []
             memory: dict[str, float] = {}
 
-            def watch(event: Any, seconds: list[float] = seconds) -> None:
-                if isinstance(event, dict):
-                    seconds.append(event["seconds"])
-                    if event["round"] == ROUNDS - 1:
-                        memory.update(private_megabytes())
-
             with tempfile.TemporaryDirectory() as out:
-                fedsim.run(experiment(method, clients), out, watch)
+                fedsim.run(experiment(method, clients), out, partial(watch, seconds, memory))
             print(
                 f"| {method} | {clients:,} | {1000 * statistics.median(seconds[5:]):.0f} | "
                 f"{memory['launcher']:.0f} | {memory['driver']:.0f} | {memory['actors']:.0f} |",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,16 @@ class EngineSettings(Section):
     cpus_per_actor: int = Field(1, ge=1)
     gpus_per_actor: float = Field(0, ge=0)
     clients_per_step: Literal[1] = 1
+
+
+def pick_device(settings: EngineSettings) -> torch.device:
+    """What a worker computes on: a GPU if the experiment asks for one and there is a card."""
+    if settings.gpus_per_actor == 0 or not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Without these two some sums on a GPU depend on the order in which its threads finish.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    return torch.device("cuda")
 
 
 @dataclass
@@ -124,7 +135,7 @@ class LocalEngine(Engine):
         super().__init__()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(settings.cpus_per_actor)
-        self._worker = Worker(setup, dataset, holdings, torch.device("cpu"))
+        self._worker = Worker(setup, dataset, holdings, pick_device(settings))
 
     def run(
         self,

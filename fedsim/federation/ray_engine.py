@@ -21,7 +21,14 @@ from ray.exceptions import (
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import FedsimError, RunError, StateLost
-from fedsim.federation.engine import Block, Engine, EngineSettings, Handle, Outcome
+from fedsim.federation.engine import (
+    Block,
+    Engine,
+    EngineSettings,
+    Handle,
+    Outcome,
+    pick_device,
+)
 from fedsim.federation.sums import ExactSum
 from fedsim.federation.worker import BlockResult, Call, Setup, Worker
 
@@ -36,13 +43,10 @@ class ClientActor:
     """A worker in an actor's process."""
 
     def __init__(
-        self, setup: Setup, threads: int, wants_gpu: bool, dataset: Dataset, holdings: Holdings
+        self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
     ) -> None:
-        torch.set_num_threads(threads)
-        device = torch.device("cuda" if wants_gpu and torch.cuda.is_available() else "cpu")
-        if device.type == "cuda":
-            torch.use_deterministic_algorithms(True)
-        self._worker = Worker(setup, dataset, holdings, device)
+        torch.set_num_threads(settings.cpus_per_actor)
+        self._worker = Worker(setup, dataset, holdings, pick_device(settings))
 
     def device(self) -> str:
         """What the worker computes on; answers once the actor is up."""
@@ -54,6 +58,7 @@ class ClientActor:
         block: Sequence[int],
         names: Sequence[str],
         with_state: Sequence[int],
+        states_apart: bool,
         *objects: Any,
     ) -> Any:
         """`Worker.run_block`, with Ray objects as top-level arguments so that Ray resolves them.
@@ -61,24 +66,23 @@ class ClientActor:
         Args:
             names: of the arguments, which come first among `objects`.
             with_state: the clients whose kept states come after.
+            states_apart: return changed states as objects of their own, which stay on this node
+                until they are needed, rather than within the result.
 
         Returns:
-            The result; where Ray expects several objects, the result without its states, and a
-            state (or None) for each client.
+            The result; with `states_apart`, the result without its states, and then a state (or
+            None) for each client.
         """
         arguments = dict(zip(names, objects, strict=False))
         states = dict(zip(with_state, objects[len(names) :], strict=True))
         result = self._worker.run_block(call, block, arguments, states)
-        if ray.get_runtime_context().get_task_name() != STATEFUL:
+        if not states_apart:
             return result
         states, result.states = result.states, {}
         return [result, *(states.get(id) for id in block)]
 
     def take_sums(self, serial: int) -> dict[str, ExactSum]:
         return self._worker.take_sums(serial)
-
-
-STATEFUL = "run_block_with_states"
 
 
 @dataclass(eq=False)
@@ -190,10 +194,15 @@ class RayEngine(Engine):
                 task = todo.popleft()
                 with_state = [id for id in task.block if id in states]
                 returned = actor.handle.run_block.options(
-                    name=STATEFUL if stateful else "run_block",
-                    num_returns=1 + len(task.block) if stateful else 1,
+                    num_returns=1 + len(task.block) if stateful else 1
                 ).remote(
-                    call, task.block, names, with_state, *objects, *(states[k] for k in with_state)
+                    call,
+                    task.block,
+                    names,
+                    with_state,
+                    stateful,
+                    *objects,
+                    *(states[k] for k in with_state),
                 )
                 main, *task.states = returned if stateful else [returned]
                 flying[main] = (actor, task)
@@ -267,7 +276,7 @@ class RayEngine(Engine):
                 scheduling_strategy="SPREAD",
                 max_restarts=0,
             )
-            .remote(self._setup, settings.cpus_per_actor, settings.gpus_per_actor > 0, *self._data)
+            .remote(settings, self._setup, *self._data)
         )
         return _Actor(handle, handle.device.remote())
 
@@ -318,7 +327,7 @@ class RayEngine(Engine):
 
     def _report_silence(self, flying: int, starting: int, waiting: int) -> None:
         free = ray.available_resources()
-        self.notices.append(
+        log.warning(
             f"nothing has moved for {PATIENCE:.0f} s: {flying} block(s) under way, {waiting} "
             f"waiting, {starting} actor(s) not started yet; free on the cluster: "
             f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs"

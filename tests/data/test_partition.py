@@ -1,0 +1,475 @@
+"""Partitions: what all of them must be, and what each kind is."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedsim.data import Dataset, Holdings, Partition, Ragged, partitions
+from fedsim.data.labels import draw_labels, label_table
+from fedsim.data.partition import take_stratified
+from fedsim.errors import DataError
+
+Indices = NDArray[np.int64]
+
+N, CLASSES = 240, 6
+# What is needed of each registered kind; a new kind must be added here to be tested.
+KINDS: dict[str, dict[str, Any]] = {
+    "iid": {"clients": 7},
+    "dirichlet": {"clients": 5, "alpha": 0.5},
+    "pathological": {"clients": 8, "classes_per_client": 2},
+    "quantity": {"clients": 7},
+    "natural": {"column": "writer", "clients": 5},
+    "file": {"path": "rows.json"},
+}
+RANDOM = sorted(set(KINDS) - {"file"})
+
+
+def dataset(y: NDArray[np.int64], **columns: NDArray[Any]) -> Dataset:
+    """Labels and columns are all that a partition looks at."""
+    x = np.zeros((len(y), 1), dtype=np.float32)
+    classes = tuple("abcdefghij"[: max(CLASSES, int(y.max()) + 1)])
+    return Dataset(x, y, x[:1], y[:1], classes, columns=columns)
+
+
+def labels(count: int = N, classes: int = CLASSES, seed: int = 0) -> NDArray[np.int64]:
+    """Unbalanced, and every class there."""
+    rng = np.random.default_rng(seed)
+    skewed = np.minimum(rng.geometric(0.3, count - 4 * classes) - 1, classes - 1)
+    return rng.permutation(np.concatenate([skewed, np.repeat(np.arange(classes), 4)]))
+
+
+def make(kind: str, **fields: Any) -> Partition:
+    return partitions.find(kind).model_validate({"kind": kind, **KINDS[kind], **fields})
+
+
+@pytest.fixture(autouse=True)
+def _rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [part.tolist() for part in np.array_split(np.random.default_rng(1).permutation(N), 6)]
+    Path("rows.json").write_text(json.dumps(rows))
+
+
+@pytest.fixture
+def data() -> Dataset:
+    return dataset(labels(), writer=np.array([f"writer {k % 11}" for k in range(N)]))
+
+
+def same(one: Holdings, other: Holdings) -> bool:
+    return all(
+        np.array_equal(getattr(one, part).values, getattr(other, part).values)
+        and np.array_equal(getattr(one, part).offsets, getattr(other, part).offsets)
+        for part in ("train", "unlabelled", "test")
+    )
+
+
+# what all of them must be
+
+
+@pytest.mark.parametrize("kind", [name for name, _ in partitions.items()])
+class TestEveryKind:
+    def test_deals_each_example_to_one_client_at_most(self, kind: str, data: Dataset) -> None:
+        holdings = make(kind).deal(data, seed=0)
+        values = holdings.train.values
+        assert values.dtype == np.int64
+        assert 0 <= values.min() <= values.max() < N
+        assert len(np.unique(values)) == len(values)
+        assert holdings.train.lengths.min() >= 1
+        assert len(holdings) == len(holdings.unlabelled) == len(holdings.test)
+        assert len(holdings.unlabelled.values) == len(holdings.test.values) == 0
+
+    def test_deals_alike_for_one_seed(self, kind: str, data: Dataset) -> None:
+        fields = {"test_fraction": 0.2, "labelled_fraction": 0.5}
+        assert same(make(kind, **fields).deal(data, 3), make(kind, **fields).deal(data, 3))
+
+    def test_deals_otherwise_for_another_seed(self, kind: str, data: Dataset) -> None:
+        one, other = make(kind).deal(data, 0), make(kind).deal(data, 1)
+        assert same(one, other) == (kind not in RANDOM)
+
+    def test_deals_the_same_shares_however_they_are_cut(self, kind: str, data: Dataset) -> None:
+        whole = make(kind).deal(data, 0)
+        cut = make(kind, test_fraction=0.3, labelled_fraction=0.4).deal(data, 0)
+        for k in range(len(whole)):
+            pieces = [cut.train[k], cut.unlabelled[k], cut.test[k]]
+            assert sorted(np.concatenate(pieces)) == sorted(whole.train[k])
+
+    @pytest.mark.parametrize("test_fraction", [0.0, 0.25, 0.5])
+    @pytest.mark.parametrize("labelled_fraction", [0.3, 1.0])
+    def test_cuts_shares_by_class(
+        self, kind: str, data: Dataset, test_fraction: float, labelled_fraction: float
+    ) -> None:
+        fractions = {"test_fraction": test_fraction, "labelled_fraction": labelled_fraction}
+        shares = make(kind).deal(data, 0).train
+        holdings = make(kind, **fractions).deal(data, 0)
+        for k, share in enumerate(shares):
+            labelled, hidden, test = (
+                np.bincount(data.y[part[k]], minlength=CLASSES)
+                for part in (holdings.train, holdings.unlabelled, holdings.test)
+            )
+            all_of = np.bincount(data.y[share], minlength=CLASSES)
+            assert test.sum() == round(test_fraction * len(share))
+            assert (np.abs(test - test_fraction * all_of) < 1).all()
+            assert labelled.sum() == round(labelled_fraction * (len(share) - test.sum()))
+            assert (np.abs(labelled - labelled_fraction * (all_of - test)) < 1).all()
+            assert (labelled + hidden + test == all_of).all()
+
+    def test_refuses_to_leave_a_client_without_a_label(self, kind: str, data: Dataset) -> None:
+        with pytest.raises(DataError, match=r"^client \d+ holds \d+ examples?, too few for part"):
+            make(kind, test_fraction=0.999).deal(data, 0)
+
+    def test_asks_for_no_more_than_there_is(self, kind: str, data: Dataset) -> None:
+        if "clients" not in KINDS[kind]:
+            pytest.skip("its clients are not a number in the experiment")
+        with pytest.raises(DataError, match=f"{N + 1}"):
+            make(kind, clients=N + 1).deal(data, 0)
+
+
+# each kind
+
+
+@given(clients=st.integers(1, 50), count=st.integers(50, 200))
+def test_iid_deals_all_evenly(clients: int, count: int) -> None:
+    shares = make("iid", clients=clients).split(dataset(labels(count)), np.random.default_rng(0))
+    sizes = [len(share) for share in shares]
+    assert sum(sizes) == count
+    assert max(sizes) - min(sizes) <= 1
+
+
+def slow_dirichlet(
+    y: NDArray[np.int64],
+    classes: int,
+    clients: int,
+    alpha: float,
+    min_samples: int,
+    rng: np.random.Generator,
+) -> list[list[int]]:
+    """Per class c: q_c ~ Dir(α·1_K), indices cut at cumsum(q_c)·n_c; again until it does."""
+    of_class = [[i for i in range(len(y)) if y[i] == c] for c in range(classes)]
+    while True:
+        cuts = []
+        for members in of_class:
+            q = rng.dirichlet([alpha] * clients)
+            ends, total = [0], 0.0
+            for share in q[:-1]:
+                total += share
+                ends.append(int(total * len(members)))
+            cuts.append([*ends, len(members)])
+        sizes = [sum(cut[k + 1] - cut[k] for cut in cuts) for k in range(clients)]
+        if min(sizes) >= min_samples:
+            break
+    shares: list[list[int]] = [[] for _ in range(clients)]
+    for members, cut in zip(of_class, cuts, strict=True):
+        shuffled = rng.permutation(members).tolist()
+        for k in range(clients):
+            shares[k] += shuffled[cut[k] : cut[k + 1]]
+    return shares
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    clients=st.integers(1, 6),
+    alpha=st.floats(0.2, 1000),
+    min_samples=st.integers(1, 12),
+)
+def test_dirichlet_is_the_formula(seed: int, clients: int, alpha: float, min_samples: int) -> None:
+    data = dataset(labels(120, seed=seed))
+    partition = make("dirichlet", clients=clients, alpha=alpha, min_samples=min_samples)
+    shares = partition.split(data, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    expected = slow_dirichlet(data.y, CLASSES, clients, alpha, min_samples, rng)
+    assert [share.tolist() for share in shares] == expected
+    assert min(len(share) for share in shares) >= min_samples
+    assert sorted(np.concatenate(shares)) == list(range(120))
+
+
+def test_dirichlet_tends_to_iid() -> None:
+    data = dataset(labels(6000))
+    table = label_table(data, make("dirichlet", clients=10, alpha=1e7).deal(data, 0))
+    expected = np.bincount(data.y) / 10
+    assert (np.abs(table - expected) <= 0.02 * expected + 2).all()
+
+
+def test_dirichlet_is_skewed_the_more_the_smaller_alpha() -> None:
+    data = dataset(labels(6000))
+
+    def held(alpha: float) -> float:
+        """Mean share of a client's largest class."""
+        partition = make("dirichlet", clients=10, alpha=alpha)
+        tables = [label_table(data, partition.deal(data, seed)) for seed in range(5)]
+        return float(np.mean([(t.max(axis=1) / t.sum(axis=1)).mean() for t in tables]))
+
+    shares = [held(alpha) for alpha in (0.1, 1, 100)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.6 > 0.45 > shares[2]  # the largest class is 30 % of all examples
+
+
+def test_dirichlet_gives_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.data.partition.MAX_DRAWS", 20)
+    partition = make("dirichlet", clients=5, alpha=0.01, min_samples=N // 5)
+    with pytest.raises(DataError, match=r"in 20 draws of Dir\(0.01\) among 5 clients, none left"):
+        partition.split(dataset(labels()), np.random.default_rng(0))
+
+
+@given(
+    clients=st.integers(1, 24),
+    classes_per_client=st.integers(1, CLASSES),
+    seed=st.integers(0, 1000),
+)
+def test_pathological_holds_few_classes(clients: int, classes_per_client: int, seed: int) -> None:
+    y = np.random.default_rng(seed).permutation(np.repeat(np.arange(CLASSES), 30))
+    data = dataset(y)
+    partition = make("pathological", clients=clients, classes_per_client=classes_per_client)
+    table = label_table(data, partition.deal(data, seed))
+    assert ((table > 0).sum(axis=1) == classes_per_client).all()
+    holders = (table > 0).sum(axis=0)
+    assert holders.max() - holders.min() <= 1
+    for c in range(CLASSES):
+        pieces = table[table[:, c] > 0, c]
+        assert pieces.sum() in (0, 30)  # a class that is held is dealt out whole
+        assert len(pieces) == 0 or pieces.max() - pieces.min() <= 1
+
+
+def test_pathological_needs_an_example_for_each_holder() -> None:
+    data = dataset(np.array([0] * 20 + [1] * 20 + [2] * 20 + [3] * 20 + [4] * 20 + [5]))
+    with pytest.raises(DataError, match="class 'f' has 1 training examples for 4 clients; lower"):
+        make("pathological", clients=12, classes_per_client=2).deal(data, 0)
+
+
+@given(
+    clients=st.integers(1, 30),
+    sigma=st.floats(0, 5),
+    min_samples=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_quantity_deals_all(clients: int, sigma: float, min_samples: int, seed: int) -> None:
+    partition = make("quantity", clients=clients, sigma=sigma, min_samples=min_samples)
+    shares = partition.split(dataset(labels()), np.random.default_rng(seed))
+    assert sorted(np.concatenate(shares)) == list(range(N))
+    assert min(len(share) for share in shares) >= min_samples
+    if sigma == 0:  # even, but for the rounding of sums and of sizes
+        assert max(map(len, shares)) - min(map(len, shares)) <= 2
+
+
+@pytest.mark.parametrize("sigma", [500.0, 1e6])
+def test_quantity_survives_a_very_wide_law(sigma: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(5):
+            shares = make("quantity", sigma=sigma).split(
+                dataset(labels()), np.random.default_rng(seed)
+            )
+            assert [len(share) >= 1 for share in shares] == [True] * 7
+
+
+def test_quantity_is_lognormal() -> None:
+    y = np.zeros(2_000_000, dtype=np.int64)
+    partition = make("quantity", clients=2000, sigma=0.7)
+    sizes = [len(share) for share in partition.split(dataset(y), np.random.default_rng(0))]
+    logs = np.log(sizes)
+    assert logs.std() == pytest.approx(0.7, rel=0.05)
+    middle = (np.abs(logs - logs.mean()) < logs.std()).mean()
+    assert middle == pytest.approx(0.6827, abs=0.03)
+    skewness = ((logs - logs.mean()) ** 3).mean() / logs.std() ** 3
+    assert abs(skewness) < 0.2
+
+
+@given(
+    values=st.lists(st.sampled_from("abcde"), min_size=4 * CLASSES, max_size=80),
+    min_samples=st.integers(1, 4),
+    pick=st.none() | st.integers(1, 5),
+)
+def test_natural_is_a_client_for_each_value(
+    values: list[str], min_samples: int, pick: int | None
+) -> None:
+    column = np.array(values)
+    often = {v for v in values if values.count(v) >= min_samples}
+    wanted = pick and min(pick, len(often))
+    partition = make("natural", clients=wanted, min_samples=min_samples)
+    shares = partition.split(dataset(labels(len(values)), writer=column), np.random.default_rng(0))
+    held = [column[share[0]] for share in shares]
+    assert len(set(held)) == len(held) == (wanted or len(often))
+    assert often.issuperset(held)
+    for value, share in zip(held, shares, strict=True):
+        assert sorted(share) == np.flatnonzero(column == value).tolist()
+
+
+def test_natural_messages(data: Dataset) -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(DataError, match=r"'write': the data set has no such column; did you mean"):
+        make("natural", column="write").split(data, rng)
+    with pytest.raises(DataError, match="'writer' has 11 values with 1 or more examples; 12 clie"):
+        make("natural", clients=12).split(data, rng)
+    with pytest.raises(DataError, match="'writer' has 0 values with 99 or more examples; 1 cl"):
+        make("natural", clients=None, min_samples=99).split(data, rng)
+
+
+# files of one's own
+
+
+def test_file_of_json(data: Dataset) -> None:
+    Path("own.json").write_text("[[3, 1], [2], [239, 0, 7]]")
+    shares = make("file", path="own.json").deal(data, 0).train
+    assert [share.tolist() for share in shares] == [[3, 1], [2], [239, 0, 7]]
+
+
+def test_file_of_npz_goes_by_number(data: Dataset) -> None:
+    names = ["10", "2", "b", "0", "a"]
+    arrays = {name: np.array([k], dtype=np.uint8) for k, name in enumerate(names)}
+    np.savez("own.npz", **arrays)  # type: ignore[arg-type]
+    shares = make("file", path="own.npz").deal(data, 0).train
+    assert shares.values.tolist() == [names.index(name) for name in ("0", "2", "10", "a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "[[0], [1, 240]]",
+            r"client 1: index 240 is outside .* 240 training examples \(0 to 239\)",
+        ),
+        ("[[0], [-1]]", r"client 1: index -1 is outside the data set's 240 training examples"),
+        ("[[0, 5, 5]]", "client 0: an index occurs twice"),
+        ("[[0], []]", r"client 1: must be a list of one or more whole numbers; it has shape \(0,"),
+        ("[[0.5]]", "client 0: must be a list of one or more whole numbers; .* type float64"),
+        ("[[true]]", "client 0: must be a list of one or more whole numbers; .* type bool"),
+        ('[["a"]]', "client 0: must be a list of one or more whole numbers"),
+        ("[[99999999999999999999]]", "client 0: must be a list of one or more whole numbers"),
+        ("[1, 2]", r"client 0: must be a list of one or more whole numbers; it has shape \(\)"),
+        ("[[[1]]]", r"client 0: must be a list of one or more whole numbers; it has shape \(1, 1"),
+        ("[[0, [1]]]", "not a partition file: "),
+        ("[]", "no client in it"),
+        ('{"0": [1]}', "not a partition file: not a list of lists"),
+        ("[[0]", "not a partition file: "),
+        ("", "not a partition file: "),
+    ],
+)
+def test_bad_json(data: Dataset, content: str, message: str) -> None:
+    Path("own.json").write_text(content)
+    with pytest.raises(DataError, match=rf"^own\.json: {message}"):
+        make("file", path="own.json").deal(data, 0)
+
+
+def truncated(path: Path) -> None:
+    np.savez(path, a=np.arange(9))
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def flipped(path: Path) -> None:
+    np.savez(path, a=np.arange(9))
+    content = bytearray(path.read_bytes())
+    content[200] ^= 0xFF
+    path.write_bytes(content)
+
+
+def one_array(path: Path) -> None:
+    with open(path, "wb") as file:
+        np.save(file, np.arange(9))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_bytes(b""), "not a partition file: "),
+        (lambda path: path.write_bytes(b"no archive"), "not a partition file: "),
+        (lambda path: path.write_bytes(b"PK\3\4"), "not a partition file: "),
+        (truncated, "not a partition file: "),
+        (flipped, "not a partition file: "),
+        (one_array, "not a partition file: "),
+        (lambda path: np.savez(path), "no client in it"),
+        (lambda path: np.savez(path, a=np.array([{}])), "not a partition file: "),
+        (lambda path: np.savez(path, a=np.arange(4) / 2), "client 0: must be a list of one or mo"),
+        (lambda path: np.savez(path, a=np.array([2**63], np.uint64)), "client 0: index 92233720"),
+    ],
+)
+def test_bad_npz(data: Dataset, write: Callable[[Path], None], message: str) -> None:
+    write(Path("own.npz"))
+    with pytest.raises(DataError, match=rf"^own\.npz: {message}"):
+        make("file", path="own.npz").deal(data, 0)
+
+
+def test_missing_file(data: Dataset) -> None:
+    with pytest.raises(DataError, match=r"partition\.path: there is no file /.*/own\.json"):
+        make("file", path="own.json").deal(data, 0)
+
+
+# stratified draws
+
+
+@given(
+    y=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    hundredths=st.integers(0, 100),
+    seed=st.integers(0, 1000),
+)
+def test_stratified_draws(y: list[int], hundredths: int, seed: int) -> None:
+    everyone = np.array([9, 9, *y])  # the two at the front are not of the share
+    share = np.random.default_rng(seed).permutation(np.arange(2, len(everyone)))
+    fraction = hundredths / 100
+    rng = np.random.default_rng(seed)
+    taken, rest = take_stratified(share, everyone, fraction, rng)
+    assert sorted([*taken, *rest]) == list(range(2, len(everyone)))
+    assert taken.tolist() == sorted(taken)
+    assert rest.tolist() == sorted(rest)
+    assert len(taken) == round(fraction * len(y))
+    # Largest remainders: all get the whole part of their due; those with the most left, one more.
+    due = {c: Fraction(hundredths, 100) * y.count(c) for c in set(y)}
+    got = {c: int((everyone[taken] == c).sum()) for c in due}
+    more = {c for c in due if got[c] == math.floor(due[c]) + 1}
+    assert all(got[c] == math.floor(due[c]) for c in due.keys() - more)
+    least = min((due[c] % 1 for c in more), default=Fraction(1))
+    assert all(due[c] % 1 <= least for c in due.keys() - more)
+
+
+def test_stratified_draws_are_uniform_within_a_class() -> None:
+    y = np.repeat([0, 1], 5)
+    rng = np.random.default_rng(0)
+    times = np.zeros(10)
+    for _ in range(2000):
+        times[take_stratified(np.arange(10), y, 0.4, rng)[0]] += 1
+    assert times / 2000 == pytest.approx(0.4, abs=0.05)
+
+
+# who holds which labels
+
+
+def test_ragged() -> None:
+    arrays = [np.array([3, 1]), np.empty(0, dtype=np.int64), np.array([2])]
+    ragged = Ragged.of(arrays)
+    assert len(ragged) == 3
+    assert ragged.lengths.tolist() == [2, 0, 1]
+    assert [part.tolist() for part in ragged] == [[3, 1], [], [2]]
+    assert (len(Ragged.of([])), Ragged.of([]).values.dtype) == (0, np.int64)
+
+
+def test_label_table(data: Dataset) -> None:
+    holdings = make("dirichlet", test_fraction=0.3, labelled_fraction=0.5).deal(data, 0)
+    expected = [[0] * CLASSES for _ in range(len(holdings))]
+    for part in (holdings.train, holdings.unlabelled, holdings.test):
+        for k in range(len(holdings)):
+            for i in part[k]:
+                expected[k][data.y[i]] += 1
+    assert label_table(data, holdings).tolist() == expected
+
+
+def test_labels_are_drawn(data: Dataset, tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    table = label_table(data, make("dirichlet").deal(data, 0))
+    path = tmp_path / "labels.png"
+    draw_labels(table, data.classes, path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+    drawn = path.read_bytes()
+    assert imread(path).shape[:2] == (600, 1200)
+    draw_labels(table[::-1].copy(), data.classes, path)
+    assert path.read_bytes() != drawn

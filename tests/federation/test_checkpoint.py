@@ -1,0 +1,204 @@
+"""Checkpoints give back what they were given, or say that they cannot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from fedsim.errors import RunFolderError
+from fedsim.federation.checkpoint import Checkpoints, _read, _write, pack, unpack
+
+dtypes = st.sampled_from(
+    ["float32", "float64", "float16", "int64", "int32", "uint8", "int8", "bool"]
+)
+arrays = hnp.arrays(dtypes, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+keys = scalars.filter(lambda key: key == key) | st.tuples(st.integers(), st.text(max_size=2))
+trees = st.recursive(
+    scalars | arrays,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.tuples()
+        | st.dictionaries(keys, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(one, other)
+    elif isinstance(one, dict):
+        assert_same(list(one), list(other))
+        assert_same(list(one.values()), list(other.values()))
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other or (math.isnan(one) and math.isnan(other))
+
+
+@given(trees)
+def test_packed_and_unpacked(tree: Any) -> None:
+    found: dict[str, NDArray[Any]] = {}
+    text = json.dumps(pack(tree, found))
+    assert_same(unpack(json.loads(text), found), tree)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a": {1: np.arange(6.0).reshape(2, 3), (2, "x"): [np.zeros((0, 4)), None]}},
+        np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        np.array(3.5),
+        np.array(True),
+        {},
+    ],
+    ids=["nest", "transposed", "scalar", "flag", "empty"],
+)
+def test_through_a_file(tmp_path: Path, tree: Any) -> None:
+    _write(tmp_path / "tree.safetensors", tree)
+    assert_same(_read(tmp_path / "tree.safetensors"), tree)
+
+
+def test_numpy_scalars_become_plain() -> None:
+    assert pack({"n": np.int64(3), "x": np.float32(0.5)}, {}) == {"dict": [["n", 3], ["x", 0.5]]}
+
+
+@pytest.mark.parametrize("thing", [object(), {1, 2}, b"bytes", 1j, len, Path("x")])
+def test_objects_are_refused(thing: Any) -> None:
+    with pytest.raises(TypeError, match=f"a state may hold .*; not {type(thing).__name__}"):
+        pack({"field": [thing]}, {})
+
+
+# the checkpoints of a run
+
+
+@dataclass(frozen=True)
+class ServerState:
+    weights: NDArray[np.float32]
+    control: dict[str, Any]
+
+
+class Clients:
+    """The part of a federation that keeps client states."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, dict[str, Any]] = {}
+
+    def states(self) -> dict[int, Any]:
+        return dict(self.kept)
+
+    def fetch(self, handle: dict[str, Any]) -> dict[str, Any]:
+        return handle
+
+    def restore(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+        self.kept = {id: dict(state) for id, state in states.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "weights"
+
+
+def state(t: float) -> ServerState:
+    return ServerState(np.full(3, t, dtype=np.float32), {"round": t, "deep": [np.arange(2)]})
+
+
+def files(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_no_checkpoint_forgets_all_clients(folder: Path) -> None:
+    fed = Clients()
+    fed.kept = {3: {"control": np.ones(2)}}
+    assert Checkpoints(folder).latest(state(0), fed) is None  # type: ignore[arg-type]
+    assert fed.kept == {}
+
+
+def test_the_latest_is_taken_up(folder: Path) -> None:
+    fed, again = Clients(), Clients()
+    saver = Checkpoints(folder)
+    fed.kept = {1: {"control": np.ones(2)}, 12: {"count": 4}}
+    saver.save(2, state(2), fed, {"chain": "ab", "total": 5})  # type: ignore[arg-type]
+    fed.kept[12] = {"count": 5}
+    saver.save(4, state(4), fed, {"chain": "cd", "total": 9})  # type: ignore[arg-type]
+    found = Checkpoints(folder).latest(state(0), again)  # type: ignore[arg-type]
+    assert found is not None
+    assert (found[0], found[2]) == (4, {"chain": "cd", "total": 9})
+    assert_same(found[1].weights, state(4).weights)
+    assert_same(found[1].control, state(4).control)
+    assert_same(again.kept, {1: {"control": np.ones(2)}, 12: {"count": 5}})
+
+
+def test_only_what_changed_is_written_and_only_what_is_used_kept(folder: Path) -> None:
+    fed = Clients()
+    saver = Checkpoints(folder)
+    fed.kept = {1: {"n": 1}, 2: {"n": 1}}
+    saver.save(1, state(1), fed, {})  # type: ignore[arg-type]
+    assert files(folder) == {
+        *("round-000001.safetensors", "clients/1-000001.safetensors"),
+        "clients/2-000001.safetensors",
+    }
+    fed.kept[2] = {"n": 2}
+    saver.save(3, state(3), fed, {})  # type: ignore[arg-type]
+    expected = {
+        *("round-000003.safetensors", "clients/1-000001.safetensors"),
+        "clients/2-000003.safetensors",
+    }
+    assert files(folder) == expected
+    resumed = Clients()
+    going_on = Checkpoints(folder)
+    going_on.latest(state(0), resumed)  # type: ignore[arg-type]
+    going_on.save(4, state(4), resumed, {})  # type: ignore[arg-type]
+    expected = {name.replace("round-000003", "round-000004") for name in expected}
+    assert files(folder) == expected
+
+
+@pytest.fixture
+def saved(folder: Path) -> Path:
+    fed = Clients()
+    fed.kept = {1: {"control": np.ones(50)}}
+    Checkpoints(folder).save(2, state(2), fed, {})  # type: ignore[arg-type]
+    return folder
+
+
+@pytest.mark.parametrize("name", ["round-000002.safetensors", "clients/1-000002.safetensors"])
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+def test_truncated_files_are_named(saved: Path, name: str, share: float) -> None:
+    path = saved / name
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(RunFolderError, match=rf"{path}: not a checkpoint: "):
+        Checkpoints(saved).latest(state(0), Clients())  # type: ignore[arg-type]
+
+
+def test_missing_client_files_are_named(saved: Path) -> None:
+    path = saved / "clients/1-000002.safetensors"
+    path.unlink()
+    with pytest.raises(RunFolderError, match=rf"{path}: not a checkpoint: "):
+        Checkpoints(saved).latest(state(0), Clients())  # type: ignore[arg-type]
+
+
+def test_weights_alone_are_no_checkpoint(saved: Path) -> None:
+    from safetensors.numpy import save_file
+
+    path = saved / "round-000002.safetensors"
+    save_file({"0": np.zeros(3)}, path)
+    with pytest.raises(RunFolderError, match=rf"{path}: not a checkpoint: "):
+        Checkpoints(saved).latest(state(0), Clients())  # type: ignore[arg-type]

@@ -1,0 +1,299 @@
+"""Networks: what all of them must be, their sizes, and their weights as one vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from fedsim.component import Registry
+from fedsim.errors import ExperimentError
+from fedsim.models import Classifier, Model, models
+from fedsim.training import FlatModel
+
+CPU = torch.device("cpu")
+CLASSES = 7
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (16,)]
+SMALL: dict[str, dict[str, Any]] = {
+    "mlp": {"hidden": [8, 5]},
+    "cnn": {"channels": [2, 3]},
+    "xpfl_student": {"channels": [2, 3]},
+    "resnet8": {"width": 2},
+}
+FLAT_TOO = {"mlp"}  # models that take inputs other than images
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Networks this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(name: str, **fields: Any) -> Model:
+    model: Model = models.parse({"name": name, **fields})
+    return model
+
+
+def build(name: str, shape: tuple[int, ...], seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return make(name, **SMALL[name]).build(shape, CLASSES)
+
+
+def size(module: nn.Module) -> tuple[int, int]:
+    """Parameters, and buffer entries that belong to the weights."""
+    buffers = sum(b.numel() for b in module.buffers() if b.is_floating_point())
+    return sum(p.numel() for p in module.parameters()), buffers
+
+
+# what all of them must be
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", [name for name, _ in models.items()])
+class TestEveryModel:
+    @pytest.fixture(autouse=True)
+    def _takes_the_inputs(self, name: str, shape: tuple[int, ...]) -> None:
+        if len(shape) == 1 and name not in FLAT_TOO:
+            with pytest.raises(ExperimentError, match=rf"^model\.name={name} takes images .*16,"):
+                build(name, shape)
+            pytest.skip("refuses these inputs, as it should")
+
+    def test_returns_logits(self, name: str, shape: tuple[int, ...]) -> None:
+        module = build(name, shape)
+        x = torch.randn(3, *shape)
+        assert module(x).shape == (3, CLASSES)
+        assert isinstance(module, Classifier)
+        assert torch.equal(module.eval()(x), module.head(module.features(x)))
+
+    def test_starts_from_torch_s_random_state(self, name: str, shape: tuple[int, ...]) -> None:
+        one, two, other = (build(name, shape, seed) for seed in (0, 0, 1))
+        for layer, tensor in one.state_dict().items():
+            assert torch.equal(tensor, two.state_dict()[layer])
+        assert not torch.equal(one.head.weight, other.head.weight)  # type: ignore[union-attr, arg-type]
+
+    def test_travels_as_a_vector(self, name: str, shape: tuple[int, ...]) -> None:
+        plain = build(name, shape)
+        plain(torch.randn(8, *shape))  # so that batch norm has statistics of its own
+        sender = FlatModel(copy.deepcopy(plain), CPU)
+        receiver = FlatModel(build(name, shape, seed=1), CPU)
+        weights = sender.weights()
+        assert (weights.dtype, weights.shape) == (np.float32, (receiver.size,))
+        assert (receiver.num_parameters, receiver.size) == (size(plain)[0], sum(size(plain)))
+        receiver.load(torch.from_numpy(weights))
+        x = torch.randn(4, *shape)
+        assert torch.equal(receiver.module.eval()(x), plain.eval()(x))
+        weights[:] = 0  # a copy, not the vector itself
+        assert torch.equal(receiver.module(x), plain(x))
+
+    def test_gradient_is_autograd_s(self, name: str, shape: tuple[int, ...]) -> None:
+        plain = build(name, shape)
+        flat = FlatModel(copy.deepcopy(plain), CPU)
+        x, y = torch.randn(6, *shape), torch.arange(6) % CLASSES
+        loss = nn.functional.cross_entropy(plain(x), y)
+        expected = torch.autograd.grad(loss, list(plain.parameters()))
+        for passes in (1, 2):  # a second backward pass adds to the first
+            nn.functional.cross_entropy(flat.module(x), y).backward()
+            torch.testing.assert_close(
+                flat.gradient, passes * torch.cat([g.reshape(-1) for g in expected])
+            )
+
+
+# sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters", "buffers"),
+    [
+        ("mlp", (1, 28, 28), 10, 199_210, 0),
+        ("cnn", (1, 28, 28), 10, 18_378, 0),
+        ("xpfl_student", (1, 28, 28), 10, 31_594, 0),
+        ("xpfl_student", (3, 32, 32), 10, 36_074, 0),
+        ("resnet8", (3, 32, 32), 10, 4_903_242, 5_760),
+        ("resnet8", (3, 32, 32), 100, 4_949_412, 5_760),
+        ("resnet8", (3, 64, 64), 200, 5_000_712, 5_760),
+    ],
+)
+def test_sizes_of_the_papers(
+    name: str, shape: tuple[int, ...], classes: int, parameters: int, buffers: int
+) -> None:
+    module = make(name).build(shape, classes)
+    assert size(module) == (parameters, buffers)
+    flat = FlatModel(module, CPU)
+    assert (flat.num_parameters, flat.size) == (parameters, parameters + buffers)
+
+
+def test_latent_of_xpfl() -> None:
+    for shape, latent in (((1, 28, 28), 512), ((3, 32, 32), 800)):
+        assert make("xpfl_student").build(shape, 10).head.in_features == latent  # type: ignore[union-attr]
+
+
+def test_mlp_without_hidden_layers_is_linear() -> None:
+    module = make("mlp", hidden=[]).build((2, 3), 4)
+    x = torch.randn(5, 2, 3)
+    expected = x.reshape(5, 6) @ module.head.weight.T + module.head.bias  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize("padding", ["auto", 0, 1, 2, 3])
+def test_cnn_takes_images_down_to_the_size_it_names(padding: int | str) -> None:
+    def outcome(side: int) -> str:
+        try:
+            logits = make("cnn", padding=padding).build((1, side, side), 10)
+        except ExperimentError as error:
+            assert f"the data's are {side}×{side}" in str(error)  # noqa: PT017
+            return "refused"
+        assert logits(torch.zeros(2, 1, side, side)).shape == (2, 10)
+        return "built"
+
+    outcomes = [outcome(side) for side in range(1, 20)]
+    smallest = outcomes.index("built")
+    assert outcomes == ["refused"] * smallest + ["built"] * (19 - smallest)
+    assert smallest + 1 == {"auto": 4, 0: 16, 1: 10, 2: 4, 3: 4}[padding]
+
+
+def test_resnet8_refuses_tiny_images() -> None:
+    with pytest.raises(ExperimentError, match=r"of 8 pixels a side or more; .* are 4×9"):
+        make("resnet8").build((1, 4, 9), 10)
+
+
+# functions of the user's own
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, classes, width=3, bias=True):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width, bias=bias),\n"
+        "                         nn.Linear(width, classes, bias=bias))\n"
+        "def anything(shape, classes, **keywords):\n"
+        "    return nn.Linear(shape[0], classes, **keywords)\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_functions_take_keywords(module: str) -> None:
+    def parameters(function: str, **keywords: Any) -> int:
+        return size(make(f"{module}:{function}", **keywords).build((4,), 5))[0]
+
+    assert parameters("net") == 4 * 3 + 3 + 3 * 5 + 5
+    assert parameters("net", width=2, bias=False) == 4 * 2 + 2 * 5
+    assert parameters("anything", bias=False) == 4 * 5
+    assert make(f"{module}:net", width=2).model_dump() == {"name": f"{module}:net", "width": 2}
+
+
+@pytest.mark.parametrize(
+    ("function", "keywords", "message"),
+    [
+        ("net", {"widht": 2}, "net takes no 'widht'; did you mean 'width'?"),
+        ("net", {"kernels": 2}, "net takes no 'kernels'; known: bias, width"),
+        ("net", {"shape": 2}, "net takes no 'shape'"),
+        ("missing", {}, "has no attribute 'missing'"),
+        ("number", {}, "is not a function"),
+    ],
+)
+def test_functions_that_cannot_be_called(
+    module: str, function: str, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        make(f"{module}:{function}", **keywords)
+    assert message in str(refused.value)
+
+
+# weights as one vector
+
+
+def with_batch_norm() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def test_the_vector_holds_buffers_and_no_counter() -> None:
+    flat = FlatModel(with_batch_norm(), CPU)
+    assert (flat.num_parameters, flat.size) == (4 * 3 + 3 + 3 + 3 + 3 * 2 + 2, 29 + 6)
+    assert list(flat.shapes)[-2:] == ["1.running_mean", "1.running_var"]
+    assert flat.has_batch_norm
+    assert not FlatModel(nn.Linear(1, 1), CPU).has_batch_norm
+    flat.module(torch.randn(5, 4))
+    torch.testing.assert_close(flat.vector[-6:-3], flat.module[1].running_mean)  # type: ignore[index]
+    assert flat.module[1].num_batches_tracked == 1  # type: ignore[index]
+    flat.load(torch.zeros(flat.size))
+    assert flat.module[1].num_batches_tracked == 0  # type: ignore[index]
+
+
+def test_named_views_are_the_state_dict() -> None:
+    plain = with_batch_norm()
+    flat = FlatModel(copy.deepcopy(plain), CPU)
+    state = {k: v for k, v in plain.state_dict().items() if v.is_floating_point()}
+    views = flat.named(flat.vector)
+    assert views.keys() == state.keys()
+    assert all(torch.equal(views[k], state[k]) for k in state)
+    assert flat.named(flat.gradient).keys() == dict(plain.named_parameters()).keys()
+    views["2.bias"].fill_(7)
+    assert flat.module[2].bias.tolist() == [7, 7]  # type: ignore[index]
+
+
+def test_frozen_parameters_stay_and_are_not_sent() -> None:
+    plain = with_batch_norm()
+    plain[0].requires_grad_(False)
+    flat = FlatModel(copy.deepcopy(plain), CPU)
+    assert (flat.num_parameters, flat.size) == (3 + 3 + 3 * 2 + 2, 14 + 6)
+    flat.load(torch.zeros(flat.size))
+    assert torch.equal(flat.module[0].weight, plain[0].weight)  # type: ignore[index]
+    flat.module(torch.randn(5, 4)).sum().backward()
+    assert flat.module[0].weight.grad is None  # type: ignore[index]
+
+
+def test_shared_parameters_are_sent_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(3, 3, bias=False)
+            self.two = self.one
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.two(self.one(x))
+            return out
+
+    flat = FlatModel(Tied(), CPU)
+    assert flat.size == 9
+    flat.load(2 * torch.eye(3).reshape(-1))
+    assert flat.module(torch.ones(1, 3)).tolist() == [[4, 4, 4]]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.BatchNorm1d(3, affine=False, track_running_stats=False),
+        lambda: nn.BatchNorm1d(3, momentum=None),
+        lambda: nn.GRU(3, 3, batch_first=True),
+    ],
+    ids=["no statistics", "cumulative statistics", "recurrent"],
+)
+def test_other_layers(layer: Callable[[], nn.Module]) -> None:
+    plain = layer()
+    flat = FlatModel(copy.deepcopy(plain), CPU)
+    x = torch.randn(5, 3)
+    out, expected = flat.module(x), plain(x)
+    if isinstance(out, tuple):
+        out, expected = out[0], expected[0]
+    torch.testing.assert_close(out, expected)
+    assert flat.size == sum(size(plain))
+
+
+def test_registry_lists_every_model() -> None:
+    assert isinstance(models, Registry)
+    assert SMALL.keys() == dict(models.items()).keys()

@@ -1,0 +1,319 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedsim
+from fedsim import Experiment, Run, State
+from fedsim.errors import RunFolderError
+from fedsim.results.folder import RunFolder
+from fedsim.simulate import chained, new_ledger, prepare, result_hash, summarise
+
+ROUNDS, CLIENTS = 3, 6
+
+
+def experiment(**sections: Any) -> Experiment:
+    """Six clients, half of them a round, on synthetic images."""
+    return Experiment.from_dict(
+        {
+            "name": "small",
+            "data": {
+                **{"name": "synthetic", "samples": 90, "test_samples": 700},
+                **{"shape": [1, 8, 8], "classes": 3},
+            },
+            "partition": {"kind": "iid", "clients": CLIENTS, "test_fraction": 0.2},
+            "model": {"name": "resnet8", "width": 2},
+            "method": {"name": "fedavg"},
+            "train": {"rounds": ROUNDS, "participation": 0.5, "batch_size": 5},
+            "engine": {"kind": "local"},
+            "checkpoint": {"every": 2},
+            **sections,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> Run:
+    return fedsim.run(experiment(), folder)
+
+
+@pytest.fixture(scope="module")
+def scaffold(folder: Path) -> Run:
+    return fedsim.run(experiment(method={"name": "scaffold"}), folder)
+
+
+def sizes(run: Run) -> tuple[int, int]:
+    """(P, size) of the run's network."""
+    module = run.experiment.model.build((1, 8, 8), 3)
+    parameters = sum(p.numel() for p in module.parameters())
+    return parameters, sum(tensor.numel() for tensor in run.weights().values())
+
+
+def files(path: Path) -> set[str]:
+    return {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
+
+
+# files
+
+
+def test_the_files_of_a_run(done: Run, folder: Path) -> None:
+    assert done.path.parent == folder / "small"
+    assert files(done.path) == {
+        *("experiment.yaml", "manifest.json", "rounds.parquet", "clients.parquet", "log.txt"),
+        *("weights/final.safetensors", "weights/round-000003.safetensors"),
+    }
+
+
+def test_kept_client_states_lie_beside(scaffold: Run) -> None:
+    asked = scaffold.clients.groupby("client")["round"].max()
+    states = {f"weights/clients/{k}-" for k in asked.index}
+    found = {f for f in files(scaffold.path) if f.startswith("weights/clients/")}
+    assert {f[: f.rindex("-") + 1] for f in found} == states
+    assert len(found) == len(states)
+
+
+def test_no_two_runs_share_a_folder(done: Run, scaffold: Run) -> None:
+    assert done.path.parent == scaffold.path.parent
+    assert done.path != scaffold.path
+
+
+def test_the_experiment_is_complete(done: Run) -> None:
+    assert (done.path / "experiment.yaml").read_text() == experiment().to_yaml()
+    assert fedsim.load(done.path).experiment == experiment()
+
+
+def test_the_manifest(done: Run) -> None:
+    manifest = json.loads((done.path / "manifest.json").read_text())
+    assert manifest == done.manifest
+    assert manifest["format"] == 1
+    assert manifest["status"] == "finished"
+    content = (done.path / "experiment.yaml").read_bytes()
+    assert manifest["experiment_hash"] == hashlib.sha256(content).hexdigest()[:16]
+    assert (manifest["seed"], manifest["clients"]) == (0, CLIENTS)
+    assert (manifest["actors"], manifest["clients_per_step"]) == (0, 1)
+    assert {"fedsim", "torch", "numpy", "ray"} <= manifest["packages"].keys()
+    assert manifest["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert manifest["hardware"].keys() == {"machine", "cpus", "gpus"}
+    assert manifest["wall_seconds"] > 0
+    assert pd.Timestamp(manifest["created"]) <= pd.Timestamp.now("UTC")
+    assert "git_revision" in manifest
+    assert "python" in manifest
+    assert len(manifest["partition_hash"]) == len(manifest["result_hash"]) == 16
+    int(manifest["partition_hash"] + manifest["result_hash"], 16)
+
+
+def test_the_log_names_every_round(done: Run) -> None:
+    lines = (done.path / "log.txt").read_text().splitlines()
+    assert [f"INFO round {t}, 3 clients, " in line for t, line in enumerate(lines, start=1)] == [
+        True
+    ] * ROUNDS
+
+
+# tables
+
+
+def test_a_row_for_each_round(done: Run) -> None:
+    rounds = done.rounds
+    assert rounds["round"].tolist() == [1, 2, 3]
+    assert rounds["clients"].tolist() == [3, 3, 3]
+    assert rounds["failed"].tolist() == [0, 0, 0]
+    for way in ("bytes_up", "bytes_down"):
+        assert rounds[f"total_{way}"].tolist() == rounds[way].cumsum().tolist()
+        by_round = done.clients.groupby("round")[way].sum()
+        assert rounds[way].tolist() == by_round.tolist()
+    assert (rounds["seconds"] > 0).all()
+    assert rounds["accuracy"].between(0, 1).all()
+
+
+def test_a_row_for_each_client_of_a_round(done: Run) -> None:
+    clients = done.clients
+    assert not clients.duplicated(["round", "client"]).any()
+    assert clients.groupby("round").size().tolist() == [3, 3, 3]
+    assert set(clients["client"]) <= set(range(CLIENTS))
+    assert (clients["samples"] == 12).all()  # 90 / 6, less the fifth that is tested on
+    assert (clients["steps"] == 3).all()
+    weighted = (clients["loss"] * clients["samples"]).groupby(clients["round"]).sum()
+    mean = weighted / clients.groupby("round")["samples"].sum()
+    np.testing.assert_allclose(done.rounds["train_loss"], mean, rtol=1e-12)
+
+
+def test_bytes_of_fedavg(done: Run) -> None:
+    parameters, size = sizes(done)
+    assert parameters < size  # batch norm's statistics travel, too
+    assert set(done.clients["bytes_up"]) == set(done.clients["bytes_down"]) == {4 * size}
+
+
+def test_bytes_of_scaffold(scaffold: Run) -> None:
+    parameters, size = sizes(scaffold)
+    assert set(scaffold.clients["bytes_up"]) == {4 * (size + parameters)}
+    assert set(scaffold.clients["bytes_down"]) == {4 * (size + parameters)}
+
+
+def test_bytes_of_scaffold_without_batch_norm(folder: Path) -> None:
+    mlp = {"name": "mlp", "hidden": [4]}
+    run = fedsim.run(experiment(method={"name": "scaffold"}, model=mlp), folder)
+    size = 64 * 4 + 4 + 4 * 3 + 3
+    assert set(run.clients["bytes_down"]) == set(run.clients["bytes_up"]) == {2 * 4 * size}
+
+
+def test_evaluation_of_clients_costs_no_bytes(done: Run, folder: Path) -> None:
+    run = fedsim.run(experiment(evaluate={"every": 2, "clients": True}), folder)
+    assert run.rounds["accuracy"].notna().tolist() == [False, True, True]
+    assert run.rounds["client_accuracy"].notna().tolist() == [False, True, True]
+    tested = run.clients[run.clients["round"] == ROUNDS]
+    assert tested["client"].tolist() == list(range(CLIENTS))
+    last = run.rounds.iloc[-1]
+    assert last["client_accuracy"] == pytest.approx(tested["test_accuracy"].mean())
+    assert last["worst_client_accuracy"] == tested["test_accuracy"].min()
+    assert last["clients"] == 3
+    assert run.rounds["total_bytes_up"].tolist() == done.rounds["total_bytes_up"].tolist()
+    assert run.rounds["total_bytes_down"].tolist() == done.rounds["total_bytes_down"].tolist()
+
+
+# weights
+
+
+def test_the_weights_reproduce_the_accuracy_on_record(done: Run) -> None:
+    dataset, _, setup = prepare(done.experiment)
+    network = setup.build_model()
+    before = copy.deepcopy(network.state_dict())
+    network.load_state_dict(done.weights())
+    assert any(not torch.equal(before[k], v) for k, v in network.state_dict().items())
+    network.eval()
+    with torch.no_grad():
+        logits = network(torch.from_numpy(dataset.test_x))
+    y = torch.from_numpy(dataset.test_y)
+    last = done.rounds.iloc[-1]
+    assert int((logits.argmax(dim=1) == y).sum()) == round(last["accuracy"] * 700)
+    loss = torch.nn.functional.cross_entropy(logits, y)
+    assert last["loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+# the hash
+
+
+def test_the_hash_is_of_the_result(done: Run, scaffold: Run, folder: Path) -> None:
+    again = fedsim.run(experiment(), folder)
+    assert again.result_hash == done.result_hash == fedsim.load(done.path).result_hash
+    assert again.rounds["seconds"].tolist() != done.rounds["seconds"].tolist()
+    other = fedsim.run(experiment(seed=1), folder)
+    assert len({done.result_hash, other.result_hash, scaffold.result_hash}) == 3
+
+
+def test_names_and_checkpoints_do_not_change_the_hash(done: Run, folder: Path) -> None:
+    other = fedsim.run(experiment(name="other", checkpoint={"every": 0}), folder)
+    assert other.result_hash == done.result_hash
+
+
+ROW = {"round": 1, "accuracy": 0.5, "clients": 2, "total_bytes_up": 8, "seconds": 1.0}
+CLIENT_ROWS: list[dict[str, Any]] = [
+    {"round": 1, "client": 0, "loss": 0.3, "bytes_up": 4, "seconds": 0.5},
+    {"round": 1, "client": 3, "error": "NaN", "bytes_up": 4, "seconds": 0.5},
+]
+
+
+def altered() -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
+    """The records with one cell changed, added or dropped."""
+    for place, row in enumerate([ROW, *CLIENT_ROWS]):
+        for key in [*row, "new"]:
+            records = [dict(r) for r in (ROW, *CLIENT_ROWS)]
+            records[place][key] = f"{row.get(key)}, but not quite"
+            yield key, records[0], records[1:]
+        if "loss" in row:
+            records[place].pop("loss")
+            yield "loss", records[0], records[1:]
+    yield "order", ROW, CLIENT_ROWS[::-1]
+    yield "fewer", ROW, CLIENT_ROWS[:1]
+
+
+def test_the_hash_chains_every_record_but_the_time() -> None:
+    expected = chained("", ROW, CLIENT_ROWS)
+    for key, row, client_rows in altered():
+        assert (chained("", row, client_rows) == expected) == (key == "seconds"), key
+    assert chained("before", ROW, CLIENT_ROWS) != expected
+    shuffled = {key: ROW[key] for key in reversed(ROW)}
+    assert chained("", shuffled, CLIENT_ROWS) == expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeper(State):
+    control: dict[str, Any]
+
+
+def test_the_hash_is_of_the_whole_state() -> None:
+    def keeper(weight: float = 1.0, entry: float = 2.0, name: str = "a") -> Keeper:
+        weights = np.array([0, weight], dtype=np.float32)
+        return Keeper(weights, {name: [np.array([entry])]})
+
+    expected = result_hash("chain", keeper())
+    assert result_hash("chain", keeper()) == expected
+    others = [keeper(weight=1.0000001), keeper(entry=3), keeper(name="b")]
+    hashes = {result_hash("chain", other) for other in others} | {result_hash("", keeper())}
+    assert len(hashes - {expected}) == 4
+
+
+# sums of records
+
+
+def test_a_round_is_summed_up() -> None:
+    client_rows: list[dict[str, Any]] = [
+        {"loss": 1.0, "samples": 30, "steps": 3, "bytes_up": 8, "bytes_down": 4},
+        {"loss": 4.0, "samples": 10, "steps": 1, "bytes_up": 8, "bytes_down": 4},
+        {"error": "NaN", "bytes_up": 0, "bytes_down": 4},
+        {"test_accuracy": 0.25, "samples": 5, "bytes_up": 0, "bytes_down": 0},
+        {"test_accuracy": 0.75, "samples": 9, "bytes_up": 0, "bytes_down": 0},
+    ]
+    ledger = {**new_ledger(), "total_bytes_up": 100}
+    row, same_rows = summarise(7, {"accuracy": 0.5}, client_rows, ledger)
+    assert same_rows == client_rows
+    assert row == {
+        **{"round": 7, "accuracy": 0.5, "train_loss": 1.75, "clients": 2, "failed": 1},
+        **{"client_accuracy": 0.5, "worst_client_accuracy": 0.25},
+        **{"bytes_up": 16, "bytes_down": 12, "total_bytes_up": 116, "total_bytes_down": 12},
+    }
+    assert (ledger["total_bytes_up"], ledger["total_bytes_down"]) == (116, 12)
+
+
+# runs that are not finished
+
+
+def test_an_unfinished_run_can_be_looked_at(tmp_path: Path) -> None:
+    def stop(event: object) -> None:
+        if isinstance(event, dict) and event["round"] == 3:
+            raise KeyboardInterrupt
+
+    started: list[RunFolder] = []
+    with pytest.raises(KeyboardInterrupt):
+        fedsim.run(experiment(train={"rounds": 5}), tmp_path, stop, started.append)
+    run = fedsim.load(started[0].path)
+    assert run.manifest["status"] == "interrupted"
+    assert run.rounds["round"].tolist() == [1, 2]  # up to the checkpoint
+    assert set(run.clients["round"]) == {1, 2}
+    with pytest.raises(RunFolderError, match="the run is not finished; it has no result yet"):
+        _ = run.result_hash
+    with pytest.raises(RunFolderError, match="the run is not finished; it has no weights yet"):
+        run.weights()
+
+
+def test_what_is_not_a_run_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="there is no such folder"):
+        fedsim.load(tmp_path / "nowhere")
+    with pytest.raises(RunFolderError, match=r"not a run folder \(no readable manifest.json"):
+        fedsim.load(tmp_path)

@@ -1,0 +1,178 @@
+"""Tables grow in parts, forget what is taken back, and end as one file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.results.tables import Table
+
+Rows = list[dict[str, Any]]
+
+
+def files(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+def rows(frame: pd.DataFrame) -> Rows:
+    """The rows, without the cells that are empty."""
+    return [
+        {name: value for name, value in row.items() if not pd.isna(value)}
+        for row in frame.to_dict("records")
+    ]
+
+
+def filled(folder: Path, parts: dict[int, Rows]) -> Table:
+    table = Table(folder, "rounds")
+    for t, part in parts.items():
+        table.add(part)
+        table.flush(t)
+    return table
+
+
+PARTS: dict[int, Rows] = {
+    2: [{"round": 1, "loss": 2}, {"round": 2, "loss": 1.5}],
+    4: [{"round": 3, "accuracy": 0.5}, {"round": 4, "error": "NaN in 'weights'"}],
+    6: [{"round": 5, "loss": None}, {"accuracy": 1, "round": 6}],
+}
+ALL = [
+    *({"round": 1, "loss": 2}, {"round": 2, "loss": 1.5}),
+    *({"round": 3, "accuracy": 0.5}, {"round": 4, "error": "NaN in 'weights'"}),
+    *({"round": 5}, {"round": 6, "accuracy": 1}),
+]
+
+
+def test_parts_are_named_by_the_round_that_they_end_with(tmp_path: Path) -> None:
+    filled(tmp_path, PARTS)
+    assert files(tmp_path) == {
+        *("rounds.parts", "rounds.parts/000002.parquet"),
+        *("rounds.parts/000004.parquet", "rounds.parts/000006.parquet"),
+    }
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_rows_come_back_as_they_were_added(tmp_path: Path, finished: bool) -> None:
+    table = filled(tmp_path, PARTS)
+    if finished:
+        table.finish()
+        assert files(tmp_path) == {"rounds.parquet"}
+    frame = Table(tmp_path, "rounds").read()
+    assert rows(frame) == ALL
+    assert list(frame.columns) == ["round", "loss", "accuracy", "error"]
+    assert frame["round"].dtype == "int64"
+    assert frame["loss"].dtype == frame["accuracy"].dtype == "float64"
+
+
+def test_what_was_not_flushed_is_not_read(tmp_path: Path) -> None:
+    table = filled(tmp_path, PARTS)
+    table.add([{"round": 7}])
+    assert rows(table.read()) == ALL
+
+
+@pytest.mark.parametrize(("to", "left"), [(0, 0), (2, 2), (4, 4), (6, 6), (9, 6)])
+def test_rewound(tmp_path: Path, to: int, left: int) -> None:
+    table = filled(tmp_path, PARTS)
+    table.add([{"round": 99}])
+    table.rewind(to)
+    assert rows(table.read()) == ALL[:left]
+    table.add([{"round": 7}])
+    table.flush(7)
+    table.finish()
+    assert rows(table.read()) == [*ALL[:left], {"round": 7}]
+
+
+def test_nothing(tmp_path: Path) -> None:
+    table = Table(tmp_path, "rounds")
+    table.flush(1)
+    table.rewind(0)
+    assert table.read().empty
+    table.finish()
+    assert table.read().empty
+    assert files(tmp_path) == set()
+
+
+def test_two_tables_in_one_folder(tmp_path: Path) -> None:
+    one = filled(tmp_path, PARTS)
+    other = Table(tmp_path, "clients")
+    other.add([{"client": 3}])
+    other.flush(2)
+    one.finish()
+    assert rows(other.read()) == [{"client": 3}]
+    other.finish()
+    assert files(tmp_path) == {"rounds.parquet", "clients.parquet"}
+
+
+def test_finishing_twice_changes_nothing(tmp_path: Path) -> None:
+    table = filled(tmp_path, PARTS)
+    table.finish()
+    table.finish()
+    assert rows(table.read()) == ALL
+
+
+def test_finishing_can_be_broken_off_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies while it clears away the parts loses no row."""
+    for survives in range(4):
+        folder = tmp_path / str(survives)
+        folder.mkdir()
+        table = filled(folder, PARTS)
+        left, unlink = survives, os.unlink
+
+        def dying(*args: Any, unlink: Any = unlink, **keywords: Any) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            unlink(*args, **keywords)
+
+        monkeypatch.setattr(os, "unlink", dying)
+        with contextlib.suppress(KeyboardInterrupt):
+            table.finish()
+        monkeypatch.undo()
+        resumed = Table(folder, "rounds")
+        resumed.rewind(6)
+        assert rows(resumed.read()) == ALL
+        resumed.finish()
+        assert rows(resumed.read()) == ALL
+
+
+cells = {
+    "loss": st.none() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False),
+    "clients": st.integers(-(2**63), 2**63 - 1),
+    "error": st.text(max_size=5),
+    "flag": st.booleans(),
+}
+ragged = st.lists(
+    st.fixed_dictionaries({"round": st.just(1)}, optional=cells), min_size=1, max_size=4
+)
+
+
+@given(parts=st.lists(ragged, min_size=1, max_size=4), finished=st.booleans())
+def test_ragged_columns(parts: list[Rows], finished: bool) -> None:
+    """Any column may be missing from any row, and from all rows of a part."""
+    given_rows = [row for part in parts for row in part]
+    with tempfile.TemporaryDirectory() as folder:
+        table = filled(Path(folder), dict(enumerate(parts, start=1)))
+        if finished:
+            table.finish()
+        read = table.read()
+    names = list(dict.fromkeys(name for row in given_rows for name in row))
+    assert list(read.columns) == names
+    for name in names:
+        for cell, row in zip(read[name], given_rows, strict=True):
+            value = row.get(name)
+            if value is None:
+                assert pd.isna(cell)
+            elif isinstance(value, str | bool):
+                assert cell == value
+            else:
+                assert float(cell) == float(value)

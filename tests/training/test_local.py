@@ -1,0 +1,290 @@
+"""Local training against a plain PyTorch loop, and the random streams that it draws from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedsim.streams import numpy_stream, torch_seed, torch_stream
+from fedsim.training import FlatModel, Train, cross_entropy, evaluate, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Networks this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def plain_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def batch_norm_net() -> nn.Module:
+    # Without the bias that batch norm takes away again: Adam would follow its rounding errors.
+    first = nn.Linear(5, 8, bias=False)
+    return nn.Sequential(first, nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def examples(n: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(n)
+    return torch.randn(n, 5), torch.randint(3, (n,))
+
+
+def settings(optimizer: dict[str, Any], **fields: Any) -> Train:
+    return Train.model_validate({"optimizer": optimizer, **fields})
+
+
+def by_hand(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    rng: np.random.Generator,
+    epochs: int,
+    batch_size: int,
+    skip_single: bool,
+) -> tuple[int, float]:
+    """The loop of any tutorial."""
+    module.train()
+    steps, losses = 0, []
+    for _ in range(epochs):
+        order = rng.permutation(len(y))
+        for start in range(0, len(y), batch_size):
+            batch = order[start : start + batch_size]
+            if len(batch) == 1 and skip_single:
+                continue
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(module(x[batch]), y[batch])
+            loss.backward()
+            optimizer.step()
+            steps += 1
+            losses += [loss.item()] * len(batch)
+    return steps, float(np.mean(losses))
+
+
+OPTIMIZERS: list[tuple[dict[str, Any], Any, dict[str, Any]]] = [
+    ({"lr": 0.3}, torch.optim.SGD, {"lr": 0.3}),
+    ({"lr": 0.1, "momentum": 0.9}, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    (
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    ),
+    ({"lr": 0.1, "weight_decay": 0.2}, torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.2}),
+    ({"name": "adam", "lr": 0.02}, torch.optim.Adam, {"lr": 0.02}),
+    (
+        {"name": "adam", "lr": 0.02, "betas": [0.5, 0.7], "weight_decay": 0.1},
+        torch.optim.Adam,
+        {"lr": 0.02, "betas": (0.5, 0.7), "weight_decay": 0.1},
+    ),
+    (
+        {"name": "adamw", "lr": 0.02, "weight_decay": 0.3},
+        torch.optim.AdamW,
+        {"lr": 0.02, "weight_decay": 0.3},
+    ),
+    # PyTorch's own default is 0.01, ours is none.
+    ({"name": "adamw", "lr": 0.02}, torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("section", "optimizer", "keywords"), OPTIMIZERS)
+@pytest.mark.parametrize("net", [plain_net, batch_norm_net])
+@pytest.mark.parametrize(
+    ("n", "batch_size"), [(20, 5), (23, 5), (21, 5), (3, 16)], ids=["even", "ragged", "one", "few"]
+)
+def test_train_is_the_plain_loop(
+    net: Any, section: dict[str, Any], optimizer: Any, keywords: Any, n: int, batch_size: int
+) -> None:
+    torch.manual_seed(0)
+    plain = net()
+    flat = FlatModel(copy.deepcopy(plain), CPU)
+    x, y = examples(n)
+    expected = by_hand(
+        plain,
+        optimizer(plain.parameters(), **keywords),
+        x,
+        y,
+        numpy_stream(7, "batches", 2, 5),
+        epochs=3,
+        batch_size=batch_size,
+        skip_single=net is batch_norm_net,
+    )
+    steps, loss = train(
+        flat,
+        x,
+        y,
+        settings(section, local_epochs=3, batch_size=batch_size),
+        numpy_stream(7, "batches", 2, 5),
+    )
+    assert steps == expected[0]
+    assert loss == pytest.approx(expected[1], rel=1e-4)
+    for name, tensor in flat.named(flat.vector).items():
+        torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+
+def test_optimiser_state_is_made_anew() -> None:
+    x, y = examples(12)
+    section = settings({"lr": 0.1, "momentum": 0.9}, batch_size=4)
+    ends = []
+    flat = FlatModel(plain_net(), CPU)
+    start = flat.vector.clone()
+    for _ in range(2):
+        flat.load(start)
+        train(flat, x, y, section, np.random.default_rng(0))
+        ends.append(flat.weights())
+    np.testing.assert_array_equal(*ends)
+
+
+def test_a_single_example_cannot_train_batch_norm() -> None:
+    flat = FlatModel(batch_norm_net(), CPU)
+    before = flat.weights()
+    x, y = examples(1)
+    assert train(flat, x, y, settings({}), np.random.default_rng(0)) == (0, 0.0)
+    np.testing.assert_array_equal(flat.weights(), before)
+
+
+def test_a_single_example_trains_what_has_none() -> None:
+    flat = FlatModel(plain_net(), CPU)
+    before = flat.weights()
+    x, y = examples(1)
+    assert train(flat, x, y, settings({}), np.random.default_rng(0))[0] == 1
+    assert (flat.weights() != before).any()
+
+
+# the hooks of methods
+
+
+def test_gradient_hook() -> None:
+    """g + 0.5·(w − anchor), as a loss: (0.5 / 2)·‖w − anchor‖² beside the cross-entropy."""
+    torch.manual_seed(0)
+    plain = plain_net()
+    flat = FlatModel(copy.deepcopy(plain), CPU)
+    anchor = torch.randn(flat.num_parameters)
+    x, y = examples(10)
+
+    def pull(g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        assert g.shape == w.shape == context["anchor"].shape
+        assert not w.requires_grad
+        return g + 0.5 * (w - context["anchor"])
+
+    section = settings({"lr": 0.1, "momentum": 0.5}, batch_size=4, local_epochs=2)
+    steps, loss = train(
+        *(flat, x, y, section, np.random.default_rng(3)),
+        gradient=pull,
+        context={"anchor": anchor},
+    )
+
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.5)
+    rng, seen = np.random.default_rng(3), []
+    for _ in range(2):
+        order = rng.permutation(10)
+        for start in range(0, 10, 4):
+            batch = order[start : start + 4]
+            optimizer.zero_grad()
+            task = nn.functional.cross_entropy(plain(x[batch]), y[batch])
+            w = torch.cat([p.reshape(-1) for p in plain.parameters()])
+            (task + 0.25 * ((w - anchor) ** 2).sum()).backward()
+            optimizer.step()
+            seen += [task.item()] * len(batch)
+    assert steps == 6
+    assert loss == pytest.approx(np.mean(seen), rel=1e-4)
+    expected = torch.cat([p.detach().reshape(-1) for p in plain.parameters()])
+    torch.testing.assert_close(flat.vector, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_loss_hook() -> None:
+    torch.manual_seed(0)
+    module = plain_net()
+    doubled, plain = (FlatModel(copy.deepcopy(module), CPU) for _ in range(2))
+    x, y = examples(9)
+
+    def double(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return 2 * cross_entropy(model, x, y)
+
+    one = train(
+        *(doubled, x, y, settings({"lr": 0.1}, batch_size=4), np.random.default_rng(0)),
+        loss=double,
+    )
+    other = train(plain, x, y, settings({"lr": 0.2}, batch_size=4), np.random.default_rng(0))
+    assert one == (other[0], pytest.approx(2 * other[1], rel=1e-5))
+    torch.testing.assert_close(doubled.vector, plain.vector)
+
+
+# evaluation
+
+
+@pytest.mark.parametrize("n", [1, 499, 500, 501, 1203])
+@pytest.mark.parametrize("net", [plain_net, batch_norm_net])
+def test_evaluate_is_one_big_batch(net: Any, n: int) -> None:
+    torch.manual_seed(0)
+    flat = FlatModel(net(), CPU)
+    flat.module(torch.randn(50, 5))  # batch norm's statistics are not those of a new network
+    before = flat.weights()
+    x, y = examples(n)
+    loss, right = evaluate(flat, x, y)
+    logits = flat.module.eval()(x)
+    chances = torch.softmax(logits.double(), dim=1)[torch.arange(n), y]
+    assert loss == pytest.approx(-float(torch.log(chances).sum()), rel=1e-4)
+    assert right == sum(int(row.argmax()) == int(label) for row, label in zip(logits, y))  # noqa: B905
+    np.testing.assert_array_equal(flat.weights(), before)
+    assert not flat.gradient.any()
+
+
+# streams
+
+names = st.tuples(
+    st.integers(0, 2**40), st.text("ab/0", max_size=4), st.integers(-1, 20), st.integers(-1, 20)
+)
+
+
+@given(names, names)
+def test_streams_go_by_name(one: Any, other: Any) -> None:
+    def draws(name: Any) -> tuple[list[int], int, list[float]]:
+        with torch_stream(*name):
+            noise = torch.rand(4).tolist()
+        return numpy_stream(*name).integers(2**62, size=4).tolist(), torch_seed(*name), noise
+
+    assert draws(one) == draws(one)
+    if one != other:
+        assert all(a != b for a, b in zip(draws(one), draws(other), strict=True))
+
+
+def test_streams_leave_no_trace() -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)
+    expected = torch.rand(3), np.random.rand(3)
+    torch.manual_seed(5)
+    np.random.seed(5)
+    with torch_stream(1, "init"):
+        torch.rand(10)
+    numpy_stream(1, "batches").random(10)
+    with pytest.raises(ZeroDivisionError), torch_stream(1, "init"):
+        torch.rand(10 // 0)
+    assert torch.equal(torch.rand(3), expected[0])
+    np.testing.assert_array_equal(np.random.rand(3), expected[1])
+
+
+def test_training_draws_from_its_own_stream_only() -> None:
+    x, y = examples(8)
+    ends = []
+    for global_seed in (1, 2):
+        torch.manual_seed(0)
+        flat = FlatModel(nn.Sequential(nn.Dropout(0.5), plain_net()), CPU)
+        torch.manual_seed(global_seed)
+        with torch_stream(0, "dropout", 1, 2):
+            train(flat, x, y, settings({}), numpy_stream(0, "batches", 1, 2))
+        ends.append(flat.weights())
+    np.testing.assert_array_equal(*ends)
