@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.federation.host import Examples, Host
 from fedsim.streams import numpy_stream, torch_stream
 from fedsim.training import FlatModel, Gradient, Loss, Train, cross_entropy, evaluate, train
-
-if TYPE_CHECKING:
-    from fedsim.federation.worker import Worker
 
 
 class Update:
@@ -29,17 +26,6 @@ class Update:
     def __init__(self, *, weight: float = 1.0, **vectors: Tensor) -> None:
         self.weight = float(weight)
         self.vectors = vectors
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Inputs (n, ...) float32 and labels (n,) int64, on the client's device."""
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 class Client:
@@ -56,49 +42,49 @@ class Client:
     """
 
     def __init__(
-        self, worker: Worker, id: int, round: int, phase: str, state: Mapping[str, Any]
+        self, host: Host, id: int, round: int, phase: str, state: Mapping[str, Any]
     ) -> None:
         self.id, self.round, self.phase = id, round, phase
         self.state = dict(state)
         self.steps = 0
         self.row: dict[str, float | int] = {}
-        self._worker = worker
+        self._host = host
 
     @property
     def model(self) -> FlatModel:
-        return self._worker.model
+        return self._host.model
 
     @property
     def settings(self) -> Train:
-        return self._worker.setup.train
+        return self._host.setup.train
 
     @property
     def device(self) -> torch.device:
-        return self._worker.device
+        return self._host.device
 
     @property
     def num_samples(self) -> int:
         """n_k, how many labelled training examples the client holds."""
-        return len(self._worker.holdings.train[self.id])
+        return len(self._host.holdings.train[self.id])
 
     @cached_property
     def data(self) -> Examples:
         """The client's labelled training examples."""
-        return self._worker.examples(self._worker.holdings.train[self.id])
+        return self._host.examples(self._host.holdings.train[self.id])
 
     @cached_property
     def unlabelled(self) -> Tensor:
         """Inputs of the client's examples whose labels it does not know, (n, ...)."""
-        return self._worker.examples(self._worker.holdings.unlabelled[self.id]).x
+        return self._host.examples(self._host.holdings.unlabelled[self.id]).x
 
     @cached_property
     def test(self) -> Examples:
         """The client's own test examples."""
-        return self._worker.examples(self._worker.holdings.test[self.id])
+        return self._host.examples(self._host.holdings.test[self.id])
 
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream of this client's own, for one purpose in this round."""
-        seed = self._worker.setup.seed
+        seed = self._host.setup.seed
         return numpy_stream(seed, f"{self.phase}/{purpose}", self.round, self.id)
 
     def train(
@@ -119,10 +105,10 @@ class Client:
         Returns:
             (size,) the trained weights.
         """
-        worker = self._worker
+        host = self._host
         self.model.load(weights)
         with torch_stream(
-            worker.setup.seed, f"{self.phase}/dropout", self.round, self.id, self.device
+            host.setup.seed, f"{self.phase}/dropout", self.round, self.id, self.device
         ):
             self.steps, mean_loss = train(
                 self.model,

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
+from fedsim.federation.host import Host, Setup
 from fedsim.federation.sums import ExactSum
-from fedsim.federation.worker import BlockResult, Call, Setup, Worker
+from fedsim.federation.worker import BlockResult, Call, Worker
 
 # What the server holds of a client's kept state: the state itself, or a reference to it.
 Handle = Any
@@ -135,7 +136,7 @@ class LocalEngine(Engine):
         super().__init__()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(settings.cpus_per_actor)
-        self._worker = Worker(setup, dataset, holdings, pick_device(settings))
+        self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
 
     def run(
         self,

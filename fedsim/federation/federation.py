@@ -15,8 +15,9 @@ from fedsim.data import Holdings
 from fedsim.errors import RunError
 from fedsim.federation.client import Update
 from fedsim.federation.engine import Engine, Handle, Outcome
+from fedsim.federation.host import Setup
 from fedsim.federation.wire import Unsent, nbytes
-from fedsim.federation.worker import TEST_SHARD, Call, Setup
+from fedsim.federation.worker import TEST_SHARD, Call
 from fedsim.streams import numpy_stream
 from fedsim.training import FlatModel
 
@@ -145,7 +146,9 @@ class Federation:
         """
         call = self._next_call("test", "test")
         blocks = [[shard] for shard in self._shards]
-        rows = self._engine.run(call, blocks, {"weights": weights}, {}).rows
+        arguments = {"weights": weights}
+        _freeze(arguments)
+        rows = self._engine.run(call, blocks, arguments, {}).rows
         loss = math.fsum(row["loss_sum"] for row in rows.values())
         right = sum(row["right"] for row in rows.values())
         return {"loss": loss / self._num_test, "accuracy": right / self._num_test}
@@ -194,6 +197,7 @@ class Federation:
         cohort = np.asarray(cohort)
         call = self._next_call(function.__name__, mode)
         blocks = cut_blocks(cohort, self._samples[cohort])
+        _freeze(arguments)
         outcome = self._engine.run(call, blocks, arguments, self._states)
         self._states.update(outcome.states)
         sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, Unsent))
@@ -208,6 +212,20 @@ class Federation:
             known.update(row, **costs)
             known.pop("weight", None)
         return outcome
+
+
+def _freeze(tree: Any) -> None:
+    """Make arrays read-only: a state that was sent to clients must not change afterwards."""
+    if isinstance(tree, np.ndarray):
+        tree.flags.writeable = False
+    elif isinstance(tree, Unsent):
+        _freeze(tree.value)
+    elif isinstance(tree, Mapping):
+        for part in tree.values():
+            _freeze(part)
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            _freeze(part)
 
 
 def cohort_size(participation: float, num_clients: int) -> int:

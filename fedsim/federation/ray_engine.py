@@ -29,8 +29,9 @@ from fedsim.federation.engine import (
     Outcome,
     pick_device,
 )
+from fedsim.federation.host import Host, Setup
 from fedsim.federation.sums import ExactSum
-from fedsim.federation.worker import BlockResult, Call, Setup, Worker
+from fedsim.federation.worker import BlockResult, Call, Worker
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +47,11 @@ class ClientActor:
         self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
     ) -> None:
         torch.set_num_threads(settings.cpus_per_actor)
-        self._worker = Worker(setup, dataset, holdings, pick_device(settings))
+        self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
 
     def device(self) -> str:
         """What the worker computes on; answers once the actor is up."""
-        return str(self._worker.device)
+        return str(self._worker.host.device)
 
     def run_block(
         self,

@@ -11,38 +11,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClientError
-from fedsim.federation.client import Client, Examples, Update
+from fedsim.federation.client import Client, Update
+from fedsim.federation.host import Host
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
 from fedsim.federation.wire import Unsent, nbytes, to_arrays, to_tensors
-from fedsim.models import Model
-from fedsim.streams import torch_stream
-from fedsim.training import FlatModel, Train, evaluate
+from fedsim.training import evaluate
 
 TEST_SHARD = 500  # examples of the central test set that are one unit of evaluation
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a worker needs to know besides the data. It travels once, when the worker starts."""
-
-    model: Model
-    train: Train
-    seed: int
-    # The object whose methods are the client functions; the Method, which this package never
-    # imports.
-    functions: Any
-    shape: tuple[int, ...]
-    classes: int
-
-    def build_model(self) -> nn.Module:
-        """The network with the run's initial weights, the same wherever it is built."""
-        with torch_stream(self.seed, "init"):
-            return self.model.build(self.shape, self.classes)
 
 
 @dataclass(frozen=True)
@@ -88,30 +66,11 @@ class Worker:
     collects at its end; whatever it loses can be computed again from the same inputs.
     """
 
-    def __init__(
-        self, setup: Setup, dataset: Dataset, holdings: Holdings, device: torch.device
-    ) -> None:
-        self.setup, self.holdings, self.device = setup, holdings, device
-        self.dataset = dataset
-        self.model = FlatModel(setup.build_model(), device)
+    def __init__(self, host: Host) -> None:
+        self.host = host
         self._serial = -1
         self._sums: dict[str, ExactSum] = {}
         self._arguments: dict[str, Any] = {}
-
-    def examples(self, indices: NDArray[np.int64]) -> Examples:
-        """Training examples by index."""
-        return self._prepare(self.dataset.x[indices], self.dataset.y[indices])
-
-    def _prepare(self, x: NDArray[np.generic], y: NDArray[np.int64]) -> Examples:
-        inputs = torch.tensor(x, device=self.device)
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.float() / 255
-        if self.dataset.mean:
-            per_channel = (-1, *[1] * (inputs.dim() - 2))
-            mean = torch.tensor(self.dataset.mean, device=self.device).view(per_channel)
-            std = torch.tensor(self.dataset.std, device=self.device).view(per_channel)
-            inputs = (inputs - mean) / std
-        return Examples(inputs, torch.tensor(y, device=self.device))
 
     def run_block(
         self,
@@ -134,7 +93,9 @@ class Worker:
         if call.serial != self._serial:
             self._serial, self._sums = call.serial, {}
             self._arguments = {
-                name: to_tensors(value.value if isinstance(value, Unsent) else value, self.device)
+                name: to_tensors(
+                    value.value if isinstance(value, Unsent) else value, self.host.device
+                )
                 for name, value in arguments.items()
             }
         if call.mode == "test":
@@ -142,45 +103,55 @@ class Worker:
         result = BlockResult()
         sums: dict[str, Tensor] = {}
         for id in block:
-            started = time.perf_counter()
-            client = Client(
-                self, id, call.round, call.function, to_tensors(states.get(id, {}), self.device)
-            )
-            before = _versions(client.state)
+            state = to_tensors(states.get(id, {}), self.host.device)
+            client = Client(self.host, id, call.round, call.function, state)
             try:
-                message = getattr(self.setup.functions, call.function)(client, **self._arguments)
-                if call.mode == "mean":
-                    _check(message, sums)
-                elif call.mode == "gather":
-                    message = to_arrays(message)
-                    _check_finite(message)
+                self._run_client(client, call, sums, result)
             except Exception as error:
                 cause = str(error) if isinstance(error, _Refused) else _traceback(error)
                 failure = ClientError(id, call.round, call.function, cause)
-                if self.setup.train.on_client_error == "stop":
+                if self.host.setup.train.on_client_error == "stop":
                     raise failure from None  # the cause holds the traceback, and pickles
                 result.rows[id] = {"error": str(failure)}
-                continue
-            if call.mode == "mean":
-                for name, vector in message.vectors.items():
-                    sums[name].add_(vector.detach().reshape(-1), alpha=message.weight)
-                client.row["weight"] = message.weight
-                message = message.vectors
-            elif call.mode == "gather":
-                result.items[id] = message
-            if _versions(client.state) != before:
-                result.states[id] = to_arrays(client.state)
-            result.rows[id] = {
-                **client.row,
-                "samples": client.num_samples,
-                "bytes_up": nbytes(message) if call.mode != "each" else 0,
-                "seconds": time.perf_counter() - started,
-            }
         for name, total in sums.items():
             if name not in self._sums:
                 self._sums[name] = ExactSum.zeros(len(total))
             self._sums[name].add(total.cpu().numpy())
         return result
+
+    def _run_client(
+        self, client: Client, call: Call, sums: dict[str, Tensor], result: BlockResult
+    ) -> None:
+        """Run the client function, and file what it returns, keeps and reports.
+
+        Nothing is filed of a client that fails.
+        """
+        started = time.perf_counter()
+        before = _versions(client.state)
+        function = getattr(self.host.setup.functions, call.function)
+        message = function(client, **self._arguments)
+        if call.mode == "mean":
+            _check(message, sums)
+            for name, vector in message.vectors.items():
+                if name not in sums:
+                    sums[name] = torch.zeros(
+                        vector.numel(), dtype=torch.float64, device=vector.device
+                    )
+                sums[name].add_(vector.detach().reshape(-1), alpha=message.weight)
+            client.report(weight=message.weight)
+            message = message.vectors
+        elif call.mode == "gather":
+            message = to_arrays(message)
+            _check_finite(message)
+            result.items[client.id] = message
+        if _versions(client.state) != before:
+            result.states[client.id] = to_arrays(client.state)
+        result.rows[client.id] = {
+            **client.row,
+            "samples": client.num_samples,
+            "bytes_up": nbytes(message) if call.mode != "each" else 0,
+            "seconds": time.perf_counter() - started,
+        }
 
     def take_sums(self, serial: int) -> dict[str, ExactSum]:
         """Hand over the sums over the blocks of that call carried out since the last time."""
@@ -190,15 +161,14 @@ class Worker:
         return sums
 
     def _test_shard(self, shard: int) -> dict[str, Any]:
-        part = slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD)
-        examples = self._prepare(self.dataset.test_x[part], self.dataset.test_y[part])
-        self.model.load(self._arguments["weights"])
-        loss, right = evaluate(self.model, examples.x, examples.y)
+        examples = self.host.test_examples(slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD))
+        self.host.model.load(self._arguments["weights"])
+        loss, right = evaluate(self.host.model, examples.x, examples.y)
         return {"loss_sum": loss, "right": right}
 
 
 def _check(update: Update, sums: dict[str, Tensor]) -> None:
-    """Refuse what cannot be added, before any of it is; make room for what is new."""
+    """Refuse what cannot be added, before any of it is."""
     if not isinstance(update, Update):
         raise _Refused(f"must return an Update, not {type(update).__name__}")
     if not (math.isfinite(update.weight) and update.weight >= 0):
@@ -215,9 +185,7 @@ def _check(update: Update, sums: dict[str, Tensor]) -> None:
                 f"'{name}' is out of range: |value| up to {largest:.3g} with weight "
                 f"{update.weight:.3g}; weight × value must stay under 2^30"
             )
-        if name not in sums:
-            sums[name] = torch.zeros(vector.numel(), dtype=torch.float64, device=vector.device)
-        elif len(sums[name]) != vector.numel():
+        if name in sums and len(sums[name]) != vector.numel():
             raise _Refused(
                 f"'{name}' has {vector.numel()} entries, that of clients before {len(sums[name])}"
             )

@@ -243,10 +243,10 @@ def altered() -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
     yield "fewer", ROW, CLIENT_ROWS[:1]
 
 
-def test_the_hash_chains_every_record_but_the_time() -> None:
+def test_the_hash_chains_every_record_but_times_and_tracebacks() -> None:
     expected = chained("", ROW, CLIENT_ROWS)
     for key, row, client_rows in altered():
-        assert (chained("", row, client_rows) == expected) == (key == "seconds"), key
+        assert (chained("", row, client_rows) == expected) == (key in ("seconds", "error")), key
     assert chained("before", ROW, CLIENT_ROWS) != expected
     shuffled = {key: ROW[key] for key in reversed(ROW)}
     assert chained("", shuffled, CLIENT_ROWS) == expected
