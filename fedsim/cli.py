@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -36,7 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Explainable federated learning, simulated on Ray.",
 )
-out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, soft_wrap=True)
+# No emoji: «:100:» is a line number, not a pictogram.
+out = Console(highlight=False, soft_wrap=True, emoji=False)
+err = Console(stderr=True, soft_wrap=True, emoji=False)
 
 File = Annotated[Path, typer.Argument(help="An experiment file (YAML).", show_default=False)]
 Overrides = Annotated[
@@ -68,7 +71,7 @@ def run_command(
     ] = False,
 ) -> None:
     """Run an experiment."""
-    changes = [*(overrides or []), *([f"name={name}"] if name else [])]
+    changes = [*(overrides or []), *([f"name={json.dumps(name)}"] if name else [])]
     experiment = Experiment.load(file, changes)
     if print_config:
         out.print(experiment.to_yaml(), end="", markup=False)

@@ -10,11 +10,19 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -50,6 +58,15 @@ class Section(BaseModel):
                 problem = PydanticCustomError("unknown_key", "unknown key{hint}", {"hint": hint})
                 raise located(cls.__name__, str(key), problem, values[key])
         return values
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_flags_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic reads true as 1."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and annotation is not bool:
+            raise PydanticKnownError("float_type" if annotation is float else "int_type")
+        return value
 
 
 C = TypeVar("C", bound=Section)
@@ -102,6 +119,16 @@ class Registry(Generic[C]):
                 "'{name}' is not a {what}: it must be a class that extends {base}",
                 {"name": name, "what": self.what, "base": self.base.__name__},
             )
+        if inspect.isabstract(found):
+            raise PydanticCustomError(
+                "incomplete",
+                "{what} '{name}' lacks {methods}",
+                {
+                    "what": self.what,
+                    "name": name,
+                    "methods": ", ".join(sorted(found.__abstractmethods__)),
+                },
+            )
         return found
 
     def parse(self, value: Any) -> Any:
@@ -131,11 +158,11 @@ def import_object(name: str, what: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the module raises
         raise PydanticCustomError(
             "import_failed",
             "{what} '{name}' cannot be imported: {error}",
-            {"what": what, "name": name, "error": str(error)},
+            {"what": what, "name": name, "error": str(error) or type(error).__name__},
         ) from error
 
 

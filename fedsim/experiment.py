@@ -103,10 +103,13 @@ class Experiment(Section):
             if not equals or not key:
                 raise ExperimentError(f"override '{override}': must read section.key=value")
             try:
-                content.merge_with_dotlist([override])
+                # What stands at the key is replaced, a whole section too, not merged.
+                new = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
+                OmegaConf.update(content, key, new, merge=False)
             except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
                 raise ExperimentError(f"override '{override}': {error}") from error
-            given[tuple(key.split("."))] = override
+            for location in _within(tuple(key.split(".")), new):
+                given[location] = override
         lines = dict(_lines(root)) if root is not None else {}
 
         def where(location: Location) -> str:
@@ -115,9 +118,14 @@ class Experiment(Section):
                     return f"override {given[location[:end]]}"
                 if location[:end] in lines:
                     return f"{path}:{lines[location[:end]]}"
+                # A section that only an override speaks of.
+                for known, override in given.items():
+                    if known[:end] == location[:end]:
+                        return f"override {override}"
             return str(path)
 
-        return cls._build(OmegaConf.to_container(content, resolve=True), where)
+        # No interpolation: «${...}» is text like any other.
+        return cls._build(OmegaConf.to_container(content, resolve=False), where)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Experiment:
@@ -139,7 +147,26 @@ class Experiment(Section):
 
     def to_yaml(self) -> str:
         """The complete experiment, every default written out, as a file to run again."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes words that OmegaConf would read as numbers, and PyYAML would not («1e5»)."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def _within(location: Location, value: Any) -> Iterator[Location]:
+    """The location of a value, and of all that is in it."""
+    yield location
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _within((*location, str(key)), part)
 
 
 def _lines(node: yaml.Node, above: Location = ()) -> Iterator[tuple[Location, int]]:
@@ -176,9 +203,10 @@ def _explain(error: ValidationError, where: Callable[[Location], str]) -> list[s
         words = words.removeprefix("Value error, ").removeprefix("Input should be ")
         words_at.setdefault(location, []).append(words)
         a_value = isinstance(problem["input"], str | int | float)
-        if a_value and words != problem["msg"]:  # a message of our own is complete as it is
+        if words not in (problem["msg"], "missing"):  # a message of our own is complete as it is
             words_at[location][0] = "must be " + words_at[location][0].removeprefix("must be ")
-            given_at[location] = f", not {problem['input']!r}"
+            if a_value:
+                given_at[location] = f", not {problem['input']!r}"
     return [
         f"{where(location)}: {'.'.join(location)}: {' or '.join(words)}"
         f"{given_at.get(location, '')}"

@@ -24,7 +24,7 @@ from safetensors.torch import save
 
 from fedsim import atomic
 from fedsim.data import Dataset, Holdings
-from fedsim.errors import DataError, ExperimentError, StateLost
+from fedsim.errors import DataError, ExperimentError, FedsimError, StateLost
 from fedsim.experiment import Experiment
 from fedsim.federation import Federation, Setup, cohort_size
 from fedsim.federation.checkpoint import Checkpoints, pack
@@ -65,8 +65,35 @@ def prepare(experiment: Experiment) -> tuple[Dataset, Holdings, Setup]:
         shape=dataset.shape,
         classes=len(dataset.classes),
     )
-    setup.build_model()  # refuses inputs that the architecture does not take
+    _try_model(setup)
     return dataset, holdings, setup
+
+
+def _try_model(setup: Setup) -> None:
+    """Build the network and send one input through it.
+
+    Raises:
+        ExperimentError: it does not take the data's inputs, or is no classifier of its classes.
+    """
+    name = f"model.name={setup.model.name}"
+    try:
+        network = setup.build_model()
+        if not isinstance(network, torch.nn.Module):
+            raise ExperimentError(f"{name}: must return a torch.nn.Module, not {network!r}")
+        with torch.no_grad():
+            found = tuple(network.eval()(torch.zeros(1, *setup.shape)).shape)
+    except FedsimError:
+        raise
+    except Exception as error:  # of the user's own code
+        raise ExperimentError(
+            f"{name} does not take the data's inputs of shape {setup.shape}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if found != (1, setup.classes):
+        raise ExperimentError(
+            f"{name} returns logits of shape {found} for one input; "
+            f"the data's {setup.classes} classes want {(1, setup.classes)}"
+        )
 
 
 def simulate(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import small_experiment
 from rich.console import Console
+from small import small_experiment
 
 from fedsim import cli, load
 from fedsim._torchvision import import_torchvision

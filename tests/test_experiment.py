@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from small import small_experiment
 
 from fedsim import Experiment
 from fedsim.cli import main
@@ -263,3 +264,14 @@ def test_the_order_of_keys_does_not_show(tmp_path: Path) -> None:
     content = yaml.safe_load(QUICKSTART.read_text())
     path.write_text(yaml.safe_dump(content, sort_keys=True))
     assert Experiment.load(path).to_yaml() == Experiment.load(QUICKSTART).to_yaml()
+
+
+def test_an_override_replaces_what_stands_at_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(small_experiment(method={"name": "fedprox", "mu": 0.5}).to_yaml())
+    changed = Experiment.load(
+        file, ["method={name: scaffold}", "partition={kind: iid, clients: 5}", "train.rounds=3"]
+    )
+    assert changed.method == methods.find("scaffold")()
+    assert changed.partition == partitions.find("iid")(clients=5)
+    assert changed.train == small_experiment(train={"rounds": 3}).train

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import ray
-from conftest import HERE, small_experiment
 from ray.cluster_utils import Cluster
+from small import HERE, small_experiment
 
 from fedsim import Run, load, run
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -276,7 +277,8 @@ class Quantity(Partition):
                 f"asks for {self.clients * self.min_samples} training examples; "
                 f"the data set has {len(data.y)}"
             )
-        raw = rng.lognormal(0.0, self.sigma, size=self.clients)
+        logs = self.sigma * rng.standard_normal(self.clients)
+        raw = np.exp(logs - logs.max())  # the largest is 1, so that none overflows
         ends = np.cumsum(raw / raw.sum())
         ends[-1] = 1.0
         sizes = np.diff((ends * spare).astype(np.int64), prepend=0) + self.min_samples
@@ -352,7 +354,7 @@ class File(Partition):
                     arrays.files, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else n)
                 )
                 return [arrays[name] for name in by_number]
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
             raise DataError(f"{self.path}: not a partition file: {error}") from error
 
     def _check(self, client: int, array: NDArray[np.generic], num_samples: int) -> None:

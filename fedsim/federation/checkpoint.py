@@ -36,7 +36,7 @@ def pack(tree: Any, arrays: Arrays) -> Any:
     """
     if isinstance(tree, np.ndarray):
         key = str(len(arrays))
-        arrays[key] = np.ascontiguousarray(tree)
+        arrays[key] = np.asarray(tree, order="C")  # which keeps scalars scalars
         return {"array": key}
     if isinstance(tree, np.generic):
         return tree.item()

@@ -47,7 +47,7 @@ class Client:
         self.id, self.round, self.phase = id, round, phase
         self.state = dict(state)
         self.steps = 0
-        self.row: dict[str, float | int] = {}
+        self.row: dict[str, Any] = {}
         self._host = host
 
     @property

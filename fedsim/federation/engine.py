@@ -16,7 +16,7 @@ from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
 from fedsim.federation.host import Host, Setup
 from fedsim.federation.sums import ExactSum
-from fedsim.federation.worker import BlockResult, Call, Worker
+from fedsim.federation.worker import BlockResult, Call, Sums, Worker
 
 # What the server holds of a client's kept state: the state itself, or a reference to it.
 Handle = Any
@@ -65,14 +65,14 @@ class Outcome:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     items: dict[int, Any] = field(default_factory=dict)
     states: dict[int, Handle] = field(default_factory=dict)
-    sums: dict[str, ExactSum] = field(default_factory=dict)
+    sums: Sums = field(default_factory=dict)
 
     def take(self, result: BlockResult) -> None:
         """Add a block's records and messages."""
         self.rows.update(result.rows)
         self.items.update(result.items)
 
-    def add_sums(self, sums: Mapping[str, ExactSum]) -> None:
+    def add_sums(self, sums: Sums) -> None:
         """Add what one worker has summed up."""
         for name, part in sums.items():
             if name in self.sums:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.data import Holdings
-from fedsim.errors import RunError
+from fedsim.errors import ClientError, RunError
 from fedsim.federation.client import Update
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.host import Setup
@@ -114,13 +114,18 @@ class Federation:
             RunError: every client of the cohort was skipped.
         """
         outcome = self._call(function, "mean", cohort, arguments)
+        errors = [row["error"] for _, row in sorted(outcome.rows.items()) if "error" in row]
         given = [row["weight"] for row in outcome.rows.values() if "error" not in row]
         weight = math.fsum(given)  # exactly rounded, so in any order the same
         if weight <= 0:
             raise RunError(
                 f"round {self._round}: no client of the cohort gave a contribution of any weight"
+                + (f"; {len(errors)} failed, the first of them: {errors[0]}" if errors else "")
             )
-        mean = {name: (s.value() / weight).astype(np.float32) for name, s in outcome.sums.items()}
+        mean = {
+            name: (total.value() / weight).astype(np.float32)
+            for (name, _), total in outcome.sums.items()
+        }
         return Mean(mean, len(given))
 
     def gather(
@@ -199,6 +204,8 @@ class Federation:
         blocks = cut_blocks(cohort, self._samples[cohort])
         _freeze(arguments)
         outcome = self._engine.run(call, blocks, arguments, self._states)
+        if mode == "mean":
+            _check_alike(call, outcome)
         self._states.update(outcome.states)
         sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, Unsent))
         for id, row in outcome.rows.items():
@@ -211,6 +218,7 @@ class Federation:
             }
             known.update(row, **costs)
             known.pop("weight", None)
+            known.pop("sent", None)
         return outcome
 
 
@@ -226,6 +234,21 @@ def _freeze(tree: Any) -> None:
     elif isinstance(tree, list | tuple):
         for part in tree:
             _freeze(part)
+
+
+def _check_alike(call: Call, outcome: Outcome) -> None:
+    """Refuse to add up vectors that are not the same from every client."""
+    sent = {id: row["sent"] for id, row in sorted(outcome.rows.items()) if "error" not in row}
+    first = next(iter(sent), -1)
+    for id in sent:
+        if sent[id] != sent[first]:
+            raise ClientError(
+                id,
+                call.round,
+                call.function,
+                f"sends vectors of these lengths: {sent[id]}, where client {first} sent "
+                f"{sent[first]}",
+            )
 
 
 def cohort_size(participation: float, num_clients: int) -> int:

@@ -30,8 +30,7 @@ from fedsim.federation.engine import (
     pick_device,
 )
 from fedsim.federation.host import Host, Setup
-from fedsim.federation.sums import ExactSum
-from fedsim.federation.worker import BlockResult, Call, Worker
+from fedsim.federation.worker import BlockResult, Call, Sums, Worker
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class ClientActor:
         states, result.states = result.states, {}
         return [result, *(states.get(id) for id in block)]
 
-    def take_sums(self, serial: int) -> dict[str, ExactSum]:
+    def take_sums(self, serial: int) -> Sums:
         return self._worker.take_sums(serial)
 
 

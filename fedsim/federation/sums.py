@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # A block's sum x is kept as high·2^-12 + low·2^-56, two 64-bit integers an entry. With |x| < 2^36,
-# |high| ≤ 2^48 and |low| ≤ 2^43, so that 2^15 blocks can be added before either could overflow.
+# |high| ≤ 2^48 and |low| ≤ 2^43, so that 2^14 blocks can be added and neither overflows.
 # What is lost is under 2^-57 ≈ 7e-18 a block, far below the rounding of the float32 weights.
 HIGH_SCALE = 2.0**12
 LOW_SCALE = 2.0**56

@@ -20,6 +20,8 @@ from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
 from fedsim.federation.wire import Unsent, nbytes, to_arrays, to_tensors
 from fedsim.training import evaluate
 
+Sums = dict[tuple[str, int], ExactSum]  # by name and length of the vectors
+
 TEST_SHARD = 500  # examples of the central test set that are one unit of evaluation
 
 
@@ -69,7 +71,7 @@ class Worker:
     def __init__(self, host: Host) -> None:
         self.host = host
         self._serial = -1
-        self._sums: dict[str, ExactSum] = {}
+        self._sums: Sums = {}
         self._arguments: dict[str, Any] = {}
 
     def run_block(
@@ -114,9 +116,11 @@ class Worker:
                     raise failure from None  # the cause holds the traceback, and pickles
                 result.rows[id] = {"error": str(failure)}
         for name, total in sums.items():
-            if name not in self._sums:
-                self._sums[name] = ExactSum.zeros(len(total))
-            self._sums[name].add(total.cpu().numpy())
+            # By length as well, so that blocks that disagree can be told apart, and refused.
+            key = (name, len(total))
+            if key not in self._sums:
+                self._sums[key] = ExactSum.zeros(len(total))
+            self._sums[key].add(total.cpu().numpy())
         return result
 
     def _run_client(
@@ -140,6 +144,7 @@ class Worker:
                 sums[name].add_(vector.detach().reshape(-1), alpha=message.weight)
             client.report(weight=message.weight)
             message = message.vectors
+            client.row["sent"] = {name: vector.numel() for name, vector in message.items()}
         elif call.mode == "gather":
             message = to_arrays(message)
             _check_finite(message)
@@ -153,7 +158,7 @@ class Worker:
             "seconds": time.perf_counter() - started,
         }
 
-    def take_sums(self, serial: int) -> dict[str, ExactSum]:
+    def take_sums(self, serial: int) -> Sums:
         """Hand over the sums over the blocks of that call carried out since the last time."""
         if serial != self._serial:
             return {}

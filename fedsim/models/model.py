@@ -62,14 +62,15 @@ class UserModel(Model):
     @model_validator(mode="after")
     def _keywords_fit(self) -> UserModel:
         function = self._function()
-        known = inspect.signature(function).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        parameters = list(inspect.signature(function).parameters.values())
+        known = [p.name for p in parameters[2:]]  # after shape and classes
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             for key in self.model_extra or {}:
                 if key not in known:
                     raise PydanticCustomError(
                         "unknown_keyword",
                         "{name} takes no '{key}'{hint}",
-                        {"name": self.name, "key": key, "hint": nearest(key, list(known)[2:])},
+                        {"name": self.name, "key": key, "hint": nearest(key, known)},
                     )
         return self
 

@@ -99,7 +99,7 @@ class RunFolder:
             raise RunFolderError(f"{path}: there is no such folder")
         try:
             manifest = json.loads((path / "manifest.json").read_text())
-            written_by = manifest["format"]
+            written_by, expected = manifest["format"], manifest["experiment_hash"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunFolderError(
                 f"{path}: not a run folder (no readable manifest.json in it)"
@@ -113,7 +113,7 @@ class RunFolder:
             content = (path / "experiment.yaml").read_bytes()
         except OSError as error:
             raise RunFolderError(f"{path}: its experiment.yaml is gone: {error}") from error
-        if _hash(content) != manifest["experiment_hash"]:
+        if _hash(content) != expected:
             raise RunFolderError(
                 f"{path}: its experiment.yaml was edited after the run started; undo that, or "
                 "start a new run with it"

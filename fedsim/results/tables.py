@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,16 @@ class Table:
 
     def finish(self) -> None:
         """Merge the parts into one file."""
+        shutil.rmtree(self._parts.with_name(f".{self._parts.name}.merged"), ignore_errors=True)
         parts = self._part_files()
         if not parts:
             return
         schema = pa.unify_schemas([pq.read_schema(p) for p in parts], promote_options="permissive")
         _write(self._file, (_fit(pq.read_table(p), schema) for p in parts))
-        for part in parts:
-            part.unlink()
-        self._parts.rmdir()
+        # All at once, so that a crash never leaves some of the parts to be merged again.
+        merged = self._parts.with_name(f".{self._parts.name}.merged")
+        self._parts.rename(merged)
+        shutil.rmtree(merged)
 
     def read(self) -> pd.DataFrame:
         """All rows on disk."""

@@ -117,6 +117,9 @@ def train(
         gradient: changes each step's gradient, e.g. adds a proximal term.
         context: vectors that `gradient` needs, (P,) each.
 
+    Raises:
+        ValueError: no step can be made, because there is one example and batch norm.
+
     Returns:
         The number of local steps τ, and the mean loss over all examples visited.
     """
@@ -145,7 +148,12 @@ def train(
             optimizer.step()
             steps += 1
             visited += stop - start
-    return steps, float(total) / visited if visited else 0.0
+    if steps == 0:
+        raise ValueError(
+            "a single training example, and the model has batch norm, whose statistics need two; "
+            "raise partition.min_samples"
+        )
+    return steps, float(total) / visited
 
 
 @torch.no_grad()

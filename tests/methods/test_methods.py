@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_experiment
+from small import small_experiment
 from torch import nn
 
 from fedsim import Experiment, Run, resume, run
