@@ -6,12 +6,13 @@ file there from the start, the same method runs undisturbed.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.federation import Client, Federation, Update
 from fedsim.methods import State
@@ -30,6 +31,14 @@ def once(path: Path) -> bool:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dropout_net(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network whose training draws random numbers."""
+    inputs = math.prod(shape)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, classes)
+    )
 
 
 class DyingClient(Scaffold):
