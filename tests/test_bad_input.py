@@ -641,7 +641,7 @@ def test_a_round_in_which_every_client_fails(fedsim: Call) -> None:
 
 
 def nodes(*gpus: float, cpus: float = 16) -> list[Node]:
-    return [Node(f"node{i}", cpus, g, 2**36) for i, g in enumerate(gpus)]
+    return [Node(f"node{i}", cpus, g, 64e9) for i, g in enumerate(gpus)]
 
 
 @pytest.mark.parametrize(
@@ -667,6 +667,13 @@ def test_cpus_bound_actors_too() -> None:
     assert plan_actors(settings, nodes(1, cpus=6)) == 3
 
 
+def test_memory_bounds_actors_too() -> None:
+    laptop = Node("laptop", cpus=1000, gpus=0, memory=3e9)
+    assert plan_actors(EngineSettings(), [laptop]) == 10
+    with pytest.raises(ClusterError, match=r"only 10 client actor\(s\) .* 0 GPUs, 3 GB\)"):
+        plan_actors(EngineSettings(actors=500), [laptop])
+
+
 @pytest.mark.parametrize(
     ("settings", "gpus", "message"),
     [
@@ -674,13 +681,13 @@ def test_cpus_bound_actors_too() -> None:
             {"gpus_per_actor": 0.25, "actors": 5},
             [1],
             r"engine.actors=5: only 4 client actor\(s\) of 1 CPU\(s\) and 0.25 GPU\(s\) fit "
-            r"\(node0: 16 CPUs, 1 GPUs\); set engine.actors=4 or engine.actors=auto",
+            r"\(node0: 16 CPUs, 1 GPUs, 64 GB\); set engine.actors=4 or engine.actors=auto",
         ),
         (
             {"gpus_per_actor": 2},
             [1, 1],
             r"no node can hold a client actor of 1 CPU\(s\) and 2 GPU\(s\) "
-            r"\(node0: 16 CPUs, 1 GPUs; node1: 16 CPUs, 1 GPUs\); lower",
+            r"\(node0: 16 CPUs, 1 GPUs, 64 GB; node1: 16 CPUs, 1 GPUs, 64 GB\); lower",
         ),
         ({"gpus_per_actor": 0.5}, [0], r"no node can hold a client actor of .* 0.5 GPU\(s\)"),
         ({"cpus_per_actor": 17}, [0], r"no node can hold a client actor of 17 CPU\(s\) \(node0"),
@@ -696,9 +703,9 @@ def test_what_never_fits_is_refused(
 
 
 def test_a_node_without_cpus() -> None:
-    head = Node.of({"NodeManagerHostname": "head", "Resources": {"memory": 2.0**33}})
+    head = Node.of({"NodeManagerHostname": "head", "Resources": {"memory": 8e9}})
     assert (head.name, head.cpus, head.gpus) == ("head", 0, 0)
-    with pytest.raises(ClusterError, match=r"\(head: 0 CPUs, 0 GPUs\)"):
+    with pytest.raises(ClusterError, match=r"\(head: 0 CPUs, 0 GPUs, 8 GB\)"):
         plan_actors(EngineSettings(), [head])
     assert plan_actors(EngineSettings(), [head, *nodes(0, cpus=2)]) == 2
 
@@ -731,7 +738,7 @@ def test_the_plan_is_what_can_be_packed(
 ) -> None:
     settings = EngineSettings(cpus_per_actor=cpus_per_actor, gpus_per_actor=hundredths / 100)
     share = Fraction(hundredths, 100)
-    cluster = [Node("node", cpus, gpus, 0) for cpus, gpus in sizes]
+    cluster = [Node("node", cpus, gpus, 64e9) for cpus, gpus in sizes]
     fit = [packed(cpus, gpus, cpus_per_actor, share) for cpus, gpus in sizes]
     assert [actors_on(node, settings) for node in cluster] == fit
     if sum(fit) == 0:

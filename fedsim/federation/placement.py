@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from fedsim.errors import ClusterError
 from fedsim.federation.engine import EngineSettings
 
-# Resident memory of an actor that has imported torch, as measured: about 270 MB.
-ACTOR_BYTES = 300 * 2**20
+ACTOR_BYTES = 300e6  # memory of an actor that has imported torch, as measured: about 270 MB
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Node:
     name: str
     cpus: float
     gpus: float
-    memory: float  # bytes
+    memory: float  # bytes that actors may take
 
     @classmethod
     def of(cls, ray_node: Mapping[str, object]) -> Node:
@@ -35,7 +34,7 @@ class Node:
         )
 
     def describe(self) -> str:
-        return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs"
+        return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs, {self.memory / 1e9:.0f} GB"
 
 
 def actors_on(node: Node, settings: EngineSettings) -> int:
@@ -44,13 +43,13 @@ def actors_on(node: Node, settings: EngineSettings) -> int:
     Ray cuts each GPU by itself: a fraction never spans two cards, and more than one GPU is a
     whole number of cards.
     """
-    by_cpu = math.floor(node.cpus / settings.cpus_per_actor)
-    if settings.gpus_per_actor == 0:
-        return by_cpu
-    if settings.gpus_per_actor < 1:
+    fit = min(math.floor(node.cpus / settings.cpus_per_actor), node.memory // ACTOR_BYTES)
+    if 0 < settings.gpus_per_actor < 1:
         per_card = math.floor(1 / settings.gpus_per_actor + 1e-9)
-        return min(by_cpu, per_card * math.floor(node.gpus))
-    return min(by_cpu, math.floor(node.gpus / settings.gpus_per_actor))
+        fit = min(fit, per_card * math.floor(node.gpus))
+    elif settings.gpus_per_actor:
+        fit = min(fit, math.floor(node.gpus / settings.gpus_per_actor))
+    return int(fit)
 
 
 def plan_actors(settings: EngineSettings, nodes: Sequence[Node]) -> int:
