@@ -13,7 +13,7 @@ import tempfile
 from functools import partial
 from typing import Any
 
-from memory import private_megabytes
+from memory import own_megabytes
 
 import fedsim
 
@@ -44,7 +44,7 @@ def watch(seconds: list[float], memory: dict[str, float], event: Any) -> None:
     if isinstance(event, dict):
         seconds.append(event["seconds"])
         if event["round"] == ROUNDS - 1:
-            memory.update(private_megabytes())
+            memory.update(own_megabytes())
 
 
 def main() -> None:

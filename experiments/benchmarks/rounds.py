@@ -1,7 +1,7 @@
 """Memory over 1,000 rounds: python rounds.py
 
 SCAFFOLD, whose clients keep state, on the digits with 20 clients, all of them every round. Prints
-the private memory of the launcher, the driver and the client actors every 100 rounds.
+the memory of the launcher, the driver and the client actors every 100 rounds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from memory import private_megabytes
+from memory import own_megabytes
 
 import fedsim
 
@@ -27,7 +27,7 @@ def main() -> None:
 
     def watch(event: Any) -> None:
         if isinstance(event, dict) and (event["round"] % 100 == 0 or event["round"] == 10):
-            used = private_megabytes()
+            used = own_megabytes()
             print(
                 f"| {event['round']} | {used['launcher']:.0f} | {used['driver']:.0f} | "
                 f"{used['actors']:.0f} | {used['ray']:.0f} |",
