@@ -10,8 +10,8 @@ def own_megabytes() -> dict[str, float]:
     """Memory of this process and all processes below it, by role, in MB.
 
     Counted is what a process allocated for itself (RssAnon): libraries are left out, and so is
-    the object store, which all processes share. Roles: `launcher` (this process), `driver`, `actors` (all
-    client actors together), `ray` (everything else that Ray runs).
+    the object store, which all processes share. Roles: `launcher` (this process), `driver`,
+    `actors` (all client actors together), `ray` (everything else that Ray runs).
     """
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
