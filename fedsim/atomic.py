@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write aside and rename, so that nobody ever sees half a file, not even after a crash."""
+    """Write aside and rename, so that nobody ever sees half a file."""
     aside = path.with_name(f".{path.name}.part")
     with open(aside, "wb") as file:
         file.write(content)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -196,7 +197,7 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
         out.print("engine.kind=local: everything in one process, Ray is not used")
         return
     actors = plan_actors(experiment.engine, nodes)
-    blocks = len(cut_blocks(sizes[:cohort].argsort(), sizes[:cohort]))
+    blocks = len(cut_blocks(np.arange(cohort), sizes[:cohort]))
     out.print(
         f"{actors} client actor(s) of {experiment.engine.cpus_per_actor} CPU(s) and "
         f"{experiment.engine.gpus_per_actor:g} GPU(s); at most "
@@ -263,9 +264,9 @@ class _Screen:
         if kind is None or self._folder is None:
             return
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
+        when = f" after round {self._latest}" if self._latest else ""
         err.print(
-            f"{how} after round {self._latest}; to go on:\n"
-            f"  fedsim resume {_short(self._folder.path)}",
+            f"{how}{when}; to go on:\n  fedsim resume {_short(self._folder.path)}",
             markup=False,
             highlight=False,
         )

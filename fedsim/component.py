@@ -12,7 +12,8 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -64,9 +65,15 @@ class Section(BaseModel):
     def _refuse_flags_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """Pydantic reads true as 1."""
         annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and annotation is not bool:
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise PydanticKnownError("float_type" if annotation is float else "int_type")
         return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _make_paths_absolute(cls, value: Any) -> Any:
+        """So that a run can be resumed from another folder."""
+        return value.expanduser().absolute() if isinstance(value, Path) else value
 
 
 C = TypeVar("C", bound=Section)

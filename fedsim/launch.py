@@ -6,8 +6,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from fedsim.federation import EngineSettings, LocalEngine, Setup
 from fedsim.federation.placement import Node, plan_actors
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run, load
-from fedsim.simulate import Progress, partition_hash, prepare, simulate
+from fedsim.simulate import Progress, hashes, prepare, simulate
 
 PATIENCE = 60.0  # seconds without an event after which the user is told what is free
-MAX_DRIVER_DEATHS = 3  # in a row, without a round between them
+MAX_DRIVER_DEATHS = 3  # in a row, without getting further between them
 
 
 def run(
@@ -47,7 +47,7 @@ def run(
     """
     dataset, holdings, setup = prepare(experiment)
     with _cluster(experiment.engine) as actors:
-        facts = {"partition_hash": partition_hash(holdings), "clients": len(holdings)}
+        facts = {**hashes(dataset, holdings), "clients": len(holdings)}
         folder = RunFolder.create(experiment, Path(out), facts)
         on_start(folder)
         return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
@@ -68,11 +68,8 @@ def resume(
     if folder.manifest["status"] == "finished":
         raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
     dataset, holdings, setup = prepare(folder.experiment)
-    if partition_hash(holdings) != folder.manifest["partition_hash"]:
-        raise RunFolderError(
-            f"{folder.path}: the data changed since the run started: the same partition deals "
-            "out other examples"
-        )
+    if any(folder.manifest.get(name) != h for name, h in hashes(dataset, holdings).items()):
+        raise RunFolderError(f"{folder.path}: the data changed since the run started")
     with _cluster(folder.experiment.engine) as actors:
         on_start(folder)
         return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
@@ -89,29 +86,34 @@ def _carry_out(
     """Carry out a run in its folder, and note how it ended."""
     started = time.monotonic()
     before = folder.manifest.get("wall_seconds", 0.0)
-    folder.update(status="running", actors=actors, clients_per_step=1)
-    status = "failed"
-    try:
-        if folder.experiment.engine.kind == "local":
-            events = _locally(folder, dataset, holdings, setup)
-        else:
-            events = _on_ray(folder, dataset, holdings, setup, actors)
-        for event in events:
-            on_progress(event)
-        status = "finished"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        # The driver has written its part of the manifest.
-        folder.manifest = RunFolder.open(folder.path).manifest
-        folder.update(status=status, wall_seconds=before + time.monotonic() - started)
+
+    def end(status: str) -> None:
+        # Opened anew, because the driver has written its part of the manifest.
+        wall_seconds = before + time.monotonic() - started
+        RunFolder.open(folder.path).update(status=status, wall_seconds=wall_seconds)
+
+    with folder.alone():
+        folder.update(status="running", actors=actors, clients_per_step=1)
+        try:
+            if folder.experiment.engine.kind == "local":
+                events = _locally(folder, dataset, holdings, setup)
+            else:
+                events = _on_ray(folder, dataset, holdings, setup, actors)
+            with closing(events):  # which ends the driver, however we leave
+                for event in events:
+                    on_progress(event)
+        except BaseException as error:
+            # The folder itself may be what broke; that must not hide why.
+            with suppress(OSError, RunFolderError):
+                end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            raise
+        end("finished")
     return load(folder.path)
 
 
 def _locally(
     folder: RunFolder, dataset: Dataset, holdings: Holdings, setup: Setup
-) -> Iterator[Progress]:
+) -> Generator[Progress]:
     engine = LocalEngine(folder.experiment.engine, setup, dataset, holdings)
     try:
         with _log_file(folder):
@@ -150,18 +152,18 @@ class Driver:
 
 def _on_ray(
     folder: RunFolder, dataset: Dataset, holdings: Holdings, setup: Setup, actors: int
-) -> Iterator[Progress]:
+) -> Generator[Progress]:
     """Run the driver actor, beside this process because the run's folder is here."""
     import ray
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from fedsim.federation.ray_engine import failed_to_start
+    from fedsim.federation.ray_engine import LOST, failed_to_start, first_line
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     driver_actor = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=here)
     data = [ray.put(dataset), ray.put(holdings)]
-    deaths = 0
+    deaths, furthest = 0, 0
     while True:
         driver = driver_actor.remote(folder.path, setup, actors, data)
         try:
@@ -173,21 +175,24 @@ def _on_ray(
                     event = next(events)
                 except StopIteration:
                     return
-                yield ray.get(event)
-                deaths = 0
-        except RayActorError as error:
+                progress = ray.get(event)
+                if isinstance(progress, dict) and progress["round"] > furthest:
+                    deaths, furthest = 0, progress["round"]
+                yield progress
+        except RayTaskError as error:  # before LOST: it is of the type of its cause, too
+            if isinstance(error.cause, FedsimError):
+                raise error.cause from None
+            raise
+        except LOST as error:
             if failed_to_start(error):
                 raise RunError(f"the driver cannot start: {error}") from error
             deaths += 1
             if deaths == MAX_DRIVER_DEATHS:
                 raise RunError(
-                    f"the driver actor died {deaths} times in a row: {error}"
+                    f"the driver died {deaths} times in a row after round {furthest} (out of "
+                    f"memory?): {first_line(error)}"
                 ) from error
             yield "the driver was lost; a new one goes on from the last checkpoint"
-        except RayTaskError as error:
-            if isinstance(error.cause, FedsimError):
-                raise error.cause from None
-            raise
         finally:
             ray.kill(driver)
 

@@ -16,15 +16,17 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save
 
 from fedsim import atomic
 from fedsim.data import Dataset, Holdings
-from fedsim.errors import DataError, ExperimentError, FedsimError, StateLost
+from fedsim.errors import ExperimentError, FedsimError, RunError, StateLost
 from fedsim.experiment import Experiment
 from fedsim.federation import Federation, Setup, cohort_size
 from fedsim.federation.checkpoint import Checkpoints, pack
@@ -47,11 +49,6 @@ def prepare(experiment: Experiment) -> tuple[Dataset, Holdings, Setup]:
     """
     dataset = experiment.data.load()
     holdings = experiment.partition.deal(dataset, experiment.seed)
-    if holdings.train.lengths.min() == 0:
-        raise DataError(
-            f"client {holdings.train.lengths.argmin()} holds no training example; "
-            "lower partition.clients"
-        )
     if cohort_size(experiment.train.participation, len(holdings)) == 0:
         raise ExperimentError(
             f"train.participation={experiment.train.participation} of {len(holdings)} clients "
@@ -113,12 +110,13 @@ def simulate(
     method, last = experiment.method, experiment.train.rounds
     fed = Federation(setup, holdings, num_test, engine)
     checkpoints = Checkpoints(folder.path / "weights")
-    rounds, clients = Table(folder.path, "rounds"), Table(folder.path, "clients")
+    rounds, clients = tables = Table(folder.path, "rounds"), Table(folder.path, "clients")
     initial = method.init(fed)
-    while True:
+    done = False
+    while not done:
         begin, state, ledger = checkpoints.latest(initial, fed) or (0, initial, new_ledger())
-        rounds.rewind(begin)
-        clients.rewind(begin)
+        for table in tables:
+            table.rewind(begin)
         if begin:
             yield f"going on after round {begin}"
         try:
@@ -130,44 +128,58 @@ def simulate(
                     method.evaluate(fed, state)
                     if experiment.evaluate.clients:
                         method.evaluate_clients(fed, state)
-                row, client_rows = summarise(t, *fed.records(), ledger)
+                record, client_rows = fed.records()
+                row = summarise(t, record, client_rows, ledger)
                 ledger["chain"] = chained(ledger["chain"], row, client_rows)
                 row["seconds"] = time.perf_counter() - started
                 rounds.add([row])
                 clients.add(client_rows)
                 every = experiment.checkpoint.every
                 if t == last or (every and t % every == 0):
-                    rounds.flush(t)
-                    clients.flush(t)
-                    checkpoints.save(t, state, fed, ledger)
+                    with _writing(folder):
+                        for table in tables:
+                            table.flush(t)
+                        checkpoints.save(t, state, fed, ledger)
                 while engine.notices:
                     yield engine.notices.popleft()
                 yield row
+            done = True
         except StateLost as lost:
             yield f"{lost}; falling back to the last checkpoint"
-            continue
-        break
-    rounds.finish()
-    clients.finish()
     named = fed.model.named(torch.tensor(state.weights))
-    atomic.write(
-        folder.path / "weights" / "final.safetensors",
-        save({name: tensor.contiguous() for name, tensor in named.items()}),
-    )
-    folder.update(result_hash=result_hash(ledger["chain"], state))
+    with _writing(folder):
+        for table in tables:
+            table.finish()
+        atomic.write(
+            folder.path / "weights" / "final.safetensors",
+            save({name: tensor.contiguous() for name, tensor in named.items()}),
+        )
+        folder.update(result_hash=result_hash(ledger["chain"], state))
+
+
+@contextmanager
+def _writing(folder: RunFolder) -> Iterator[None]:
+    """Say which run it was that the disk had no room for."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{folder.path}: cannot be written: {error}") from error
+    except TypeError as error:
+        raise RunError(f"the method's state cannot be saved: {error}") from error
 
 
 def new_ledger() -> dict[str, Any]:
-    """What is carried along beside the state: running totals, and the hash so far."""
+    """What is carried from round to round beside the state, and saved with it.
+
+    Totals of bytes, and a chain of hashes: each round's is that of its records and of the chain
+    before it.
+    """
     return {"total_bytes_up": 0, "total_bytes_down": 0, "chain": ""}
 
 
 def summarise(
-    t: int,
-    record: Mapping[str, Any],
-    client_rows: list[dict[str, Any]],
-    ledger: dict[str, Any],
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    t: int, record: Mapping[str, Any], client_rows: list[dict[str, Any]], ledger: dict[str, Any]
+) -> dict[str, Any]:
     """The row of a round, from what was recorded of it and of its clients.
 
     Sums are exactly rounded (`math.fsum`), so that no order of clients can change a bit.
@@ -187,7 +199,7 @@ def summarise(
         row[way] = sum(r[way] for r in client_rows)
         ledger[f"total_{way}"] += row[way]
         row[f"total_{way}"] = ledger[f"total_{way}"]
-    return row, client_rows
+    return row
 
 
 def chained(chain: str, row: Mapping[str, Any], client_rows: list[dict[str, Any]]) -> str:
@@ -199,7 +211,7 @@ def chained(chain: str, row: Mapping[str, Any], client_rows: list[dict[str, Any]
 
 def result_hash(chain: str, state: State) -> str:
     """A hash of everything that a run computed: all records and the server's last state."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
     digest = hashlib.sha256(chain.encode())
     digest.update(json.dumps(pack(fields, arrays)).encode())
@@ -208,10 +220,17 @@ def result_hash(chain: str, state: State) -> str:
     return digest.hexdigest()[:16]
 
 
-def partition_hash(holdings: Holdings) -> str:
-    """A hash of who holds what."""
-    digest = hashlib.sha256()
-    for part in (holdings.train, holdings.unlabelled, holdings.test):
-        digest.update(part.values.tobytes())
-        digest.update(part.offsets.tobytes())
-    return digest.hexdigest()[:16]
+def hashes(dataset: Dataset, holdings: Holdings) -> dict[str, str]:
+    """Hashes of the data (data_hash) and of who holds what (partition_hash)."""
+    parts = (holdings.train, holdings.unlabelled, holdings.test)
+    contents: dict[str, list[NDArray[Any]]] = {
+        "data_hash": [dataset.x, dataset.y, dataset.test_x, dataset.test_y],
+        "partition_hash": [array for part in parts for array in (part.values, part.offsets)],
+    }
+    found = {}
+    for name, arrays in contents.items():
+        digest = hashlib.sha256()
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        found[name] = digest.hexdigest()[:16]
+    return found

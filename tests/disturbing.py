@@ -6,6 +6,7 @@ file there from the start, the same method runs undisturbed.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import signal
@@ -81,6 +82,24 @@ class WaitingDriver(Scaffold):
                 assert time.monotonic() < deadline, "the test did nothing"
                 time.sleep(0.1)
         return super().round(fed, state, t)
+
+
+class DyingAlways(FedAvg):
+    """The driver is killed whenever it gets to round 7."""
+
+    name: str = "disturbing:DyingAlways"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        if t == 7:
+            die()
+        return super().round(fed, state, t)
+
+
+def deadly_net(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network that takes down the workers that build it, and nobody else."""
+    if any(f.filename.endswith("host.py") and f.function == "__init__" for f in inspect.stack()):
+        die()
+    return dropout_net(shape, classes)
 
 
 class AlwaysDying(FedAvg):

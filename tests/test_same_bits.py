@@ -17,7 +17,8 @@ import ray
 from ray.cluster_utils import Cluster
 from small import HERE, small_experiment
 
-from fedsim import Run, load, run
+from fedsim import Run, load, resume, run
+from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
 
 TESTS = Path(__file__).parent
 Finish = Callable[..., Run]
@@ -75,17 +76,67 @@ class TestOnRay:
         assert len(killed.clients) == 100
 
     def test_a_block_that_always_kills_its_actor_stops_the_run(self, tmp_path: Path) -> None:
-        from fedsim.errors import RunError
-
         experiment = small_experiment(
             method={"name": "disturbing:AlwaysDying"}, engine={"kind": "ray", "actors": 2}
         )
         with pytest.raises(RunError, match=r"clients \[\d+\] took down 3 actors"):
             run(experiment, tmp_path)
 
-    def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
-        from fedsim.errors import ClusterError
+    def test_a_driver_that_always_dies_stops_the_run(self, tmp_path: Path) -> None:
+        experiment = small_experiment(
+            method={"name": "disturbing:DyingAlways"}, engine={"kind": "ray", "actors": 1}
+        )
+        lines: list[Any] = []
+        with pytest.raises(RunError, match="the driver died 3 times in a row"):
+            run(experiment, tmp_path, lines.append)
+        assert lines.count("going on after round 5") == 2
+        (folder,) = (tmp_path / "small").iterdir()
+        assert load(folder).manifest["status"] == "failed"
+        assert list(load(folder).rounds["round"]) == [1, 2, 3, 4, 5]
 
+    def test_actors_that_die_while_they_start_stop_the_run(self, tmp_path: Path) -> None:
+        experiment = small_experiment(
+            model={"name": "disturbing:deadly_net"}, engine={"kind": "ray", "actors": 1}
+        )
+        with pytest.raises(RunError, match="client actors cannot start"):
+            run(experiment, tmp_path)
+
+    def test_a_client_that_fails_is_named(self, tmp_path: Path) -> None:
+        experiment = small_experiment(
+            method={"name": "habits:Spoils"}, engine={"kind": "ray", "actors": 2}
+        )
+        with pytest.raises(ClientError, match=r"client \d, round 1, local_update: changes an arg"):
+            run(experiment, tmp_path)
+
+    def test_leaving_a_run_ends_its_driver(self, tmp_path: Path) -> None:
+        """Also in a process that goes on, and keeps the traceback."""
+        experiment = small_experiment(
+            train={"rounds": 1000}, engine={"kind": "ray", "actors": 1}, checkpoint={"every": 1}
+        )
+
+        def leave(event: Any) -> None:
+            if isinstance(event, dict) and event["round"] == 3:
+                raise LookupError("enough")
+
+        with pytest.raises(LookupError, match="enough") as kept:
+            run(experiment, tmp_path, leave)
+        (folder,) = (tmp_path / "small").iterdir()
+        time.sleep(1)
+        size = (folder / "log.txt").stat().st_size
+        time.sleep(2)
+        assert (folder / "log.txt").stat().st_size == size
+        assert load(folder).manifest["status"] == "failed"
+        del kept
+
+    def test_a_run_is_carried_out_by_one_process(self, tmp_path: Path) -> None:
+        def resume_meanwhile(event: Any) -> None:
+            (folder,) = (tmp_path / "small").iterdir()
+            with pytest.raises(RunFolderError, match="another process carries out this run"):
+                resume(folder)
+
+        run(small_experiment(train={"rounds": 1}), tmp_path, resume_meanwhile)
+
+    def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
         engine = {"kind": "ray", "gpus_per_actor": 0.25}
         lines: list[Any] = []
         model = {"name": "disturbing:dropout_net"}  # which draws from torch's own generator

@@ -19,8 +19,8 @@ from fedsim.streams import numpy_stream
 
 Indices = NDArray[np.int64]
 
-# Draws of a Dirichlet partition before it is called impossible; each takes well under 0.1 ms.
-MAX_DRAWS = 50_000
+# Numbers drawn for a Dirichlet partition before it is called impossible: a few seconds' worth.
+MAX_DRAWN = 10**8
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,9 @@ class Partition(Section):
                 training example.
         """
         shares = self.split(data, numpy_stream(seed, "partition"))
+        for client, share in enumerate(shares):
+            if len(share) == 0:
+                raise DataError(f"client {client} holds no example; lower partition.clients")
         if self.test_fraction == 0 and self.labelled_fraction == 1:
             nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(shares))
             return Holdings(Ragged.of(shares), nothing, nothing)
@@ -191,7 +194,8 @@ class Dirichlet(Partition):
                 f"the data set has {len(data.y)}"
             )
         per_class = np.bincount(data.y, minlength=len(data.classes))
-        for _ in range(MAX_DRAWS):
+        draws = min(50_000, MAX_DRAWN // (self.clients * len(per_class)))
+        for _ in range(draws):
             shares = rng.dirichlet(np.full(self.clients, self.alpha), size=len(per_class))
             # Rounding may leave the last sum just under 1, or (with a tiny α) not a number.
             ends = np.cumsum(shares, axis=1)
@@ -202,7 +206,7 @@ class Dirichlet(Partition):
                 break
         else:
             raise DataError(
-                f"partition: in {MAX_DRAWS} draws of Dir({self.alpha}) among {self.clients} "
+                f"partition: in {draws} draws of Dir({self.alpha}) among {self.clients} "
                 f"clients, none left every client with {self.min_samples} examples; raise "
                 "partition.alpha, or lower partition.min_samples or partition.clients"
             )

@@ -38,8 +38,8 @@ def pack(tree: Any, arrays: Arrays) -> Any:
         key = str(len(arrays))
         arrays[key] = np.asarray(tree, order="C")  # which keeps scalars scalars
         return {"array": key}
-    if isinstance(tree, np.generic):
-        return tree.item()
+    if isinstance(tree, np.generic):  # not a plain number: its type decides how it rounds
+        return {"scalar": pack(np.asarray(tree), arrays)}
     if isinstance(tree, Mapping):
         return {"dict": [[pack(k, arrays), pack(v, arrays)] for k, v in tree.items()]}
     if isinstance(tree, tuple):
@@ -59,6 +59,8 @@ def unpack(packed: Any, arrays: Mapping[str, NDArray[np.generic]]) -> Any:
     if isinstance(packed, list):
         return [unpack(part, arrays) for part in packed]
     if isinstance(packed, dict):
+        if "scalar" in packed:
+            return unpack(packed["scalar"], arrays)[()]
         if "array" in packed:
             return arrays[packed["array"]]
         if "tuple" in packed:

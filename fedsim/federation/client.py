@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Set
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim.federation.host import Examples, Host
-from fedsim.streams import numpy_stream, torch_stream
+from fedsim.streams import numpy_stream
 from fedsim.training import FlatModel, Gradient, Loss, Train, cross_entropy, evaluate, train
 
 
@@ -28,14 +29,33 @@ class Update:
         self.vectors = vectors
 
 
+# Columns of clients.parquet that are filled for every client.
+RESERVED = frozenset({"round", "client", "samples", "bytes_up", "bytes_down", "seconds", "error"})
+
+
+def record(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
+    """Scalars as plain numbers and words.
+
+    Raises:
+        ValueError: a name is reserved.
+    """
+    taken = sorted(reserved & scalars.keys())
+    if taken:
+        raise ValueError(f"'{taken[0]}' is a column that is filled anyway; take another name")
+    return {
+        name: value.item() if isinstance(value, Tensor | np.generic) else value
+        for name, value in scalars.items()
+    }
+
+
 class Client:
     """One client in one round, where its work is carried out.
 
     Attributes:
         id: the client's number, 0 ≤ id < K.
         round: t.
-        state: what the client keeps from round to round: tensors, arrays and numbers by name.
-            Assign to it; it is committed when the server accepts the work.
+        state: what the client keeps from round to round, by name: tensors, numbers, and lists and
+            dicts of them. It is committed when the server accepts the work.
         model: the network; its weights are whatever was loaded or trained last.
         settings: the experiment's `train` section.
         steps: τ, local steps of the latest `train`.
@@ -49,6 +69,7 @@ class Client:
         self.steps = 0
         self.row: dict[str, Any] = {}
         self._host = host
+        self._asked: Counter[str] = Counter()
 
     @property
     def model(self) -> FlatModel:
@@ -83,9 +104,14 @@ class Client:
         return self._host.examples(self._host.holdings.test[self.id])
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """A random stream of this client's own, for one purpose in this round."""
+        """A random stream of this client's own, for one purpose in this round.
+
+        Asked again for the same purpose, it is another stream.
+        """
+        self._asked[purpose] += 1
+        again = f"/{self._asked[purpose]}" if self._asked[purpose] > 1 else ""
         seed = self._host.setup.seed
-        return numpy_stream(seed, f"{self.phase}/{purpose}", self.round, self.id)
+        return numpy_stream(seed, f"{self.phase}/{purpose}{again}", self.round, self.id)
 
     def train(
         self,
@@ -105,21 +131,17 @@ class Client:
         Returns:
             (size,) the trained weights.
         """
-        host = self._host
         self.model.load(weights)
-        with torch_stream(
-            host.setup.seed, f"{self.phase}/dropout", self.round, self.id, self.device
-        ):
-            self.steps, mean_loss = train(
-                self.model,
-                self.data.x,
-                self.data.y,
-                self.settings,
-                self.rng("batches"),
-                loss,
-                gradient,
-                context,
-            )
+        self.steps, mean_loss = train(
+            self.model,
+            self.data.x,
+            self.data.y,
+            self.settings,
+            self.rng("batches"),
+            loss,
+            gradient,
+            context,
+        )
         self.report(loss=mean_loss, steps=self.steps)
         return self.model.vector.clone()
 
@@ -135,9 +157,12 @@ class Client:
         self.report(test_loss=loss / len(self.test), test_accuracy=right / len(self.test))
 
     def report(self, **scalars: float | int) -> None:
-        """Put scalars of this client and round on record, in clients.parquet."""
-        for name, value in scalars.items():
-            self.row[name] = value.item() if isinstance(value, Tensor | np.generic) else value
+        """Put scalars of this client and round on record, in clients.parquet.
+
+        Raises:
+            ValueError: a name is taken by what is recorded of every client.
+        """
+        self.row.update(record(scalars, RESERVED))
 
     def parameters(self, weights: Tensor) -> Tensor:
         """(P,) the trainable parameters among (size,) weights: what gradients refer to."""

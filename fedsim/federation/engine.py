@@ -52,25 +52,20 @@ def pick_device(settings: EngineSettings) -> torch.device:
 
 
 @dataclass
-class Outcome:
-    """What all blocks of a call left behind.
+class Outcome(BlockResult):
+    """What all blocks of a call left behind; instead of kept states, handles of them.
 
     Attributes:
-        rows: a record for each client, by client.
-        items: each client's message (mode «gather»), by client.
-        states: handles of kept states that changed, by client.
         sums: the sum over the cohort of each named vector (mode «mean»).
     """
 
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
-    items: dict[int, Any] = field(default_factory=dict)
     states: dict[int, Handle] = field(default_factory=dict)
     sums: Sums = field(default_factory=dict)
 
     def take(self, result: BlockResult) -> None:
-        """Add a block's records and messages."""
-        self.rows.update(result.rows)
-        self.items.update(result.items)
+        """Add what a block left behind, but for its states."""
+        for name in ("rows", "failures", "weights", "lengths", "items"):
+            getattr(self, name).update(getattr(result, name))
 
     def add_sums(self, sums: Sums) -> None:
         """Add what one worker has summed up."""
@@ -134,7 +129,7 @@ class LocalEngine(Engine):
         self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
     ) -> None:
         super().__init__()
-        self._threads_before = torch.get_num_threads()
+        self._before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
         torch.set_num_threads(settings.cpus_per_actor)
         self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
 
@@ -160,4 +155,6 @@ class LocalEngine(Engine):
         return state
 
     def close(self) -> None:
-        torch.set_num_threads(self._threads_before)
+        threads, deterministic = self._before
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)

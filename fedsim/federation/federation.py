@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.data import Holdings
 from fedsim.errors import ClientError, RunError
-from fedsim.federation.client import Update
+from fedsim.federation.client import Update, record
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.host import Setup
 from fedsim.federation.wire import Unsent, nbytes
@@ -23,6 +23,12 @@ from fedsim.training import FlatModel
 
 Cohort = NDArray[np.int64]  # client ids, ascending
 Vector = NDArray[np.float32]
+
+# Columns of rounds.parquet that are filled for every round.
+RESERVED = frozenset(
+    {"round", "clients", "failed", "seconds"}
+    | {"bytes_up", "bytes_down", "total_bytes_up", "total_bytes_down"}
+)
 
 
 class Mean:
@@ -47,8 +53,11 @@ class Federation:
     """The clients, as a method sees them.
 
     A method's client functions are its own methods `f(self, client, **arguments)`. They run where
-    the clients live; arguments and results are copied, so what they change stays there, except
-    `client.state`.
+    the clients live, usually in another process, and get copies of the arguments, which the
+    clients there share and must not change. What a client is to keep goes into `client.state`.
+
+    An engine does the work in blocks: a block is a list of clients that one worker goes through
+    in order, and the unit of what is lost and run again.
 
     Args:
         setup: model, training settings and seed.
@@ -114,19 +123,18 @@ class Federation:
             RunError: every client of the cohort was skipped.
         """
         outcome = self._call(function, "mean", cohort, arguments)
-        errors = [row["error"] for _, row in sorted(outcome.rows.items()) if "error" in row]
-        given = [row["weight"] for row in outcome.rows.values() if "error" not in row]
-        weight = math.fsum(given)  # exactly rounded, so in any order the same
+        weight = math.fsum(outcome.weights.values())  # exactly rounded, so in any order the same
         if weight <= 0:
+            failed = [outcome.failures[id] for id in sorted(outcome.failures)]
             raise RunError(
                 f"round {self._round}: no client of the cohort gave a contribution of any weight"
-                + (f"; {len(errors)} failed, the first of them: {errors[0]}" if errors else "")
+                + (f"; {len(failed)} failed, the first of them: {failed[0]}" if failed else "")
             )
         mean = {
             name: (total.value() / weight).astype(np.float32)
             for (name, _), total in outcome.sums.items()
         }
-        return Mean(mean, len(given))
+        return Mean(mean, len(outcome.weights))
 
     def gather(
         self, function: Callable[..., Any], cohort: Sequence[int] | Cohort, **arguments: Any
@@ -159,8 +167,12 @@ class Federation:
         return {"loss": loss / self._num_test, "accuracy": right / self._num_test}
 
     def log(self, **scalars: float | int | str) -> None:
-        """Put scalars of this round on record, in rounds.parquet."""
-        self._record.update(scalars)
+        """Put scalars of this round on record, in rounds.parquet.
+
+        Raises:
+            ValueError: a name is taken by what is recorded of every round.
+        """
+        self._record.update(record(scalars, RESERVED))
 
     # -- for the loop of a run -----------------------------------------------------------------
 
@@ -199,7 +211,9 @@ class Federation:
         arguments: Mapping[str, Any],
     ) -> Outcome:
         """Run a call, commit the states that it changed, and merge its records."""
-        cohort = np.asarray(cohort)
+        cohort = np.asarray(cohort, dtype=np.int64)
+        if len(np.unique(cohort)) < len(cohort):
+            raise ValueError("a client occurs twice in the cohort: it can answer once a call")
         call = self._next_call(function.__name__, mode)
         blocks = cut_blocks(cohort, self._samples[cohort])
         _freeze(arguments)
@@ -208,7 +222,8 @@ class Federation:
             _check_alike(call, outcome)
         self._states.update(outcome.states)
         sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, Unsent))
-        for id, row in outcome.rows.items():
+        failed = {id: {"error": why} for id, why in outcome.failures.items()}
+        for id, row in {**outcome.rows, **failed}.items():
             known = self._rows.setdefault(id, {})
             # A client may work several times in a round: costs add up, the rest is the latest.
             costs = {
@@ -217,8 +232,6 @@ class Federation:
                 "seconds": known.get("seconds", 0.0) + row.get("seconds", 0.0),
             }
             known.update(row, **costs)
-            known.pop("weight", None)
-            known.pop("sent", None)
         return outcome
 
 
@@ -238,17 +251,12 @@ def _freeze(tree: Any) -> None:
 
 def _check_alike(call: Call, outcome: Outcome) -> None:
     """Refuse to add up vectors that are not the same from every client."""
-    sent = {id: row["sent"] for id, row in sorted(outcome.rows.items()) if "error" not in row}
-    first = next(iter(sent), -1)
-    for id in sent:
-        if sent[id] != sent[first]:
-            raise ClientError(
-                id,
-                call.round,
-                call.function,
-                f"sends vectors of these lengths: {sent[id]}, where client {first} sent "
-                f"{sent[first]}",
-            )
+    sent = dict(sorted(outcome.lengths.items()))
+    for id, lengths in sent.items():
+        first = next(iter(sent))
+        if lengths != sent[first]:
+            cause = f"sends vectors of these lengths: {lengths}, client {first}: {sent[first]}"
+            raise ClientError(id, call.round, call.function, cause)
 
 
 def cohort_size(participation: float, num_clients: int) -> int:

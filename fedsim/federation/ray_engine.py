@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 from ray.exceptions import (
     ActorDiedError,
     ObjectLostError,
-    OwnerDiedError,
+    OutOfMemoryError,
     RayActorError,
-    RayError,
     RayTaskError,
 )
 
@@ -34,8 +35,11 @@ from fedsim.federation.worker import BlockResult, Call, Sums, Worker
 
 log = logging.getLogger(__name__)
 
+# What Ray raises for work that was lost with its actor or node, and can be done again.
+LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
+
 IN_FLIGHT = 2  # blocks an actor holds: one it works on, and one so that it need not wait
-MAX_DEATHS = 3  # actors that a block may take down before it is to blame
+MAX_DEATHS = 3  # actors that a block may take down, or that may die at the start, in a row
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
 
 
@@ -70,16 +74,17 @@ class ClientActor:
                 until they are needed, rather than within the result.
 
         Returns:
-            The result; with `states_apart`, the result without its states, and then a state (or
-            None) for each client.
+            The result; with `states_apart`, the result, whose states are empty, and then the
+            changed state of each client, or None.
         """
         arguments = dict(zip(names, objects, strict=False))
         states = dict(zip(with_state, objects[len(names) :], strict=True))
         result = self._worker.run_block(call, block, arguments, states)
         if not states_apart:
             return result
-        states, result.states = result.states, {}
-        return [result, *(states.get(id) for id in block)]
+        apart = [result.states.get(id) for id in block]
+        result.states = {id: {} for id in result.states}  # tells the driver whose changed
+        return [result, *apart]
 
     def take_sums(self, serial: int) -> Sums:
         return self._worker.take_sums(serial)
@@ -131,7 +136,8 @@ class RayEngine(Engine):
         self._setup = ray.put(setup)
         self._data = (dataset, holdings)
         self._stateful: set[str] = set()
-        self._put_cache: dict[int, tuple[Any, Any]] = {}
+        self._failed_starts = 0  # in a row
+        self._sent: list[tuple[NDArray[np.generic], Any]] = []
         self._actors = [self._start() for _ in range(count)]
         self._device: str | None = None
 
@@ -142,11 +148,7 @@ class RayEngine(Engine):
         arguments: Mapping[str, Any],
         states: Mapping[int, Handle],
     ) -> Outcome:
-        self._put_cache = {
-            id(value): self._put_cache.get(id(value)) or (value, ray.put(value))
-            for value in arguments.values()
-        }
-        objects = [self._put_cache[id(value)][1] for value in arguments.values()]
+        objects = self._put(arguments)
         for actor in self._actors:  # a call before may have been broken off
             actor.flying, actor.done = 0, []
         todo = deque(_Task(block) for block in blocks)
@@ -162,7 +164,7 @@ class RayEngine(Engine):
     def fetch(self, handle: Handle) -> dict[str, Any]:
         try:
             state: dict[str, Any] = ray.get(handle)
-        except (ObjectLostError, OwnerDiedError) as error:
+        except ObjectLostError as error:
             raise StateLost("a kept client state was on a node that is gone") from error
         return state
 
@@ -173,6 +175,17 @@ class RayEngine(Engine):
         for actor in self._actors:
             ray.kill(actor.handle)
         self._actors = []
+
+    def _put(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """Objects of the arguments; an array of the call before (the weights) is put once only."""
+        known, self._sent = self._sent, []
+        objects = []
+        for value in arguments.values():
+            ref = next((ref for array, ref in known if array is value), None) or ray.put(value)
+            if isinstance(value, np.ndarray):  # frozen, so that it is still the same
+                self._sent.append((value, ref))
+            objects.append(ref)
+        return objects
 
     # -- one call ------------------------------------------------------------------------------
 
@@ -219,17 +232,17 @@ class RayEngine(Engine):
             if ref in starting:
                 self._take_up(starting[ref])
             elif ref in flying:  # not, when its actor was lost a moment ago
-                actor, task = flying.pop(ref)
-                actor.flying -= 1
+                actor, task = flying[ref]
                 try:
                     task.result = ray.get(ref)
-                    actor.done.append(task)
-                except RayActorError as error:
-                    task.deaths += 1
-                    flying[ref] = (actor, task)
-                    self._lose(actor, todo, flying, error)
-                except RayError as error:
+                except RayTaskError as error:  # before LOST: it is of the type of its cause, too
                     raise _cause(error) from None
+                except LOST as error:
+                    self._lose(actor, todo, flying, error)
+                    continue
+                del flying[ref]
+                actor.flying -= 1
+                actor.done.append(task)
 
     def _finish(self, call: Call, todo: deque[_Task], outcome: Outcome) -> bool:
         """All blocks are done: collect sums. True if an actor was lost and blocks must run again.
@@ -244,7 +257,7 @@ class RayEngine(Engine):
         for actor, ref in asked:
             try:
                 sums = ray.get(ref) if ref is not None else {}
-            except RayActorError as error:
+            except LOST as error:
                 self._lose(actor, todo, {}, error)
                 continue
             outcome.add_sums(sums)
@@ -256,13 +269,12 @@ class RayEngine(Engine):
     def _accept(self, call: Call, task: _Task, outcome: Outcome) -> None:
         assert task.result is not None
         outcome.take(task.result)
+        apart = dict(zip(task.block, task.states, strict=False))
         for id, state in task.result.states.items():
-            # States came with the result: the first time, before it was known that this function
-            # keeps any. From now on they stay on their nodes.
-            outcome.states[id] = ray.put(state)
+            # The first time, before it was known that this function keeps any, states come with
+            # the result. From then on they stay on their nodes.
+            outcome.states[id] = apart[id] if apart else ray.put(state)
             self._stateful.add(call.function)
-        for id, ref in zip(task.block, task.states, strict=False):
-            outcome.states[id] = ref
 
     # -- actors --------------------------------------------------------------------------------
 
@@ -284,12 +296,19 @@ class RayEngine(Engine):
         """An actor has started, or failed to."""
         try:
             device = ray.get(actor.up)
-        except RayActorError as error:
+        except LOST as error:
+            self._failed_starts += 1
             if failed_to_start(error):
-                raise RunError(f"a client actor cannot start: {error}") from error
+                raise RunError(f"client actors cannot start: {error}") from error
+            if self._failed_starts == MAX_DEATHS:
+                raise RunError(
+                    f"client actors cannot start, {MAX_DEATHS} died in a row (out of memory?): "
+                    f"{first_line(error)}"
+                ) from error
+            self.notices.append("a client actor was lost while it started; another is made")
             self._replace(actor)
             return
-        actor.ready = True
+        actor.ready, self._failed_starts = True, 0
         if self._device is None:
             self._device = device
             if self._settings.gpus_per_actor and device == "cpu":
@@ -309,13 +328,16 @@ class RayEngine(Engine):
     ) -> None:
         """Replace an actor, and put back all blocks whose results it still held or worked on."""
         mine = [ref for ref, (holder, _) in flying.items() if holder is actor]
-        back = [*actor.done, *(flying.pop(ref)[1] for ref in mine)]
-        for task in back:
-            if task.deaths >= MAX_DEATHS:
+        under_way = [flying.pop(ref)[1] for ref in mine]  # in the order handed out
+        for task in under_way[:1]:  # the one that it was at
+            task.deaths += 1
+            if task.deaths == MAX_DEATHS:
                 raise RunError(
                     f"clients {list(task.block)} took down {MAX_DEATHS} actors, one after the "
-                    f"other (out of memory?): {error}"
+                    f"other (out of memory?): {first_line(error)}"
                 )
+        back = [*actor.done, *under_way]
+        for task in back:
             task.result, task.states = None, []
         todo.extendleft(reversed(back))
         self._replace(actor)
@@ -334,20 +356,19 @@ class RayEngine(Engine):
         )
 
 
-def failed_to_start(error: RayActorError) -> bool:
+def first_line(error: Exception) -> str:
+    """Of what Ray says of a lost actor, which goes on with guesses for a page."""
+    return str(error).partition("\n")[0]
+
+
+def failed_to_start(error: Exception) -> bool:
     """Whether an actor never came up because its constructor raised: trying again is no use."""
     return isinstance(error, ActorDiedError) and "creation task" in str(error)
 
 
-def _cause(error: RayError) -> Exception:
-    """The error to raise for what Ray reports of a task."""
-    if isinstance(error, ObjectLostError | OwnerDiedError):
+def _cause(error: RayTaskError) -> Exception:
+    """The error to raise for what Ray reports of a task that failed."""
+    cause: Exception = error.cause
+    if isinstance(cause, ObjectLostError):  # an argument; the server's own are beside the driver
         return StateLost("a kept client state was on a node that is gone")
-    if isinstance(error, RayTaskError):
-        cause: Exception = error.cause
-        if isinstance(cause, ObjectLostError | OwnerDiedError):
-            return StateLost("a kept client state was on a node that is gone")
-        if isinstance(cause, FedsimError):
-            return cause
-    wrapped: Exception = error
-    return wrapped
+    return cause if isinstance(cause, FedsimError) else error

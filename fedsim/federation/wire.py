@@ -2,7 +2,7 @@
 
 Arrays count by their type: 4 bytes a float32 entry, 1 a byte (images, labels of up to 256 classes
 kept as uint8), one bit a boolean. Numbers that ride along (a round, a sample count) are not
-counted, and neither is what a real system would not send at all: wrap it in `Unsent`.
+counted, and neither is an argument that a real system would not send: wrap it in `Unsent`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class Unsent:
-    """A value that the simulation passes along and a real system would not send."""
+    """An argument that the simulation passes along and a real system would not send."""
 
     value: Any
 
@@ -38,6 +38,8 @@ def nbytes(message: Any) -> int:
 
 def to_arrays(tree: Any) -> Any:
     """A nest of tensors as a nest of NumPy arrays in main memory, as it travels."""
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
     if isinstance(tree, torch.Tensor):
         # A copy, because a tensor may be a view of weights that train on.
         return tree.detach().cpu().numpy().copy()
@@ -46,6 +48,17 @@ def to_arrays(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(to_arrays(value) for value in tree)
     return tree
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nests of arrays and scalars are the same, to the bit."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
+        return all(same(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and bool(a == b)
 
 
 def to_tensors(tree: Any, device: torch.device) -> Any:

@@ -17,7 +17,8 @@ from fedsim.errors import ClientError
 from fedsim.federation.client import Client, Update
 from fedsim.federation.host import Host
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
-from fedsim.federation.wire import Unsent, nbytes, to_arrays, to_tensors
+from fedsim.federation.wire import Unsent, nbytes, same, to_arrays, to_tensors
+from fedsim.streams import torch_stream
 from fedsim.training import evaluate
 
 Sums = dict[tuple[str, int], ExactSum]  # by name and length of the vectors
@@ -44,15 +45,21 @@ class Call:
 
 @dataclass
 class BlockResult:
-    """What a block of clients leaves behind, apart from its part in the sums.
+    """What a block of clients leaves behind, apart from its part in the sums: each by client.
 
     Attributes:
-        rows: a record for each client, by client.
-        items: each client's message (mode «gather»), by client.
-        states: kept states that changed, by client.
+        rows: what goes on record.
+        failures: why a client was left out.
+        weights: what an update counts with (mode «mean»).
+        lengths: of the vectors of an update, by name (mode «mean»).
+        items: messages (mode «gather»).
+        states: kept states that changed.
     """
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
+    lengths: dict[int, dict[str, int]] = field(default_factory=dict)
     items: dict[int, Any] = field(default_factory=dict)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -94,27 +101,21 @@ class Worker:
         """
         if call.serial != self._serial:
             self._serial, self._sums = call.serial, {}
-            self._arguments = {
-                name: to_tensors(
-                    value.value if isinstance(value, Unsent) else value, self.host.device
-                )
-                for name, value in arguments.items()
-            }
+            self._take(arguments)
         if call.mode == "test":
             return BlockResult(rows={shard: self._test_shard(shard) for shard in block})
         result = BlockResult()
         sums: dict[str, Tensor] = {}
         for id in block:
-            state = to_tensors(states.get(id, {}), self.host.device)
-            client = Client(self.host, id, call.round, call.function, state)
             try:
-                self._run_client(client, call, sums, result)
+                self._run_client(id, call, states.get(id, {}), sums, result)
             except Exception as error:
                 cause = str(error) if isinstance(error, _Refused) else _traceback(error)
                 failure = ClientError(id, call.round, call.function, cause)
                 if self.host.setup.train.on_client_error == "stop":
                     raise failure from None  # the cause holds the traceback, and pickles
-                result.rows[id] = {"error": str(failure)}
+                result.failures[id] = str(failure)
+                self._take(arguments)  # it may have spoilt them
         for name, total in sums.items():
             # By length as well, so that blocks that disagree can be told apart, and refused.
             key = (name, len(total))
@@ -123,17 +124,36 @@ class Worker:
             self._sums[key].add(total.cpu().numpy())
         return result
 
+    def _take(self, arguments: Mapping[str, Any]) -> None:
+        """Make tensors of what the server sent, for all clients here to share."""
+        self._arguments = {
+            name: to_tensors(value.value if isinstance(value, Unsent) else value, self.host.device)
+            for name, value in arguments.items()
+        }
+
     def _run_client(
-        self, client: Client, call: Call, sums: dict[str, Tensor], result: BlockResult
+        self,
+        id: int,
+        call: Call,
+        state: Mapping[str, Any],
+        sums: dict[str, Tensor],
+        result: BlockResult,
     ) -> None:
         """Run the client function, and file what it returns, keeps and reports.
 
         Nothing is filed of a client that fails.
         """
         started = time.perf_counter()
-        before = _versions(client.state)
-        function = getattr(self.host.setup.functions, call.function)
-        message = function(client, **self._arguments)
+        host = self.host
+        client = Client(host, id, call.round, call.function, to_tensors(state, host.device))
+        function = getattr(host.setup.functions, call.function)
+        versions = _versions(self._arguments)
+        # Whatever draws from torch's own generator draws from this client's stream.
+        with torch_stream(host.setup.seed, f"{call.function}/torch", call.round, id, host.device):
+            message = function(client, **self._arguments)
+        if _versions(self._arguments) != versions:
+            raise _Refused("changes an argument in place, which all clients share; copy it first")
+        kept = to_arrays(client.state)
         if call.mode == "mean":
             _check(message, sums)
             for name, vector in message.vectors.items():
@@ -142,16 +162,16 @@ class Worker:
                         vector.numel(), dtype=torch.float64, device=vector.device
                     )
                 sums[name].add_(vector.detach().reshape(-1), alpha=message.weight)
-            client.report(weight=message.weight)
+            result.weights[id] = message.weight
             message = message.vectors
-            client.row["sent"] = {name: vector.numel() for name, vector in message.items()}
+            result.lengths[id] = {name: vector.numel() for name, vector in message.items()}
         elif call.mode == "gather":
             message = to_arrays(message)
             _check_finite(message)
-            result.items[client.id] = message
-        if _versions(client.state) != before:
-            result.states[client.id] = to_arrays(client.state)
-        result.rows[client.id] = {
+            result.items[id] = message
+        if not same(kept, state):
+            result.states[id] = kept
+        result.rows[id] = {
             **client.row,
             "samples": client.num_samples,
             "bytes_up": nbytes(message) if call.mode != "each" else 0,
@@ -219,6 +239,6 @@ def _traceback(error: Exception) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
 
 
-def _versions(state: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Which objects a state holds, and how often each tensor was changed in place."""
-    return {name: (id(value), getattr(value, "_version", 0)) for name, value in state.items()}
+def _versions(arguments: Mapping[str, Any]) -> list[int]:
+    """How often each tensor was changed in place."""
+    return [a._version for a in arguments.values() if isinstance(a, Tensor)]

@@ -49,6 +49,12 @@ class Scaffold(Method[ScaffoldState]):
                 f"averages of SGD steps, which {train.optimizer.name}'s are not"
             )
 
+        if train.optimizer.nesterov:
+            raise ExperimentError(
+                "method.name=scaffold takes no train.optimizer.nesterov=true: what a local step "
+                "is worth is known for plain momentum only"
+            )
+
     def init(self, fed: Federation) -> ScaffoldState:
         control = np.zeros(fed.model.num_parameters, dtype=np.float32)
         return ScaffoldState(weights=fed.initial_weights(), control=control)

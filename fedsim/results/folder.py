@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -9,6 +10,8 @@ import platform
 import secrets
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -120,6 +123,22 @@ class RunFolder:
             )
         return cls(path, manifest)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Carry out the run in this process alone: two would overwrite each other's checkpoints.
+
+        Raises:
+            RunFolderError: another process is at it.
+        """
+        folder = os.open(self.path, os.O_RDONLY)  # the lock ends with the process, if not before
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise RunFolderError(f"{self.path}: another process carries out this run") from None
+        finally:
+            os.close(folder)
+
     def update(self, **facts: Any) -> None:
         """Change the manifest, on disk as well."""
         self.manifest.update(facts)
@@ -133,7 +152,9 @@ def _hash(content: bytes) -> str:
 
 def _git_revision() -> str | None:
     """The revision of the source that runs, if it is a git checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[2]
+    if not (here / ".git").exists():  # installed, perhaps below a repository of the user's
+        return None
     try:
         found = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],

@@ -16,7 +16,8 @@ class FlatModel:
     The vector holds the P trainable parameters first and then the buffers that belong to the
     weights (batch norm's running mean and variance). Loading a client's weights is one copy, an
     optimiser step one operation, and every method writes plain vector arithmetic. Frozen
-    parameters stay as the module was built and are never sent.
+    parameters and buffers that the module does not save stay in place and are never sent: a
+    module must not keep anything of a client in them.
 
     Args:
         module: moved to `device`; its parameters and buffers are replaced by views.

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
-from fedsim.federation.checkpoint import Checkpoints, _read, _write, pack, unpack
+from fedsim.federation.checkpoint import Arrays, Checkpoints, _read, _write, pack, unpack
 
 dtypes = st.sampled_from(
     ["float32", "float64", "float16", "int64", "int32", "uint8", "int8", "bool"]
@@ -76,8 +76,12 @@ def test_through_a_file(tmp_path: Path, tree: Any) -> None:
     assert_same(_read(tmp_path / "tree.safetensors"), tree)
 
 
-def test_numpy_scalars_become_plain() -> None:
-    assert pack({"n": np.int64(3), "x": np.float32(0.5)}, {}) == {"dict": [["n", 3], ["x", 0.5]]}
+@pytest.mark.parametrize("scalar", [np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True)])
+def test_numpy_scalars_keep_their_type(scalar: np.generic) -> None:
+    """float64 times a float32 array is float64; a plain number times it is float32."""
+    arrays: Arrays = {}
+    again = unpack(pack({"scale": scalar}, arrays), arrays)["scale"]
+    assert (type(again), again) == (type(scalar), scalar)
 
 
 @pytest.mark.parametrize("thing", [object(), {1, 2}, b"bytes", 1j, len, Path("x")])

@@ -1,0 +1,93 @@
+"""What a method may rely on, the same on both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from habits import HABITS
+from small import small_experiment
+
+from fedsim import Run, resume, run
+from fedsim.errors import ClientError
+from fedsim.federation import Federation, LocalEngine
+from fedsim.simulate import Progress, prepare
+
+Finish = Callable[..., Run]
+
+
+def federation(**sections: Any) -> Federation:
+    experiment = small_experiment(**sections)
+    dataset, holdings, setup = prepare(experiment)
+    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
+    return Federation(setup, holdings, len(dataset.test_y), engine)
+
+
+@pytest.mark.usefixtures("own_ray")
+class TestHabits:
+    @pytest.mark.parametrize("habit", HABITS)
+    def test_what_clients_do_is_the_same_on_both_engines_and_after_a_resume(
+        self, finish: Finish, tmp_path: Path, habit: str
+    ) -> None:
+        """Methods of all habits: state now and then, nested state, torch's generator, failures."""
+        common: dict[str, Any] = {
+            "method": {"name": f"habits:{habit}"},
+            "train": {"rounds": 8, "on_client_error": "skip"},
+        }
+        local = finish(**common)
+        on_ray = finish(**common, engine={"kind": "ray", "actors": 3})
+        assert on_ray.result_hash == local.result_hash
+
+        def interrupt(event: Progress) -> None:
+            if isinstance(event, dict) and event["round"] == 6:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(small_experiment(**common), tmp_path / "interrupted", interrupt)
+        (folder,) = (tmp_path / "interrupted" / "small").iterdir()
+        assert resume(folder).result_hash == local.result_hash
+
+
+def test_nested_state_and_failures_are_what_they_should_be(finish: Finish) -> None:
+    skip = {"rounds": 8, "on_client_error": "skip"}
+    nested = finish(method={"name": "habits:NestedState"}, train=skip)
+    assert list(nested.clients.groupby("round")["remembered"].max()) == list(range(1, 9))
+    failing = finish(method={"name": "habits:FailsNowAndThen"}, train=skip)
+    assert list(failing.rounds["failed"]) == [0, 0, 2, 0, 0, 2, 0, 0]
+    # What a client kept before it failed is what it has afterwards.
+    kept = failing.clients[failing.clients["client"] == 4].set_index("round")["remembered"]
+    assert list(kept.dropna()) == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_argument_changed_in_place_is_refused(finish: Finish) -> None:
+    with pytest.raises(ClientError, match=r"client \d, round 1.*changes an argument in pl"):
+        finish(method={"name": "habits:Spoils"})
+
+
+@pytest.mark.parametrize("name", ["error", "samples", "seconds", "bytes_up"])
+def test_columns_that_are_filled_anyway_cannot_be_reported(finish: Finish, name: str) -> None:
+    with pytest.raises(ClientError, match=f"'{name}' is a column that is filled anyway"):
+        finish(method={"name": "habits:Reports", "column": name})
+
+
+def test_scalars_of_a_round_become_plain_numbers() -> None:
+    fed = federation()
+    fed.begin_round(1)
+    fed.log(norm=np.float32(0.5), phase="train")
+    assert fed.records() == ({"norm": 0.5, "phase": "train"}, [])
+    assert type(fed.records()[0]["norm"]) is float
+    with pytest.raises(ValueError, match="'bytes_up' is a column that is filled anyway"):
+        fed.log(bytes_up=3)
+
+
+def test_a_cohort_without_repetition_and_perhaps_empty() -> None:
+    experiment = small_experiment()
+    fed, method = federation(), experiment.method
+    fed.begin_round(1)
+    with pytest.raises(ValueError, match="a client occurs twice in the cohort"):
+        fed.each(method.local_test, [0, 3, 0])
+    fed.each(method.local_test, [])
+    assert fed.records()[1] == []

@@ -1,0 +1,93 @@
+"""Methods whose client functions have habits that an engine must bear, or refuse."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.federation import Client, Update
+from fedsim.methods.fedavg import FedAvg
+
+HABITS = ("StateNowAndThen", "NestedState", "DrawsFromTorch", "FailsNowAndThen", "TrainsTwice")
+
+
+class StateNowAndThen(FedAvg):
+    """Some clients change their state in some rounds."""
+
+    name: str = "habits:StateNowAndThen"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        update = super().local_update(client, weights)
+        if (client.round + client.id) % 2:
+            client.state["last"] = update.vectors["weights"]
+        elif "last" in client.state:
+            update.vectors["weights"] = (update.vectors["weights"] + client.state["last"]) / 2
+        return update
+
+
+class NestedState(FedAvg):
+    """The state is a list that grows, changed where it lies."""
+
+    name: str = "habits:NestedState"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        client.state.setdefault("rounds", []).append(client.round)
+        client.report(remembered=len(client.state["rounds"]))
+        return super().local_update(client, weights)
+
+
+class DrawsFromTorch(FedAvg):
+    """Noise from torch's own generator, outside of training."""
+
+    name: str = "habits:DrawsFromTorch"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        trained = client.train(weights)
+        noise = 1e-3 * torch.randn_like(trained)
+        return Update(weights=trained + noise, weight=client.num_samples)
+
+
+class FailsNowAndThen(NestedState):
+    """Clients 4 and 7 fail in every third round, after they changed their state."""
+
+    name: str = "habits:FailsNowAndThen"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        update = super().local_update(client, weights)
+        if client.round % 3 == 0 and client.id in (4, 7):
+            weights.mul_(0)  # what it does before it fails touches nobody else
+            raise RuntimeError("battery empty")
+        return update
+
+
+class TrainsTwice(FedAvg):
+    """Two trainings in one function, in different orders of the data."""
+
+    name: str = "habits:TrainsTwice"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        first, second = client.train(weights), client.train(weights)
+        assert not torch.equal(first, second)
+        return Update(weights=(first + second) / 2, weight=client.num_samples)
+
+
+class Spoils(FedAvg):
+    """Changes what all clients share."""
+
+    name: str = "habits:Spoils"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        update = super().local_update(client, weights)
+        weights *= 0.9
+        return update
+
+
+class Reports(FedAvg):
+    """Reports a scalar under a name of the user's choice."""
+
+    name: str = "habits:Reports"
+    column: str
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        client.report(**{self.column: 1.0})
+        return super().local_update(client, weights)
