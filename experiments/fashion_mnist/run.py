@@ -1,7 +1,7 @@
 """Run methods.yaml for each method and seed, and tabulate: python run.py [--out runs].
 
-Writes results.csv (a row for each run) and table.md (mean ± standard deviation over seeds) beside
-this file. Runs that are in results.csv already are not run again.
+Writes results.csv beside this file, a row for each run, and prints mean ± standard deviation over
+seeds. Runs that are in results.csv already are not run again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
             done.append({"method": method, "seed": seed, **score(run)})
             print(done[-1], flush=True)
             pd.DataFrame(done).to_csv(file, index=False)
-    (HERE / "table.md").write_text(tabulate(pd.DataFrame(done)))
+    print(tabulate(pd.DataFrame(done)))
 
 
 if __name__ == "__main__":
