@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.federation import Client, Update
+from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
 
-HABITS = ("StateNowAndThen", "NestedState", "DrawsFromTorch", "FailsNowAndThen", "TrainsTwice")
+HABITS = (
+    *("StateNowAndThen", "NestedState", "DrawsFromTorch"),
+    *("FailsNowAndThen", "Gathers", "TrainsTwice"),
+)
 
 
 class StateNowAndThen(FedAvg):
@@ -58,6 +63,34 @@ class FailsNowAndThen(NestedState):
             weights.mul_(0)  # what it does before it fails touches nobody else
             raise RuntimeError("battery empty")
         return update
+
+
+class Gathers(FedAvg):
+    """Clients send messages of their own, and keep how often they were asked."""
+
+    name: str = "habits:Gathers"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        cohort = fed.sample(t)
+        fed.each(self.count, cohort, step=2)
+        hint = Unsent(np.zeros(100, dtype=np.float32))
+        messages = fed.gather(self.message, cohort, weights=state.weights, hint=hint)
+        assert list(messages) == list(cohort)
+        for k, message in messages.items():
+            assert message["labels"].dtype == np.uint8
+            assert message["n"] == len(message["labels"]) == fed.num_samples[k]
+            assert message["parts"][1] == 2 * t
+        trained = [message["parts"][0] for message in messages.values()]
+        return State(weights=np.mean(trained, axis=0))
+
+    def count(self, client: Client, step: int) -> None:
+        client.state["asked"] = client.state.get("asked", 0) + step
+
+    def message(self, client: Client, weights: Tensor, hint: Tensor) -> dict[str, object]:
+        assert hint.shape == (100,)
+        labels = client.data.y.to(torch.uint8)
+        parts = [client.train(weights), client.state["asked"]]
+        return {"labels": labels, "n": client.num_samples, "parts": parts}
 
 
 class TrainsTwice(FedAvg):

@@ -62,6 +62,14 @@ def test_nested_state_and_failures_are_what_they_should_be(finish: Finish) -> No
     assert list(kept.dropna()) == [1, 2, 3, 4, 5, 6]
 
 
+def test_messages_cost_what_they_are(finish: Finish) -> None:
+    done = finish(method={"name": "habits:Gathers"}, train={"rounds": 2})
+    size = sum(tensor.numel() for tensor in done.weights().values())
+    # Up: the weights, and a byte a label. Down: the weights; the hint would not be sent.
+    assert (done.clients["bytes_up"] == 4 * size + done.clients["samples"]).all()
+    assert (done.clients["bytes_down"] == 4 * size).all()
+
+
 def test_an_argument_changed_in_place_is_refused(finish: Finish) -> None:
     with pytest.raises(ClientError, match=r"client \d, round 1.*changes an argument in pl"):
         finish(method={"name": "habits:Spoils"})
