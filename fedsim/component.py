@@ -73,7 +73,12 @@ class Section(BaseModel):
     @classmethod
     def _make_paths_absolute(cls, value: Any) -> Any:
         """So that a run can be resumed from another folder."""
-        return value.expanduser().absolute() if isinstance(value, Path) else value
+        if not isinstance(value, Path):
+            return value
+        try:
+            return value.expanduser().absolute()
+        except RuntimeError as error:  # «~somebody» who is not there
+            raise ValueError(f"'{value}': {error}") from error
 
 
 C = TypeVar("C", bound=Section)

@@ -104,7 +104,9 @@ class Experiment(Section):
                 raise ExperimentError(f"override '{override}': must read section.key=value")
             try:
                 # What stands at the key is replaced, a whole section too, not merged.
-                new = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
+                new = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
+                for part in key.split("."):
+                    new = new[part]
                 OmegaConf.update(content, key, new, merge=False)
             except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
                 raise ExperimentError(f"override '{override}': {error}") from error

@@ -49,8 +49,9 @@ def run(
     with _cluster(experiment.engine) as actors:
         facts = {**hashes(dataset, holdings), "clients": len(holdings)}
         folder = RunFolder.create(experiment, Path(out), facts)
-        on_start(folder)
-        return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
+        with folder.alone():
+            on_start(folder)
+            return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
 
 
 def resume(
@@ -64,15 +65,16 @@ def resume(
         BadInput: the folder is not that of a run, was edited, or its data changed.
         RunError: the run broke off again.
     """
-    folder = RunFolder.open(path)
-    if folder.manifest["status"] == "finished":
-        raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
-    dataset, holdings, setup = prepare(folder.experiment)
-    if any(folder.manifest.get(name) != h for name, h in hashes(dataset, holdings).items()):
-        raise RunFolderError(f"{folder.path}: the data changed since the run started")
-    with _cluster(folder.experiment.engine) as actors:
-        on_start(folder)
-        return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
+    with RunFolder.open(path).alone():
+        folder = RunFolder.open(path)  # as whoever held it has left it
+        if folder.manifest["status"] == "finished":
+            raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
+        dataset, holdings, setup = prepare(folder.experiment)
+        if any(folder.manifest.get(name) != h for name, h in hashes(dataset, holdings).items()):
+            raise RunFolderError(f"{folder.path}: the data changed since the run started")
+        with _cluster(folder.experiment.engine) as actors:
+            on_start(folder)
+            return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
 
 
 def _carry_out(
@@ -92,22 +94,21 @@ def _carry_out(
         wall_seconds = before + time.monotonic() - started
         RunFolder.open(folder.path).update(status=status, wall_seconds=wall_seconds)
 
-    with folder.alone():
-        folder.update(status="running", actors=actors, clients_per_step=1)
-        try:
-            if folder.experiment.engine.kind == "local":
-                events = _locally(folder, dataset, holdings, setup)
-            else:
-                events = _on_ray(folder, dataset, holdings, setup, actors)
-            with closing(events):  # which ends the driver, however we leave
-                for event in events:
-                    on_progress(event)
-        except BaseException as error:
-            # The folder itself may be what broke; that must not hide why.
-            with suppress(OSError, RunFolderError):
-                end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
-            raise
-        end("finished")
+    folder.update(status="running", actors=actors, clients_per_step=1)
+    try:
+        if folder.experiment.engine.kind == "local":
+            events = _locally(folder, dataset, holdings, setup)
+        else:
+            events = _on_ray(folder, dataset, holdings, setup, actors)
+        with closing(events):  # which ends the driver, however we leave
+            for event in events:
+                on_progress(event)
+    except BaseException as error:
+        # The folder itself may be what broke; that must not hide why.
+        with suppress(RunError, RunFolderError):
+            end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    end("finished")
     return load(folder.path)
 
 
@@ -189,7 +190,7 @@ def _on_ray(
             deaths += 1
             if deaths == MAX_DRIVER_DEATHS:
                 raise RunError(
-                    f"the driver died {deaths} times in a row after round {furthest} (out of "
+                    f"the driver died {deaths} times in a row, without getting further (out of "
                     f"memory?): {first_line(error)}"
                 ) from error
             yield "the driver was lost; a new one goes on from the last checkpoint"
@@ -298,7 +299,10 @@ def _cluster_address() -> str | None:
 @contextmanager
 def _log_file(folder: RunFolder) -> Iterator[None]:
     """Write fedsim's log to the run's log.txt."""
-    handler = logging.FileHandler(folder.path / "log.txt", encoding="utf-8")
+    try:
+        handler = logging.FileHandler(folder.path / "log.txt", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{folder.path}: cannot be written: {error}") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger("fedsim")
     root.addHandler(handler)

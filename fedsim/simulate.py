@@ -164,8 +164,6 @@ def _writing(folder: RunFolder) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"{folder.path}: cannot be written: {error}") from error
-    except TypeError as error:
-        raise RunError(f"the method's state cannot be saved: {error}") from error
 
 
 def new_ledger() -> dict[str, Any]:

@@ -39,7 +39,8 @@ def torch_stream(
 ) -> Iterator[None]:
     """Run a block with torch's own generator at a keyed point, and put it back afterwards.
 
-    For what draws from that generator and takes no other: weight initialisation and dropout.
+    For what draws from that generator and takes no other: weight initialisation, dropout, and
+    whatever a client function does.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

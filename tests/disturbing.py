@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedsim.federation import Client, Federation, Update
+from fedsim.federation.worker import Worker
 from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.scaffold import Scaffold, ScaffoldState
@@ -93,6 +94,16 @@ class DyingAlways(FedAvg):
         if t == 7:
             die()
         return super().round(fed, state, t)
+
+
+class DeadlySums(FedAvg):
+    """Every actor dies when it is asked for its sums, as one that runs out of memory there."""
+
+    name: str = "disturbing:DeadlySums"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        Worker.take_sums = lambda self, serial: die()  # type: ignore[assignment,return-value]
+        return super().local_update(client, weights)
 
 
 def deadly_net(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -12,7 +12,7 @@ from fedsim.methods.fedavg import FedAvg
 
 HABITS = (
     *("StateNowAndThen", "NestedState", "DrawsFromTorch"),
-    *("FailsNowAndThen", "Gathers", "TrainsTwice"),
+    *("FailsNowAndThen", "Gathers", "TrainsTwice", "Spoils"),
 )
 
 
@@ -105,13 +105,20 @@ class TrainsTwice(FedAvg):
 
 
 class Spoils(FedAvg):
-    """Changes what all clients share."""
+    """Changes what it was given, in ways that torch notices and in ways that it does not."""
 
     name: str = "habits:Spoils"
 
-    def local_update(self, client: Client, weights: Tensor) -> Update:
-        update = super().local_update(client, weights)
-        weights *= 0.9
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        mean = fed.mean(self.spoil, fed.sample(t), nest={"weights": [state.weights]})
+        return State(weights=mean.weights)
+
+    def spoil(self, client: Client, nest: dict[str, list[Tensor]]) -> Update:
+        update = self.local_update(client, nest["weights"][0])
+        nest["weights"][0] *= 0.9
+        nest["weights"][0].data.mul_(0.9)
+        nest["weights"].append(nest["weights"][0])
+        assert len(nest["weights"]) == 2
         return update
 
 

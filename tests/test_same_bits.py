@@ -98,14 +98,15 @@ class TestOnRay:
         experiment = small_experiment(
             model={"name": "disturbing:deadly_net"}, engine={"kind": "ray", "actors": 1}
         )
-        with pytest.raises(RunError, match="client actors cannot start"):
+        with pytest.raises(RunError, match="client actors cannot start, 3 died in a row"):
             run(experiment, tmp_path)
 
     def test_a_client_that_fails_is_named(self, tmp_path: Path) -> None:
         experiment = small_experiment(
-            method={"name": "habits:Spoils"}, engine={"kind": "ray", "actors": 2}
+            method={"name": "habits:Reports", "column": "error"},
+            engine={"kind": "ray", "actors": 2},
         )
-        with pytest.raises(ClientError, match=r"client \d, round 1, local_update: changes an arg"):
+        with pytest.raises(ClientError, match=r"client \d, round 1, local_update: (?s:.*)'error'"):
             run(experiment, tmp_path)
 
     def test_leaving_a_run_ends_its_driver(self, tmp_path: Path) -> None:
@@ -135,6 +136,13 @@ class TestOnRay:
                 resume(folder)
 
         run(small_experiment(train={"rounds": 1}), tmp_path, resume_meanwhile)
+
+    def test_an_actor_that_dies_with_its_sums_stops_the_run(self, tmp_path: Path) -> None:
+        experiment = small_experiment(
+            method={"name": "disturbing:DeadlySums"}, engine={"kind": "ray", "actors": 1}
+        )
+        with pytest.raises(RunError, match=r"took down 3 actors"):
+            run(experiment, tmp_path)
 
     def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
         engine = {"kind": "ray", "gpus_per_actor": 0.25}

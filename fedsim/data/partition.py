@@ -106,7 +106,7 @@ class Partition(Section):
         shares = self.split(data, numpy_stream(seed, "partition"))
         for client, share in enumerate(shares):
             if len(share) == 0:
-                raise DataError(f"client {client} holds no example; lower partition.clients")
+                raise DataError(f"partition: client {client} is dealt no example")
         if self.test_fraction == 0 and self.labelled_fraction == 1:
             nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(shares))
             return Holdings(Ragged.of(shares), nothing, nothing)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedsim import atomic
-from fedsim.errors import RunFolderError
+from fedsim.errors import RunError, RunFolderError
 from fedsim.federation.engine import Handle
 from fedsim.federation.federation import Federation
 
@@ -38,6 +38,8 @@ def pack(tree: Any, arrays: Arrays) -> Any:
         key = str(len(arrays))
         arrays[key] = np.asarray(tree, order="C")  # which keeps scalars scalars
         return {"array": key}
+    if isinstance(tree, np.generic) and tree.dtype.kind not in "biuf":
+        return tree.item()
     if isinstance(tree, np.generic):  # not a plain number: its type decides how it rounds
         return {"scalar": pack(np.asarray(tree), arrays)}
     if isinstance(tree, Mapping):
@@ -71,7 +73,10 @@ def unpack(packed: Any, arrays: Mapping[str, NDArray[np.generic]]) -> Any:
 
 def _write(path: Path, tree: Any) -> None:
     arrays: Arrays = {}
-    packed = pack(tree, arrays)
+    try:
+        packed = pack(tree, arrays)
+    except TypeError as error:
+        raise RunError(f"{path.name}: cannot be saved: {error}") from error
     atomic.write(path, save(arrays, metadata={"tree": json.dumps(packed)}))
 
 

@@ -37,15 +37,19 @@ def record(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
     """Scalars as plain numbers and words.
 
     Raises:
-        ValueError: a name is reserved.
+        ValueError: a name is reserved, or a value is something else.
     """
     taken = sorted(reserved & scalars.keys())
     if taken:
         raise ValueError(f"'{taken[0]}' is a column that is filled anyway; take another name")
-    return {
-        name: value.item() if isinstance(value, Tensor | np.generic) else value
-        for name, value in scalars.items()
-    }
+    plain = {}
+    for name, value in scalars.items():
+        plain[name] = value.item() if isinstance(value, Tensor | np.generic) else value
+        if not isinstance(plain[name], bool | int | float | str | None):
+            raise ValueError(
+                f"'{name}' is a {type(value).__name__}; numbers and words go on record, no more"
+            )
+    return plain
 
 
 class Client:
@@ -106,7 +110,7 @@ class Client:
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream of this client's own, for one purpose in this round.
 
-        Asked again for the same purpose, it is another stream.
+        Asked again for the same purpose within one call, it is another stream.
         """
         self._asked[purpose] += 1
         again = f"/{self._asked[purpose]}" if self._asked[purpose] > 1 else ""

@@ -182,7 +182,8 @@ class RayEngine(Engine):
         objects = []
         for value in arguments.values():
             ref = next((ref for array, ref in known if array is value), None) or ray.put(value)
-            if isinstance(value, np.ndarray):  # frozen, so that it is still the same
+            # It is frozen, so still the same, unless it is a view of what may change.
+            if isinstance(value, np.ndarray) and value.base is None:
                 self._sent.append((value, ref))
             objects.append(ref)
         return objects
@@ -329,7 +330,7 @@ class RayEngine(Engine):
         """Replace an actor, and put back all blocks whose results it still held or worked on."""
         mine = [ref for ref, (holder, _) in flying.items() if holder is actor]
         under_way = [flying.pop(ref)[1] for ref in mine]  # in the order handed out
-        for task in under_way[:1]:  # the one that it was at
+        for task in under_way[:1] or actor.done:  # the one that it was at, or all that it held
             task.deaths += 1
             if task.deaths == MAX_DEATHS:
                 raise RunError(

@@ -55,14 +55,16 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
         return all(same(x, y) for x, y in zip(a, b, strict=True))
-    return type(a) is type(b) and bool(a == b)
+    return type(a) is type(b) and repr(a) == repr(b)  # which tells 0.0 from -0.0
 
 
 def to_tensors(tree: Any, device: torch.device) -> Any:
-    """A nest of arrays as tensors on a device, copied: arrays may be shared and read-only."""
+    """A nest of arrays and tensors as tensors on a device, copied: they may be shared."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to(device, copy=True)
     if isinstance(tree, np.ndarray):
         return torch.tensor(tree, device=device)
     if isinstance(tree, Mapping):

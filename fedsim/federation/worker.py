@@ -101,7 +101,10 @@ class Worker:
         """
         if call.serial != self._serial:
             self._serial, self._sums = call.serial, {}
-            self._take(arguments)
+            self._arguments = {
+                name: to_tensors(a.value if isinstance(a, Unsent) else a, self.host.device)
+                for name, a in arguments.items()
+            }
         if call.mode == "test":
             return BlockResult(rows={shard: self._test_shard(shard) for shard in block})
         result = BlockResult()
@@ -115,7 +118,6 @@ class Worker:
                 if self.host.setup.train.on_client_error == "stop":
                     raise failure from None  # the cause holds the traceback, and pickles
                 result.failures[id] = str(failure)
-                self._take(arguments)  # it may have spoilt them
         for name, total in sums.items():
             # By length as well, so that blocks that disagree can be told apart, and refused.
             key = (name, len(total))
@@ -123,13 +125,6 @@ class Worker:
                 self._sums[key] = ExactSum.zeros(len(total))
             self._sums[key].add(total.cpu().numpy())
         return result
-
-    def _take(self, arguments: Mapping[str, Any]) -> None:
-        """Make tensors of what the server sent, for all clients here to share."""
-        self._arguments = {
-            name: to_tensors(value.value if isinstance(value, Unsent) else value, self.host.device)
-            for name, value in arguments.items()
-        }
 
     def _run_client(
         self,
@@ -147,13 +142,13 @@ class Worker:
         host = self.host
         client = Client(host, id, call.round, call.function, to_tensors(state, host.device))
         function = getattr(host.setup.functions, call.function)
-        versions = _versions(self._arguments)
+        # Copies, so that no client sees what another did to them.
+        arguments = to_tensors(self._arguments, host.device)
         # Whatever draws from torch's own generator draws from this client's stream.
         with torch_stream(host.setup.seed, f"{call.function}/torch", call.round, id, host.device):
-            message = function(client, **self._arguments)
-        if _versions(self._arguments) != versions:
-            raise _Refused("changes an argument in place, which all clients share; copy it first")
+            message = function(client, **arguments)
         kept = to_arrays(client.state)
+        changed = not same(kept, state)
         if call.mode == "mean":
             _check(message, sums)
             for name, vector in message.vectors.items():
@@ -169,7 +164,7 @@ class Worker:
             message = to_arrays(message)
             _check_finite(message)
             result.items[id] = message
-        if not same(kept, state):
+        if changed:
             result.states[id] = kept
         result.rows[id] = {
             **client.row,
@@ -237,8 +232,3 @@ def _not_finite(where: str, is_nan: bool) -> str:
 
 def _traceback(error: Exception) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
-
-
-def _versions(arguments: Mapping[str, Any]) -> list[int]:
-    """How often each tensor was changed in place."""
-    return [a._version for a in arguments.values() if isinstance(a, Tensor)]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fedsim import atomic
-from fedsim.errors import ExperimentError, RunFolderError
+from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 
 # Raised whenever a run folder of an earlier version can no longer be read.
@@ -125,25 +125,35 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Carry out the run in this process alone: two would overwrite each other's checkpoints.
+        """Keep other processes of this machine off the run: two would overwrite checkpoints.
 
         Raises:
             RunFolderError: another process is at it.
         """
         folder = os.open(self.path, os.O_RDONLY)  # the lock ends with the process, if not before
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(
+                    f"{self.path}: another process carries out this run"
+                ) from None
             yield
-        except BlockingIOError:
-            raise RunFolderError(f"{self.path}: another process carries out this run") from None
         finally:
             os.close(folder)
 
     def update(self, **facts: Any) -> None:
-        """Change the manifest, on disk as well."""
+        """Change the manifest, on disk as well.
+
+        Raises:
+            RunError: it cannot be written.
+        """
         self.manifest.update(facts)
         content = json.dumps(self.manifest, indent=2) + "\n"
-        atomic.write(self.path / "manifest.json", content.encode())
+        try:
+            atomic.write(self.path / "manifest.json", content.encode())
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written: {error}") from error
 
 
 def _hash(content: bytes) -> str:

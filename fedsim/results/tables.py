@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from fedsim.errors import RunError
 
 
 class Table:
@@ -34,7 +37,8 @@ class Table:
         if not self._rows:
             return
         columns = list(dict.fromkeys(key for row in self._rows for key in row))
-        table = pa.table({c: [row.get(c) for row in self._rows] for c in columns})
+        with self._one_type_a_column():
+            table = pa.table({c: [row.get(c) for row in self._rows] for c in columns})
         self._parts.mkdir(exist_ok=True)
         _write(self._parts / f"{t:06d}.parquet", [table])
         self._rows = []
@@ -52,7 +56,9 @@ class Table:
         parts = self._part_files()
         if not parts:
             return
-        schema = pa.unify_schemas([pq.read_schema(p) for p in parts], promote_options="permissive")
+        with self._one_type_a_column():
+            schemas = [pq.read_schema(part) for part in parts]
+            schema = pa.unify_schemas(schemas, promote_options="permissive")
         _write(self._file, (_fit(pq.read_table(p), schema) for p in parts))
         # All at once, so that a crash never leaves some of the parts to be merged again.
         merged = self._parts.with_name(f".{self._parts.name}.merged")
@@ -69,6 +75,13 @@ class Table:
         tables = [pq.read_table(part) for part in parts]
         whole: pd.DataFrame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
         return whole
+
+    @contextmanager
+    def _one_type_a_column(self) -> Iterator[None]:
+        try:
+            yield
+        except pa.ArrowException as error:
+            raise RunError(f"{self._file.name}: a column mixes types: {error}") from error
 
     def _part_files(self) -> list[Path]:
         return sorted(self._parts.glob("[0-9]*.parquet"))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsim.errors import RunError
 from fedsim.results.tables import Table
 
 Rows = list[dict[str, Any]]
@@ -176,3 +177,16 @@ def test_ragged_columns(parts: list[Rows], finished: bool) -> None:
                 assert cell == value
             else:
                 assert float(cell) == float(value)
+
+
+def test_a_column_of_two_types_is_refused_in_words(tmp_path: Path) -> None:
+    table = Table(tmp_path, "clients")
+    table.add([{"client": 0, "tag": "odd"}, {"client": 1, "tag": 1.0}])
+    with pytest.raises(RunError, match=r"clients.parquet: a column mixes types"):
+        table.flush(1)
+    other = Table(tmp_path, "rounds")
+    for t, tag in ((1, "odd"), (2, 1.0)):
+        other.add([{"round": t, "tag": tag}])
+        other.flush(t)
+    with pytest.raises(RunError, match=r"rounds.parquet: a column mixes types"):
+        other.finish()
