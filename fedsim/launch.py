@@ -14,7 +14,7 @@ from typing import Any
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.federation import EngineSettings, LocalEngine, Setup
+from fedsim.federation import Engine, EngineSettings, LocalEngine, Setup
 from fedsim.federation.placement import Node, plan_actors
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run, load
@@ -116,11 +116,7 @@ def _locally(
     folder: RunFolder, dataset: Dataset, holdings: Holdings, setup: Setup
 ) -> Generator[Progress]:
     engine = LocalEngine(folder.experiment.engine, setup, dataset, holdings)
-    try:
-        with _log_file(folder):
-            yield from _logged(simulate(folder, setup, holdings, len(dataset.test_y), engine))
-    finally:
-        engine.close()
+    yield from _logged(folder, setup, dataset, holdings, engine)
 
 
 class Driver:
@@ -142,13 +138,7 @@ class Driver:
         folder = RunFolder.open(self._path)
         dataset, holdings = ray.get(self._data)
         engine = RayEngine(folder.experiment.engine, self._actors, self._setup, *self._data)
-        try:
-            with _log_file(folder):
-                yield from _logged(
-                    simulate(folder, self._setup, holdings, len(dataset.test_y), engine)
-                )
-        finally:
-            engine.close()
+        yield from _logged(folder, self._setup, dataset, holdings, engine)
 
 
 def _on_ray(
@@ -317,11 +307,18 @@ def _log_file(folder: RunFolder) -> Iterator[None]:
         handler.close()
 
 
-def _logged(events: Iterator[Progress]) -> Iterator[Progress]:
+def _logged(
+    folder: RunFolder, setup: Setup, dataset: Dataset, holdings: Holdings, engine: Engine
+) -> Generator[Progress]:
+    """`simulate` on an engine, which is closed at the end, with a log of what it tells."""
     log = logging.getLogger(__name__)
-    for event in events:
-        if isinstance(event, str):
-            log.info(event)
-        else:
-            log.info("round %(round)d, %(clients)d clients, %(seconds).3f s", event)
-        yield event
+    try:
+        with _log_file(folder):
+            for event in simulate(folder, setup, holdings, len(dataset.test_y), engine):
+                if isinstance(event, str):
+                    log.info(event)
+                else:
+                    log.info("round %(round)d, %(clients)d clients, %(seconds).3f s", event)
+                yield event
+    finally:
+        engine.close()

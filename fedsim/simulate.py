@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -34,8 +33,6 @@ from fedsim.federation.engine import Engine
 from fedsim.methods import State
 from fedsim.results.folder import RunFolder
 from fedsim.results.tables import Table
-
-log = logging.getLogger(__name__)
 
 # What a run tells while it goes on: the record of a finished round, or a line for the user.
 Progress = dict[str, Any] | str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedsim import atomic
 from fedsim.errors import RunError
 
 
@@ -40,7 +41,7 @@ class Table:
         with self._one_type_a_column():
             table = pa.table({c: [row.get(c) for row in self._rows] for c in columns})
         self._parts.mkdir(exist_ok=True)
-        _write(self._parts / f"{t:06d}.parquet", [table])
+        _write(self._parts / f"{t:06d}.parquet", [table], table.schema)
         self._rows = []
 
     def rewind(self, t: int) -> None:
@@ -59,7 +60,7 @@ class Table:
         with self._one_type_a_column():
             schemas = [pq.read_schema(part) for part in parts]
             schema = pa.unify_schemas(schemas, promote_options="permissive")
-        _write(self._file, (_fit(pq.read_table(p), schema) for p in parts))
+        _write(self._file, (_fit(pq.read_table(p), schema) for p in parts), schema)
         # All at once, so that a crash never leaves some of the parts to be merged again.
         merged = self._parts.with_name(f".{self._parts.name}.merged")
         self._parts.rename(merged)
@@ -94,13 +95,8 @@ def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     )
 
 
-def _write(path: Path, tables: Any) -> None:
-    """Write tables of one schema to a file, aside first."""
-    aside = path.with_name(f".{path.name}.part")
-    writer = None
-    for table in tables:
-        writer = writer or pq.ParquetWriter(aside, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
-        aside.replace(path)
+def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    """Write tables of one schema to a file."""
+    with atomic.replacing(path) as aside, pq.ParquetWriter(aside, schema) as writer:
+        for table in tables:
+            writer.write_table(table)
