@@ -11,6 +11,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
@@ -47,7 +49,7 @@ def run(
     """
     dataset, holdings, setup = prepare(experiment)
     with _cluster(experiment.engine) as actors:
-        facts = {**hashes(dataset, holdings), "clients": len(holdings)}
+        facts = {**hashes(dataset, holdings, experiment.method), "clients": len(holdings)}
         folder = RunFolder.create(experiment, Path(out), facts)
         with folder.alone():
             on_start(folder)
@@ -70,7 +72,8 @@ def resume(
         if folder.manifest["status"] == "finished":
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         dataset, holdings, setup = prepare(folder.experiment)
-        if any(folder.manifest.get(name) != h for name, h in hashes(dataset, holdings).items()):
+        found = hashes(dataset, holdings, folder.experiment.method)
+        if any(folder.manifest.get(name) != h for name, h in found.items()):
             raise RunFolderError(f"{folder.path}: the data changed since the run started")
         with _cluster(folder.experiment.engine) as actors:
             on_start(folder)
@@ -94,7 +97,7 @@ def _carry_out(
         wall_seconds = before + time.monotonic() - started
         RunFolder.open(folder.path).update(status=status, wall_seconds=wall_seconds)
 
-    folder.update(status="running", actors=actors, clients_per_step=1)
+    folder.update(status="running", actors=actors)
     try:
         if folder.experiment.engine.kind == "local":
             events = _locally(folder, dataset, holdings, setup)
@@ -136,6 +139,8 @@ class Driver:
         from fedsim.federation.ray_engine import RayEngine
 
         folder = RunFolder.open(self._path)
+        # The server trains with as many threads as a client actor, as the local engine does.
+        torch.set_num_threads(folder.experiment.engine.cpus_per_actor)
         dataset, holdings = ray.get(self._data)
         engine = RayEngine(folder.experiment.engine, self._actors, self._setup, *self._data)
         yield from _logged(folder, self._setup, dataset, holdings, engine)
@@ -314,7 +319,7 @@ def _logged(
     log = logging.getLogger(__name__)
     try:
         with _log_file(folder):
-            for event in simulate(folder, setup, holdings, len(dataset.test_y), engine):
+            for event in simulate(folder, setup, dataset, holdings, engine):
                 if isinstance(event, str):
                     log.info(event)
                 else:

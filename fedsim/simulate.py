@@ -27,12 +27,13 @@ from fedsim import atomic
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError, FedsimError, RunError, StateLost
 from fedsim.experiment import Experiment
-from fedsim.federation import Federation, Setup, cohort_size
+from fedsim.federation import Federation, Setup, cohort_size, draw_cohort, pick_device
 from fedsim.federation.checkpoint import Checkpoints, pack
 from fedsim.federation.engine import Engine
-from fedsim.methods import State
+from fedsim.methods import Method, State
 from fedsim.results.folder import RunFolder
 from fedsim.results.tables import Table
+from fedsim.streams import torch_stream
 
 # What a run tells while it goes on: the record of a finished round, or a line for the user.
 Progress = dict[str, Any] | str
@@ -59,12 +60,12 @@ def prepare(experiment: Experiment) -> tuple[Dataset, Holdings, Setup]:
         shape=dataset.shape,
         classes=len(dataset.classes),
     )
-    _try_model(setup)
+    experiment.method.check_data(dataset, holdings, _try_model(setup))
     return dataset, holdings, setup
 
 
-def _try_model(setup: Setup) -> None:
-    """Build the network and send one input through it.
+def _try_model(setup: Setup) -> torch.nn.Module:
+    """The network, after one input was sent through it.
 
     Raises:
         ExperimentError: it does not take the data's inputs, or is no classifier of its classes.
@@ -88,16 +89,16 @@ def _try_model(setup: Setup) -> None:
             f"{name} returns logits of shape {found} for one input; "
             f"the data's {setup.classes} classes want {(1, setup.classes)}"
         )
+    return network
 
 
 def simulate(
-    folder: RunFolder, setup: Setup, holdings: Holdings, num_test: int, engine: Engine
+    folder: RunFolder, setup: Setup, dataset: Dataset, holdings: Holdings, engine: Engine
 ) -> Iterator[Progress]:
     """Carry out a run, from its latest checkpoint if it has one, to its end.
 
     Args:
         folder: of the run; records, checkpoints and final weights go there.
-        num_test: examples of the central test set.
         engine: carries out the clients' work; the result does not depend on which.
 
     Yields:
@@ -105,10 +106,22 @@ def simulate(
     """
     experiment = folder.experiment
     method, last = experiment.method, experiment.train.rounds
-    fed = Federation(setup, holdings, num_test, engine)
+    V = folder.manifest.get("clients_per_step")
+    if V is None:
+        V = experiment.engine.clients_per_step
+        if V != 1:
+            share = experiment.train.participation
+            cohort = draw_cohort(experiment.seed, share, len(holdings), 1)
+            V, why = engine.choose_clients_per_step(cohort.tolist())
+            yield why
+        folder.update(clients_per_step=V)
+    device = pick_device(experiment.engine)
+    folder.update(server_device=str(device))
+    fed = Federation(setup, dataset, holdings, engine, V, device)
     checkpoints = Checkpoints(folder.path / "weights")
     rounds, clients = tables = Table(folder.path, "rounds"), Table(folder.path, "clients")
-    initial = method.init(fed)
+    with torch_stream(setup.seed, "server", 0, device=device):
+        initial = method.init(fed)
     done = False
     while not done:
         begin, state, ledger = checkpoints.latest(initial, fed) or (0, initial, new_ledger())
@@ -120,7 +133,14 @@ def simulate(
             for t in range(begin + 1, last + 1):
                 started = time.perf_counter()
                 fed.begin_round(t)
-                state = method.round(fed, state, t)
+                # What the server draws from torch's own generator (dropout) depends on t alone.
+                with torch_stream(setup.seed, "server", t, device=device):
+                    state = method.round(fed, state, t)
+                if not np.isfinite(state.weights).all():
+                    raise RunError(
+                        f"round {t}: the server's weights are no longer finite numbers; smaller "
+                        "learning rates may help"
+                    )
                 if t % experiment.evaluate.every == 0 or t == last:
                     method.evaluate(fed, state)
                     if experiment.evaluate.clients:
@@ -190,6 +210,9 @@ def summarise(
         row["worst_client_accuracy"] = min(tested)
     row["clients"] = sum("steps" in r for r in client_rows)
     row["failed"] = sum("error" in r for r in client_rows)
+    for way in ("up", "down"):
+        if any(f"one_off_{way}" in r for r in client_rows):
+            row[f"one_off_{way}"] = sum(r.get(f"one_off_{way}", 0) for r in client_rows)
     for way in ("bytes_up", "bytes_down"):
         row[way] = sum(r[way] for r in client_rows)
         ledger[f"total_{way}"] += row[way]
@@ -215,12 +238,18 @@ def result_hash(chain: str, state: State) -> str:
     return digest.hexdigest()[:16]
 
 
-def hashes(dataset: Dataset, holdings: Holdings) -> dict[str, str]:
+def hashes(dataset: Dataset, holdings: Holdings, method: Method[Any]) -> dict[str, str]:
     """Hashes of the data (data_hash) and of who holds what (partition_hash)."""
     parts = (holdings.train, holdings.unlabelled, holdings.test)
     contents: dict[str, list[NDArray[Any]]] = {
-        "data_hash": [dataset.x, dataset.y, dataset.test_x, dataset.test_y],
-        "partition_hash": [array for part in parts for array in (part.values, part.offsets)],
+        "data_hash": [
+            *(dataset.x, dataset.y, dataset.test_x, dataset.test_y),
+            *method.further_data(),
+        ],
+        "partition_hash": [
+            *(array for part in parts for array in (part.values, part.offsets)),
+            holdings.server,
+        ],
     }
     found = {}
     for name, arrays in contents.items():

@@ -42,7 +42,19 @@ def torch_stream(
     For what draws from that generator and takes no other: weight initialisation, dropout, and
     whatever a client function does.
     """
-    devices = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(torch_seed(seed, purpose, round, client))
+    # Not torch.manual_seed and fork_rng: they look after every kind of device there might be, and
+    # note down the call stack for each that is not there.
+    cuda = device if device is not None and device.type == "cuda" else None
+    before = torch.get_rng_state()
+    cuda_before = None if cuda is None else torch.cuda.get_rng_state(cuda)
+    key = torch_seed(seed, purpose, round, client)
+    try:
+        torch.default_generator.manual_seed(key)
+        if cuda is not None:
+            with torch.cuda.device(cuda):
+                torch.cuda.manual_seed(key)
         yield
+    finally:
+        torch.set_rng_state(before)
+        if cuda is not None and cuda_before is not None:
+            torch.cuda.set_rng_state(cuda_before, cuda)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedsim.component import Registry, Section, nearest
 from fedsim.data.dataset import Dataset
@@ -65,11 +66,13 @@ class Holdings:
         train: examples whose label the client may use.
         unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
         test: examples kept aside to evaluate a model on the client's own distribution.
+        server: examples that the server holds, and no client (empty unless `server_fraction` > 0).
     """
 
     train: Ragged
     unlabelled: Ragged
     test: Ragged
+    server: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.train)
@@ -82,11 +85,15 @@ class Partition(Section):
         test_fraction: share of each client's examples kept aside as its own test set, stratified.
         labelled_fraction: γ, share of each client's remaining examples whose label it may use,
             stratified and fixed by the seed.
+        server_fraction: share of all training examples that the server holds, stratified, before
+            the rest is dealt out to clients (FedDF's and FedAUX's auxiliary images, SemiFL's
+            labelled set).
     """
 
     kind: str
     test_fraction: float = Field(0.0, ge=0, lt=1)
     labelled_fraction: float = Field(1.0, gt=0, le=1)
+    server_fraction: float = Field(0.0, ge=0, lt=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         """One index array for each client, into `data.x`.
@@ -103,13 +110,22 @@ class Partition(Section):
             DataError: the data set cannot be split as asked, or a client is left without a
                 training example.
         """
-        shares = self.split(data, numpy_stream(seed, "partition"))
+        server = np.empty(0, dtype=np.int64)
+        if self.server_fraction == 0:
+            shares = self.split(data, numpy_stream(seed, "partition"))
+        else:
+            everything = np.arange(len(data.y))
+            rng = numpy_stream(seed, "server share")
+            server, rest = take_stratified(everything, data.y, self.server_fraction, rng)
+            columns = {name: column[rest] for name, column in data.columns.items()}
+            remaining = replace(data, x=data.x[rest], y=data.y[rest], columns=columns)
+            shares = [rest[s] for s in self.split(remaining, numpy_stream(seed, "partition"))]
         for client, share in enumerate(shares):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} is dealt no example")
         if self.test_fraction == 0 and self.labelled_fraction == 1:
             nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(shares))
-            return Holdings(Ragged.of(shares), nothing, nothing)
+            return Holdings(Ragged.of(shares), nothing, nothing, server)
         train, unlabelled, test = [], [], []
         for client, share in enumerate(shares):
             rng = numpy_stream(seed, "split", client=client)
@@ -125,7 +141,7 @@ class Partition(Section):
             train.append(labelled)
             unlabelled.append(hidden)
             test.append(aside)
-        return Holdings(Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test))
+        return Holdings(Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test), server)
 
 
 partitions: Registry[Partition] = Registry("partition", Partition, key="kind")
@@ -335,6 +351,14 @@ class File(Partition):
 
     kind: str = "file"
     path: Path
+
+    @model_validator(mode="after")
+    def _deals_all(self) -> File:
+        if self.server_fraction:
+            raise PydanticCustomError(
+                "file", "a file says who holds what; server_fraction must be 0"
+            )
+        return self
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         if not self.path.is_file():

@@ -1,8 +1,15 @@
 """The federation: clients, engines, exact sums, checkpoints."""
 
 from fedsim.federation.client import Client, Update
-from fedsim.federation.engine import Engine, EngineSettings, LocalEngine
-from fedsim.federation.federation import Cohort, Federation, Mean, Vector, cohort_size
+from fedsim.federation.engine import Engine, EngineSettings, LocalEngine, pick_device
+from fedsim.federation.federation import (
+    Cohort,
+    Federation,
+    Mean,
+    Vector,
+    cohort_size,
+    draw_cohort,
+)
 from fedsim.federation.host import Examples, Setup
 from fedsim.federation.wire import Unsent
 
@@ -20,4 +27,6 @@ __all__ = [
     "Update",
     "Vector",
     "cohort_size",
+    "draw_cohort",
+    "pick_device",
 ]

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.federation.host import Examples, Host
 from fedsim.streams import numpy_stream
-from fedsim.training import FlatModel, Gradient, Loss, Train, cross_entropy, evaluate, train
+from fedsim.training import (
+    Context,
+    FlatModel,
+    Gradient,
+    Hooks,
+    Loss,
+    Task,
+    Train,
+    Trained,
+    cross_entropy,
+    evaluate,
+)
 
 
 class Update:
     """One client's contribution to a mean: named vectors and the weight that they count with.
+
+    One without vectors leaves the client out of the mean: it has nothing to send.
 
     Args:
         weight: share in the mean, before normalisation; usually the number of samples.
@@ -30,7 +43,10 @@ class Update:
 
 
 # Columns of clients.parquet that are filled for every client.
-RESERVED = frozenset({"round", "client", "samples", "bytes_up", "bytes_down", "seconds", "error"})
+RESERVED = frozenset(
+    {"round", "client", "samples", "seconds", "error"}
+    | {"bytes_up", "bytes_down", "one_off_up", "one_off_down"}
+)
 
 
 def record(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
@@ -62,22 +78,38 @@ class Client:
             dicts of them. It is committed when the server accepts the work.
         model: the network; its weights are whatever was loaded or trained last.
         settings: the experiment's `train` section.
+        lr: η, the learning rate of this round.
         steps: τ, local steps of the latest `train`.
     """
 
     def __init__(
-        self, host: Host, id: int, round: int, phase: str, state: Mapping[str, Any]
+        self,
+        host: Host,
+        id: int,
+        round: int,
+        phase: str,
+        state: Mapping[str, Any],
+        carry_out: Callable[[Task], Trained],
     ) -> None:
         self.id, self.round, self.phase = id, round, phase
         self.state = dict(state)
+        self.lr = host.setup.train.lr(round)
         self.steps = 0
         self.row: dict[str, Any] = {}
         self._host = host
+        self._carry_out = carry_out
         self._asked: Counter[str] = Counter()
 
     @property
     def model(self) -> FlatModel:
         return self._host.model
+
+    def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
+        """A further network, such as a generator: kept where the work is carried out, by name.
+
+        Its weights are whatever was left in it, perhaps by another client: load some first.
+        """
+        return self._host.network(name, build)
 
     @property
     def settings(self) -> Train:
@@ -91,6 +123,11 @@ class Client:
     def num_samples(self) -> int:
         """n_k, how many labelled training examples the client holds."""
         return len(self._host.holdings.train[self.id])
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return self._host.setup.classes
 
     @cached_property
     def data(self) -> Examples:
@@ -122,32 +159,52 @@ class Client:
         weights: Tensor,
         loss: Loss = cross_entropy,
         gradient: Gradient | None = None,
-        context: Mapping[str, Tensor] | None = None,
+        perturb: Gradient | None = None,
+        part: slice | None = None,
+        context: Context | None = None,
+        data: Examples | None = None,
+        epochs: int | None = None,
+        on_record: bool = True,
     ) -> Tensor:
-        """Local training from `weights` on the client's labelled examples.
+        """Local training from `weights`, with a new optimiser.
+
+        Clients are trained many at once (`engine.clients_per_step`) if `loss`, `gradient` and
+        `perturb` are the same functions for all of them, usually methods of the Method, and take
+        what is a client's own from the context. The function that calls this one may then be run
+        again from its start, up to here.
 
         Args:
             weights: (size,) where to start.
-            loss: (network, x, y) -> loss of each example.
+            loss: (network, x, y, context) -> (B,), the loss of each example, which depends on
+                that example alone (but for batch norm). Their mean over the batch is minimised.
             gradient: (g, w, context) -> g, changes each step's gradient.
-            context: the vectors that `gradient` needs, (P,) each.
+            perturb: (g, w, context) -> ε: the gradient is taken at w + ε, the step made from w.
+            part: range of the flat vector that is trained, if not all; see `FlatModel.part`.
+            context: vectors that these functions need, (P,) or (size,) each.
+            data: what to train on, if not the client's labelled examples.
+            epochs: passes over them, if not `train.local_epochs`.
+            on_record: report loss and steps, as columns of clients.parquet.
 
         Returns:
             (size,) the trained weights.
         """
-        self.model.load(weights)
-        self.steps, mean_loss = train(
-            self.model,
-            self.data.x,
-            self.data.y,
-            self.settings,
-            self.rng("batches"),
-            loss,
-            gradient,
-            context,
-        )
-        self.report(loss=mean_loss, steps=self.steps)
-        return self.model.vector.clone()
+        examples = self.data if data is None else data
+        hooks = Hooks(loss, gradient, perturb, part or slice(None))
+        rng = self.rng("batches")
+        epochs = self.settings.local_epochs if epochs is None else epochs
+        context = {name: self._apart(vector) for name, vector in (context or {}).items()}
+        start = self._apart(weights)
+        task = Task(start, examples.x, examples.y, self.lr, epochs, rng, hooks, context)
+        trained = self._carry_out(task)
+        self.steps = trained.steps
+        if on_record:
+            self.report(loss=trained.loss, steps=trained.steps)
+        return trained.weights
+
+    def _apart(self, vector: Tensor) -> Tensor:
+        """The vector, or a copy if it is part of the network's own, which training changes."""
+        network = self._host.model.vector.untyped_storage().data_ptr()
+        return vector.clone() if vector.untyped_storage().data_ptr() == network else vector
 
     def evaluate(self, weights: Tensor) -> None:
         """Report test_loss and test_accuracy of a model on the client's own test examples.
@@ -170,4 +227,4 @@ class Client:
 
     def parameters(self, weights: Tensor) -> Tensor:
         """(P,) the trainable parameters among (size,) weights: what gradients refer to."""
-        return weights[: self.model.num_parameters]
+        return weights[: self._host.model.num_parameters]

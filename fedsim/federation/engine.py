@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -31,14 +31,15 @@ class EngineSettings(Section):
         actors: how many client actors; `auto` is as many as the cluster can hold.
         cpus_per_actor: CPUs, and with them threads, of each actor.
         gpus_per_actor: GPUs of each actor; a fraction shares one GPU among several.
-        clients_per_step: clients trained at once in a stack.
+        clients_per_step: V, clients trained at once in a stack; `auto` measures before the first
+            round what is fastest. Results depend on it in the last bits, so it is put on record.
     """
 
     kind: Literal["ray", "local"] = "ray"
     actors: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     cpus_per_actor: int = Field(1, ge=1)
     gpus_per_actor: float = Field(0, ge=0)
-    clients_per_step: Literal[1] = 1
+    clients_per_step: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
 
 
 def pick_device(settings: EngineSettings) -> torch.device:
@@ -62,11 +63,6 @@ class Outcome(BlockResult):
     states: dict[int, Handle] = field(default_factory=dict)
     sums: Sums = field(default_factory=dict)
 
-    def take(self, result: BlockResult) -> None:
-        """Add what a block left behind, but for its states."""
-        for name in ("rows", "failures", "weights", "lengths", "items"):
-            getattr(self, name).update(getattr(result, name))
-
     def add_sums(self, sums: Sums) -> None:
         """Add what one worker has summed up."""
         for name, part in sums.items():
@@ -85,6 +81,12 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.notices: deque[str] = deque()
+        self._noticed: set[str] = set()
+
+    def notice(self, lines: Iterable[str]) -> None:
+        """Pass on what workers tell, each line once a run."""
+        self.notices.extend(sorted(set(lines) - self._noticed))
+        self._noticed.update(lines)
 
     @abstractmethod
     def run(
@@ -99,6 +101,14 @@ class Engine(ABC):
         Raises:
             ClientError: a client failed.
             StateLost: a kept state that a client needs is gone.
+        """
+
+    @abstractmethod
+    def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
+        """V, how many clients to train at once, and why so; see `Worker`.
+
+        Args:
+            clients: a cohort to try it with.
         """
 
     @abstractmethod
@@ -129,6 +139,7 @@ class LocalEngine(Engine):
         self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
     ) -> None:
         super().__init__()
+        self._settings = settings
         self._before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
         torch.set_num_threads(settings.cpus_per_actor)
         self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
@@ -144,9 +155,14 @@ class LocalEngine(Engine):
         for block in blocks:
             result = self._worker.run_block(call, block, arguments, states)
             outcome.take(result)
-            outcome.states.update(result.states)
+            self.notice(result.notices)
         outcome.add_sums(self._worker.take_sums(call.serial))
         return outcome
+
+    def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
+        return self._worker.choose_clients_per_step(
+            self._settings.clients_per_step, clients, len(clients)
+        )
 
     def fetch(self, handle: Handle) -> dict[str, Any]:
         return dict(handle)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from fedsim.data import Holdings
+from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClientError, RunError
 from fedsim.federation.client import Update, record
 from fedsim.federation.engine import Engine, Handle, Outcome
-from fedsim.federation.host import Setup
+from fedsim.federation.host import Examples, Host, Setup
+from fedsim.federation.sums import ExactSum
 from fedsim.federation.wire import Unsent, nbytes
 from fedsim.federation.worker import TEST_SHARD, Call
 from fedsim.streams import numpy_stream
@@ -23,11 +26,12 @@ from fedsim.training import FlatModel
 
 Cohort = NDArray[np.int64]  # client ids, ascending
 Vector = NDArray[np.float32]
+CPU = torch.device("cpu")
 
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
     {"round", "clients", "failed", "seconds"}
-    | {"bytes_up", "bytes_down", "total_bytes_up", "total_bytes_down"}
+    | {f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")}
 )
 
 
@@ -35,7 +39,8 @@ class Mean:
     """A cohort's weighted mean of each vector that its clients sent, as attributes.
 
     Attributes:
-        count: how many clients contributed (fewer than the cohort if some were skipped).
+        count: how many clients contributed: fewer than the cohort if some were skipped, or had
+            nothing to send.
     """
 
     def __init__(self, vectors: Mapping[str, Vector], count: int) -> None:
@@ -53,35 +58,56 @@ class Federation:
     """The clients, as a method sees them.
 
     A method's client functions are its own methods `f(self, client, **arguments)`. They run where
-    the clients live, usually in another process, on copies of the arguments: what they change
-    stays there. What a client is to keep goes into `client.state`.
+    the clients live, usually in another process, on copies of the arguments (but for `Unsent`
+    ones): what they change stays there. What a client is to keep goes into `client.state`.
 
     An engine does the work in blocks: a block is a list of clients that one worker goes through
     in order, and the unit of what is lost and run again.
 
     Args:
         setup: model, training settings and seed.
-        holdings: who holds which examples.
-        num_test: examples of the central test set.
-        engine: carries the work out.
+        dataset, holdings: the data, and who holds which examples.
+        engine: carries the clients' work out.
+        clients_per_step: V, how many clients are trained at once.
+        device: what the server computes on.
 
     Attributes:
         num_clients: K.
+        num_classes: C.
+        shape: of one input.
+        settings: the experiment's `train` section.
+        round: t.
         model: the network in this process, for its layout and for training on the server.
+        device: where `model` and the server's examples are.
     """
 
-    def __init__(self, setup: Setup, holdings: Holdings, num_test: int, engine: Engine) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        dataset: Dataset,
+        holdings: Holdings,
+        engine: Engine,
+        clients_per_step: int = 1,
+        device: torch.device = CPU,
+    ) -> None:
         self.num_clients = len(holdings)
+        self.num_classes = setup.classes
+        self.shape = setup.shape
         self.settings = setup.train
         self.seed = setup.seed
-        self.model = FlatModel(setup.build_model(), torch.device("cpu"))
+        self.device = device
+        self.round = 0
+        self._host = Host(setup, dataset, holdings, device)
+        self._initial = self._host.model.weights()
+        self._holdings = holdings
         self._samples = holdings.train.lengths
-        self._shards = range(math.ceil(num_test / TEST_SHARD))
-        self._num_test = num_test
+        self._num_test = len(dataset.test_y)
+        self._shards = range(math.ceil(self._num_test / TEST_SHARD))
+        self._clients_per_step = clients_per_step
         self._engine = engine
         self._states: dict[int, Handle] = {}
-        self._round = 0
         self._serial = 0
+        self._one_off = False
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
 
@@ -89,7 +115,49 @@ class Federation:
 
     def initial_weights(self) -> Vector:
         """(size,) the run's initial weights, the same for every method with the same seed."""
-        return self.model.weights()
+        return self._initial.copy()
+
+    @property
+    def model(self) -> FlatModel:
+        return self._host.model
+
+    def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
+        """A further network on the server, such as a generator, with weights of the run's seed.
+
+        Its weights are whatever was left in it: what a round trains belongs into the state.
+        """
+        return self._host.network(name, build)
+
+    @property
+    def server_data(self) -> Examples:
+        """The server's own examples (`partition.server_fraction`)."""
+        return self._host.examples(self._holdings.server)
+
+    @property
+    def labelled_data(self) -> Examples:
+        """All clients' labelled examples together, for baselines that no federation could run."""
+        return self._host.examples(np.sort(self._holdings.train.values))
+
+    def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
+        """An array as a tensor of its own on the server's device."""
+        return torch.tensor(array, device=self.device)
+
+    def prepare(self, x: NDArray[np.generic], y: NDArray[np.int64]) -> Examples:
+        """Further examples (another data set's), scaled and normalised as the run's data are."""
+        return self._host.prepare(x, y)
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """The server's random stream for one purpose in this round."""
+        return numpy_stream(self.seed, f"server/{purpose}", self.round)
+
+    @contextmanager
+    def one_off(self) -> Iterator[None]:
+        """What is sent within is sent once a run: it is put on record apart, too."""
+        self._one_off = True
+        try:
+            yield
+        finally:
+            self._one_off = False
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -98,11 +166,7 @@ class Federation:
 
     def sample(self, t: int) -> Cohort:
         """The clients that take part in round t, drawn without replacement."""
-        size = cohort_size(self.settings.participation, self.num_clients)
-        if size == self.num_clients:
-            return np.arange(size)
-        rng = numpy_stream(self.seed, "cohort", t)
-        return np.sort(rng.choice(self.num_clients, size=size, replace=False))
+        return draw_cohort(self.seed, self.settings.participation, self.num_clients, t)
 
     def mean(
         self, function: Callable[..., Update], cohort: Sequence[int] | Cohort, **arguments: Any
@@ -120,15 +184,16 @@ class Federation:
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
-            RunError: every client of the cohort was skipped.
+            RunError: every client of the cohort was skipped, or their weights sum to 0.
         """
         outcome = self._call(function, "mean", cohort, arguments)
+        if not outcome.weights and (outcome.rows or not outcome.failures):
+            return Mean({}, 0)  # all that did not fail had nothing to send
         weight = math.fsum(outcome.weights.values())  # exactly rounded, so in any order the same
         if weight <= 0:
-            failed = [outcome.failures[id] for id in sorted(outcome.failures)]
             raise RunError(
-                f"round {self._round}: no client of the cohort gave a contribution of any weight"
-                + (f"; {len(failed)} failed, the first of them: {failed[0]}" if failed else "")
+                f"round {self.round}: no client of the cohort gave a contribution of any weight"
+                + _first(outcome)
             )
         mean = {
             name: (total.value() / weight).astype(np.float32)
@@ -145,6 +210,29 @@ class Federation:
         arrays. In ascending order of clients; those that were skipped are missing.
         """
         return dict(sorted(self._call(function, "gather", cohort, arguments).items.items()))
+
+    def average(self, models: Mapping[int, Vector]) -> Vector:
+        """Σ_k n_k·w_k / Σ_k n_k of gathered models, by client: what `mean` would come to.
+
+        To the bit where each block is of one client; otherwise but for a rounding.
+
+        Raises:
+            RunError: there is none, because every client was skipped; or one is out of range.
+        """
+        if not models:
+            raise RunError(f"round {self.round}: no client of the cohort sent a model")
+        total = ExactSum.zeros(self.model.size)
+        for k, w in models.items():
+            try:
+                total.add(self._samples[k] * w.astype(np.float64))
+            except OverflowError:
+                raise RunError(
+                    f"round {self.round}: the model of client {k} has weights out of range; "
+                    "a smaller learning rate may help"
+                ) from None
+        weight = int(self._samples[list(models)].sum())
+        mean: Vector = (total.value() / weight).astype(np.float32)
+        return mean
 
     def each(
         self, function: Callable[..., None], cohort: Sequence[int] | Cohort, **arguments: Any
@@ -178,11 +266,11 @@ class Federation:
 
     def begin_round(self, t: int) -> None:
         """Start the records of round t."""
-        self._round, self._record, self._rows = t, {}, {}
+        self.round, self._record, self._rows = t, {}, {}
 
     def records(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What was put on record since `begin_round`: of the round, and of each client."""
-        rows = [{"round": self._round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
+        rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
         return dict(self._record), rows
 
     def states(self) -> dict[int, Handle]:
@@ -201,7 +289,7 @@ class Federation:
 
     def _next_call(self, function: str, mode: Literal["mean", "gather", "each", "test"]) -> Call:
         self._serial += 1
-        return Call(function, mode, self._round, self._serial)
+        return Call(function, mode, self.round, self._serial, self._clients_per_step)
 
     def _call(
         self,
@@ -215,7 +303,7 @@ class Federation:
         if len(np.unique(cohort)) < len(cohort):
             raise ValueError("a client occurs twice in the cohort: it can answer once a call")
         call = self._next_call(function.__name__, mode)
-        blocks = cut_blocks(cohort, self._samples[cohort])
+        blocks = cut_blocks(cohort, self._samples[cohort], self._clients_per_step)
         _freeze(arguments)
         outcome = self._engine.run(call, blocks, arguments, self._states)
         if mode == "mean":
@@ -226,13 +314,18 @@ class Federation:
         for id, row in {**outcome.rows, **failed}.items():
             known = self._rows.setdefault(id, {})
             # A client may work several times in a round: costs add up, the rest is the latest.
-            costs = {
-                "bytes_up": known.get("bytes_up", 0) + row.get("bytes_up", 0),
-                "bytes_down": known.get("bytes_down", 0) + sent,
-                "seconds": known.get("seconds", 0.0) + row.get("seconds", 0.0),
-            }
-            known.update(row, **costs)
+            costs = {"bytes_up": row.get("bytes_up", 0), "bytes_down": sent}
+            if self._one_off:
+                costs |= {"one_off_up": costs["bytes_up"], "one_off_down": sent}
+            costs["seconds"] = row.get("seconds", 0.0)
+            known.update({**row, **{name: known.get(name, 0) + c for name, c in costs.items()}})
         return outcome
+
+
+def _first(outcome: Outcome) -> str:
+    """How many clients failed, and why the first of them did, as the end of a sentence."""
+    failed = [outcome.failures[id] for id in sorted(outcome.failures)]
+    return f"; {len(failed)} failed, the first of them: {failed[0]}" if failed else ""
 
 
 def _freeze(tree: Any) -> None:
@@ -264,23 +357,40 @@ def cohort_size(participation: float, num_clients: int) -> int:
     return round(participation * num_clients)
 
 
-def cut_blocks(cohort: Cohort, costs: NDArray[np.int64]) -> list[list[int]]:
-    """Cut a cohort into blocks of about equal cost, the costliest first.
+def draw_cohort(seed: int, participation: float, num_clients: int, t: int) -> Cohort:
+    """The clients that take part in round t, drawn without replacement."""
+    size = cohort_size(participation, num_clients)
+    if size == num_clients:
+        return np.arange(size)
+    return np.sort(numpy_stream(seed, "cohort", t).choice(num_clients, size=size, replace=False))
 
-    The rule knows nothing of the cluster, because the sum within a block is rounded: one client a
-    block for cohorts of up to 16, then 16 blocks, and from 128 clients on blocks of about eight.
+
+def cut_blocks(
+    cohort: Cohort, costs: NDArray[np.int64], clients_per_step: int = 1
+) -> list[list[int]]:
+    """Cut a cohort into blocks, the costliest first.
+
+    The rule knows nothing of the cluster, because the sum within a block is rounded. Without
+    stacks, blocks are of about equal cost: one client a block for cohorts of up to 16, then 16
+    blocks, and from 128 clients on blocks of about eight. With stacks a block is a stack, of
+    clients with about the same cost, so that as little as possible is padded.
 
     Args:
         cohort: (n,) client ids.
         costs: (n,) a client's cost, in any unit.
+        clients_per_step: V, clients of a stack.
 
     Returns:
         Blocks of ascending ids.
     """
+    order = np.lexsort((cohort, -costs))
+    if clients_per_step > 1:
+        stacks = np.array_split(cohort[order], max(1, math.ceil(len(cohort) / clients_per_step)))
+        return [sorted(stack.tolist()) for stack in stacks if len(stack)]
     count = min(len(cohort), max(16, math.ceil(len(cohort) / 8)))
     blocks: list[list[int]] = [[] for _ in range(count)]
     load = [(0, b) for b in range(count)]  # a heap: the least loaded block first
-    for i in np.lexsort((cohort, -costs)):
+    for i in order:
         total, b = heapq.heappop(load)
         blocks[b].append(int(cohort[i]))
         heapq.heappush(load, (total + int(costs[i]), b))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.data import Dataset, Holdings
 from fedsim.models import Model
 from fedsim.streams import torch_stream
-from fedsim.training import FlatModel, Train
+from fedsim.training import FlatModel, Stack, Task, Train, Trained, in_words, lacks_memory, train
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,47 @@ class Host:
         self.setup, self.holdings, self.device = setup, holdings, device
         self.model = FlatModel(setup.build_model(), device)
         self._dataset = dataset
+        self._networks: dict[str, FlatModel] = {}
+
+    @cached_property
+    def stack(self) -> Stack:
+        """The network for several clients at once."""
+        return Stack(self.model)
+
+    @cached_property
+    def obstacle(self) -> str | None:
+        """Why this network cannot be trained in stacks, in words; None if it can."""
+        few = self.examples(self.holdings.train.values[:5])
+        if len(few) < 5:
+            return "there are too few examples to try it"
+        try:
+            return self.stack.obstacle(few.x, few.y, self.setup.train)
+        except Exception as error:  # whatever a network of the user's own may raise
+            if lacks_memory(error):
+                raise
+            return in_words(error)
+
+    def train(self, task: Task) -> Trained:
+        """Local training of one client."""
+        return train(self.model, task, self.setup.train)
+
+    def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
+        """A further network, built the first time it is asked for."""
+        if name not in self._networks:
+            with torch_stream(self.setup.seed, f"init/{name}"):
+                self._networks[name] = FlatModel(build(), self.device)
+        return self._networks[name]
 
     def examples(self, indices: NDArray[np.int64]) -> Examples:
         """Training examples by index."""
-        return self._prepare(self._dataset.x[indices], self._dataset.y[indices])
+        return self.prepare(self._dataset.x[indices], self._dataset.y[indices])
 
     def test_examples(self, part: slice) -> Examples:
         """A part of the central test set."""
-        return self._prepare(self._dataset.test_x[part], self._dataset.test_y[part])
+        return self.prepare(self._dataset.test_x[part], self._dataset.test_y[part])
 
-    def _prepare(self, x: NDArray[np.generic], y: NDArray[np.int64]) -> Examples:
+    def prepare(self, x: NDArray[np.generic], y: NDArray[np.int64]) -> Examples:
+        """Examples as the network takes them: scaled and normalised as the data set's are."""
         inputs = torch.tensor(x, device=self.device)
         if inputs.dtype == torch.uint8:
             inputs = inputs.float() / 255

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +33,7 @@ from fedsim.federation.engine import (
     pick_device,
 )
 from fedsim.federation.host import Host, Setup
+from fedsim.federation.wire import Unsent
 from fedsim.federation.worker import BlockResult, Call, Sums, Worker
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 
 IN_FLIGHT = 2  # blocks an actor holds: one it works on, and one so that it need not wait
 MAX_DEATHS = 3  # actors that a block may take down, or that may die at the start, in a row
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
 
 
@@ -50,16 +54,17 @@ class ClientActor:
         self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
     ) -> None:
         torch.set_num_threads(settings.cpus_per_actor)
+        _keep_freed_memory()
         self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
 
     def device(self) -> str:
         """What the worker computes on; answers once the actor is up."""
         return str(self._worker.host.device)
 
-    def run_block(
+    def run_blocks(
         self,
         call: Call,
-        block: Sequence[int],
+        blocks: Sequence[Block],
         names: Sequence[str],
         with_state: Sequence[int],
         states_apart: bool,
@@ -74,20 +79,37 @@ class ClientActor:
                 until they are needed, rather than within the result.
 
         Returns:
-            The result; with `states_apart`, the result, whose states are empty, and then the
-            changed state of each client, or None.
+            The result of all blocks; with `states_apart`, the result, whose states are empty, and
+            then the changed state of each client, or None.
         """
         arguments = dict(zip(names, objects, strict=False))
         states = dict(zip(with_state, objects[len(names) :], strict=True))
-        result = self._worker.run_block(call, block, arguments, states)
+        result = BlockResult()
+        for block in blocks:
+            result.take(self._worker.run_block(call, block, arguments, states))
         if not states_apart:
             return result
-        apart = [result.states.get(id) for id in block]
+        apart = [result.states.get(id) for block in blocks for id in block]
         result.states = {id: {} for id in result.states}  # tells the driver whose changed
         return [result, *apart]
 
     def take_sums(self, serial: int) -> Sums:
         return self._worker.take_sums(serial)
+
+    def choose_clients_per_step(self, *arguments: Any) -> tuple[int, str]:
+        return self._worker.choose_clients_per_step(*arguments)
+
+
+def _keep_freed_memory() -> None:
+    """Let this process keep what it frees, for training asks for the same again in each step.
+
+    By default the C library gives much of it back to the system, and several thousand times a
+    round a page of it has to be mapped again.
+    """
+    with suppress(OSError, AttributeError):  # other C libraries know no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_TRIM_THRESHOLD, 1 << 28)  # bytes of freed memory to keep
+        mallopt(M_MMAP_THRESHOLD, 1 << 25)  # bytes from which on it is mapped apart; the most
 
 
 @dataclass(eq=False)
@@ -103,20 +125,24 @@ class _Actor:
 
 @dataclass(eq=False)
 class _Task:
-    """A block of the call under way."""
+    """Blocks of the call under way that one actor is given at once."""
 
-    block: Block
+    blocks: list[Block]
     deaths: int = 0
     result: BlockResult | None = None
     states: list[Any] = field(default_factory=list)  # references, one for each client
+
+    @property
+    def clients(self) -> list[int]:
+        return [id for block in self.blocks for id in block]
 
 
 class RayEngine(Engine):
     """Client work on actors of a Ray cluster.
 
-    Idle actors take the next block, two in flight each. An actor that is lost is replaced, and all
-    blocks of the call whose sum it held are run again: with the same inputs and the same random
-    streams, so to the same bits.
+    Idle actors take the next blocks, several at first and one by one towards the end. An actor
+    that is lost is replaced, and all blocks of the call whose sum it held are run again: with the
+    same inputs and the same random streams, so to the same bits.
 
     Args:
         count: how many actors to make.
@@ -137,7 +163,7 @@ class RayEngine(Engine):
         self._data = (dataset, holdings)
         self._stateful: set[str] = set()
         self._failed_starts = 0  # in a row
-        self._sent: list[tuple[NDArray[np.generic], Any]] = []
+        self._sent: list[tuple[NDArray[np.generic], type, Any]] = []
         self._actors = [self._start() for _ in range(count)]
         self._device: str | None = None
 
@@ -151,7 +177,7 @@ class RayEngine(Engine):
         objects = self._put(arguments)
         for actor in self._actors:  # a call before may have been broken off
             actor.flying, actor.done = 0, []
-        todo = deque(_Task(block) for block in blocks)
+        todo = deque(_Task([block]) for block in blocks)
         flying: dict[Any, tuple[_Actor, _Task]] = {}
         outcome = Outcome()
         while True:
@@ -160,6 +186,32 @@ class RayEngine(Engine):
                 self._collect(todo, flying)
             elif not self._finish(call, todo, outcome):
                 return outcome
+
+    def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
+        # Each actor is to have work of its own.
+        most = max(1, len(clients) // len(self._actors))
+        while True:
+            actor = self._actors[0]
+            if not actor.ready:
+                self._take_up(actor)
+                continue
+            try:
+                chosen: tuple[int, str] = ray.get(
+                    actor.handle.choose_clients_per_step.remote(
+                        self._settings.clients_per_step, list(clients), most
+                    )
+                )
+            except LOST as error:
+                self._failed_starts += 1
+                if self._failed_starts == MAX_DEATHS:
+                    raise RunError(
+                        f"{MAX_DEATHS} client actors died while they tried how many clients to "
+                        f"train at once; set engine.clients_per_step=1: {first_line(error)}"
+                    ) from error
+                self._replace(actor)
+            else:
+                self._failed_starts = 0
+                return chosen
 
     def fetch(self, handle: Handle) -> dict[str, Any]:
         try:
@@ -181,10 +233,12 @@ class RayEngine(Engine):
         known, self._sent = self._sent, []
         objects = []
         for value in arguments.values():
-            ref = next((ref for array, ref in known if array is value), None) or ray.put(value)
+            array = value.value if isinstance(value, Unsent) else value
+            same = (ref for sent, kind, ref in known if sent is array and isinstance(value, kind))
+            ref = next(same, None) or ray.put(value)
             # It is frozen, so still the same, unless it is a view of what may change.
-            if isinstance(value, np.ndarray) and value.base is None:
-                self._sent.append((value, ref))
+            if isinstance(array, np.ndarray) and array.base is None:
+                self._sent.append((array, type(value), ref))
             objects.append(ref)
         return objects
 
@@ -199,19 +253,24 @@ class RayEngine(Engine):
         objects: list[Any],
         states: Mapping[int, Handle],
     ) -> None:
-        """Give blocks to actors that have room, one round of them at a time."""
+        """Give blocks to actors that have room, one round of them at a time.
+
+        A message costs as much as a small client. So many blocks go out at once while many are
+        left, and few towards the end, when they even out who is done when.
+        """
         stateful = call.function in self._stateful
         for room in range(1, IN_FLIGHT + 1):
             for actor in self._actors:
                 if not todo or not actor.ready or actor.flying >= room:
                     continue
-                task = todo.popleft()
-                with_state = [id for id in task.block if id in states]
-                returned = actor.handle.run_block.options(
-                    num_returns=1 + len(task.block) if stateful else 1
+                task = _together(todo, max(1, len(todo) // (IN_FLIGHT * len(self._actors))))
+                clients = task.clients
+                with_state = [id for id in clients if id in states]
+                returned = actor.handle.run_blocks.options(
+                    num_returns=1 + len(clients) if stateful else 1
                 ).remote(
                     call,
-                    task.block,
+                    task.blocks,
                     names,
                     with_state,
                     stateful,
@@ -270,7 +329,8 @@ class RayEngine(Engine):
     def _accept(self, call: Call, task: _Task, outcome: Outcome) -> None:
         assert task.result is not None
         outcome.take(task.result)
-        apart = dict(zip(task.block, task.states, strict=False))
+        self.notice(task.result.notices)
+        apart = dict(zip(task.clients, task.states, strict=False))
         for id, state in task.result.states.items():
             # The first time, before it was known that this function keeps any, states come with
             # the result. From then on they stay on their nodes.
@@ -334,12 +394,15 @@ class RayEngine(Engine):
             task.deaths += 1
             if task.deaths == MAX_DEATHS:
                 raise RunError(
-                    f"clients {list(task.block)} took down {MAX_DEATHS} actors, one after the "
+                    f"clients {task.clients} took down {MAX_DEATHS} actors, one after the "
                     f"other (out of memory?): {first_line(error)}"
                 )
-        back = [*actor.done, *under_way]
-        for task in back:
-            task.result, task.states = None, []
+        # One by one, so that a block that takes down its actor does not take others with it.
+        back = [
+            _Task([block], task.deaths)
+            for task in (*actor.done, *under_way)
+            for block in task.blocks
+        ]
         todo.extendleft(reversed(back))
         self._replace(actor)
         self.notices.append(f"a client actor was lost; {len(back)} block(s) of clients run again")
@@ -355,6 +418,14 @@ class RayEngine(Engine):
             f"waiting, {starting} actor(s) not started yet; free on the cluster: "
             f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs"
         )
+
+
+def _together(todo: deque[_Task], count: int) -> _Task:
+    """The next blocks as one task; those that were lost before go alone."""
+    task = todo.popleft()
+    while todo and len(task.blocks) < count and not task.deaths and not todo[0].deaths:
+        task.blocks += todo.popleft().blocks
+    return task
 
 
 def first_line(error: Exception) -> str:

@@ -22,7 +22,13 @@ LOW_SCALE = 2.0**56
 BLOCK_LIMIT = 2.0**36
 # The largest |weight × value| of one client: a block of 64 such clients stays in range.
 CLIENT_LIMIT = 2.0**30
-_CHUNK = 8192  # entries converted at a time, so that all temporaries stay in the cache
+_CHUNK = 16384  # entries converted at a time, so that all temporaries stay in the cache
+# The last of the 52 bits of a float in [2^40, 2^41) counts 2^-12, in [2^-4, 2^-3) 2^-56. So adding
+# such a number rounds to multiples of that; and the bits of the sum, read as an integer, are the
+# multiple plus a constant. This is twice as fast as rounding and converting.
+_HIGH_SHIFT = np.float64(1.5 * 2.0**40)
+_LOW_SHIFT = np.float64(1.5 * 2.0**-4)
+_HIGH_ZERO, _LOW_ZERO = _HIGH_SHIFT.view(np.int64), _LOW_SHIFT.view(np.int64)
 
 
 @dataclass
@@ -42,20 +48,23 @@ class ExactSum:
         Raises:
             OverflowError: an entry is out of range, infinite or NaN.
         """
-        coarse, rest = np.empty(_CHUNK), np.empty(_CHUNK)
+        shifted = np.empty(_CHUNK)
         for start in range(0, len(block), _CHUNK):
             x = block[start : start + _CHUNK]
-            if not np.abs(x).max(initial=0.0) < BLOCK_LIMIT:
+            # Not-a-number fails both comparisons.
+            if not (x.max() < BLOCK_LIMIT and x.min() > -BLOCK_LIMIT):
                 raise OverflowError("a block's sum is out of range, infinite or not a number")
-            a, b = coarse[: len(x)], rest[: len(x)]
-            np.multiply(x, HIGH_SCALE, out=a)
-            np.rint(a, out=a)
-            self.high[start : start + _CHUNK] += a.astype(np.int64)
-            np.multiply(a, 1 / HIGH_SCALE, out=a)
-            np.subtract(x, a, out=b)
-            np.multiply(b, LOW_SCALE, out=b)
-            np.rint(b, out=b)
-            self.low[start : start + _CHUNK] += b.astype(np.int64)
+            high, low = (part[start : start + _CHUNK] for part in (self.high, self.low))
+            a = shifted[: len(x)]
+            bits = a.view(np.int64)
+            np.add(x, _HIGH_SHIFT, out=a)
+            high += bits
+            high -= _HIGH_ZERO
+            np.subtract(a, _HIGH_SHIFT, out=a)
+            np.subtract(x, a, out=a)  # what is left, exactly
+            np.add(a, _LOW_SHIFT, out=a)
+            low += bits
+            low -= _LOW_ZERO
 
     def merge(self, other: ExactSum) -> None:
         """Add another sum of the same size; the order of merges does not matter."""

@@ -17,7 +17,11 @@ import torch
 
 @dataclass(frozen=True)
 class Unsent:
-    """An argument that the simulation passes along and a real system would not send."""
+    """An argument that the simulation passes along and a real system would not send.
+
+    All clients share it: unlike other arguments it is not copied for each, and must not be
+    changed.
+    """
 
     value: Any
 

@@ -6,10 +6,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fedsim.component import Registry, Section
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Unsent, Vector
+from fedsim.models import Classifier
 from fedsim.training import Train
 
 
@@ -68,6 +72,36 @@ class Method(Section, ABC, Generic[S]):
         Raises:
             ExperimentError: with what would be right.
         """
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        """Refuse data, partitions and networks that the method cannot work with.
+
+        Called before anything starts.
+
+        Raises:
+            BadInput: with what would be right.
+        """
+
+    def further_data(self) -> list[NDArray[Any]]:
+        """What the result depends on besides the data set, for the run's `data_hash`.
+
+        A run is only resumed on the same.
+        """
+        return []
+
+
+def needs_classifier(name: str, network: nn.Module) -> Classifier:
+    """The network; refuse networks whose representation and head cannot be told apart.
+
+    Raises:
+        ExperimentError: it is no `Classifier`.
+    """
+    if not isinstance(network, Classifier):
+        raise ExperimentError(
+            f"method.name={name} needs a model of features and a head: "
+            f"fedsim.models.Classifier(features, head), not {type(network).__name__}"
+        )
+    return network
 
 
 methods: Registry[Method[Any]] = Registry("method", Method)  # type: ignore[type-abstract]

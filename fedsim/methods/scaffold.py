@@ -73,7 +73,7 @@ class Scaffold(Method[ScaffoldState]):
         """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
         own = client.state.get("control", torch.zeros_like(control))
         y = client.train(weights, gradient=self.correct, context={"own": own, "server": control})
-        eta = client.settings.optimizer.lr / (1 - client.settings.optimizer.momentum)
+        eta = client.lr / (1 - client.settings.optimizer.momentum)
         drift = client.parameters(weights - y) / (client.steps * eta)
         client.state["control"] = own - control + drift
         return Update(delta=y - weights, control=client.state["control"] - own)

@@ -33,6 +33,19 @@ class Classifier(nn.Module):
         return logits
 
 
+def classifier(features: nn.Module, size: int, classes: int, projection: int | None) -> Classifier:
+    """A classifier on representations of that size, or on what a projection makes of them.
+
+    Args:
+        projection: d; a projection head Linear(D → D), ReLU, Linear(D → d) becomes part of the
+            features (MOON).
+    """
+    if projection is not None:
+        hidden = nn.Linear(size, size), nn.ReLU(), nn.Linear(size, projection)
+        features, size = nn.Sequential(features, *hidden), projection
+    return Classifier(features, nn.Linear(size, classes))
+
+
 class Model(Section):
     """A network architecture: a component of the `model` section."""
 

@@ -9,24 +9,30 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.models.model import Classifier, Model, image_shape, models, representation_size
+from fedsim.models.model import Model, classifier, image_shape, models, representation_size
 
 Width = Annotated[int, Field(ge=1)]
 
 
 @models.register
 class Mlp(Model):
-    """Fully connected layers with ReLU between them."""
+    """Fully connected layers with ReLU between them.
+
+    Args:
+        hidden: width of each layer but the last.
+        projection: size of MOON's projection head, between the features and the last layer.
+    """
 
     name: str = "mlp"
     hidden: tuple[Width, ...] = (200, 200)
+    projection: Width | None = None
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         sizes = (math.prod(shape), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        return Classifier(nn.Sequential(*layers), nn.Linear(sizes[-1], classes))
+        return classifier(nn.Sequential(*layers), sizes[-1], classes, self.projection)
 
 
 @models.register
@@ -39,10 +45,12 @@ class Cnn(Model):
         channels: outputs of the two convolutions.
         padding: `auto` is none, as is usual for images of 28 pixels and more, and 2 (sizes kept)
             below 16 pixels, where two unpadded convolutions leave nothing.
+        projection: size of MOON's projection head, between the features and the last layer.
     """
 
     name: str = "cnn"
     channels: tuple[Width, Width] = (16, 32)
+    projection: Width | None = None
     padding: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -61,7 +69,7 @@ class Cnn(Model):
             nn.MaxPool2d(2),
             nn.Flatten(),
         )
-        return Classifier(features, nn.Linear(representation_size(features, shape), classes))
+        return classifier(features, representation_size(features, shape), classes, self.projection)
 
 
 @models.register
@@ -103,10 +111,12 @@ class ResNet8(Model):
 
     Args:
         width: w, channels of the first convolution and block.
+        projection: size of MOON's projection head, between the features and the last layer.
     """
 
     name: str = "resnet8"
     width: int = Field(64, ge=1)
+    projection: Width | None = None
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         inputs, _, _ = image_shape(self.name, shape, smallest=8)
@@ -122,4 +132,4 @@ class ResNet8(Model):
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
         )
-        return Classifier(features, nn.Linear(8 * w, classes))
+        return classifier(features, 8 * w, classes, self.projection)

@@ -1,15 +1,44 @@
 """Local training on a flat vector of weights."""
 
-from fedsim.training.flat import FlatModel
-from fedsim.training.local import Gradient, Loss, Optimizer, Train, cross_entropy, evaluate, train
+from fedsim.training.flat import FlatModel, representation
+from fedsim.training.local import (
+    Context,
+    Gradient,
+    Hooks,
+    Loss,
+    Optimizer,
+    Task,
+    Train,
+    Trained,
+    cross_entropy,
+    evaluate,
+    train,
+)
+from fedsim.training.stack import (
+    Stack,
+    generator_state,
+    in_words,
+    lacks_memory,
+    set_generator_state,
+)
 
 __all__ = [
+    "Context",
     "FlatModel",
     "Gradient",
+    "Hooks",
     "Loss",
     "Optimizer",
+    "Stack",
+    "Task",
     "Train",
+    "Trained",
     "cross_entropy",
     "evaluate",
+    "generator_state",
+    "in_words",
+    "lacks_memory",
+    "representation",
+    "set_generator_state",
     "train",
 ]

@@ -3,11 +3,47 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsim.training.dropout import replace_dropout
+
+
+def named(shapes: Mapping[str, tuple[int, ...]], vector: Tensor) -> dict[str, Tensor]:
+    """Views of a vector by layer name, as far as it reaches."""
+    views, start = {}, 0
+    for name, shape in shapes.items():
+        if start >= len(vector):
+            break
+        end = start + math.prod(shape)
+        views[name] = vector[start:end].view(shape)
+        start = end
+    return views
+
+
+@torch.no_grad()
+def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
+    """(B, D) what the `features` of a network come to with other weights, in evaluation.
+
+    Args:
+        network: a classifier that a `FlatModel` was made of, or a copy of it.
+        weights: (size,).
+        x: (B, ...) inputs.
+    """
+    views = named(network.flat_shapes, weights)  # type: ignore[arg-type]
+    inner = {n.removeprefix("features."): v for n, v in views.items() if n.startswith("features.")}
+    features = network.get_submodule("features")
+    was_training = features.training
+    features.eval()
+    found: Tensor = functional_call(features, inner, (x,))
+    features.train(was_training)
+    return found
 
 
 class FlatModel:
@@ -20,16 +56,17 @@ class FlatModel:
     module must not keep anything of a client in them.
 
     Args:
-        module: moved to `device`; its parameters and buffers are replaced by views.
+        module: moved to `device`; its parameters and buffers are replaced by views, and its
+            dropout layers by `fedsim.training.dropout.Dropout`.
 
     Attributes:
         vector: (size,) float32, parameters and buffers.
-        gradient: (P,) float32, where backward passes accumulate.
         num_parameters: P.
         size: P plus the number of buffer entries.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
+        replace_dropout(module)
         self.module = module.to(device)
         self.device = device
         parameters = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
@@ -40,14 +77,14 @@ class FlatModel:
         self.num_parameters = sum(p.numel() for _, p in parameters)
         self.size = self.num_parameters + sum(b.numel() for _, b in buffers)
         self.shapes = {n: tuple(t.shape) for n, t in itertools.chain(parameters, buffers)}
+        self.module.flat_shapes = self.shapes  # type: ignore[assignment]
         tensors = [t.detach().reshape(-1).float() for _, t in parameters + buffers]
         self.vector = torch.cat(tensors) if tensors else torch.empty(0, device=device)
-        self.gradient = torch.zeros(self.num_parameters, device=device)
+        self._gradient = torch.zeros(self.num_parameters, device=device)
         views = self.named(self.vector)
-        gradients = self.named(self.gradient)
+        self._leaves = [parameter for _, parameter in parameters]
         for name, parameter in parameters:
             parameter.data = views[name]
-            parameter.grad = gradients[name]
         for name, _ in buffers:
             owner, _, attribute = name.rpartition(".")
             self.module.get_submodule(owner)._buffers[attribute] = views[name]
@@ -58,14 +95,28 @@ class FlatModel:
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of a vector of `size` (or, without the buffers, of P) entries, by layer name."""
-        views, start = {}, 0
-        for name, shape in self.shapes.items():
-            if start >= len(vector):
-                break
-            length = int(np.prod(shape))
-            views[name] = vector[start : start + length].view(shape)
+        return named(self.shapes, vector)
+
+    def part(self, name: str) -> slice:
+        """Where the parameters of a submodule (`head`, `features.0`) lie in the vector.
+
+        Raises:
+            ValueError: it has none, or they do not lie side by side.
+        """
+        parts, start = [], 0
+        for layer, shape in itertools.islice(self.shapes.items(), len(self._leaves)):
+            length = math.prod(shape)
+            if layer == name or layer.startswith(name + "."):
+                parts.append((start, start + length))
             start += length
-        return views
+        if not parts or any(a[1] != b[0] for a, b in itertools.pairwise(parts)):
+            raise ValueError(f"the network has no '{name}' whose parameters lie side by side")
+        return slice(parts[0][0], parts[-1][1])
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """(P,) the gradient of a scalar loss. It is overwritten by the next call."""
+        parts = torch.autograd.grad(loss, self._leaves, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in parts], out=self._gradient)
 
     def load(self, weights: Tensor) -> None:
         """Take (size,) weights. Integer buffers (batch counts) start again at zero."""

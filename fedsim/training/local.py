@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from fedsim.component import Section
 from fedsim.training.flat import FlatModel
 
-# (network, inputs (B, ...), labels (B,)) -> losses (B,), one for each example.
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
-# (gradient g (P,), parameters w (P,), the method's own vectors) -> gradient (P,). Element by
-# element over the last axis, so that it serves a stack of clients (V, P) as well.
-Gradient = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
+# A method's own vectors, by name: (P,) or (size,) each.
+Context = Mapping[str, Tensor]
+# (network, inputs (B, ...), labels (B,), context) -> losses (B,), one for each example.
+Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
+# (gradient g (P,), parameters w (P,), context) -> (P,). Over the last axis alone, so that it
+# serves a stack of clients (V, P) as well: `g.norm(dim=-1, keepdim=True)`, never `g.norm()`.
+Gradient = Callable[[Tensor, Tensor, Context], Tensor]
 
 EVALUATION_BATCH = 500
 
@@ -55,18 +58,36 @@ class Optimizer(Section):
             raise PydanticCustomError("optimizer", "betas must lie in [0, 1)")
         return self
 
-    def build(self, parameters: Tensor) -> torch.optim.Optimizer:
-        """PyTorch's optimiser over one flat tensor, which must hold its gradient."""
+    def build(self, parameters: Tensor, lr: float) -> torch.optim.Optimizer | Sgd:
+        """An optimiser over one tensor, which must hold its gradient, with that lr."""
         if self.name == "sgd":
-            return torch.optim.SGD(
-                [parameters],
-                lr=self.lr,
-                momentum=self.momentum,
-                nesterov=self.nesterov,
-                weight_decay=self.weight_decay,
-            )
+            return Sgd(self, parameters, lr)
         kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return kind([parameters], lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        return kind([parameters], lr=lr, betas=self.betas, weight_decay=self.weight_decay)
+
+
+class Sgd:
+    """The steps of `torch.optim.SGD`, whose bookkeeping takes a tenth of a small client's time."""
+
+    def __init__(self, settings: Optimizer, parameters: Tensor, lr: float) -> None:
+        self.settings, self.parameters, self.lr = settings, parameters, lr
+        self.state: dict[Tensor, dict[str, Tensor]] = {parameters: {}}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        settings, w, g = self.settings, self.parameters, self.parameters.grad
+        assert g is not None
+        if settings.weight_decay:
+            g = g.add(w, alpha=settings.weight_decay)
+        if settings.momentum:
+            known = self.state[w]
+            if known:
+                known["momentum"].mul_(settings.momentum).add_(g)
+            else:
+                known["momentum"] = g.clone()
+            v = known["momentum"]
+            g = g.add(v, alpha=settings.momentum) if settings.nesterov else v
+        w.add_(g, alpha=-self.lr)
 
 
 class Train(Section):
@@ -77,6 +98,10 @@ class Train(Section):
         participation: share of the clients sampled each round.
         local_epochs: passes over the client's own data in a round.
         batch_size: examples a local step; the last batch of an epoch may be smaller.
+        lr_decay: what the learning rate is multiplied with from round to round: in round t it is
+            lr·lr_decay^(t − 1).
+        clip_norm: largest Euclidean norm of a local step's gradient, after what the method adds
+            to it and before weight decay; longer ones are scaled down to it.
         on_client_error: what a client that fails does to the run: `stop` ends it, `skip` leaves
             the client out of the round.
     """
@@ -85,75 +110,137 @@ class Train(Section):
     participation: float = Field(1.0, gt=0, le=1)
     local_epochs: int = Field(1, ge=1)
     batch_size: int = Field(16, ge=1)
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    clip_norm: float | None = Field(None, gt=0)
     optimizer: Optimizer = Optimizer()
     on_client_error: Literal["stop", "skip"] = "stop"
 
+    def lr(self, t: int) -> float:
+        """The clients' learning rate η in round t = 1, 2, ..."""
+        return self.optimizer.lr * self.lr_decay ** (t - 1)
 
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+
+def cross_entropy(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
     """Cross-entropy of each example: (B,)."""
-    return nn.functional.cross_entropy(model(x), y, reduction="none")
+    return nn.functional.cross_entropy(network(x), y, reduction="none")
 
 
-def train(
-    model: FlatModel,
-    x: Tensor,
-    y: Tensor,
-    settings: Train,
-    rng: np.random.Generator,
-    loss: Loss = cross_entropy,
-    gradient: Gradient | None = None,
-    context: Mapping[str, Tensor] | None = None,
-) -> tuple[int, float]:
-    """Train the model's weights where they lie, on n examples.
-
-    Each epoch visits the examples in a new order drawn from `rng`, in batches of
-    `settings.batch_size`. Where the model has batch norm, a last batch of a single example, on
-    which batch statistics are undefined, is left out.
+@dataclass(frozen=True)
+class Hooks:
+    """What a method changes about local training. Clients are stacked if theirs are the same.
 
     Args:
-        x: (n, ...) inputs.
-        y: (n,) labels.
         loss: per-example losses, averaged over the batch.
         gradient: changes each step's gradient, e.g. adds a proximal term.
-        context: vectors that `gradient` needs, (P,) each.
+        perturb: (g, w, context) -> ε; the step's gradient is then taken at w + ε, and the step
+            itself made from w (sharpness-aware minimisation).
+        part: the parameters that are trained, if not all: a range of the flat vector.
+    """
+
+    loss: Loss = cross_entropy
+    gradient: Gradient | None = None
+    perturb: Gradient | None = None
+    part: slice = field(default_factory=lambda: slice(None))
+
+
+@dataclass(frozen=True)
+class Task:
+    """Local training that a client asks for.
+
+    Args:
+        weights: (size,) where to start.
+        x: (n, ...) inputs.
+        y: (n,) labels.
+        lr: learning rate η.
+        epochs: passes over the examples.
+        rng: decides the order of the examples.
+        hooks: what the method changes.
+        context: vectors that the hooks need.
+    """
+
+    weights: Tensor
+    x: Tensor
+    y: Tensor
+    lr: float
+    epochs: int
+    rng: np.random.Generator
+    hooks: Hooks = Hooks()
+    context: Context = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training came to.
+
+    Args:
+        weights: (size,) at the end.
+        steps: τ, local steps made.
+        loss: mean loss over all examples visited, as they were visited.
+    """
+
+    weights: Tensor
+    steps: int
+    loss: float
+
+
+def train(model: FlatModel, task: Task, settings: Train) -> Trained:
+    """Local training of one client.
+
+    Each epoch visits the examples in a new order, in batches of `settings.batch_size`. Where the
+    model has batch norm, a last batch of a single example, on which batch statistics are
+    undefined, is left out.
 
     Raises:
-        ValueError: no step can be made, because there is one example and batch norm.
-
-    Returns:
-        The number of local steps τ, and the mean loss over all examples visited.
+        ValueError: no step can be made: there is no example, or one and batch norm.
     """
-    module, grad = model.module, model.gradient
-    module.train()
-    parameters = nn.Parameter(model.vector[: model.num_parameters])
-    optimizer = settings.optimizer.build(parameters)
-    steps, visited = 0, 0
+    model.load(task.weights)
+    model.module.train()
+    hooks, context = task.hooks, task.context
+    w = model.vector[: model.num_parameters]
+    buffers = model.vector[model.num_parameters :]
+    trained = nn.Parameter(w[hooks.part])
+    optimizer = settings.optimizer.build(trained, task.lr)
     total = torch.zeros((), device=model.device)
-    n, size = len(y), settings.batch_size
+    steps, visited = 0, 0
+    n, size = len(task.y), settings.batch_size
     end = n - 1 if model.has_batch_norm and n % size == 1 else n
-    for _ in range(settings.local_epochs):
-        order = torch.from_numpy(rng.permutation(n)).to(model.device)
-        x_epoch, y_epoch = x[order], y[order]
+    for _ in range(task.epochs):
+        order = torch.from_numpy(task.rng.permutation(n)).to(model.device)
+        x_epoch, y_epoch = task.x[order], task.y[order]
         for start in range(0, end, size):
             stop = min(start + size, end)
-            losses = loss(module, x_epoch[start:stop], y_epoch[start:stop])
-            grad.zero_()
-            torch.autograd.backward(losses.mean())
-            with torch.no_grad():
-                total += losses.sum()
-                if gradient is None:
-                    parameters.grad = grad
-                else:
-                    parameters.grad = gradient(grad, parameters.detach(), context or {})
+            x, y = x_epoch[start:stop], y_epoch[start:stop]
+            losses = hooks.loss(model.module, x, y, context)
+            g = model.gradient(losses.mean())
+            total += losses.detach().sum()
+            if hooks.perturb is not None:
+                origin, statistics = w.clone(), buffers.clone()
+                w += hooks.perturb(g, w, context)
+                g = model.gradient(hooks.loss(model.module, x, y, context).mean())
+                w.copy_(origin)
+                buffers.copy_(statistics)  # they have seen this batch already
+            trained.grad = change(g, w, hooks, context, settings)[hooks.part]
             optimizer.step()
             steps += 1
             visited += stop - start
     if steps == 0:
         raise ValueError(
-            "a single training example, and the model has batch norm, whose statistics need two; "
-            "raise partition.min_samples"
+            "no training example to make a step with"
+            if n == 0
+            else "a single training example, and the model has batch norm, whose statistics need "
+            "two; raise partition.min_samples"
         )
-    return steps, float(total) / visited
+    return Trained(model.vector.clone(), steps, float(total) / visited)
+
+
+def change(g: Tensor, w: Tensor, hooks: Hooks, context: Context, settings: Train) -> Tensor:
+    """The gradient (..., P) that a step is made with: the method's terms, and then clipping."""
+    if hooks.gradient is not None:
+        g = hooks.gradient(g, w, context)
+    if settings.clip_norm is not None:
+        norm = g.norm(dim=-1, keepdim=True)
+        g = g * (settings.clip_norm / norm.clamp(min=settings.clip_norm))
+    return g
 
 
 @torch.no_grad()

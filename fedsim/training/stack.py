@@ -1,0 +1,279 @@
+"""Local training of V clients at once.
+
+The vectors of a stack have shape (V, size). One `vmap` over the clients computes all forward
+passes, one backward pass all gradients, and the optimiser steps on the whole stack. The loop of
+`fedsim.training.local.train` is the oracle: a stack makes the same steps from the same random
+numbers, and differs from it by the rounding of floats alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedsim.training.dropout import Draws, drawing
+from fedsim.training.flat import FlatModel
+from fedsim.training.local import Context, Hooks, Loss, Sgd, Task, Train, Trained, change, train
+
+TOLERANCE = 1e-3  # by which a stack's first steps may differ from the loop's, relative to them
+
+
+class _WithLoss(nn.Module):
+    """A network and its loss in one module, as `functional_call` wants it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, loss: Loss, x: Tensor, y: Tensor, context: Context) -> Tensor:
+        return loss(self.network, x, y, context)
+
+
+@dataclass(frozen=True)
+class _Active:
+    """The clients of a stack that still have steps to make: views of the first `count`."""
+
+    count: int
+    w: Tensor  # (count, P)
+    buffers: Tensor  # (count, size − P)
+    leaves: dict[str, Tensor]  # both, by layer
+    context: dict[str, Tensor]  # (count, n) each
+
+
+class Stack:
+    """A network that trains several clients at once.
+
+    Args:
+        model: the network for one client; it is copied.
+    """
+
+    def __init__(self, model: FlatModel) -> None:
+        self._model = model
+        self._bundle = _WithLoss(copy.deepcopy(model.module).train())
+
+    def obstacle(self, x: Tensor, y: Tensor, settings: Train) -> str | None:
+        """Why the network cannot be stacked, in words for the log; None if it can.
+
+        Tried out on five examples, against the loop.
+        """
+        for name, module in self._bundle.network.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
+                getattr(module, "running_mean", None) is not None
+            ):
+                kind = type(module).__name__
+                return f"layer '{name}' ({kind}) mixes examples, or keeps running statistics"
+        settings = settings.model_copy(update={"batch_size": 4})
+        start = self._model.vector.clone()
+        device = self._model.device
+
+        def task(k: int) -> Task:  # the second one's batch is padded
+            part = slice(0, 5) if k == 0 else slice(1, 4)
+            return Task(
+                start, x[part], y[part], settings.optimizer.lr, 1, np.random.default_rng(k)
+            )
+
+        alone, states = [], []
+        for k in (0, 1):
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                torch.manual_seed(k)
+                states.append(generator_state(device))
+                alone.append(train(self._model, task(k), settings))
+        self._model.load(start)
+        together, _ = self.train([task(0), task(1)], settings, states)
+        for one, other in zip(alone, together, strict=True):
+            step = float((one.weights - start).abs().max())
+            if not float((one.weights - other.weights).abs().max()) <= TOLERANCE * step + 1e-6:
+                return "trained in a stack, it does not come to the weights that it comes to alone"
+        return None
+
+    def train(
+        self, tasks: Sequence[Task], settings: Train, states: Sequence[Tensor]
+    ) -> tuple[list[Trained], list[Tensor]]:
+        """Local training of V clients whose hooks are the same.
+
+        Args:
+            tasks: one for each client; the numbers of examples may differ.
+            settings: the experiment's `train` section.
+            states: of the generator that each client's dropout draws from.
+
+        Raises:
+            RuntimeError: the hooks do not run under vmap.
+
+        Returns:
+            What each client's training came to, and the states of the generators afterwards.
+        """
+        device, hooks = self._model.device, tasks[0].hooks
+        batches = _all_batches(tasks, settings)
+        # Those with most steps come first, so that who is still active is a leading part.
+        order = sorted(range(len(tasks)), key=lambda k: -len(batches[k]))
+        rows, counts = _table([batches[k] for k in order], settings.batch_size)
+        steps = (counts > 0).sum(axis=0)
+        index = torch.from_numpy(rows).to(device)
+        scales = _scales(counts, settings.batch_size, device)
+        x, y = torch.cat([task.x for task in tasks]), torch.cat([task.y for task in tasks])
+        vectors = torch.stack([tasks[k].weights for k in order])
+        context = {
+            name: torch.stack([tasks[k].context[name] for k in order]) for name in tasks[0].context
+        }
+        gradients = torch.empty(len(tasks), self._model.num_parameters, device=device)
+        total = torch.zeros(len(tasks), device=device)
+        draws = Draws([_generator(states[k], device) for k in order], ())
+        active: _Active | None = None
+        optimizer: torch.optim.Optimizer | Sgd | None = None
+        with drawing(draws):
+            for s in range(len(rows)):
+                count, width = int((counts[s] > 0).sum()), int(counts[s].max())
+                if active is None or count < active.count:
+                    active = self._view(vectors[:count], context)
+                    trained = nn.Parameter(active.w[:, hooks.part])
+                    optimizer = _carried_on(optimizer, trained, tasks[0].lr, settings)
+                assert optimizer is not None
+                here = index[s, :count, :width]
+                batch = x[here], y[here], scales[s, :count, :width]
+                draws.counts = counts[s].tolist()
+                g, losses = self._gradient(hooks, active, *batch, gradients)
+                total[:count] += losses
+                if hooks.perturb is not None:
+                    origin, statistics = active.w.clone(), active.buffers.clone()
+                    active.w.add_(hooks.perturb(g, active.w, active.context))
+                    g, _ = self._gradient(hooks, active, *batch, gradients)
+                    active.w.copy_(origin)
+                    active.buffers.copy_(statistics)
+                g = change(g, active.w, hooks, active.context, settings)
+                trained.grad = g[:, hooks.part]
+                optimizer.step()
+        visited = torch.from_numpy(counts.sum(axis=0)).to(device)
+        losses_of = (total / visited).tolist()
+        place = {k: v for v, k in enumerate(order)}
+        results = [
+            Trained(vectors[v], int(steps[v]), losses_of[v])
+            for v in (place[k] for k in range(len(tasks)))
+        ]
+        return results, [draws.generators[place[k]].get_state() for k in range(len(tasks))]
+
+    def _view(self, vectors: Tensor, context: dict[str, Tensor]) -> _Active:
+        P, leaves, start = self._model.num_parameters, {}, 0
+        for name, shape in self._model.shapes.items():
+            end = start + math.prod(shape)
+            leaf = vectors[:, start:end].view(-1, *shape).detach()
+            leaves[f"network.{name}"] = leaf.requires_grad_(start < P)
+            start = end
+        count = len(vectors)
+        own = {name: vector[:count] for name, vector in context.items()}
+        return _Active(count, vectors[:, :P], vectors[:, P:], leaves, own)
+
+    def _gradient(
+        self, hooks: Hooks, active: _Active, x: Tensor, y: Tensor, scale: Tensor, out: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(count, P) gradients, which the next call overwrites, and (count,) summed losses."""
+
+        def losses_of_one(
+            leaves: dict[str, Tensor], x: Tensor, y: Tensor, context: Context
+        ) -> Tensor:
+            found: Tensor = functional_call(self._bundle, leaves, (hooks.loss, x, y, context))
+            return found
+
+        losses = vmap(losses_of_one, randomness="error")(active.leaves, x, y, active.context)
+        parameters = [leaf for leaf in active.leaves.values() if leaf.requires_grad]
+        parts = torch.autograd.grad((losses * scale).sum(), parameters, materialize_grads=True)
+        g = torch.cat(
+            [part.reshape(active.count, -1) for part in parts], dim=1, out=out[: active.count]
+        )
+        return g, (losses.detach() * (scale > 0)).sum(dim=1)
+
+
+def _all_batches(tasks: Sequence[Task], settings: Train) -> list[list[NDArray[np.int64]]]:
+    """Each client's batches, in order, as rows of the examples of all, one after another."""
+    first, found = 0, []
+    for task in tasks:
+        orders = [task.rng.permutation(len(task.y)) for _ in range(task.epochs)]
+        found.append(
+            [
+                first + order[start : start + settings.batch_size]
+                for order in orders
+                for start in range(0, len(order), settings.batch_size)
+            ]
+        )
+        first += len(task.y)
+    return found
+
+
+def _table(
+    batches: Sequence[Sequence[NDArray[np.int64]]], size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(S, V, size) rows of each step and client, and (S, V) how many of them count.
+
+    Padding repeats a row of the client's own, whose loss is finite if any is.
+    """
+    steps = max(len(own) for own in batches)
+    rows = np.zeros((steps, len(batches), size), dtype=np.int64)
+    counts = np.zeros((steps, len(batches)), dtype=np.int64)
+    for v, own in enumerate(batches):
+        for s, batch in enumerate(own):
+            rows[s, v, : len(batch)], rows[s, v, len(batch) :] = batch, batch[0]
+            counts[s, v] = len(batch)
+    return rows, counts
+
+
+def _scales(counts: NDArray[np.int64], size: int, device: torch.device) -> Tensor:
+    """(S, V, size) what each row's loss counts in its batch's mean: 1/count, or 0 for padding."""
+    counts_ = torch.from_numpy(counts).to(device)[..., None]
+    counting = torch.arange(size, device=device) < counts_
+    return counting / counts_.clamp(min=1)
+
+
+def _carried_on(
+    before: torch.optim.Optimizer | Sgd | None, trained: nn.Parameter, lr: float, settings: Train
+) -> torch.optim.Optimizer | Sgd:
+    """An optimiser of the clients that are left, with what it knew of them."""
+    optimizer = settings.optimizer.build(trained, lr)
+    if before is not None:
+        for known in before.state.values():
+            for name, value in known.items():
+                per_client = isinstance(value, Tensor) and value.dim() == 2
+                optimizer.state.setdefault(trained, {})[name] = (
+                    value[: len(trained)] if per_client else value
+                )
+    return optimizer
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether an error says that there was no memory: that must not decide what is computed."""
+    words = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        word in words for word in ("out of memory", "can't allocate", "alloc_failed")
+    )
+
+
+def in_words(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def generator_state(device: torch.device) -> Tensor:
+    """The state of torch's own generator on a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
+
+
+def set_generator_state(state: Tensor, device: torch.device) -> None:
+    """Put torch's own generator on a device to where it was."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def _generator(state: Tensor, device: torch.device) -> torch.Generator:
+    generator = torch.Generator(device)
+    generator.set_state(state)
+    return generator
