@@ -1,0 +1,241 @@
+"""Unlabelled auxiliary inputs on the server: where they come from, and what it learns from them.
+
+Distillation as in Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning,
+NeurIPS 2020; pretraining as in Chen et al., A Simple Framework for Contrastive Learning of Visual
+Representations, ICML 2020 (SimCLR).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, SerializeAsAny
+from torch import Tensor, nn
+
+from fedsim.data import Dataset, Holdings, Source, datasets
+from fedsim.data.augment import weak
+from fedsim.errors import ExperimentError
+from fedsim.federation import Federation, Vector
+from fedsim.methods.method import Method, S
+from fedsim.models import Classifier
+from fedsim.training.local import EVALUATION_BATCH
+
+FEWEST = 5  # auxiliary inputs: FedAUX takes a fifth of them as negatives
+
+PRETRAINING_LR = 1e-3  # of Adam
+TEMPERATURE = 0.5  # of SimCLR on CIFAR-10
+PROJECTION_SIZE = 128
+
+_prepared: WeakKeyDictionary[Federation, Tensor] = WeakKeyDictionary()
+
+
+class AuxiliaryMethod(Method[S], Generic[S]):
+    """A method whose server holds unlabelled inputs that belong to no client.
+
+    Args:
+        auxiliary: a data set whose training inputs serve without their labels (a `data` section
+            of its own); if not given, the inputs of the server's share
+            (`partition.server_fraction`).
+    """
+
+    auxiliary: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)] | None = None
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        if self.auxiliary is None:
+            count, shape = len(holdings.server), dataset.shape
+        else:
+            found = self.auxiliary.load()
+            count, shape = len(found.x), found.shape
+        if self.auxiliary is None and count == 0:
+            raise ExperimentError(
+                f"method.name={self.name} needs unlabelled auxiliary inputs on the server: name "
+                "a data set in method.auxiliary, or set partition.server_fraction above 0"
+            )
+        if shape != dataset.shape:
+            raise ExperimentError(
+                f"method.auxiliary: inputs of shape {shape} do not fit the run's data, whose "
+                f"inputs have shape {dataset.shape}"
+            )
+        if self.auxiliary is not None and np.array_equal(found.x, dataset.x):
+            raise ExperimentError(
+                "method.auxiliary: these are the clients' own training examples; name another "
+                "data set, or leave it out and set partition.server_fraction above 0"
+            )
+        if count < FEWEST:
+            raise ExperimentError(
+                f"method.name={self.name}: {count} auxiliary inputs are too few; {FEWEST} or more "
+                "are needed"
+            )
+
+    def further_data(self) -> list[NDArray[Any]]:
+        return [] if self.auxiliary is None else [self.auxiliary.load().x]
+
+    def inputs(self, fed: Federation) -> Tensor:
+        """(n, ...) the auxiliary inputs, scaled and normalised as the run's data are.
+
+        Loaded the first time, and kept for as long as the federation is.
+        """
+        if fed not in _prepared:
+            if self.auxiliary is None:
+                _prepared[fed] = fed.server_data.x
+            else:
+                found = self.auxiliary.load()
+                _prepared[fed] = fed.prepare(found.x, found.y).x
+        return _prepared[fed]
+
+
+def draw_batches(
+    fed: Federation, rows: Tensor, batch_size: int, epochs: int, steps: int | None = None
+) -> list[Tensor]:
+    """Batches of row numbers, in a new order each epoch; `steps` of them, if given.
+
+    Where the model has batch norm, a last batch of a single row is left out.
+    """
+    smallest = 2 if fed.model.has_batch_norm else 1
+    per_epoch = len(rows) // batch_size + (len(rows) % batch_size >= smallest)
+    count = epochs * per_epoch if steps is None else steps
+    rng = fed.rng("distillation")
+    batches: list[Tensor] = []
+    while len(batches) < count:
+        order = torch.from_numpy(rng.permutation(len(rows))).to(rows.device)
+        batches += torch.split(rows[order], batch_size)[:per_epoch]
+    return batches[:count]
+
+
+@torch.no_grad()
+def in_batches(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of inputs, in batches of a fixed size: the same bits whoever computes it."""
+    return torch.cat([function(part) for part in torch.split(x, EVALUATION_BATCH)])
+
+
+@torch.no_grad()
+def ensemble(
+    fed: Federation, models: Sequence[Vector], scores: Sequence[Tensor], x: Tensor, rows: Tensor
+) -> Tensor:
+    """softmax(Σ_k s_k(x)·logits_k(x) / Σ_k s_k(x)), with teachers k in eval mode.
+
+    Teachers take turns on the one network of the server.
+
+    Args:
+        models: (size,) w_k of each teacher.
+        scores: (n,) s_k of each teacher.
+        x: (n, ...) auxiliary inputs.
+        rows: of `x`, whose targets are needed.
+
+    Returns:
+        (n, C) targets; rows that were not asked for are zero.
+    """
+    total, weight = torch.zeros((), device=fed.device), torch.zeros((), device=fed.device)
+    for w, s in zip(models, scores, strict=True):
+        fed.model.load(torch.tensor(w))
+        network = fed.model.module.eval()
+        found = torch.cat([network(x[part]) for part in torch.split(rows, EVALUATION_BATCH)])
+        total = total + s[rows, None] * found
+        weight = weight + s[rows, None]
+    targets = total.new_zeros(len(x), total.shape[1])
+    targets[rows] = (total / weight).softmax(dim=1)
+    return targets
+
+
+def distil(
+    fed: Federation,
+    weights: Vector,
+    x: Tensor,
+    targets: Tensor,
+    batches: Sequence[Tensor],
+    rates: Sequence[float],
+    clip_norm: float = math.inf,
+) -> Vector:
+    """Minimise KL(targets ‖ softmax(student)), a step of Adam for each batch, from `weights` on.
+
+    The student is in training mode, so that batch norm's statistics go on from their average. The
+    mean loss is put on record as `distillation_loss`.
+
+    Args:
+        targets: (n, C) probabilities for each row of `x`.
+        batches: row numbers.
+        rates: the learning rate of each step.
+        clip_norm: largest norm of a step's gradient; longer ones are scaled down to it.
+
+    Returns:
+        (size,) the student's weights.
+    """
+    fed.model.load(torch.tensor(weights))
+    network = fed.model.module.train()
+    student = nn.Parameter(fed.model.vector[: fed.model.num_parameters])
+    adam = torch.optim.Adam([student])
+    total = torch.zeros((), device=fed.device)
+    for batch, rate in zip(batches, rates, strict=True):
+        found = network(x[batch]).log_softmax(dim=1)
+        loss = nn.functional.kl_div(found, targets[batch], reduction="batchmean")
+        total += loss.detach()
+        g = fed.model.gradient(loss)
+        if clip_norm < math.inf:
+            g *= clip_norm / g.norm().clamp(min=clip_norm)
+        student.grad = g
+        adam.param_groups[0]["lr"] = rate
+        adam.step()
+    fed.log(distillation_loss=float(total) / len(batches))
+    return fed.model.weights()
+
+
+def pretrain(fed: Federation, weights: Vector, x: Tensor, epochs: int, batch_size: int) -> Vector:
+    """SimCLR: features that tell one auxiliary image's two augmentations from all others.
+
+    A projection of two layers on top of the features is trained with them and then dropped; the
+    head stays as it is.
+
+    Args:
+        x: (n, channels, height, width) images.
+
+    Returns:
+        (size,) the weights with trained features.
+    """
+    fed.model.load(torch.tensor(weights))
+    network = fed.model.module.train()
+    assert isinstance(network, Classifier)
+    rng, D = fed.rng("pretraining"), network.head.in_features
+    projection = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, PROJECTION_SIZE))
+    projection.to(fed.device)
+    trained = [*network.features.parameters(), *projection.parameters()]
+    adam = torch.optim.Adam(trained, lr=PRETRAINING_LR)
+    for _ in range(epochs):
+        order = torch.from_numpy(rng.permutation(len(x))).to(fed.device)
+        for batch in torch.split(order, batch_size):
+            views = torch.cat([augment(x[batch], rng), augment(x[batch], rng)])
+            adam.zero_grad()
+            contrast(projection(network.features(views))).backward()  # type: ignore[no-untyped-call]
+            adam.step()
+    adam.zero_grad()
+    return fed.model.weights()
+
+
+def contrast(z: Tensor) -> Tensor:
+    """NT-Xent: mean_i −log(exp(sim(z_i, z_j)/τ) / Σ_{k≠i} exp(sim(z_i, z_k)/τ)).
+
+    Args:
+        z: (2B, d); rows i and j = i ± B are of the same image.
+    """
+    z = nn.functional.normalize(z)
+    own = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    similarity = (z @ z.T / TEMPERATURE).masked_fill(own, -math.inf)
+    partner = torch.arange(len(z), device=z.device).roll(len(z) // 2)
+    return nn.functional.cross_entropy(similarity, partner)
+
+
+def augment(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Images moved a little, with each channel scaled by a factor of its own, and noise added.
+
+    Args:
+        x: (B, channels, height, width), normalised or not.
+    """
+    x = weak(x, rng)
+    factor = torch.from_numpy(rng.uniform(0.6, 1.4, (*x.shape[:2], 1, 1))).to(x)
+    noise = torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32)).to(x)
+    return factor * x + 0.1 * noise

@@ -1,0 +1,37 @@
+"""Training on the union of the clients' data: what federated methods are measured against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedsim.federation import Federation
+from fedsim.methods.method import Method, State, methods
+from fedsim.training import Task, train
+
+
+@methods.register
+class Centralised(Method[State]):
+    """The same model and optimiser on all clients' labelled examples together.
+
+    No federation could run it: the server reads every client's data, and nothing is sent. A round
+    is `train.local_epochs` passes over the union, with a new optimiser.
+    """
+
+    name: str = "centralised"
+
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        union = fed.labelled_data
+        task = Task(
+            weights=fed.tensor(state.weights),
+            x=union.x,
+            y=union.y,
+            lr=fed.settings.lr(t),
+            epochs=fed.settings.local_epochs,
+            rng=fed.rng("batches"),
+        )
+        trained = train(fed.model, task, fed.settings)
+        fed.log(train_loss=trained.loss)
+        return replace(state, weights=trained.weights.cpu().numpy())

@@ -1,0 +1,252 @@
+"""FedAUX: pretrained on auxiliary inputs, and distilled from the clients by how near they are.
+
+Sattler et al., FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning, IEEE
+Transactions on Neural Networks and Learning Systems, 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client, Cohort, Federation, Unsent, Vector
+from fedsim.methods.auxiliary import (
+    AuxiliaryMethod,
+    distil,
+    draw_batches,
+    ensemble,
+    in_batches,
+    pretrain,
+)
+from fedsim.methods.method import State, methods, needs_classifier
+from fedsim.models import Classifier
+from fedsim.streams import numpy_stream
+from fedsim.training import FlatModel
+
+NEGATIVES = 0.2  # share of the auxiliary inputs that clients tell their own from
+FLOOR = 1e-8  # of scores, so that they never add up to nothing
+
+
+@dataclass(frozen=True)
+class FedAUXState(State):
+    """What the server keeps beside the weights.
+
+    Attributes:
+        initial: (size,) w_0, whose features h are what clients are scored by.
+        scored: (m,) clients that have sent their scores.
+        scores: (m, n) those scores, s_k(x) of each distillation input x.
+    """
+
+    initial: Vector
+    scored: NDArray[np.int64]
+    scores: Vector
+
+
+@methods.register
+class FedAUX(AuxiliaryMethod[FedAUXState]):
+    """FedAvg and distillation from scored teachers, from pretrained features (Sattler 2021).
+
+    min_w KL(softmax(Σ_k s_k(x)·f(x; w_k) / Σ_k s_k(x)) ‖ softmax(f(x; w))) over four fifths of the
+    auxiliary inputs x, from the average of the w_k on; teachers are in eval mode. s_k(x) =
+    P(own | x) + 1e-8 is by a logistic regression that tells client k's inputs (class 1) from the
+    other fifth of the auxiliary inputs (class 0):
+
+        w* = argmin (1/n)·Σ_i log(1 + exp(−t_i·⟨w, h̃(x_i)⟩)) + (λ/2)·‖w‖²,  h̃ = h / max_i ‖h(x_i)‖
+
+    over these n inputs, h the features under w_0. Scores are by w* + N(0, σ²·I), σ² =
+    2·ln(1.25/δ)·(2/(n·λ))²/ε², which makes them (ε, δ)-private if the largest norm may be known.
+    A client sends them once, before it trains for the first time, so that who never takes part
+    need not. Auxiliary inputs are public, and not counted as traffic; w_0, sent with the question
+    for scores, is.
+
+    Args:
+        encoder: a safetensors file with the features' weights, as a run leaves them in
+            `final.safetensors`, instead of pretraining.
+        pretrain_epochs: passes of SimCLR over all auxiliary inputs, before the first round; 0
+            leaves features random.
+        regression: `paper`, as above; `code`, as the authors released it: λ/n in place of λ, and
+            a bias, with the same σ, which then is too small for ε and δ.
+        l2: λ of the regression.
+        epsilon: ε of differential privacy, below 1; null for exact scores.
+        delta: δ.
+        epochs: passes of distillation each round.
+        batch_size: auxiliary inputs a step.
+        lr: learning rate of Adam on the server.
+    """
+
+    name: str = "fedaux"
+    encoder: Path | None = None
+    pretrain_epochs: int = Field(10, ge=0)
+    regression: Literal["paper", "code"] = "paper"
+    l2: float = Field(0.01, gt=0)
+    epsilon: float | None = Field(0.1, gt=0, lt=1)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    epochs: int = Field(1, ge=0)
+    batch_size: int = Field(128, ge=2)
+    lr: float = Field(5e-5, gt=0)
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        super().check_data(dataset, holdings, network)
+        needs_classifier(self.name, network)
+        if self.encoder is not None:
+            read_features(self.encoder, FlatModel(network, torch.device("cpu")))
+        elif self.pretrain_epochs and len(dataset.shape) != 3:
+            raise ExperimentError(
+                f"method.name=fedaux pretrains on images (channels, height, width); the data's "
+                f"inputs have shape {dataset.shape}: set method.pretrain_epochs=0, or name "
+                "pretrained features in method.encoder"
+            )
+
+    def further_data(self) -> list[NDArray[Any]]:
+        encoder = [] if self.encoder is None else [np.fromfile(self.encoder, dtype=np.uint8)]
+        return super().further_data() + encoder
+
+    def init(self, fed: Federation) -> FedAUXState:
+        weights, x = fed.initial_weights(), self.inputs(fed)
+        if self.encoder is not None:
+            views = fed.model.named(torch.from_numpy(weights))
+            for name, tensor in read_features(self.encoder, fed.model).items():
+                views[name].copy_(tensor)
+        elif self.pretrain_epochs:
+            weights = pretrain(fed, weights, x, self.pretrain_epochs, self.batch_size)
+        _, distillation = self.split(fed)
+        nobody = np.empty(0, dtype=np.int64)
+        scores = np.empty((0, len(distillation)), dtype=np.float32)
+        return FedAUXState(weights, weights, nobody, scores)
+
+    def split(self, fed: Federation) -> tuple[Tensor, Tensor]:
+        """Rows of the auxiliary inputs: the negatives, and those to distil on."""
+        n = len(self.inputs(fed))
+        order = torch.from_numpy(numpy_stream(fed.seed, "server/negatives").permutation(n))
+        cut = round(NEGATIVES * n)
+        order = order.to(fed.device)
+        return order[:cut].sort().values, order[cut:].sort().values
+
+    def round(self, fed: Federation, state: FedAUXState, t: int) -> FedAUXState:
+        cohort = fed.sample(t)
+        if self.epochs:
+            state = self.ask_for_scores(fed, state, cohort)
+        models = fed.gather(self.local_update, cohort, weights=state.weights)
+        weights = fed.average(models)
+        place = {k: i for i, k in enumerate(state.scored.tolist())}
+        teachers = [k for k in models if k in place]
+        if teachers:
+            x, (_, distillation) = self.inputs(fed), self.split(fed)
+            scores = torch.zeros(len(teachers), len(x), device=fed.device)
+            sent = state.scores[[place[k] for k in teachers]]
+            scores[:, distillation] = torch.from_numpy(sent).to(fed.device)
+            own = [models[k] for k in teachers]
+            targets = ensemble(fed, own, list(scores), x, distillation)
+            batches = draw_batches(fed, distillation, self.batch_size, self.epochs)
+            weights = distil(fed, weights, x, targets, batches, [self.lr] * len(batches))
+        return replace(state, weights=weights)
+
+    def ask_for_scores(self, fed: Federation, state: FedAUXState, cohort: Cohort) -> FedAUXState:
+        """Have clients score the distillation inputs, if they have not yet."""
+        new = np.setdiff1d(cohort, state.scored)
+        if len(new) == 0:
+            return state
+        fed.model.load(torch.tensor(state.initial))
+        x = self.inputs(fed)
+        # What each client would compute from public inputs and h is computed once for all.
+        negatives, distillation = (represent(fed.model, x[rows]) for rows in self.split(fed))
+        with fed.one_off():
+            sent = fed.gather(
+                self.score,
+                new,
+                weights=state.initial,
+                negatives=Unsent(negatives.cpu().numpy()),
+                distillation=Unsent(distillation.cpu().numpy()),
+            )
+        return replace(
+            state,
+            scored=np.concatenate([state.scored, np.array(list(sent), dtype=np.int64)]),
+            scores=np.concatenate([state.scores, *(row[np.newaxis] for row in sent.values())]),
+        )
+
+    def local_update(self, client: Client, weights: Tensor) -> Tensor:
+        """(client) w_k, as in FedAvg."""
+        return client.train(weights)
+
+    def score(
+        self, client: Client, weights: Tensor, negatives: Tensor, distillation: Tensor
+    ) -> Tensor:
+        """(client) s_k(x) of each distillation input, (n,), from features under w_0."""
+        client.model.load(weights)
+        own = represent(client.model, client.data.x)
+        return self.scores(own, negatives, distillation, client.rng("noise"))
+
+    def scores(
+        self, own: Tensor, negatives: Tensor, distillation: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        """(n,) s = sigmoid(⟨w, h̃⟩ + b) + 1e-8 of n features, with w and b perturbed.
+
+        Args:
+            own, negatives: (·, D) features of the two classes.
+            distillation: (n, D) features to score.
+        """
+        from sklearn.linear_model import LogisticRegression
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+        h = torch.cat([own, negatives]).cpu().double().numpy()
+        scale = max(np.linalg.norm(h, axis=1).max(), FLOOR)  # features may all be zero
+        n, bias = len(h), self.regression == "code"
+        C = 1 / self.l2 if bias else 1 / (n * self.l2)  # scikit-learn minimises C·Σ + ‖w‖²/2
+        model = LogisticRegression(C=C, fit_intercept=bias, tol=1e-8, max_iter=1000)
+        # One thread, as the number of threads may change the last bits.
+        with threadpool_limits(1):
+            model.fit(h / scale, np.arange(n) < len(own))
+            w, b = model.coef_[0], float(model.intercept_[0])
+            if self.epsilon is not None:
+                sigma = self.sigma(n)
+                w = w + sigma * rng.standard_normal(len(w))
+                b += sigma * rng.standard_normal() if bias else 0.0
+            z = distillation.cpu().double().numpy() / scale @ w + b
+        return torch.from_numpy(z).sigmoid().add(FLOOR).float()
+
+    def sigma(self, n: int) -> float:
+        """σ of the noise for a regression on n inputs; 2/(n·λ) is its sensitivity."""
+        assert self.epsilon is not None
+        return math.sqrt(2 * math.log(1.25 / self.delta)) * 2 / (n * self.l2) / self.epsilon
+
+
+def represent(model: FlatModel, x: Tensor) -> Tensor:
+    """(n, D) features of inputs, in eval mode."""
+    network = model.module.eval()
+    assert isinstance(network, Classifier)
+    return in_batches(network.features, x)
+
+
+def read_features(path: Path, model: FlatModel) -> dict[str, Tensor]:
+    """The weights of a network's features in a safetensors file, by name.
+
+    Raises:
+        ExperimentError: the file cannot be read, or does not hold them all in their shapes.
+    """
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ExperimentError(f"method.encoder: {path} cannot be read: {error}") from error
+    wanted = {n: shape for n, shape in model.shapes.items() if n.startswith("features.")}
+    for name, shape in wanted.items():
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != shape:
+            raise ExperimentError(
+                f"method.encoder: {path} has no '{name}' of shape {shape}, as the model's "
+                f"features want"
+                + ("" if found is None else f", but one of shape {found}")
+                + "; the final.safetensors of a run with the same model would do"
+            )
+    return {name: tensors[name] for name in wanted}

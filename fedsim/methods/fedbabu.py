@@ -1,0 +1,71 @@
+"""FedBABU: the body is federated, the head stays as it was drawn.
+
+Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR
+2022, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.methods.method import Method, State, methods, needs_classifier
+
+
+@methods.register
+class FedBABU(Method[State]):
+    """FedAvg of all but the head, which is never trained nor sent (Oh et al. 2022).
+
+    The head (the last layer) keeps its random weights, the same for all clients. Bodies are
+    averaged with equal weights, as in the authors' code. For a client of its own a model is then
+    made by fine-tuning, which `evaluate.clients` measures.
+
+    Args:
+        fine_tune: what a client fine-tunes on its own data before its test.
+        fine_tune_epochs: passes over the data to do so (the authors' 5).
+    """
+
+    name: str = "fedbabu"
+    fine_tune: Literal["nothing", "head", "all"] = "nothing"
+    fine_tune_epochs: int = Field(5, ge=1)
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        features = needs_classifier(self.name, network).features
+        if not any(p.requires_grad for p in features.parameters()):
+            raise ExperimentError(
+                "method.name=fedbabu trains the features, and the model's have none"
+            )
+
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        head = fed.model.part("head")
+        body = np.delete(state.weights, head)
+        mean = fed.mean(
+            self.local_update, fed.sample(t), body=body, head=Unsent(state.weights[head].copy())
+        )
+        weights = np.insert(mean.body, head.start, state.weights[head])
+        return replace(state, weights=weights)
+
+    def local_update(self, client: Client, body: Tensor, head: Tensor) -> Update:
+        """(client) The body, trained under the head as it is."""
+        part = client.model.part("head")
+        weights = torch.cat([body[: part.start], head, body[part.start :]])
+        trained = client.train(weights, part=client.model.part("features"))
+        return Update(body=torch.cat([trained[: part.start], trained[part.stop :]]))
+
+    def local_test(self, client: Client, weights: Tensor) -> None:
+        if self.fine_tune != "nothing":
+            part = client.model.part("head") if self.fine_tune == "head" else None
+            epochs = self.fine_tune_epochs
+            weights = client.train(weights, part=part, epochs=epochs, on_record=False)
+        client.evaluate(weights)

@@ -1,0 +1,70 @@
+"""FedDF: the average of the models, distilled from their ensemble.
+
+Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.federation import Client, Federation
+from fedsim.methods.auxiliary import AuxiliaryMethod, distil, draw_batches, ensemble
+from fedsim.methods.method import State, methods
+
+
+@methods.register
+class FedDF(AuxiliaryMethod[State]):
+    """FedAvg, then min_w KL(softmax(mean_k f(x; w_k)) ‖ softmax(f(x; w))) (Lin et al. 2020).
+
+    x are unlabelled auxiliary inputs on the server, w_k the models of the cohort, in eval mode,
+    and the student w starts from their average. The paper stops early on labelled validation
+    examples held at the server; here the number of steps is fixed, and the server needs no label.
+
+    Args:
+        epochs: passes over the auxiliary inputs each round.
+        steps: batches each round, instead of whole passes; the paper takes 10,000 at the most.
+        batch_size: auxiliary inputs a step.
+        lr: learning rate of Adam in a round's first step.
+        final_lr: what it decays towards within the round, along a cosine; 0 in the paper.
+        clip_norm: largest norm of a step's gradient.
+    """
+
+    name: str = "feddf"
+    epochs: int = Field(1, ge=0)
+    steps: int | None = Field(None, ge=0)
+    batch_size: int = Field(128, ge=2)
+    lr: float = Field(1e-3, gt=0)
+    final_lr: float = Field(5e-5, ge=0)
+    clip_norm: float = Field(5.0, gt=0)
+
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        models = fed.gather(self.local_update, fed.sample(t), weights=state.weights)
+        mean = fed.average(models)
+        x = self.inputs(fed)
+        rows = torch.arange(len(x), device=fed.device)
+        batches = draw_batches(fed, rows, self.batch_size, self.epochs, self.steps)
+        if not batches:
+            return replace(state, weights=mean)
+        equal = [torch.ones(len(x), device=fed.device)] * len(models)
+        used = torch.unique(torch.cat(batches))
+        targets = ensemble(fed, list(models.values()), equal, x, used)
+        rates = [self.rate(s, len(batches)) for s in range(len(batches))]
+        student = distil(fed, mean, x, targets, batches, rates, self.clip_norm)
+        return replace(state, weights=student)
+
+    def rate(self, s: int, steps: int) -> float:
+        """The learning rate of step s = 0, 1, ... of a round."""
+        return self.final_lr + (self.lr - self.final_lr) * (1 + math.cos(math.pi * s / steps)) / 2
+
+    def local_update(self, client: Client, weights: Tensor) -> Tensor:
+        """(client) w_k, as in FedAvg."""
+        return client.train(weights)

@@ -1,0 +1,84 @@
+"""FedDyn: a regulariser that follows each client's own gradient.
+
+Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.federation import Client, Federation, Update, Vector
+from fedsim.methods.method import Method, State, methods
+
+
+@dataclass(frozen=True)
+class FedDynState(State):
+    """`weights` is the mean of the cohort's models, which is evaluated.
+
+    Attributes:
+        server: (size,) the model that is sent to clients.
+        h: (P,) mean over all K clients of what each keeps as h_k.
+    """
+
+    server: Vector
+    h: Vector
+
+
+@methods.register
+class FedDyn(Method[FedDynState]):
+    """Clients minimise F_k(w) + α_k·⟨w, h_k − w_server⟩ + (α_k/2)·‖w‖² (Acar et al. 2021).
+
+    Each keeps h_k ← h_k + (w_k − w_server), and the server sends mean_S(w_k) + mean_K(h_k): an
+    unweighted mean of the cohort's models, and one over all clients. In the paper's notation,
+    ∇L_k(θ_k) = −α·h_k. The regulariser acts on trainable parameters; batch norm's statistics are
+    averaged. The authors clip gradients to a norm of 10 (`train.clip_norm`).
+
+    Args:
+        alpha: α, strength of the regulariser (the authors' 0.01).
+        scale: `samples`: α_k = α·n̄/n_k with n̄ the mean number of samples, as in the authors'
+            code; `none`: α_k = α, as in the paper.
+    """
+
+    name: str = "feddyn"
+    alpha: float = Field(0.01, gt=0)
+    scale: Literal["samples", "none"] = "samples"
+
+    def init(self, fed: Federation) -> FedDynState:
+        weights = fed.initial_weights()
+        h = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        return FedDynState(weights=weights, server=weights, h=h)
+
+    def round(self, fed: Federation, state: FedDynState, t: int) -> FedDynState:
+        P = fed.model.num_parameters
+        mean_samples = float(fed.num_samples.mean())
+        mean = fed.mean(
+            self.local_update, fed.sample(t), server=state.server, mean_samples=mean_samples
+        )
+        moved = mean.weights[:P] - state.server[:P]
+        h = state.h + np.float32(mean.count / fed.num_clients) * moved
+        server = mean.weights.copy()
+        server[:P] += h
+        return FedDynState(weights=mean.weights, server=server, h=h)
+
+    def local_update(self, client: Client, server: Tensor, mean_samples: float) -> Update:
+        """(client) w_k; keeps h_k."""
+        start = client.parameters(server)
+        h = client.state.get("h", torch.zeros_like(start))
+        alpha = self.alpha
+        if self.scale == "samples":
+            alpha *= mean_samples / client.num_samples
+        context = {"linear": h - start, "alpha": torch.full_like(start[:1], alpha)}
+        trained = client.train(server, gradient=self.regularise, context=context)
+        client.state["h"] = h + client.parameters(trained) - start
+        return Update(weights=trained)
+
+    def regularise(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        """∇F_k(w) + α_k·(h_k − w_server + w)."""
+        return g + context["alpha"] * (context["linear"] + w)

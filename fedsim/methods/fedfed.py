@@ -1,0 +1,480 @@
+"""FedFed: share what a generator cannot tell, with noise, and train on it with one's own data.
+
+Yang et al., FedFed: Feature Distillation against Data Heterogeneity in Federated Learning,
+NeurIPS 2023. Networks, losses and numbers are those of the authors' released code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedsim.component import Section
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client, Federation, Unsent, Update, Vector
+from fedsim.methods.method import Method, State, methods
+from fedsim.models.autoencoder import Autoencoder
+from fedsim.training import FlatModel, Loss, Train
+from fedsim.training import cross_entropy as plain
+
+SCARCE = 0.2  # of the clients' mean number of examples: a client with fewer has few
+SKEWED = 0.7  # of a client's examples: with more of them in one class, its labels are skewed
+BATCH = 500  # images that the generator splits at once
+
+Kind = Literal["usual", "scarce", "skewed"]
+Factors = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat]
+
+
+class Distillation(Section):
+    """How generator and classifier are trained together, in the rounds of stage 1.
+
+    Args:
+        clients: who takes part: `all`, or a `sample` as in every other round.
+        epochs: local epochs a round, of three passes each.
+        batch_size: examples a step of any pass.
+        lr, weight_decay: of AdamW, made anew for each client and round.
+        alpha: α of the first pass: mix-up with λ ~ Beta(α, α).
+        mosaics: how many the second pass makes of each batch.
+        reconstruction: what MSE(G(x), x) is multiplied with in the loss; 50 is the released 5,
+            times 10 by a curriculum that never gets further.
+        shared: that of the cross-entropy of what is to be shared, CE(x_r + n₁, x_r + n₂).
+        kl: that of KL.
+        clean: that of CE(x).
+        adaptive: let clients with few examples, or skewed labels, multiply these four again.
+        scarce: by what a client with less than 20 % of the mean number of examples does.
+        skewed: by what another does that has more than 70 % of its examples in one class; it
+            passes over no mosaics.
+    """
+
+    clients: Literal["all", "sample"] = "all"
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(32, ge=2)
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(1e-6, ge=0)
+    alpha: float = Field(2.0, gt=0)
+    mosaics: int = Field(64, ge=2)
+    reconstruction: float = Field(50.0, ge=0)
+    shared: float = Field(2.0, ge=0)
+    kl: float = Field(0.005, ge=0)
+    clean: float = Field(0.4, ge=0)
+    adaptive: bool = True
+    scarce: Factors = (5.0, 1.0, 0.5, 1.0)
+    skewed: Factors = (1.0, 5.0, 5.0, 5.0)
+
+
+@dataclass(frozen=True)
+class FedFedState(State):
+    """Where the method stands, and what it has by then beside the weights.
+
+    In stage 1 the weights are those of the classifier that is trained with the generator; stage 3
+    starts from the run's initial weights.
+
+    Attributes:
+        phase: of the round to come: `distil`, `share` or `train`.
+        generator: the weights of G.
+        shared1, shared2: (m, C, H, W) the pool, x_r + N(0, σ1²) and x_r + N(0, σ2²), as it was
+            sent: of images with pixels in [0, 1]. Empty before stage 2.
+        labels: (m,) of both.
+    """
+
+    phase: str
+    generator: Vector
+    shared1: NDArray[np.float32]
+    shared2: NDArray[np.float32]
+    labels: NDArray[np.unsignedinteger[Any]]
+
+
+@methods.register
+class FedFed(Method[FedFedState]):
+    """FedAvg on local data and a pool of distilled, noisy features (Yang et al. 2023).
+
+    An image is split into x = x_r + G(x): a variational autoencoder G keeps what most of x looks
+    like, and x_r what a classifier tells its label by. All stages are rounds of the run.
+
+    1. `distillation_rounds` rounds train G and a classifier, the run's model, in three passes of
+       each client's epoch: mix-up for the classifier; r·MSE + KL on 2×2 mosaics for G; and
+       r·MSE(G(x), x) + CE(x_r + n₁, x_r + n₂) + KL + CE(x), with multipliers, for both. The server
+       averages both by n_k. What is evaluated is the classifier.
+    2. In one round all clients send x_r + N(0, σ1²), x_r + N(0, σ2²) and labels, and receive the
+       pool of all. What is evaluated is the initial model, from which stage 3 starts.
+    3. FedAvg. Each epoch a client draws n_k items of the pool for each noise level, as many of
+       one class as of another; a step's batch is so many local examples and as many of each, and
+       its loss the mean cross-entropy of all.
+
+    `train.lr_decay` counts all rounds; it and `train.clip_norm` do not apply to stage 1.
+
+    Without a round of distillation there is no pool: FedAvg. Images are not augmented (the
+    released code crops, flips, and more). G and the pool work on pixels in [0, 1]; the model is
+    given both images and pool with the data's mean and standard deviation applied.
+
+    Args:
+        distillation_rounds: of stage 1.
+        distillation: how they train.
+        width: d, channels of G.
+        latent: length of G's latent vector; `auto` is that of the encoder's output, d·H·W/16:
+            2048 for 32×32 pixels, as in the paper.
+        sigma1, sigma2: σ1 and σ2, standard deviations of the noise. The released code's yaml says
+            0.2 and 0.25.
+        average: what clients count with in stage 3: `samples` n_k, or `uniform`, which the
+            released code comes to.
+    """
+
+    name: str = "fedfed"
+    distillation_rounds: int = Field(15, ge=0)
+    distillation: Distillation = Distillation()
+    width: int = Field(32, ge=2)
+    latent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    sigma1: float = Field(0.15, ge=0)
+    sigma2: float = Field(0.25, ge=0)
+    average: Literal["samples", "uniform"] = "samples"
+
+    def check(self, train: Train) -> None:
+        least = self.distillation_rounds + 2
+        if self.distillation_rounds and train.rounds < least:
+            raise ExperimentError(
+                f"method.distillation_rounds={self.distillation_rounds} and a round of sharing "
+                f"leave none of train.rounds={train.rounds} to train the model in; it takes "
+                f"train.rounds={least} or more"
+            )
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        shape, x = dataset.shape, dataset.x
+        if len(shape) != 3 or min(shape[1:]) < 4:
+            raise ExperimentError(
+                f"method.name={self.name} takes images (channels, height, width) of 4 pixels a "
+                f"side or more; the data's inputs have shape {shape}"
+            )
+        if x.dtype != np.uint8 and not (x.min() >= 0 and x.max() <= 1):
+            raise ExperimentError(
+                f"method.name={self.name} takes images with pixels of 0 to 255 (uint8) or of 0 to "
+                f"1; the data's are {x.min():g} to {x.max():g}"
+            )
+
+    # -- the server ----------------------------------------------------------------------------
+
+    def init(self, fed: Federation) -> FedFedState:
+        nothing = np.empty((0, *fed.shape), dtype=np.float32)
+        return FedFedState(
+            weights=fed.initial_weights(),
+            phase="distil" if self.distillation_rounds else "train",
+            generator=fed.network("generator", self.build(fed.shape)).weights(),
+            shared1=nothing,
+            shared2=nothing,
+            labels=np.empty(0, dtype=np.min_scalar_type(fed.num_classes - 1)),
+        )
+
+    def round(self, fed: Federation, state: FedFedState, t: int) -> FedFedState:
+        fed.log(phase=state.phase)
+        if state.phase == "distil":
+            return self.distillation_round(fed, state, t)
+        if state.phase == "share":
+            return self.sharing_round(fed, state)
+        mean = fed.mean(
+            self.local_update,
+            fed.sample(t),
+            weights=state.weights,
+            shared1=Unsent(state.shared1),  # each client has had the pool since stage 2
+            shared2=Unsent(state.shared2),
+            labels=Unsent(state.labels),
+            pixels=Unsent(pixels(fed, state)),
+        )
+        return replace(state, weights=mean.weights)
+
+    def distillation_round(self, fed: Federation, state: FedFedState, t: int) -> FedFedState:
+        """Stage 1: averages of classifier and generator."""
+        everyone = np.arange(fed.num_clients)
+        mean = fed.mean(
+            self.distil,
+            everyone if self.distillation.clients == "all" else fed.sample(t),
+            weights=state.weights,
+            generator=state.generator,
+            pixels=Unsent(pixels(fed, state)),
+            mean_samples=float(fed.num_samples.mean()),
+        )
+        return replace(
+            state,
+            weights=mean.weights,
+            generator=mean.generator,
+            phase="distil" if t < self.distillation_rounds else "share",
+        )
+
+    def sharing_round(self, fed: Federation, state: FedFedState) -> FedFedState:
+        """Stage 2: every client's items, pooled and sent to every client."""
+        everyone = np.arange(fed.num_clients)
+        with fed.one_off():
+            sent = fed.gather(
+                self.share, everyone, generator=state.generator, pixels=Unsent(pixels(fed, state))
+            )
+            pool = {
+                name: np.concatenate([nothing, *(items[name] for items in sent.values())])
+                for name, nothing in (
+                    ("shared1", state.shared1),
+                    ("shared2", state.shared2),
+                    ("labels", state.labels),
+                )
+            }
+            fed.each(self.receive, everyone, **pool)
+        return replace(state, weights=fed.initial_weights(), phase="train", **pool)
+
+    # -- the clients ---------------------------------------------------------------------------
+
+    def distil(
+        self,
+        client: Client,
+        weights: Tensor,
+        generator: Tensor,
+        pixels: Tensor,
+        mean_samples: float,
+    ) -> Update:
+        """(client) Classifier and generator after the three passes of each local epoch."""
+        settings = self.distillation
+        classifier, vae = client.model, self.vae(client)
+        classifier.load(weights)
+        vae.load(generator)
+        classifier.module.train()
+        vae.module.train()
+        optimizer = torch.optim.AdamW(
+            [*classifier.module.parameters(), *vae.module.parameters()],
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+        )
+        steps = 0
+
+        def step(loss: Tensor) -> None:
+            nonlocal steps
+            optimizer.zero_grad()  # to None, which leaves out who has no part in the loss
+            torch.autograd.backward(loss)
+            optimizer.step()
+            steps += 1
+
+        def network(images: Tensor) -> Tensor:
+            logits: Tensor = classifier.module(to_network(images, pixels))
+            return logits
+
+        x, y = to_pixels(client.data.x, pixels), client.data.y
+        kind = self.kind(y, mean_samples)
+        multipliers = torch.tensor(self.multipliers(kind), device=client.device)
+        order, mixing = client.rng("batches"), client.rng("mixup")
+        total, visited = torch.zeros((), device=client.device), 0
+        for _ in range(settings.epochs):
+            for images, labels in batches(x, y, settings.batch_size, order):
+                lam = mixing.beta(settings.alpha, settings.alpha)
+                step(mixup(network, images, labels, lam))
+            for images, _ in batches(x, y, settings.batch_size, order):
+                if kind != "skewed" and len(images) >= 4:
+                    step(self.autoencoding(vae.module, mosaics(images, settings.mosaics)))
+            for images, labels in batches(x, y, settings.batch_size, order):
+                loss = multipliers @ self.terms(network, vae.module, images, labels)
+                step(loss)
+                total += loss.detach() * len(labels)
+                visited += len(labels)
+        client.report(steps=steps)
+        if visited:
+            client.report(loss=float(total) / visited)
+        return Update(
+            weights=classifier.vector.clone(),
+            generator=vae.vector.clone(),
+            weight=client.num_samples,
+        )
+
+    def share(self, client: Client, generator: Tensor, pixels: Tensor) -> Mapping[str, Any]:
+        """(client) x_r + N(0, σ1²), x_r + N(0, σ2²) and the labels."""
+        vae = self.vae(client)
+        vae.load(generator)
+        rx = split(vae.module, to_pixels(client.data.x, pixels))
+        rng = client.rng("noise")
+
+        def noise() -> Tensor:
+            drawn = rng.standard_normal(rx.shape, dtype=np.float32)
+            return torch.from_numpy(drawn).to(client.device)
+
+        label = np.min_scalar_type(client.num_classes - 1)  # a byte for up to 256 classes
+        return {
+            "shared1": rx + self.sigma1 * noise(),
+            "shared2": rx + self.sigma2 * noise(),
+            "labels": client.data.y.cpu().numpy().astype(label),
+        }
+
+    def receive(self, client: Client, shared1: Tensor, shared2: Tensor, labels: Tensor) -> None:
+        """(client) Takes the pool. The simulation hands it out again in each round."""
+
+    def local_update(
+        self,
+        client: Client,
+        weights: Tensor,
+        shared1: Tensor,
+        shared2: Tensor,
+        labels: Tensor,
+        pixels: Tensor,
+    ) -> Update:
+        """(client) As in FedAvg, on local data and the pool."""
+        loss = self.mixed(client, (shared1, shared2), labels, pixels) if len(labels) else plain
+        trained = client.train(weights, loss=loss)
+        weight = client.num_samples if self.average == "samples" else 1
+        return Update(weights=trained, weight=weight)
+
+    # -- within --------------------------------------------------------------------------------
+
+    def build(self, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+        return partial(Autoencoder, shape, self.width, self.latent)
+
+    def vae(self, client: Client) -> FlatModel:
+        """G where the client's work is carried out."""
+        return client.network("generator", self.build(client.data.x.shape[1:]))
+
+    def kind(self, y: Tensor, mean_samples: float) -> Kind:
+        """Whether a client with labels y is one that adapts its multipliers."""
+        if self.distillation.adaptive and len(y) < SCARCE * mean_samples:
+            return "scarce"
+        if self.distillation.adaptive and int(y.bincount().max()) > SKEWED * len(y):
+            return "skewed"
+        return "usual"
+
+    def multipliers(self, kind: Kind) -> list[float]:
+        """What a client multiplies each of the four `terms` with."""
+        own = self.distillation
+        factors = {"usual": (1.0, 1.0, 1.0, 1.0), "scarce": own.scarce, "skewed": own.skewed}[kind]
+        usual = (own.reconstruction, own.shared, own.kl, own.clean)
+        return [m * f for m, f in zip(usual, factors, strict=True)]
+
+    def terms(
+        self, network: Callable[[Tensor], Tensor], generator: nn.Module, x: Tensor, y: Tensor
+    ) -> Tensor:
+        """(4,) MSE(G(x), x), CE(x_r + n₁, x_r + n₂), KL, and CE(x) of a batch."""
+        gx, mean, log_variance = generator(x)
+        rx = x - gx
+        noisy = [rx + sigma * torch.randn_like(rx) for sigma in (self.sigma1, self.sigma2)]
+        logits = network(torch.cat([*noisy, x]))
+        of_shared, of_x = logits[: 2 * len(x)], logits[2 * len(x) :]
+        return torch.stack(
+            [
+                mse_loss(gx, x),
+                cross_entropy(of_shared, y.repeat(2)),
+                divergence(mean, log_variance),
+                cross_entropy(of_x, y),
+            ]
+        )
+
+    def autoencoding(self, generator: nn.Module, x: Tensor) -> Tensor:
+        """r·MSE(G(x), x) + KL of a batch, with the usual multipliers."""
+        gx, mean, log_variance = generator(x)
+        own = self.distillation
+        return own.reconstruction * mse_loss(gx, x) + own.kl * divergence(mean, log_variance)
+
+    def mixed(
+        self, client: Client, pools: tuple[Tensor, Tensor], labels: Tensor, pixels: Tensor
+    ) -> Loss:
+        """The loss of local examples, each with one item of either pool, in one forward pass.
+
+        It is the client's own, because it goes through the client's draws from the pool.
+        """
+        n, held = client.num_samples, labels.cpu().numpy()
+        draws = [balanced(held, n, client.rng(f"pool/{i}")) for i in range(len(pools))]
+
+        def loss(network: nn.Module, x: Tensor, y: Tensor, _: Mapping[str, Tensor]) -> Tensor:
+            inputs, targets = [x], [y]
+            for pool, drawn in zip(pools, draws, strict=True):
+                rows = torch.tensor(list(islice(drawn, len(y))), device=x.device)
+                inputs.append(to_network(pool[rows], pixels))
+                targets.append(labels[rows].long())
+            logits = network(torch.cat(inputs))
+            losses = cross_entropy(logits, torch.cat(targets), reduction="none")
+            return losses.view(len(inputs), -1).mean(dim=0)
+
+        return loss
+
+
+def pixels(fed: Federation, state: FedFedState) -> Vector:
+    """(2, C, 1, 1) what pixels of 0 and of 1 are to the network: how the data are normalised."""
+    edges = np.zeros((2, state.shared1.shape[1], 1, 1), dtype=np.float32)
+    edges[1] = 1
+    return np.array(fed.prepare(edges, np.zeros(2, dtype=np.int64)).x.cpu())
+
+
+def to_pixels(x: Tensor, pixels: Tensor) -> Tensor:
+    """Images with pixels in [0, 1], from the network's inputs."""
+    return (x - pixels[0]) / (pixels[1] - pixels[0])
+
+
+def to_network(x: Tensor, pixels: Tensor) -> Tensor:
+    """The network's inputs, from images with pixels in [0, 1] or parts of them."""
+    return x * (pixels[1] - pixels[0]) + pixels[0]
+
+
+@torch.no_grad()
+def split(generator: nn.Module, x: Tensor) -> Tensor:
+    """x_r = x − G(x), in evaluation."""
+    generator.eval()
+    return torch.cat([part - generator(part)[0] for part in torch.split(x, BATCH)])
+
+
+def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(mean, variance) ‖ N(0, 1)), summed, over 3·B·z as in the released code."""
+    summed = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
+    return summed / (3 * mean.numel())
+
+
+def batches(
+    x: Tensor, y: Tensor, size: int, rng: np.random.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One pass in a new order, without a last batch of one, which batch norm does not take."""
+    order = torch.from_numpy(rng.permutation(len(y))).to(x.device)
+    for rows in torch.split(order, size):
+        if len(rows) > 1:
+            yield x[rows], y[rows]
+
+
+def mixup(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, lam: float) -> Tensor:
+    """λ·CE(x̃, y) + (1 − λ)·CE(x̃, y') of x̃ = λ·x + (1 − λ)·x', x' being the batch shuffled."""
+    other = torch.randperm(len(y), device=x.device)
+    logits = network(lam * x + (1 - lam) * x[other])
+    return lam * cross_entropy(logits, y) + (1 - lam) * cross_entropy(logits, y[other])
+
+
+def mosaics(x: Tensor, count: int) -> Tensor:
+    """2×2 mosaics (count, C, H, W): the same window, of half the sides, of four different images.
+
+    Images and windows are drawn from torch's own generator.
+    """
+    H, W = x.shape[-2:]
+    h, w = -(-H // 2), -(-W // 2)
+    windows = x.unfold(2, h, 1).unfold(3, w, 1)  # (B, C, tops, lefts, h, w), a view
+    four = torch.rand(count, len(x), device=x.device).argsort(dim=1)[:, :4]
+    top = torch.randint(H - h + 1, (count, 1), device=x.device)
+    left = torch.randint(W - w + 1, (count, 1), device=x.device)
+    parts = windows[four, :, top, left]  # (count, 4, C, h, w)
+    upper = torch.cat([parts[:, 0], parts[:, 1]], dim=-1)
+    lower = torch.cat([parts[:, 2], parts[:, 3]], dim=-1)
+    return torch.cat([upper, lower], dim=-2)[..., :H, :W]
+
+
+def balanced(
+    labels: NDArray[np.unsignedinteger[Any]], n: int, rng: np.random.Generator
+) -> Iterator[int]:
+    """Rows of the pool without end: of each n, as many of one class as of another.
+
+    What n leaves over is drawn from all. Where a class has too few rows, they come again.
+    """
+    classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    each, rest = divmod(n, len(classes))
+    while True:
+        rows = [_take(rows, each, rng) for rows in classes]
+        rows.append(_take(np.arange(len(labels)), rest, rng))
+        yield from rng.permutation(np.concatenate(rows)).tolist()
+
+
+def _take(rows: NDArray[np.intp], count: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Draw without replacement, and anew when all have been drawn."""
+    times = -(-count // len(rows))
+    return np.concatenate([rows[:0], *(rng.permutation(rows) for _ in range(times))])[:count]

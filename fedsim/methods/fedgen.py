@@ -1,0 +1,296 @@
+"""FedGen: a generator of representations, trained on the clients' heads, teaches the clients.
+
+Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML
+2021, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy, kl_div, one_hot
+
+from fedsim.data import Dataset, Holdings
+from fedsim.federation import Client, Federation, Vector
+from fedsim.methods.method import Method, State, methods, needs_classifier
+from fedsim.models import Classifier
+from fedsim.training import Context, FlatModel, Loss
+
+Noise = Literal["uniform", "gaussian"]
+Counts = NDArray[np.int32]
+Heads = Callable[[Tensor], Tensor]
+
+FLOOR = 1e-4  # what a_t and b_t do not decay below
+
+
+@dataclass(frozen=True)
+class FedGenState(State):
+    """Beside the weights: the generator, and what its optimiser keeps from round to round.
+
+    Attributes:
+        generator: (size of G,) its weights and batch norm statistics.
+        first_moment: (parameters of G,) Adam's m.
+        second_moment: (parameters of G,) Adam's v.
+        classes: (C,) which of them the latest cohort held.
+    """
+
+    generator: Vector
+    first_moment: Vector
+    second_moment: Vector
+    classes: NDArray[np.bool_]
+
+
+class Generator(nn.Module):
+    """G(ε, y): noise (B, noise) and labels (B,) to representations (B, size)."""
+
+    def __init__(self, noise: int, classes: int, hidden: int, size: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.layers = nn.Sequential(
+            nn.Linear(noise + classes, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, size),
+        )
+
+    def forward(self, noise: Tensor, y: Tensor) -> Tensor:
+        z: Tensor = self.layers(torch.cat([noise, one_hot(y, self.classes)], dim=1))
+        return z
+
+
+@methods.register
+class FedGen(Method[FedGenState]):
+    """FedAvg whose clients also learn from a generator of representations (Zhu et al. 2021).
+
+    The server trains G on the heads h_k of the cohort: Σ_k mean(w_{y,k}·CE(h_k(G(ε, y)), y))
+    + η·diversity is minimised, with w_{y,k} = n_{k,y}/Σ_j n_{j,y} and y uniform over the classes
+    that the cohort holds. From round 2 on clients receive G and these classes, and minimise
+
+        CE + a_t·(B_g/B)·CE(h(G(ε, ỹ)), ỹ) + b_t·KL(h(G(ε, y)) ‖ model(x)),
+
+    where ỹ is uniform over the classes, B the batch size, h(G(ε, y)) held fixed in the last term,
+    and a_t = max(a·decay^(t − 1), 10⁻⁴), b_t likewise (0 stays 0). The last term, the decay, and
+    uniform labels (over all classes held at all) are the released code's; as there, G is in
+    evaluation on clients, and its Adam goes on from round to round. Clients send their label
+    counts every round. As large as the defaults for a and b are, local steps have to be small: the
+    learning rate is 0.01 there.
+
+    Args:
+        a: a_0, weight of the cross-entropy of generated representations.
+        b: b_0, weight of the divergence from what the head makes of generated representations.
+        decay: what a_t, b_t and the learning rate of G are multiplied with from round to round.
+        teaching_epochs: local epochs of a round in which G teaches; in later ones it does not.
+        noise: distribution of ε: on [0, 1) in each dimension, or standard normal as in the paper.
+        noise_size: length of ε.
+        hidden: width of the hidden layer of G.
+        generator_batch_size: B_g, representations generated for a step, by server and clients.
+        generator_steps: the server's steps in a round (in the released code 10 times 5).
+        generator_lr: learning rate of the server's Adam.
+        generator_weight_decay: L2 penalty of the server's Adam.
+        diversity: η, weight of the diversity term.
+    """
+
+    name: str = "fedgen"
+    a: float = Field(10.0, ge=0)
+    b: float = Field(10.0, ge=0)
+    decay: float = Field(0.98, gt=0, le=1)
+    teaching_epochs: int = Field(20, ge=0)
+    noise: Noise = "uniform"
+    noise_size: int = Field(64, ge=1)
+    hidden: int = Field(512, ge=1)
+    generator_batch_size: int = Field(32, ge=2)
+    generator_steps: int = Field(50, ge=0)
+    generator_lr: float = Field(3e-4, gt=0)
+    generator_weight_decay: float = Field(1e-2, ge=0)
+    diversity: float = Field(1.0, ge=0)
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        needs_classifier(self.name, network)
+
+    def init(self, fed: Federation) -> FedGenState:
+        G = fed.network("generator", self.build(fed.model))
+        return FedGenState(
+            weights=fed.initial_weights(),
+            generator=G.weights(),
+            first_moment=np.zeros(G.num_parameters, dtype=np.float32),
+            second_moment=np.zeros(G.num_parameters, dtype=np.float32),
+            classes=np.zeros(fed.num_classes, dtype=np.bool_),
+        )
+
+    def round(self, fed: Federation, state: FedGenState, t: int) -> FedGenState:
+        trained = t > 1  # before, G has seen no head
+        sent = fed.gather(
+            self.local_update,
+            fed.sample(t),
+            weights=state.weights,
+            generator=state.generator if trained else None,
+            classes=state.classes if trained else None,
+        )
+        models = {k: message["weights"] for k, message in sent.items()}
+        averaged = replace(state, weights=fed.average(models))
+        counts = np.stack([message["counts"] for message in sent.values()])
+        return self.train_generator(fed, averaged, list(models.values()), counts)
+
+    def local_update(
+        self, client: Client, weights: Tensor, generator: Tensor | None, classes: Tensor | None
+    ) -> dict[str, Tensor]:
+        """(client) w_k and n_{k,y}, from training that G helps with once it is there."""
+        if generator is None or classes is None:
+            trained = client.train(weights)
+        else:
+            trained = client.train(weights, loss=self.taught(client, generator, classes))
+        return {"weights": trained, "counts": label_counts(client)}
+
+    def taught(self, client: Client, generator: Tensor, classes: Tensor) -> Loss:
+        """(client) The loss of each example, with G's two terms."""
+        G = client.network("generator", self.build(client.model))
+        G.load(generator)
+        G.module.eval()
+        a, b = (
+            max(first * self.decay ** (client.round - 1), FLOOR) if first else 0.0
+            for first in (self.a, self.b)
+        )
+        held = np.flatnonzero(classes.cpu().numpy())
+        rng = client.rng("generator")
+        n, B = client.num_samples, client.settings.batch_size
+        # As in local training: where there is batch norm, a last batch of one is left out.
+        alone = client.model.has_batch_norm and n % B == 1
+        taught_steps = self.teaching_epochs * (math.ceil(n / B) - alone)
+        step = itertools.count()
+
+        def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+            logits = network(x)
+            losses = cross_entropy(logits, y, reduction="none")
+            if next(step) >= taught_steps:
+                return losses
+            drawn = torch.from_numpy(rng.choice(held, self.generator_batch_size)).to(y.device)
+            labels = torch.cat([y, drawn])
+            with torch.no_grad():
+                z = G.module(self.draw_noise(rng, len(labels), y.device), labels)
+            generated = head(network)(z)
+            target, free = generated[: len(y)].detach(), generated[len(y) :]
+            p = logits.log_softmax(dim=1), target.log_softmax(dim=1)
+            divergence = kl_div(*p, reduction="none", log_target=True).sum(dim=1)
+            ratio = self.generator_batch_size / B
+            return losses + a * ratio * cross_entropy(free, drawn) + b * divergence
+
+        return loss
+
+    def train_generator(
+        self, fed: Federation, state: FedGenState, models: Sequence[Vector], counts: Counts
+    ) -> FedGenState:
+        """The state with G after a round's steps on the heads of the cohort's models."""
+        G = fed.network("generator", self.build(fed.model))
+        G.load(fed.tensor(state.generator))
+        G.module.train()
+        parameters = nn.Parameter(G.vector[: G.num_parameters])
+        adam = torch.optim.Adam(
+            [parameters],
+            lr=self.generator_lr * self.decay ** (fed.round - 1),
+            weight_decay=self.generator_weight_decay,
+        )
+        adam.state[parameters] = {
+            "step": torch.tensor(float(self.generator_steps * (fed.round - 1))),
+            "exp_avg": fed.tensor(state.first_moment),
+            "exp_avg_sq": fed.tensor(state.second_moment),
+        }
+        heads = joined_heads(fed.model, [fed.tensor(model) for model in models])
+        shares = fed.tensor(label_shares(counts))
+        classes = counts.sum(axis=0) > 0
+        rng = fed.rng("generator")
+        for _ in range(self.generator_steps):
+            y = fed.tensor(rng.choice(np.flatnonzero(classes), self.generator_batch_size))
+            noise = self.draw_noise(rng, len(y), fed.device)
+            parameters.grad = G.gradient(self.generator_loss(G.module, heads, shares, noise, y))
+            adam.step()
+        kept = adam.state[parameters]
+        return replace(
+            state,
+            generator=G.weights(),
+            first_moment=kept["exp_avg"].cpu().numpy(),
+            second_moment=kept["exp_avg_sq"].cpu().numpy(),
+            classes=classes,
+        )
+
+    def generator_loss(
+        self, G: nn.Module, heads: Heads, shares: Tensor, noise: Tensor, y: Tensor
+    ) -> Tensor:
+        """Σ_k mean(w_{y,k}·CE(h_k(G(ε, y)), y)) + η·diversity.
+
+        Args:
+            G: the generator.
+            heads: representations (B, D) to logits (cohort, B, C).
+            shares: (cohort, C) w_{y,k}.
+            noise: (B, noise_size) ε.
+            y: (B,).
+        """
+        z = G(noise, y)
+        log_p = heads(z).log_softmax(dim=2)
+        losses = -log_p[:, torch.arange(len(y), device=y.device), y]
+        return (shares[:, y] * losses).mean(dim=1).sum() + self.diversity * diversity(noise, z)
+
+    def build(self, model: FlatModel) -> partial[Generator]:
+        """Makes a generator of representations for a model."""
+        last = head(model.module)
+        return partial(
+            Generator, self.noise_size, last.out_features, self.hidden, last.in_features
+        )
+
+    def draw_noise(self, rng: np.random.Generator, n: int, device: torch.device) -> Tensor:
+        """(n, noise_size) ε."""
+        shape = (n, self.noise_size)
+        uniform = self.noise == "uniform"
+        drawn = (rng.random if uniform else rng.standard_normal)(shape, dtype=np.float32)
+        return torch.from_numpy(drawn).to(device)
+
+
+def head(network: nn.Module) -> nn.Linear:
+    """A classifier's head."""
+    assert isinstance(network, Classifier)
+    return network.head
+
+
+def joined_heads(model: FlatModel, all_weights: Sequence[Tensor]) -> Heads:
+    """The heads of K models as one function: representations (B, D) to logits (K, B, C)."""
+    layers = [model.named(weights) for weights in all_weights]
+    names = [name for name in model.shapes if name.startswith("head.")]
+    stacked = {n.removeprefix("head."): torch.stack([own[n] for own in layers]) for n in names}
+    one = partial(functional_call, head(model.module))
+    return lambda z: vmap(one, in_dims=(0, None))(stacked, (z,))
+
+
+def label_counts(client: Client) -> Tensor:
+    """(client) n_{k,y}, how many examples it holds of each class: (C,) int32."""
+    return client.data.y.bincount(minlength=client.num_classes).int()
+
+
+def label_shares(counts: Counts) -> NDArray[np.float32]:
+    """w_{y,k} = n_{k,y}/Σ_j n_{j,y}, 0 for classes that nobody holds: (cohort, C), as `counts`."""
+    shares: NDArray[np.float32] = (counts / np.maximum(counts.sum(axis=0), 1)).astype(np.float32)
+    return shares
+
+
+def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
+    """exp(−mean_{i,j} d₂(ε_i, ε_j)·d₁(z_i, z_j)): small if other noise gives other outputs.
+
+    d₂ is the mean square and d₁ the mean absolute difference of the entries.
+
+    Args:
+        noise: (B, n) ε.
+        outputs: (B, ...) z.
+    """
+    flat = outputs.flatten(start_dim=1)
+    of_outputs = torch.cdist(flat, flat, p=1) / flat.shape[1]
+    of_noise = (noise[:, None] - noise).square().mean(dim=2)
+    return torch.exp(-(of_noise * of_outputs).mean())

@@ -1,0 +1,54 @@
+"""FedSAM and FedASAM: clients seek flat minima.
+
+Caldarola et al., Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV
+2022; Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022. The
+perturbations are those of SAM (Foret et al., ICLR 2021, Eq. 2) and ASAM (Kwon et al., ICML 2021,
+Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.federation import Client, Update
+from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.method import methods
+
+TINY = 1e-12  # the norm of a gradient that is zero
+
+
+@methods.register
+class FedSAM(FedAvg):
+    """FedAvg whose clients take each gradient at w + ε, uphill, and step from w.
+
+    SAM: ε = ρ·g/‖g‖. ASAM: ε = ρ·T²g/‖T·g‖ with T = |w| + η, so that ε does not depend on how
+    weights are scaled. The norm is over all parameters. Local training takes twice the time.
+
+    Args:
+        rho: ρ, length of ε (Caldarola et al. on CIFAR-10: SAM 0.1, ASAM 0.7).
+        variant: which ε.
+        eta: η of ASAM.
+    """
+
+    name: str = "fedsam"
+    rho: float = Field(0.1, ge=0)
+    variant: Literal["sam", "asam"] = "sam"
+    eta: float = Field(0.2, ge=0)
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        trained = client.train(weights, perturb=self.ascend)
+        return Update(weights=trained, weight=client.num_samples)
+
+    def ascend(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        """ε."""
+        if self.variant == "sam":
+            T2g, norm = g, g.norm(dim=-1, keepdim=True)
+        else:
+            T = w.abs() + self.eta
+            T2g, norm = T * T * g, (T * g).norm(dim=-1, keepdim=True)
+        epsilon: Tensor = self.rho * T2g / norm.clamp(min=TINY)
+        return epsilon

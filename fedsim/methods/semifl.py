@@ -1,0 +1,214 @@
+"""SemiFL: the server has the labels, the clients have the images.
+
+Diao, Ding and Tarokh, SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with
+Alternate Training, NeurIPS 2022; the order of a round is that of the authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
+
+from fedsim.component import Section
+from fedsim.data import Dataset, Holdings
+from fedsim.data.augment import strong, weak
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client, Examples, Federation, Update, Vector
+from fedsim.methods.method import Method, State, methods
+from fedsim.training import Context, Hooks, Loss, Optimizer, Task, train
+
+BATCH = 250  # images at once where nothing is trained
+
+
+class ServerTraining(Section):
+    """The server's training on its labelled examples.
+
+    Its learning rate decays and its gradients are clipped as the clients' are.
+
+    Args:
+        epochs: passes over the examples.
+        batch_size: examples a step; `auto` is 250 of more than 1,000 examples, and 10 of fewer.
+        optimizer: made anew each round. One that is given replaces all of the paper's.
+    """
+
+    epochs: int = Field(5, ge=1)
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    optimizer: Optimizer = Optimizer(lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+@dataclass(frozen=True)
+class SemiFLState(State):
+    """The server's momentum v, (P,), beside the weights."""
+
+    velocity: Vector
+
+
+@methods.register
+class SemiFL(Method[SemiFLState]):
+    """Pseudo-labels on the clients and labels on the server, in turn (Diao et al. 2022).
+
+    A client labels its images once a round with the model f that it received, ŷ = argmax f(α(x)),
+    and keeps those of probability τ or more (fix). It pairs each batch of them with as many of
+    all its images, drawn with replacement (mix), and minimises
+
+        CE(f(A(x_fix)), ŷ_fix) + λ·CE(f(x̄), ŷ_fix) + (1 − λ)·CE(f(x̄), ŷ_mix),
+        x̄ = λ·α(x_fix) + (1 − λ)·α(x_mix),  λ ~ Beta(a, a) for each batch,
+
+    with α weak and A strong augmentation, drawn anew each time. The server averages, with equal
+    weights, the clients that kept an image (two, with batch norm); v ← β_g·v + (w − mean), w ← w −
+    v; and it trains w on its labelled examples, weakly augmented. If no client kept any, as long
+    as the model is sure of nothing, it only trains.
+
+    The server's labelled examples are its share of the data (`partition.server_fraction`), or
+    without one the union of the clients' labelled examples (`partition.labelled_fraction`), which
+    is not counted as traffic. A client's images are those whose label it does not know; if there
+    is none and the server has a share, all its training images. No client uses a label.
+
+    Batch norm is static: clients and server train with the statistics of each batch, and the
+    model is sent and evaluated with those of the server's labelled examples, from one pass over
+    them (the authors' code can do so, or include the images of all clients).
+
+    The paper's local training is a matter of `train`: SGD with lr 0.03, Nesterov momentum 0.9 and
+    weight decay 5e-4, gradients clipped to norm 1, 5 epochs, batches of 10; `lr_decay` stands for
+    its cosine. The authors' code keeps the clients' momentum from round to round; here the local
+    optimiser is made anew.
+
+    Args:
+        threshold: τ.
+        alpha: a.
+        momentum: β_g.
+        server: the server's training.
+    """
+
+    name: str = "semifl"
+    threshold: float = Field(0.95, ge=0, le=1)
+    alpha: float = Field(0.75, gt=0)
+    momentum: float = Field(0.5, ge=0, lt=1)
+    server: ServerTraining = ServerTraining()
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        if len(dataset.shape) != 3:
+            raise ExperimentError(
+                "method.name=semifl augments images (channels, height, width); "
+                f"the data's inputs have shape {dataset.shape}"
+            )
+        labelled = len(holdings.server) or len(holdings.train.values)
+        if labelled < 2 and any(isinstance(m, _BatchNorm) for m in network.modules()):
+            raise ExperimentError(
+                "method.name=semifl: the server holds a single labelled example, and batch norm's "
+                "statistics need two; raise partition.server_fraction"
+            )
+        if len(holdings.server) == 0 and len(holdings.unlabelled.values) == 0:
+            raise ExperimentError(
+                "method.name=semifl needs labelled examples for the server and others for the "
+                "clients: partition.server_fraction above 0, or partition.labelled_fraction "
+                "below 1"
+            )
+
+    def init(self, fed: Federation) -> SemiFLState:
+        velocity = np.zeros(fed.model.num_parameters, dtype=np.float32)
+        fed.model.load(fed.tensor(fed.initial_weights()))
+        self.collect_statistics(fed, self.labelled(fed))
+        return SemiFLState(weights=fed.model.weights(), velocity=velocity)
+
+    def round(self, fed: Federation, state: SemiFLState, t: int) -> SemiFLState:
+        P = fed.model.num_parameters
+        share = len(fed.server_data) > 0
+        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights, share=share)
+        weights, velocity = state.weights.copy(), state.velocity
+        if mean.count:
+            velocity = self.momentum * velocity - mean.delta
+            weights[:P] -= velocity
+        labelled = self.labelled(fed)
+        self.train_server(fed, weights, labelled)
+        self.collect_statistics(fed, labelled)
+        return SemiFLState(weights=fed.model.weights(), velocity=velocity)
+
+    def labelled(self, fed: Federation) -> Examples:
+        """The server's labelled examples."""
+        share = fed.server_data
+        return share if len(share) else fed.labelled_data
+
+    def train_server(self, fed: Federation, weights: Vector, labelled: Examples) -> None:
+        """Supervised epochs from `weights`, which leave theirs in `fed.model`."""
+        size = self.server.batch_size
+        if size == "auto":
+            size = 250 if len(labelled) > 1000 else 10
+        settings = fed.settings.model_copy(
+            update={"batch_size": size, "optimizer": self.server.optimizer}
+        )
+        rng = fed.rng("augment")
+
+        def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+            return cross_entropy(network(weak(x, rng)), y, reduction="none")
+
+        task = Task(
+            weights=fed.tensor(weights),
+            x=labelled.x,
+            y=labelled.y,
+            lr=settings.lr(fed.round),
+            epochs=self.server.epochs,
+            rng=fed.rng("batches"),
+            hooks=Hooks(loss),
+        )
+        trained = train(fed.model, task, settings)
+        fed.log(server_loss=trained.loss)
+
+    def collect_statistics(self, fed: Federation, labelled: Examples) -> None:
+        """Give `fed.model` batch norm's statistics of the labelled examples."""
+        update_bn(_batches(labelled.x), fed.model.module)
+
+    def local_update(self, client: Client, weights: Tensor, share: bool) -> Update:
+        """(client) w_k − w, trained on its own pseudo-labels."""
+        x = client.unlabelled
+        if len(x) == 0 and share:
+            x = client.data.x
+        y, sure = self.pseudo_label(client, weights, x)
+        kept = int(sure.sum())
+        client.report(pseudo_labels=kept)
+        if kept == 0 or (kept == 1 and client.model.has_batch_norm):
+            return Update()  # left out
+        loss = self.loss(x, y, client.rng("augment"))
+        trained = client.train(weights, loss=loss, data=Examples(x[sure], y[sure]))
+        return Update(delta=client.parameters(trained - weights))
+
+    @torch.no_grad()
+    def pseudo_label(self, client: Client, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(client) ŷ of n images, and of which of them the model is sure: (n,) each."""
+        client.model.load(weights)
+        network = client.model.module.eval()
+        batches = _batches(weak(x, client.rng("pseudo-labels")))
+        probability, y = torch.cat([network(batch).softmax(dim=1) for batch in batches]).max(dim=1)
+        return y, probability >= self.threshold
+
+    def loss(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Loss:
+        """The loss of «fix» examples, where «mix» ones are drawn from these."""
+
+        def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+            drawn: NDArray[np.int64] = rng.integers(len(images), size=len(x))
+            others = torch.from_numpy(drawn).to(x.device)
+            lam = rng.beta(self.alpha, self.alpha)
+            mixed = lam * weak(x, rng) + (1 - lam) * weak(images[others], rng)
+            logits = network(mixed)
+            return (
+                cross_entropy(network(strong(x, rng)), y, reduction="none")
+                + lam * cross_entropy(logits, y, reduction="none")
+                + (1 - lam) * cross_entropy(logits, labels[others], reduction="none")
+            )
+
+        return loss
+
+
+def _batches(x: Tensor) -> tuple[Tensor, ...]:
+    """Batches of about the same size, so that none is of a single image if there are two."""
+    return x.tensor_split(max(1, math.ceil(len(x) / BATCH)))
