@@ -107,8 +107,9 @@ class DeadlySums(FedAvg):
 
 
 def deadly_net(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A network that takes down the workers that build it, and nobody else."""
-    if any(f.filename.endswith("host.py") and f.function == "__init__" for f in inspect.stack()):
+    """A network that takes down the client actors that build it, and nobody else."""
+    callers = [(Path(frame.filename).name, frame.function) for frame in inspect.stack()]
+    if ("ray_engine.py", "__init__") in callers:
         die()
     return dropout_net(shape, classes)
 

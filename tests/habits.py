@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.federation import Client, Federation, Unsent, Update
 from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
+from fedsim.training import Context, cross_entropy
 
 HABITS = (
     *("StateNowAndThen", "NestedState", "DrawsFromTorch"),
-    *("FailsNowAndThen", "Gathers", "TrainsTwice", "Spoils"),
+    *("FailsNowAndThen", "Gathers", "TrainsTwice", "Spoils", "LeftOut"),
 )
+IN_STACKS = (*HABITS, "Aliases", "NoisyGradient")  # what a stack must bear as well
 
 
 class StateNowAndThen(FedAvg):
@@ -120,6 +122,103 @@ class Spoils(FedAvg):
         nest["weights"].append(nest["weights"][0])
         assert len(nest["weights"]) == 2
         return update
+
+
+class SpoilsUnsent(FedAvg):
+    """Changes what all clients share."""
+
+    name: str = "habits:SpoilsUnsent"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        hint = Unsent({"hint": np.zeros(3, dtype=np.float32)})
+        return State(fed.mean(self.spoil, fed.sample(t), weights=state.weights, hint=hint).weights)
+
+    def spoil(self, client: Client, weights: Tensor, hint: dict[str, Tensor]) -> Update:
+        hint["hint"].add_(1)
+        return self.local_update(client, weights)
+
+
+class LeftOut(FedAvg):
+    """Even clients have nothing to send in even rounds, and nobody has in the third."""
+
+    name: str = "habits:LeftOut"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
+        fed.log(contributions=mean.count)
+        return State(mean.weights) if mean.count else state
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        if client.round == 3 or client.round % 2 == client.id % 2 == 0:
+            return Update()
+        return super().local_update(client, weights)
+
+
+class Aliases(FedAvg):
+    """Trains from the network as it is, changes what it gets, and looks at the network."""
+
+    name: str = "habits:Aliases"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        network = client.model
+        network.load(weights * (1 + 0.1 * client.id))
+        first = client.train(network.vector, gradient=self.pull, context={"to": network.vector})
+        assert torch.equal(network.vector, first)
+        assert network.module.training
+        first.mul_(0.9)
+        second = client.train(first)
+        return Update(weights=second, weight=client.num_samples)
+
+    def pull(self, g: Tensor, w: Tensor, context: Context) -> Tensor:
+        return g + 0.1 * (w - context["to"])
+
+
+class NoisyGradient(FedAvg):
+    """Gradients with noise from torch's own generator."""
+
+    name: str = "habits:NoisyGradient"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        trained = client.train(weights, gradient=self.noise)
+        return Update(weights=trained, weight=client.num_samples)
+
+    def noise(self, g: Tensor, w: Tensor, context: Context) -> Tensor:
+        return g + 0.01 * torch.randn_like(g)
+
+
+class BrokenLoss(FedAvg):
+    """A loss that fails for everyone."""
+
+    name: str = "habits:BrokenLoss"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        return Update(weights=client.train(weights, loss=self.loss))
+
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+        return context["missing"]
+
+
+class OwnLoss(FedAvg):
+    """Each client brings a loss of its own, which happens to be the usual one."""
+
+    name: str = "habits:OwnLoss"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        trained = client.train(weights, loss=lambda *arguments: cross_entropy(*arguments))
+        return Update(weights=trained, weight=client.num_samples)
+
+
+class BranchingLoss(FedAvg):
+    """A loss that looks at its values, which vmap cannot."""
+
+    name: str = "habits:BranchingLoss"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        return Update(weights=client.train(weights, loss=self.loss), weight=client.num_samples)
+
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+        losses = cross_entropy(network, x, y, context)
+        return 2 * losses if losses.sum() > 1 else losses
 
 
 class Reports(FedAvg):

@@ -11,6 +11,23 @@ from fedsim import Experiment
 HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
 
 
+# What a method needs beside its name to work on small experiments.
+NEEDS: dict[str, dict[str, Any]] = {
+    "fedaux": {"partition": {"server_fraction": 0.2}},
+    "feddf": {"partition": {"server_fraction": 0.2}},
+    "fedfed": {"method": {"name": "fedfed", "distillation_rounds": 2, "width": 4}},
+    "fedftg": {"method": {"name": "fedftg", "width": 8, "iterations": 1}},
+    "fedgen": {"train": {"optimizer": {"lr": 0.01}}},
+    "semifl": {"partition": {"server_fraction": 0.1}},
+}
+
+
+def with_method(name: str, **sections: Any) -> dict[str, Any]:
+    """Sections of a small experiment with that method, and with what it needs."""
+    needs = {"method": {"name": name}, **NEEDS.get(name, {})}
+    return {key: {**needs.get(key, {}), **sections.get(key, {})} for key in {**needs, **sections}}
+
+
 def small_experiment(**sections: Any) -> Experiment:
     """Ten clients that learn ten digits for ten rounds.
 

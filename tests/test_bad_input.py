@@ -125,7 +125,7 @@ def write_experiment(line: int, text: str) -> None:
             "small.yaml:6: train.optimizer.learning_rate: unknown key; known: betas, lr, ",
         ),
         (5, "method: {name: fedvag}", "small.yaml:5: method.name: unknown method 'fedvag'; did"),
-        (5, "method: {mu: 1}", "small.yaml:5: method.name: missing; known: fedavg, "),
+        (5, "method: {mu: 1}", "small.yaml:5: method.name: missing; known: centralis"),
         (5, "method: fedavg", "small.yaml:5: method: must be a section of keys, not 'fedavg'"),
         (2, "data: {name: digit}", "small.yaml:2: data.name: unknown data set 'digit'; did you"),
         (3, "partition: {kind: idd, clients: 4}", "small.yaml:3: partition.kind: unknown partiti"),
@@ -148,6 +148,20 @@ def write_experiment(line: int, text: str) -> None:
             7,
             "engine: {actors: lots}",
             "small.yaml:7: engine.actors: must be a whole number or 'au",
+        ),
+        (
+            7,
+            "engine: {clients_per_step: many}",
+            "small.yaml:7: engine.clients_per_step: must be a whole number or 'auto', not 'many'",
+        ),
+        (7, "engine: {clients_per_step: 0}", "engine.clients_per_step: must be greater than or"),
+        (6, "train: {lr_decay: 1.1}", "train.lr_decay: must be less than or equal to 1, not 1.1"),
+        (6, "train: {clip_norm: 0}", "train.clip_norm: must be greater than 0, not 0"),
+        (5, "method: {name: fedsam, variant: asma}", "method.variant: must be 'sam' or 'asam', "),
+        (
+            3,
+            "partition: {kind: file, path: a.json, server_fraction: 0.1}",
+            "partition: a file says who holds what; server_fraction must be 0",
         ),
         (4, "model: {name: mlp, hidden: [4, 0]}", "small.yaml:4: model.hidden.1: must be greater"),
         (1, "name: a/b", "small.yaml:1: name: "),
@@ -262,6 +276,14 @@ def test_a_partition_that_cannot_be_made(
             "method.name=scaffold needs train.optimizer.name=sgd: its control variates are",
         ),
         (
+            "method.name=feddf",
+            "method.name=feddf needs unlabelled auxiliary inputs on the server: name a data set",
+        ),
+        (
+            "method.name=semifl",
+            "method.name=semifl augments images (channels, height, width); the data's inputs",
+        ),
+        (
             "train.optimizer.name=adam train.optimizer.momentum=0.9",
             "train.optimizer: momentum and nesterov belong to sgd; adam has betas",
         ),
@@ -278,6 +300,20 @@ def test_a_model_that_does_not_take_the_inputs(refused: Callable[..., str]) -> N
     message = refused("run", "small.yaml")
     assert message.startswith("model.name=cnn takes images (channels, height, width); the data's ")
     assert "(4,)" in message
+
+
+@pytest.mark.parametrize("method", ["moon", "fedbabu", "fedgen"])
+def test_a_model_without_a_head(
+    refused: Callable[..., str], module: Callable[[str], str], method: str
+) -> None:
+    name = module(
+        "from torch import nn\n"
+        "def it(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(4, classes))\n"
+    )
+    message = refused("run", "small.yaml", f"method.name={method}", f"model={{name: '{name}:it'}}")
+    assert f"method.name={method} needs a model of features and a head" in message
+    assert "not Sequential" in message
 
 
 def test_the_data_command_refuses_alike(refused: Callable[..., str]) -> None:

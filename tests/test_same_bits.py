@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,36 +16,69 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from small import HERE, small_experiment
+from small import HERE, small_experiment, with_method
 
 from fedsim import Run, load, resume, run
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
+from fedsim.methods import methods
 
 TESTS = Path(__file__).parent
 Finish = Callable[..., Run]
 
-METHODS: list[dict[str, Any]] = [
-    {"name": "fedavg"},
-    {"name": "fedavgm"},
-    {"name": "fedprox", "mu": 0.1},
-    {"name": "scaffold"},
-]
+
+# Methods that ask the engine for just what FedAvg does: one actor is tried with FedAvg alone.
+LIKE_FEDAVG = {"fedavgm", "fedbabu", "feddyn", "fedprox", "fedsam", "moon"}
+
+
+def client_actors() -> list[int]:
+    """Processes of client actors that this process, or one below it, has started."""
+    parent, found = {}, []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended a moment ago
+            parent[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            if (entry / "cmdline").read_bytes().startswith(b"ray::ClientActor"):
+                found.append(int(entry.name))
+
+    def mine(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parent and mine(parent[pid]))
+
+    return sorted(pid for pid in found if mine(pid))
 
 
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
-    @pytest.mark.parametrize("method", METHODS, ids=lambda m: str(m["name"]))
-    def test_any_number_of_actors_gives_the_hash_of_the_local_engine(
-        self, finish: Finish, method: dict[str, Any]
+    @pytest.mark.parametrize("name", [name for name, _ in methods.items()])
+    def test_one_actor_and_three_of_which_one_is_killed_give_the_hash_of_the_local_engine(
+        self, finish: Finish, tmp_path: Path, name: str
     ) -> None:
-        common = {"method": method, "train": {"participation": 0.5, "rounds": 4}}
+        common = with_method(name, train={"participation": 0.5, "rounds": 4})
         local = finish(**common)
-        one = finish(**common, engine={"kind": "ray", "actors": 1})
-        four = finish(**common, engine={"kind": "ray", "actors": 4})
-        assert local.result_hash == one.result_hash == four.result_hash
-        assert (local.rounds.drop(columns="seconds") == four.rounds.drop(columns="seconds")).all(
-            axis=None
-        )
+        if name not in LIKE_FEDAVG:
+            one = finish(**common, engine={"kind": "ray", "actors": 1})
+            assert one.result_hash == local.result_hash
+        lines = []
+
+        def kill_one(event: Any) -> None:
+            lines.append(str(event))
+            if isinstance(event, dict) and event["round"] == 1:
+                os.kill(client_actors()[0], signal.SIGKILL)
+
+        three_actors = small_experiment(**common, engine={"kind": "ray", "actors": 3})
+        three = run(three_actors, tmp_path, kill_one)
+        assert any("a client actor was lost" in line for line in lines)
+        assert local.result_hash == three.result_hash
+        times = ["seconds"]
+        assert local.rounds.drop(columns=times).equals(three.rounds.drop(columns=times))
+
+    @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])
+    def test_so_do_stacks_of_one_size(self, finish: Finish, name: str) -> None:
+        common = with_method(name, train={"participation": 0.7, "rounds": 3})
+        local = finish(**common, engine={"kind": "local", "clients_per_step": 3})
+        three = finish(**common, engine={"kind": "ray", "actors": 3, "clients_per_step": 3})
+        assert local.result_hash == three.result_hash
+        assert local.manifest["clients_per_step"] == three.manifest["clients_per_step"] == 3
 
     def test_a_client_actor_killed_in_mid_round(self, tmp_path: Path) -> None:
         hashes, lines = {}, []

@@ -440,6 +440,33 @@ def test_stratified_draws_are_uniform_within_a_class() -> None:
     assert times / 2000 == pytest.approx(0.4, abs=0.05)
 
 
+# the server's share
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "file"])
+def test_what_the_server_holds_no_client_does(data: Dataset, kind: str) -> None:
+    partition = make(kind, server_fraction=0.25, test_fraction=0.2, labelled_fraction=0.5)
+    holdings = partition.deal(data, 0)
+    assert len(holdings.server) == round(0.25 * N)
+    parts = (holdings.train, holdings.unlabelled, holdings.test)
+    dealt = np.concatenate([part.values for part in parts])
+    assert len(np.unique(dealt)) == len(dealt)
+    assert not np.isin(dealt, holdings.server).any()
+    everything = make(kind).deal(data, 0)
+    if len(everything.train.values) == N:  # kinds that deal out all there is
+        assert len(dealt) + len(holdings.server) == N
+    # Each class in proportion.
+    share = np.bincount(data.y[holdings.server], minlength=CLASSES)
+    assert np.abs(share - 0.25 * np.bincount(data.y, minlength=CLASSES)).max() <= 1
+    again = partition.deal(data, 0)
+    assert (again.server == holdings.server).all()
+    assert (again.train.values == holdings.train.values).all()
+
+
+def test_without_a_share_the_server_holds_nothing(data: Dataset) -> None:
+    assert len(make("iid").deal(data, 0).server) == 0
+
+
 # who holds which labels
 
 

@@ -23,7 +23,7 @@ def federation(**sections: Any) -> Federation:
     experiment = small_experiment(**sections)
     dataset, holdings, setup = prepare(experiment)
     engine = LocalEngine(experiment.engine, setup, dataset, holdings)
-    return Federation(setup, holdings, len(dataset.test_y), engine)
+    return Federation(setup, dataset, holdings, engine)
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -60,6 +60,19 @@ def test_nested_state_and_failures_are_what_they_should_be(finish: Finish) -> No
     # What a client kept before it failed is what it has afterwards.
     kept = failing.clients[failing.clients["client"] == 4].set_index("round")["remembered"]
     assert list(kept.dropna()) == [1, 2, 3, 4, 5, 6]
+
+
+def test_who_has_nothing_to_send_is_left_out_of_the_mean(finish: Finish) -> None:
+    done = finish(method={"name": "habits:LeftOut"}, train={"rounds": 4})
+    assert list(done.rounds["contributions"]) == [10, 5, 0, 5]
+    sent = done.clients["bytes_up"] > 0
+    assert list(sent.groupby(done.clients["round"]).sum()) == [10, 5, 0, 5]
+
+
+@pytest.mark.parametrize("on_client_error", ["stop", "skip"])
+def test_what_all_clients_share_must_not_be_changed(finish: Finish, on_client_error: str) -> None:
+    with pytest.raises(ClientError, match="client 1, round 1, spoil: changes an argument that ca"):
+        finish(method={"name": "habits:SpoilsUnsent"}, train={"on_client_error": on_client_error})
 
 
 def test_messages_cost_what_they_are(finish: Finish) -> None:

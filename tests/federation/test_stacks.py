@@ -1,0 +1,172 @@
+"""Runs whose clients are trained in stacks: what is chosen, recorded, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from habits import IN_STACKS
+from small import small_experiment
+
+from fedsim import Run, resume, run
+from fedsim.errors import ClientError, RunError
+from fedsim.federation import LocalEngine
+from fedsim.federation.federation import cut_blocks
+from fedsim.simulate import Progress, prepare
+from fedsim.training import Stack
+
+Finish = Callable[..., Run]
+
+
+def stacked(V: int | str, **sections: Any) -> dict[str, Any]:
+    return {"engine": {"kind": "local", "clients_per_step": V}, **sections}
+
+
+@pytest.mark.parametrize("habit", IN_STACKS)
+def test_what_clients_do_is_the_same_in_a_stack(
+    finish: Finish, tmp_path: Path, habit: str
+) -> None:
+    """State, failures, torch's generator, several trainings: as in the loop, but for rounding."""
+    common: dict[str, Any] = {
+        "method": {"name": f"habits:{habit}"},
+        "train": {"rounds": 8, "on_client_error": "skip"},
+    }
+    loop, stack = finish(**common), finish(**stacked(4, **common))
+    for name, weights in loop.weights().items():
+        np.testing.assert_allclose(stack.weights()[name], weights, atol=1e-4)
+    exact = ["round", "client", "samples", "bytes_up", "bytes_down", "steps", "remembered"]
+    columns = [c for c in exact if c in loop.clients]
+    assert stack.clients[columns].equals(loop.clients[columns])
+    assert list(stack.rounds["failed"]) == list(loop.rounds["failed"])
+
+    def interrupt(event: Progress) -> None:
+        if isinstance(event, dict) and event["round"] == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_experiment(**stacked(4, **common)), tmp_path / "interrupted", interrupt)
+    (folder,) = (tmp_path / "interrupted" / "small").iterdir()
+    assert resume(folder).result_hash == stack.result_hash
+
+
+def log_of(done: Run) -> str:
+    return (done.path / "log.txt").read_text()
+
+
+def test_a_number_is_put_on_record(finish: Finish) -> None:
+    done = finish(**stacked(3, train={"rounds": 1}))
+    assert done.manifest["clients_per_step"] == 3
+    assert "3 clients are trained at once, as asked for" in log_of(done)
+
+
+def test_auto_measures_and_puts_its_choice_on_record(finish: Finish) -> None:
+    done = finish(**stacked("auto", train={"rounds": 1}))
+    chosen = done.manifest["clients_per_step"]
+    assert chosen in (1, 2, 4, 8)
+    assert f"clients trained at once: {chosen}, as measured (a client in 1: " in log_of(done)
+    again = finish(**stacked(chosen, train={"rounds": 1}))
+    assert again.result_hash == done.result_hash
+
+
+@pytest.mark.parametrize(("alone", "together", "chosen"), [(1.0, 20.0, 1), (2.0, 0.5, 8)])
+def test_auto_takes_what_is_fastest(
+    monkeypatch: pytest.MonkeyPatch, alone: float, together: float, chosen: int
+) -> None:
+    """With a clock that stands still but for training."""
+    now = [0.0]
+    monkeypatch.setattr("fedsim.federation.worker.time.perf_counter", lambda: now[0])
+
+    def spend(seconds: float) -> Callable[..., None]:
+        def work(*arguments: Any) -> None:
+            now[0] += seconds
+
+        return work
+
+    monkeypatch.setattr("fedsim.federation.worker.train", spend(alone))
+    experiment = small_experiment(**stacked("auto"))
+    dataset, holdings, setup = prepare(experiment)
+    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
+    assert engine._worker.host.obstacle is None
+    monkeypatch.setattr(Stack, "train", spend(together))
+    V, why = engine.choose_clients_per_step(list(range(10)))
+    engine.close()
+    assert chosen == V
+    assert f"a client in 1: {1000 * alone:.2f} ms" in why
+
+
+@pytest.mark.parametrize("V", [4, "auto"])
+def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
+    finish: Finish, V: int | str
+) -> None:
+    common: dict[str, Any] = {
+        "model": {"name": "resnet8", "width": 2},
+        "train": {"rounds": 1, "optimizer": {"lr": 0.01}},
+    }
+    done = finish(**stacked(V, **common))
+    assert done.manifest["clients_per_step"] == 1
+    why = "layer 'features.1' (BatchNorm2d) mixes examples, or keeps running statistics"
+    assert f"clients are trained one by one: {why}" in log_of(done)
+    assert done.result_hash == finish(**common).result_hash
+
+
+def test_a_method_that_cannot_be_stacked_is_told_once(finish: Finish) -> None:
+    done = finish(**stacked(4, method={"name": "habits:OwnLoss"}, train={"rounds": 3}))
+    told = "clients are not stacked, but trained one by one: each client has functions of its own"
+    assert log_of(done).count(told) == 1
+    plain = finish(train={"rounds": 3})
+    for name, weights in plain.weights().items():
+        np.testing.assert_allclose(done.weights()[name], weights, atol=1e-5)
+
+
+def test_what_fails_under_vmap_is_trained_alone(finish: Finish) -> None:
+    done = finish(**stacked(4, method={"name": "habits:BranchingLoss"}, train={"rounds": 1}))
+    assert "clients are not stacked, but trained one by one: " in log_of(done)
+    assert "vmap" in log_of(done)
+
+
+def test_hooks_that_draw_random_numbers_are_not_stacked(finish: Finish) -> None:
+    done = finish(**stacked(4, method={"name": "habits:NoisyGradient"}, train={"rounds": 2}))
+    alone = finish(method={"name": "habits:NoisyGradient"}, train={"rounds": 2})
+    for name, weights in alone.weights().items():
+        np.testing.assert_allclose(done.weights()[name], weights, atol=1e-5)
+    assert "gradient or perturb draws random numbers" in log_of(done)
+
+
+def test_what_fails_alone_too_is_that_client_s_error(finish: Finish) -> None:
+    with pytest.raises(ClientError, match="local_update: Traceback"):
+        finish(**stacked(4, method={"name": "habits:BrokenLoss"}))
+
+
+def test_more_clients_than_a_sum_in_floating_point_may_have(finish: Finish) -> None:
+    partition = {"kind": "iid", "clients": 140}
+    many, alone = (
+        finish(**stacked(V, partition=partition, train={"rounds": 1})) for V in (140, 1)
+    )
+    for name, weights in alone.weights().items():
+        np.testing.assert_allclose(many.weights()[name], weights, atol=1e-5)
+
+
+def test_no_memory_for_a_stack_is_one_message(
+    finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def no_memory(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    monkeypatch.setattr("fedsim.federation.host.Host.obstacle", None)
+    monkeypatch.setattr(Stack, "train", no_memory)
+    with pytest.raises(
+        RunError, match=r"no memory to train 4 clients at once .*20 GiB.*lower eng"
+    ):
+        finish(**stacked(4))
+
+
+def test_stacks_are_of_clients_with_about_the_same_cost() -> None:
+    cohort, costs = np.arange(10, 20), np.array([5, 1, 9, 1, 7, 3, 2, 8, 6, 4])
+    blocks = cut_blocks(cohort, costs, 4)
+    assert blocks == [[12, 14, 17, 18], [10, 15, 19], [11, 13, 16]]
+    assert cut_blocks(cohort[:0], costs[:0], 4) == []

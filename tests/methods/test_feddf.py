@@ -1,0 +1,273 @@
+"""FedDF, and the auxiliary inputs that it shares with FedAUX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import small_experiment
+from test_methods import federation, server_states
+from torch import nn
+
+from fedsim import Experiment, Run, resume, run
+from fedsim.data import Dataset, Source
+from fedsim.data.sources import Synthetic
+from fedsim.errors import ExperimentError, RunError, RunFolderError
+from fedsim.methods.auxiliary import draw_batches, ensemble
+from fedsim.methods.feddf import FedDF
+from fedsim.simulate import prepare
+from fedsim.streams import numpy_stream
+
+Finish = Callable[..., Run]
+
+SHARE = {"server_fraction": 0.2}  # 287 digits
+ELSEWHERE = {"name": "synthetic", "shape": [1, 8, 8], "samples": 60}
+
+
+class Bytes(Source):
+    """Noise as bytes, with a mean and a deviation to normalise by."""
+
+    name: str = "test_feddf:Bytes"
+    seed: int = 0
+    mean: float = 0.3
+
+    def load(self) -> Dataset:
+        rng = np.random.default_rng(self.seed)
+        x = rng.integers(256, size=(120, 1, 8, 8), dtype=np.uint8)
+        y = np.arange(120) % 10
+        classes = tuple("abcdefghij")
+        return Dataset(x, y, x[:10], y[:10], classes, mean=(self.mean,), std=(0.5,))
+
+
+class TestMathematics:
+    def test_the_student_follows_the_ensemble(self) -> None:
+        """Every step written out: teachers, targets, clipping, cosine, Adam."""
+        server = {"steps": 7, "batch_size": 64, "lr": 0.01, "final_lr": 0.002, "clip_norm": 0.05}
+        experiment = small_experiment(
+            method={"name": "feddf", **server},
+            partition=SHARE,
+            train={"rounds": 2, "participation": 0.5},
+        )
+        dataset, holdings, setup = prepare(experiment)
+        x = torch.tensor(dataset.x[holdings.server])
+        states, fed = server_states(experiment), federation(experiment)
+
+        def network(weights: Any) -> nn.Module:
+            built = setup.build_model()
+            flat = torch.tensor(weights, dtype=torch.float32)
+            nn.utils.vector_to_parameters(flat, built.parameters())
+            return built
+
+        for t in (1, 2):
+            fed.begin_round(t)
+            start = states[t - 1].weights
+            models = fed.gather(experiment.method.local_update, fed.sample(t), weights=start)
+            assert len(models) == 5
+            sizes = fed.num_samples[list(models)]
+            mean = np.average(list(models.values()), axis=0, weights=sizes)
+            with torch.no_grad():
+                logits = [network(w)(x) for w in models.values()]
+            targets = torch.stack(logits).mean(dim=0).softmax(dim=1)
+
+            student = network(mean)
+            adam = torch.optim.Adam(student.parameters(), lr=0.01)
+            cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=7, eta_min=0.002)
+            rng = numpy_stream(experiment.seed, "server/distillation", t)
+            batches = [
+                batch for _ in range(2) for batch in torch.tensor(rng.permutation(287)).split(64)
+            ]
+            norms = []
+            for batch in batches[:7]:
+                p, q = targets[batch], student(x[batch]).softmax(dim=1)
+                loss = (p * (p.log() - q.log())).sum() / len(batch)
+                adam.zero_grad()
+                loss.backward()
+                norms.append(float(nn.utils.clip_grad_norm_(student.parameters(), 0.05)))
+                adam.step()
+                cosine.step()
+            assert min(norms) < 0.05 < max(norms)
+            found = nn.utils.parameters_to_vector(student.parameters()).detach().numpy()
+            np.testing.assert_allclose(states[t].weights, found, atol=2e-5)
+            assert np.abs(found - mean).max() > 1e-2
+
+    def test_the_rate_decays_along_a_cosine(self) -> None:
+        assert [FedDF().rate(s, 4) for s in (0, 2, 4)] == pytest.approx([1e-3, 5.25e-4, 5e-5])
+
+    def test_an_epoch_is_the_default_and_its_loss_is_on_record(self, finish: Finish) -> None:
+        """Steps counted out come to the same as the epochs that they make up."""
+        common = {"partition": SHARE, "train": {"rounds": 2}}
+        by_default = finish(method={"name": "feddf"}, **common)
+        by_count = finish(method={"name": "feddf", "steps": 3}, **common)  # 287 = 128 + 128 + 31
+        assert by_default.result_hash == by_count.result_hash
+        assert (by_default.rounds["distillation_loss"] > 0).all()
+
+    @pytest.mark.parametrize("nothing", [{"steps": 0}, {"epochs": 0}])
+    def test_without_steps_it_is_fedavg(self, finish: Finish, nothing: dict[str, int]) -> None:
+        common = {"partition": SHARE, "train": {"participation": 0.5}}
+        plain = finish(**common)
+        assert finish(method={"name": "feddf", **nothing}, **common).result_hash == (
+            plain.result_hash
+        )
+
+    def test_teachers_are_in_eval_mode_and_the_student_is_not(self) -> None:
+        experiment = small_experiment(
+            method={"name": "feddf"},
+            partition=SHARE,
+            model={"name": "resnet8", "width": 2},
+            train={"rounds": 1, "optimizer": {"lr": 0.01}},
+        )
+        fed, method = federation(experiment), experiment.method
+        _, _, setup = prepare(experiment)
+        fed.begin_round(1)
+        state = method.init(fed)
+        models = fed.gather(method.local_update, [2, 5], weights=state.weights)
+        x, rows = method.inputs(fed), torch.tensor([0, 3, 4, 100])
+        s = torch.linspace(0.1, 0.9, len(x))
+        targets = ensemble(fed, list(models.values()), [s, 1 - s], x, rows)
+
+        logits = []
+        for w in models.values():
+            teacher = setup.build_model()
+            tensors = fed.model.named(torch.tensor(w))
+            teacher.load_state_dict(tensors, strict=False)
+            logits.append(teacher.eval()(x[rows]).detach())
+        weighted = s[rows, None] * logits[0] + (1 - s)[rows, None] * logits[1]
+        torch.testing.assert_close(targets[rows], weighted.softmax(dim=1))
+        assert targets.sum() == pytest.approx(len(rows))  # nothing for other rows
+
+        after = method.round(fed, state, 1)
+        mean = fed.average(fed.gather(method.local_update, range(10), weights=state.weights))
+        P = fed.model.num_parameters
+        assert not np.array_equal(after.weights[P:], mean[P:])
+        assert np.isfinite(after.weights).all()
+
+    def test_batch_norm_sees_no_batch_of_one(self) -> None:
+        """An epoch visits each row once, but for one that would be alone."""
+        for model, sizes in (
+            ({"name": "mlp", "hidden": [8]}, [4, 4, 1]),
+            ({"name": "resnet8", "width": 2}, [4, 4]),
+        ):
+            fed = federation(small_experiment(model=model))
+            batches = draw_batches(fed, torch.arange(20, 29), 4, epochs=2)
+            assert [len(batch) for batch in batches] == 2 * sizes
+            epoch = torch.cat(batches[: len(sizes)]).tolist()
+            assert len(set(epoch)) == len(epoch)
+            assert set(epoch) <= set(range(20, 29))
+            assert torch.cat(batches[len(sizes) :]).tolist() != epoch
+            assert draw_batches(fed, torch.arange(9), 4, epochs=0) == []
+            assert len(draw_batches(fed, torch.arange(9), 4, epochs=5, steps=8)) == 8
+
+    def test_models_are_averaged_as_sums_are(self) -> None:
+        """With several clients to a block of the sum, too."""
+        many = {"kind": "iid", "clients": 40, **SHARE}
+        plain, gathered = (
+            server_states(small_experiment(partition=many, train={"rounds": 2}, method=method))[
+                -1
+            ].weights
+            for method in ({"name": "fedavg"}, {"name": "feddf", "steps": 0})
+        )
+        np.testing.assert_allclose(gathered, plain, rtol=1e-6, atol=1e-8)
+
+
+class TestAuxiliaryInputs:
+    def test_a_run_is_not_resumed_on_others(self, tmp_path: Path) -> None:
+        auxiliary = tmp_path / "auxiliary.npz"
+
+        def write(seed: int) -> None:
+            x = np.random.default_rng(seed).random((80, 1, 8, 8), dtype=np.float32)
+            np.savez(auxiliary, x=x, y=np.arange(80) % 10)
+
+        def interrupt(event: Any) -> None:
+            if isinstance(event, dict) and event["round"] == 6:
+                raise KeyboardInterrupt
+
+        write(0)
+        source = {"name": "npz", "path": str(auxiliary)}
+        experiment = small_experiment(method={"name": "feddf", "auxiliary": source})
+        with pytest.raises(KeyboardInterrupt):
+            run(experiment, tmp_path, interrupt)
+        (folder,) = (tmp_path / "small").iterdir()
+        write(1)
+        with pytest.raises(RunFolderError, match="the data changed since the run started"):
+            resume(folder)
+
+    def test_not_the_clients_own(self) -> None:
+        with pytest.raises(ExperimentError, match="these are the clients' own training examples"):
+            prepare(small_experiment(method={"name": "feddf", "auxiliary": {"name": "digits"}}))
+
+    def test_another_data_set_is_prepared_as_the_run_s(self) -> None:
+        experiment = small_experiment(
+            data={"name": "test_feddf:Bytes"},
+            partition={"kind": "iid", "clients": 4},
+            method={"name": "feddf", "auxiliary": {"name": "test_feddf:Bytes", "seed": 1}},
+        )
+        fed = federation(experiment)
+        raw = Bytes(seed=1, mean=0.9).load().x
+        # With the mean of the run's data, not with its own.
+        expected = (raw.astype(np.float32) / 255 - 0.3) / 0.5
+        np.testing.assert_allclose(experiment.method.inputs(fed).numpy(), expected, atol=1e-6)
+
+    def test_it_is_loaded_to_check_it_to_hash_it_and_to_run(
+        self, finish: Finish, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loads, load = [], Synthetic.load
+        monkeypatch.setattr(Synthetic, "load", lambda self: loads.append(self) or load(self))
+        done = finish(method={"name": "feddf", "auxiliary": ELSEWHERE}, train={"rounds": 3})
+        assert len(loads) == 3
+        assert (done.rounds["distillation_loss"] > 0).all()
+
+    def test_it_is_part_of_the_experiment(self, tmp_path: Path) -> None:
+        experiment = small_experiment(method={"name": "feddf", "auxiliary": ELSEWHERE})
+        path = tmp_path / "experiment.yaml"
+        path.write_text(experiment.to_yaml())
+        again = Experiment.load(path)
+        assert again == experiment
+        assert again.method.auxiliary.samples == 60
+        with pytest.raises(ExperimentError) as refused:
+            Experiment.load(path, ["method.auxiliary.name=cifar_100"])
+        assert "override method.auxiliary.name=cifar_100: method.auxiliary.name: " in (
+            str(refused.value)
+        )
+        assert "unknown data set 'cifar_100'; did you mean 'cifar100'?" in str(refused.value)
+
+    def test_what_does_not_fit_is_refused(self, finish: Finish) -> None:
+        refusals: list[tuple[dict[str, Any], str]] = [
+            (
+                {"method": {"name": "feddf"}},
+                "method.name=feddf needs unlabelled auxiliary inputs on the server: name a data "
+                "set in method.auxiliary, or set partition.server_fraction above 0",
+            ),
+            (
+                {"method": {"name": "feddf", "auxiliary": {**ELSEWHERE, "shape": [3, 8, 8]}}},
+                "method.auxiliary: inputs of shape (3, 8, 8) do not fit the run's data, whose "
+                "inputs have shape (1, 8, 8)",
+            ),
+            (
+                {"method": {"name": "feddf", "auxiliary": {**ELSEWHERE, "samples": 4}}},
+                "method.name=feddf: 4 auxiliary inputs are too few; 5 or more are needed",
+            ),
+        ]
+        for sections, message in refusals:
+            with pytest.raises(ExperimentError) as refused:
+                finish(**sections)
+            assert str(refused.value) == message
+
+
+def test_bytes_are_those_of_fedavg(finish: Finish) -> None:
+    done = finish(
+        method={"name": "feddf"}, partition=SHARE, train={"rounds": 2, "participation": 0.5}
+    )
+    size = sum(tensor.numel() for tensor in done.weights().values())
+    assert (done.clients["bytes_up"] == 4 * size).all()
+    assert (done.clients["bytes_down"] == 4 * size).all()
+    assert "one_off_up" not in done.clients
+
+
+def test_a_round_without_any_model_is_an_error(finish: Finish) -> None:
+    train = {"on_client_error": "skip", "optimizer": {"lr": 1e30}}
+    with pytest.raises(RunError, match="round 1: no client of the cohort sent a model"):
+        finish(method={"name": "feddf"}, partition=SHARE, train=train)

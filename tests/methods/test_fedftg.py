@@ -1,0 +1,251 @@
+"""FedFTG: its losses written out in plain PyTorch, its images, and its equivalence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import small_experiment
+from test_methods import federation, server_states
+from torch import Tensor, nn
+
+from fedsim import Run
+from fedsim.errors import ExperimentError
+from fedsim.federation import Federation
+from fedsim.methods.fedftg import FedFTG, ImageGenerator, Pixels
+from fedsim.simulate import prepare
+from fedsim.streams import numpy_stream
+from fedsim.training import FlatModel
+
+Finish = Callable[..., Run]
+
+SMALL = {"name": "fedftg", "width": 4, "noise_size": 6, "batch_size": 12, "iterations": 2}
+WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
+
+
+def load(network: nn.Module, model: FlatModel, weights: Any) -> nn.Module:
+    """A network of its own with a flat model's weights."""
+    views = model.named(torch.tensor(weights))
+    network.load_state_dict({name: view.clone() for name, view in views.items()}, strict=False)
+    return network
+
+
+class Cohort:
+    """What the server has in hand in a round: the clients' models, and who holds what."""
+
+    def __init__(self, experiment: Any, fed: Federation, weights: Any, t: int) -> None:
+        dataset, holdings, self.setup = prepare(experiment)
+        fed.begin_round(t)
+        sent = fed.gather(experiment.method.local_update, fed.sample(t), weights=weights)
+        self.models = [message["weights"] for message in sent.values()]
+        labels = [dataset.y[holdings.train[k]] for k in sent]
+        self.average = np.average(self.models, axis=0, weights=[len(y) for y in labels])
+        self.counts = np.array([[(y == c).sum() for c in range(10)] for y in labels])
+        self.fed = fed
+
+    def network(self, weights: Any) -> nn.Module:
+        return load(self.setup.build_model(), self.fed.model, weights.astype(np.float32))
+
+    def share(self, k: int, y: Tensor) -> Tensor:
+        """w_{y,k}"""
+        w = [self.counts[k, c] / sum(self.counts[:, c]) for c in y.tolist()]
+        return torch.tensor(w, dtype=torch.float32)
+
+
+def draw(experiment: Any, cohort: Cohort, t: int) -> tuple[Tensor, Tensor]:
+    """The labels and the noise of the first iteration of a round."""
+    rng = numpy_stream(experiment.seed, "server/generator", t)
+    of_label = cohort.counts.sum(axis=0) / cohort.counts.sum()
+    y = torch.tensor(rng.choice(10, 12, p=of_label))
+    return y, torch.tensor(rng.standard_normal((12, 6), dtype=np.float32))
+
+
+MODELS = [{"name": "mlp", "hidden": [32]}, {"name": "resnet8", "width": 2}]
+
+
+class TestMathematics:
+    def test_the_generators_loss(self) -> None:
+        rng = np.random.default_rng(0)
+        s, t, w = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.random(4)
+        y = [2, 0, 0, 1]
+        ce = np.mean([-np.log(np.exp(t[i, y[i]]) / np.exp(t[i]).sum()) for i in range(4)])
+        apart = np.mean([w[i] * np.abs(s[i] - t[i]).mean() for i in range(4)])
+        method = FedFTG(cls=0.7)
+        found = method.generator_loss(*(torch.tensor(v) for v in (s, t, y, w)))
+        assert float(found) == pytest.approx(0.7 * w.mean() * ce - apart)
+
+    def test_the_client_is_held_fixed_in_the_discrepancy(self) -> None:
+        t = torch.randn(4, 3, requires_grad=True)
+        y, w = torch.zeros(4, dtype=torch.long), torch.ones(4)
+        loss = FedFTG(cls=0).generator_loss(torch.randn(4, 3), t, y, w)
+        assert not torch.autograd.grad(loss, t)[0].any()
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_the_first_steps_of_the_generator(
+        self, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
+    ) -> None:
+        """The loss with each of the first two clients, Adam's first step between them."""
+        experiment = small_experiment(
+            method={**SMALL, "cls": 0.8, "dis": 0.6},
+            model=model,
+            train={"rounds": 1, "participation": 0.3, "optimizer": {"lr": 0.01}},
+        )
+        losses, gradient = [], FlatModel.gradient
+
+        def spy(self: FlatModel, loss: Tensor) -> Tensor:
+            losses.append(float(loss.detach()))
+            return gradient(self, loss)
+
+        fed = federation(experiment)
+        first = experiment.method.init(fed)
+        cohort = Cohort(experiment, fed, first.weights, 1)
+        monkeypatch.setattr(FlatModel, "gradient", spy)
+        averaged = replace(first, weights=cohort.average.astype(np.float32))
+        experiment.method.fine_tune(fed, averaged, cohort.models, cohort.counts)
+
+        G = ImageGenerator(6, 10, 4, (1, 8, 8), "standardised")
+        load(G, experiment.method.generator(fed), first.generator).train()
+        adam = torch.optim.Adam(G.parameters(), lr=0.01)
+        student = cohort.network(cohort.average).eval()
+        y, z = draw(experiment, cohort, 1)
+        for k in range(2):
+            x = G(z, y)
+            w, t = cohort.share(k, y), cohort.network(cohort.models[k]).eval()(x)
+            p = t.exp() / t.exp().sum(dim=1, keepdim=True)
+            ce = torch.stack([-torch.log(p[i, c]) for i, c in enumerate(y.tolist())]).mean()
+            apart = (w * (student(x) - t.detach()).abs().mean(dim=1)).mean()
+            total = torch.zeros(())
+            for i in range(12):
+                for j in range(12):
+                    total = total + ((z[i] - z[j]) ** 2).mean() * (x[i] - x[j]).abs().mean()
+            diversity = torch.exp(-total / 144)
+            loss = -apart + 0.8 * w.mean() * ce + 0.6 / 3 * diversity
+            assert losses[k] == pytest.approx(float(loss.detach()), rel=2e-4)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        assert len(losses) == 2 * (3 + 5)
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_the_students_steps(self, model: dict[str, Any]) -> None:
+        """In round 2, with learning rates that decay, on the images of the trained generator."""
+        experiment = small_experiment(
+            method={**SMALL, "iterations": 1, "student_weight_decay": 0.1},
+            model=model,
+            train={
+                "rounds": 2,
+                "participation": 0.3,
+                "lr_decay": 0.5,
+                "optimizer": {"lr": 0.02},
+            },
+        )
+        _, first, second = server_states(experiment)
+        fed = federation(experiment)
+        cohort = Cohort(experiment, fed, first.weights, 2)
+        G = ImageGenerator(6, 10, 4, (1, 8, 8), "standardised")
+        load(G, experiment.method.generator(fed), second.generator).eval()
+        y, z = draw(experiment, cohort, 2)
+        x = G(z, y).detach()
+        target = torch.zeros(12, 10)
+        for k, weights in enumerate(cohort.models):
+            logits = cohort.network(weights).eval()(x).detach()
+            target += cohort.share(k, y)[:, None] * logits.softmax(dim=1)
+        student = cohort.network(cohort.average).train()
+        sgd = torch.optim.SGD(student.parameters(), lr=0.05, weight_decay=0.1)
+        for _ in range(5):
+            p = student(x).softmax(dim=1)
+            loss = -(target * p.log()).sum() / (12 * 10)
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+        found = fed.model.named(torch.tensor(second.weights))
+        expected = student.state_dict()
+        for name, values in found.items():
+            torch.testing.assert_close(values, expected[name], atol=1e-5, rtol=1e-4)
+
+    def test_labels_follow_the_cohort(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn, forward = [], ImageGenerator.forward
+        monkeypatch.setattr(
+            ImageGenerator,
+            "forward",
+            lambda self, z, y: drawn.append(y) or forward(self, z, y),
+        )
+        experiment = small_experiment(
+            method={**SMALL, "batch_size": 2000, "iterations": 1},
+            partition={"kind": "dirichlet", "clients": 10, "alpha": 0.05},
+            train={"rounds": 1, "participation": 0.2},
+        )
+        dataset, holdings, _ = prepare(experiment)
+        cohort = federation(experiment).sample(1)
+        held = np.concatenate([dataset.y[holdings.train[k]] for k in cohort])
+        server_states(experiment)
+        expected = np.bincount(held, minlength=10) / len(held)
+        assert (expected == 0).any()
+        found = np.bincount(drawn[0], minlength=10) / 2000
+        np.testing.assert_allclose(found, expected, atol=0.04)
+        assert (found[expected == 0] == 0).all()
+
+
+class TestImages:
+    @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (2, 7, 10), (1, 3, 1)])
+    def test_they_have_the_shape_of_the_data(self, shape: tuple[int, int, int]) -> None:
+        torch.manual_seed(0)
+        y = torch.arange(20) % 4
+        for pixels in ("standardised", "unit"):
+            G = ImageGenerator(6, 4, 5, shape, pixels)
+            x = G(torch.randn(20, 6), y)
+            assert x.shape == (20, *shape)
+            if pixels == "unit":
+                assert ((x > 0) & (x < 1)).all()
+            else:
+                torch.testing.assert_close(x.mean(dim=(0, 2, 3)), torch.zeros(shape[0]))
+                assert ((x.var(dim=(0, 2, 3), unbiased=False) - 1).abs() < 0.01).all()
+
+    @pytest.mark.parametrize("pixels", ["standardised", "unit"])
+    def test_images_of_odd_sides(self, pixels: Pixels) -> None:
+        experiment = small_experiment(
+            data={"name": "synthetic", "samples": 200, "shape": [2, 7, 10]},
+            method={**SMALL, "pixels": pixels},
+            train={"rounds": 1},
+        )
+        before, after = server_states(experiment)
+        assert np.isfinite(after.weights).all()
+        assert not np.array_equal(before.generator, after.generator)
+
+    def test_what_is_no_image_is_refused(self) -> None:
+        with pytest.raises(ExperimentError, match=r"needs images .* have shape \(16,\)"):
+            prepare(small_experiment(method=SMALL, data={"name": "synthetic"}))
+
+
+class TestEquivalence:
+    @pytest.mark.parametrize("model", MODELS)
+    def test_without_iterations_it_is_fedavg(self, model: dict[str, Any]) -> None:
+        common: dict[str, Any] = {
+            "train": {"rounds": 3, "participation": 0.5, "optimizer": {"lr": 0.01}},
+            "model": model,
+        }
+        fedavg = server_states(small_experiment(**common))
+        fedftg = server_states(small_experiment(**common, method={**SMALL, "iterations": 0}))
+        for one, other in zip(fedavg, fedftg, strict=True):
+            np.testing.assert_allclose(one.weights, other.weights, atol=1e-7)
+
+
+class TestRuns:
+    def test_counts_its_bytes(self, finish: Finish) -> None:
+        done = finish(method=SMALL, train={"rounds": 2, "participation": 0.5})
+        assert (done.clients["bytes_up"] == WEIGHTS + 4 * 10).all()
+        assert (done.clients["bytes_down"] == WEIGHTS).all()
+
+    def test_dropout_of_the_student_does_not_depend_on_the_process(self) -> None:
+        experiment = small_experiment(
+            method=SMALL, model={"name": "disturbing:dropout_net"}, train={"rounds": 2}
+        )
+        found = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            found.append(server_states(experiment)[-1].weights)
+        np.testing.assert_array_equal(*found)

@@ -1,0 +1,284 @@
+"""FedGen: its losses written out in plain PyTorch, what it sends, and its equivalence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import small_experiment
+from test_methods import federation, server_states
+from torch import Tensor, nn
+
+from fedsim import Run
+from fedsim.errors import ExperimentError, RunError
+from fedsim.federation import Federation
+from fedsim.methods.fedgen import FedGen, Generator, diversity, label_shares
+from fedsim.simulate import prepare
+from fedsim.streams import numpy_stream
+
+Finish = Callable[..., Run]
+
+SMALL = {"name": "fedgen", "hidden": 16, "noise_size": 5}
+SLOW = {"lr": 0.01}  # the paper's learning rate
+WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
+GENERATOR = 4 * ((64 + 10) * 512 + 512 + 4 * 512 + 512 * 32 + 32)  # with the statistics, 2·512
+
+
+def plain(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network without a representation."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
+
+
+def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+    p = logits.exp() / logits.exp().sum(dim=1, keepdim=True)
+    return torch.stack([-torch.log(p[i, label]) for i, label in enumerate(y.tolist())])
+
+
+def written_out(noise: Tensor, z: Tensor) -> Tensor:
+    """The diversity term, pair by pair."""
+    B, total = len(z), torch.zeros(())
+    for i in range(B):
+        for j in range(B):
+            total = total + ((noise[i] - noise[j]) ** 2).mean() * (z[i] - z[j]).abs().mean()
+    return torch.exp(-total / B**2)
+
+
+def one_hot(y: Tensor, classes: int = 10) -> Tensor:
+    return torch.eye(classes)[y]
+
+
+def load(network: nn.Module, fed: Federation, weights: Any) -> nn.Module:
+    """A network of its own with the federation's flat weights."""
+    views = fed.model.named(torch.tensor(weights))
+    network.load_state_dict({name: view.clone() for name, view in views.items()}, strict=False)
+    return network
+
+
+class TestPieces:
+    def test_label_shares(self) -> None:
+        counts = np.array([[3, 0, 1, 0], [1, 4, 0, 0], [0, 4, 1, 0]], dtype=np.int32)
+        expected = [[0.75, 0, 0.5, 0], [0.25, 0.5, 0, 0], [0, 0.5, 0.5, 0]]
+        np.testing.assert_allclose(label_shares(counts), expected)
+
+    def test_diversity(self) -> None:
+        torch.manual_seed(0)
+        noise, z = torch.rand(6, 4), torch.randn(6, 7, requires_grad=True)
+        found, expected = diversity(noise, z), written_out(noise, z)
+        torch.testing.assert_close(found, expected)
+        (g,), (h,) = (torch.autograd.grad(loss, z) for loss in (found, expected))
+        torch.testing.assert_close(g, h)
+        assert float(diversity(noise, torch.ones(6, 7))) == 1  # all the same: the largest
+
+    def test_the_generator_of_the_papers_configuration(self) -> None:
+        G = Generator(noise=64, classes=10, hidden=512, size=512)
+        assert sum(p.numel() for p in G.parameters()) == 302_080
+
+
+class TestMathematics:
+    @pytest.mark.parametrize("noise", ["uniform", "gaussian"])
+    def test_the_servers_steps(self, noise: str) -> None:
+        """Two rounds of them, which one Adam makes."""
+        method = {**SMALL, "noise": noise, "generator_steps": 3, "generator_batch_size": 8}
+        method |= {"generator_lr": 1e-3, "decay": 0.5, "diversity": 0.3}
+        experiment = small_experiment(
+            method=method, train={"rounds": 2, "participation": 0.3, "optimizer": SLOW}
+        )
+        dataset, holdings, _ = prepare(experiment)
+        fed, states = federation(experiment), server_states(experiment)
+
+        first = fed.network("generator", FedGen(**method).build(fed.model)).named(
+            torch.tensor(states[0].generator)
+        )
+        hidden, norm, last = nn.Linear(15, 16), nn.BatchNorm1d(16), nn.Linear(16, 32)
+        G = nn.Sequential(hidden, norm, nn.ReLU(), last)
+        G.load_state_dict({n.removeprefix("layers."): v for n, v in first.items()}, strict=False)
+        adam = torch.optim.Adam(G.parameters(), lr=1e-3, weight_decay=1e-2)
+        for t in (1, 2):
+            adam.param_groups[0]["lr"] = 1e-3 * 0.5 ** (t - 1)
+            fed.begin_round(t)
+            cohort = fed.sample(t)
+            sent = fed.gather(
+                experiment.method.local_update,
+                cohort,
+                weights=states[t - 1].weights,
+                generator=states[1].generator if t == 2 else None,
+                classes=states[1].classes if t == 2 else None,
+            )
+            labels = {k: dataset.y[holdings.train[k]] for k in cohort}
+            held = np.unique(np.concatenate(list(labels.values())))
+            assert np.flatnonzero(states[t].classes).tolist() == held.tolist()
+            rng = numpy_stream(experiment.seed, "server/generator", t)
+            for _ in range(3):
+                y = torch.tensor(rng.choice(held, 8))
+                drawn = rng.random if noise == "uniform" else rng.standard_normal
+                eps = torch.tensor(drawn((8, 5), dtype=np.float32))
+                z = G(torch.cat([eps, one_hot(y)], dim=1))
+                loss = 0.3 * written_out(eps, z)
+                for k in cohort:
+                    head = fed.model.named(torch.tensor(sent[k]["weights"]))
+                    ce = cross_entropies(z @ head["head.weight"].T + head["head.bias"], y)
+                    w = [
+                        (labels[k] == c).sum() / sum((labels[j] == c).sum() for j in cohort)
+                        for c in y.tolist()
+                    ]
+                    loss = loss + (torch.tensor(w, dtype=torch.float32) * ce).mean()
+                adam.zero_grad()
+                loss.backward()
+                adam.step()
+            expected = [p.detach().reshape(-1) for p in G.parameters()]
+            expected += [norm.running_mean, norm.running_var]
+            np.testing.assert_allclose(states[t].generator, torch.cat(expected), atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"noise": "gaussian", "teaching_epochs": 1},
+            {"a": 0.5, "b": 0.0, "decay": 1e-9, "generator_batch_size": 4},  # a_2 is the floor
+        ],
+    )
+    def test_a_clients_steps(self, settings: dict[str, Any]) -> None:
+        method = FedGen.model_validate({**SMALL, **settings})
+        experiment = small_experiment(
+            method={**SMALL, **settings},
+            train={"rounds": 2, "local_epochs": 2, "optimizer": SLOW},
+        )
+        dataset, holdings, setup = prepare(experiment)
+        fed, states = federation(experiment), server_states(experiment)
+        fed.begin_round(2)
+        classes = np.arange(10) % 3 == 0
+        arguments = {"generator": states[1].generator, "classes": classes}
+        sent = fed.gather(method.local_update, [4], weights=states[1].weights, **arguments)
+
+        network = load(setup.build_model(), fed, states[1].weights)
+        flat = fed.network("generator", method.build(fed.model))
+        flat.load(torch.tensor(states[1].generator))
+        G = flat.module.eval()
+        x = torch.tensor(dataset.x)[holdings.train[4]]
+        y = torch.tensor(dataset.y)[holdings.train[4]]
+        batches = numpy_stream(experiment.seed, "local_update/batches", 2, 4)
+        rng = numpy_stream(experiment.seed, "local_update/generator", 2, 4)
+        sgd = torch.optim.SGD(network.parameters(), lr=0.01)
+        a, b = (max(first * method.decay, 1e-4) if first else 0 for first in (method.a, method.b))
+        for epoch in range(2):
+            for batch in torch.tensor(batches.permutation(len(y))).split(16):
+                logits = network(x[batch])
+                loss = cross_entropies(logits, y[batch]).mean()
+                if epoch < method.teaching_epochs:
+                    drawn = torch.tensor(rng.choice([0, 3, 6, 9], method.generator_batch_size))
+                    labels = torch.cat([y[batch], drawn])
+                    kind = rng.random if method.noise == "uniform" else rng.standard_normal
+                    eps = torch.tensor(kind((len(labels), 5), dtype=np.float32))
+                    z = G.layers(torch.cat([eps, one_hot(labels)], dim=1)).detach()
+                    ce = cross_entropies(network.head(z[len(batch) :]), drawn).mean()
+                    loss = loss + a * method.generator_batch_size / 16 * ce
+                    target = network.head(z[: len(batch)]).softmax(dim=1).detach()
+                    p = logits.softmax(dim=1)
+                    loss = loss + b * (target * (target / p).log()).sum() / len(batch)
+                sgd.zero_grad()
+                loss.backward()
+                sgd.step()
+        expected = nn.utils.parameters_to_vector(network.parameters()).detach()
+        np.testing.assert_allclose(sent[4]["weights"], expected, atol=2e-6)
+
+    def test_epochs_are_told_apart_where_batch_norm_leaves_a_batch_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+        monkeypatch.setattr(
+            FedGen, "draw_noise", lambda *args: calls.append(args[2]) or torch.rand(args[2], 5)
+        )
+        experiment = small_experiment(
+            method={**SMALL, "teaching_epochs": 2, "generator_batch_size": 4},
+            data={"name": "synthetic", "samples": 90, "shape": [1, 8, 8]},
+            partition={"kind": "iid", "clients": 10},
+            model={"name": "resnet8", "width": 1},
+            train={"local_epochs": 3, "batch_size": 4, "optimizer": SLOW},
+        )
+        fed, method = federation(experiment), experiment.method
+        fed.begin_round(2)
+        generator, classes = method.init(fed).generator, np.ones(10, dtype=bool)
+        arguments = {"generator": generator, "classes": classes}
+        fed.gather(method.local_update, [0], weights=fed.initial_weights(), **arguments)
+        assert calls == [8] * 4  # nine examples: two steps in each of two epochs
+
+    def test_classes_that_nobody_holds_are_never_drawn(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        on_server, on_clients = [], []
+        forward = Generator.forward
+
+        def spy(self: Generator, noise: Tensor, y: Tensor) -> Tensor:
+            (on_server if self.training else on_clients).append(y[-32:])
+            return forward(self, noise, y)
+
+        monkeypatch.setattr(Generator, "forward", spy)
+        experiment = small_experiment(
+            method=SMALL,
+            partition={"kind": "dirichlet", "clients": 10, "alpha": 0.05},
+            train={"rounds": 2, "participation": 0.2, "optimizer": SLOW},
+        )
+        _, first, second = server_states(experiment)
+        for state, drawn in ((first, on_server[:50] + on_clients), (second, on_server[50:])):
+            held = np.flatnonzero(state.classes)
+            assert 0 < len(held) < 10
+            np.testing.assert_array_equal(np.unique(torch.cat(drawn)), held)
+
+
+class TestEquivalence:
+    @pytest.mark.parametrize("model", [{"name": "mlp"}, {"name": "resnet8", "width": 2}])
+    def test_without_its_terms_it_is_fedavg(self, model: dict[str, Any]) -> None:
+        common: dict[str, Any] = {
+            "train": {"rounds": 3, "participation": 0.5, "optimizer": SLOW},
+            "model": model,
+        }
+        fedavg = server_states(small_experiment(**common))
+        fedgen = server_states(small_experiment(**common, method={**SMALL, "a": 0, "b": 0}))
+        for one, other in zip(fedavg, fedgen, strict=True):
+            np.testing.assert_allclose(one.weights, other.weights, atol=1e-7)
+
+    def test_with_its_terms_it_is_not(self) -> None:
+        common: dict[str, Any] = {"train": {"rounds": 2, "optimizer": SLOW}}
+        fedavg = server_states(small_experiment(**common))
+        for terms in ({"a": 0}, {"b": 0}):
+            fedgen = server_states(small_experiment(**common, method={**SMALL, **terms}))
+            np.testing.assert_allclose(fedgen[1].weights, fedavg[1].weights, atol=1e-7)
+            assert np.abs(fedgen[2].weights - fedavg[2].weights).max() > 1e-3
+
+
+class TestRuns:
+    def test_counts_its_bytes(self, finish: Finish) -> None:
+        train = {"rounds": 3, "participation": 0.5, "optimizer": SLOW}
+        done = finish(method={"name": "fedgen"}, train=train)
+        assert (done.clients["bytes_up"] == WEIGHTS + 4 * 10).all()
+        down = done.clients.groupby("round")["bytes_down"].unique()
+        # The generator goes down once it is trained, with a bit for each class.
+        assert [list(values) for values in down] == [
+            [WEIGHTS],
+            [WEIGHTS + GENERATOR + 2],
+            [WEIGHTS + GENERATOR + 2],
+        ]
+
+    def test_batch_norm(self) -> None:
+        experiment = small_experiment(
+            method=SMALL,
+            model={"name": "resnet8", "width": 2},
+            train={"rounds": 2, "optimizer": SLOW},
+        )
+        P = federation(experiment).model.num_parameters
+        _, first, second = server_states(experiment)
+        assert np.isfinite(second.weights).all()
+        assert np.isfinite(second.generator).all()
+        assert not np.array_equal(first.weights[P:], second.weights[P:])
+
+    def test_a_cohort_of_failures_ends_the_run(self, finish: Finish) -> None:
+        train = {"rounds": 3, "on_client_error": "skip", "optimizer": {"lr": 1e30}}
+        with pytest.raises(RunError, match=r"round \d"):
+            finish(method=SMALL, train=train)
+
+    def test_a_network_without_a_representation_is_refused(self) -> None:
+        with pytest.raises(ExperimentError, match="needs a model of features and a head"):
+            prepare(small_experiment(method=SMALL, model={"name": "test_fedgen:plain"}))
