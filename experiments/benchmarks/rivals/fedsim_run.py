@@ -1,0 +1,82 @@
+"""fedsim, on either engine, with one client or several in a stack.
+
+A round is timed where its record arrives, not by fedsim's own clock, so that everything that
+happens between rounds counts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+from work import (
+    BATCH,
+    CLASSES,
+    COHORT,
+    LEARNING_RATE,
+    SAMPLES,
+    STEPS,
+    WORKS,
+    Stopwatch,
+    all_rounds,
+    parser,
+    report,
+)
+
+import fedsim
+
+
+def main() -> None:
+    options = parser()
+    options.add_argument("--engine", choices=["local", "ray"], required=True)
+    options.add_argument("--stack", required=True, help="clients in a stack, or auto")
+    arguments = options.parse_args()
+    work, rounds = WORKS[arguments.work], all_rounds(arguments.rounds)
+    stack = arguments.stack if arguments.stack == "auto" else int(arguments.stack)
+    experiment = fedsim.Experiment.from_dict(
+        {
+            "name": "speed",
+            "data": {
+                "name": "synthetic",
+                "samples": work.clients * SAMPLES,
+                "test_samples": CLASSES,
+                "shape": work.shape,
+                "classes": CLASSES,
+            },
+            "partition": {"kind": "iid", "clients": work.clients},
+            "model": work.model,
+            "method": {"name": "fedavg"},
+            "train": {
+                "rounds": rounds,
+                "participation": COHORT / work.clients,
+                "batch_size": BATCH,
+                "optimizer": {"lr": LEARNING_RATE},
+            },
+            "engine": {
+                "kind": arguments.engine,
+                "actors": arguments.processes,
+                "gpus_per_actor": 1 if arguments.device == "cuda" else 0,
+                "clients_per_step": stack,
+            },
+            "evaluate": {"every": rounds},
+            "checkpoint": {"every": 0},
+        }
+    )
+    stopwatch = Stopwatch()
+
+    def watch(event: Any) -> None:
+        if isinstance(event, dict):
+            stopwatch.lap()
+
+    with tempfile.TemporaryDirectory() as out:
+        run = fedsim.run(experiment, out, watch)
+        # That the work was the work.
+        assert set(run.clients["samples"]) == {SAMPLES}
+        assert set(run.clients["steps"]) == {STEPS}
+        assert set(run.rounds["clients"]) == {COHORT}
+        assert sum(w.numel() for w in run.weights().values()) == work.parameters
+    report(stopwatch.seconds())
+
+
+if __name__ == "__main__":
+    main()
