@@ -18,7 +18,7 @@ from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import Engine, EngineSettings, LocalEngine, Setup
 from fedsim.federation.placement import Node, plan_actors
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import RunFolder, new_path
 from fedsim.results.run import Run, load
 from fedsim.simulate import Progress, hashes, prepare, simulate
 
@@ -50,7 +50,7 @@ def run(
     dataset, holdings, setup = prepare(experiment)
     with _cluster(experiment.engine) as actors:
         facts = {**hashes(dataset, holdings, experiment.method), "clients": len(holdings)}
-        folder = RunFolder.create(experiment, Path(out), facts)
+        folder = RunFolder.create(experiment, new_path(out, experiment.name), facts)
         with folder.alone():
             on_start(folder)
             return _carry_out(folder, dataset, holdings, setup, actors, on_progress)

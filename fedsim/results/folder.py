@@ -1,4 +1,4 @@
-"""The folder of a run: making one, opening one, and what must be true of it."""
+"""Folders of runs, grids and searches: making one, opening one, what must be true of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import platform
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -28,51 +28,37 @@ FORMAT = 1
 PACKAGES = ("fedsim", "torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
 
 
-class RunFolder:
-    """The folder `runs/<name>/<id>/` and its two descriptions: experiment and manifest.
+class Folder:
+    """A folder of results and its two descriptions: experiment and manifest.
 
     Attributes:
         path: of the folder.
-        manifest: version, packages, hardware, seeds, hashes, status.
+        manifest: kind, version, packages, hardware, status.
     """
+
+    kind: ClassVar[str]  # what lies in the folder: a run, a grid or a search
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
 
-    @cached_property
-    def experiment(self) -> Experiment:
-        """As resolved, complete. Building it imports the user's own components, if it names any.
-
-        Raises:
-            RunFolderError: a component that it names is not to be had here.
-        """
-        try:
-            return Experiment.load(self.path / "experiment.yaml")
-        except ExperimentError as error:
-            raise RunFolderError(
-                f"{self.path}: its experiment cannot be built: {error}"
-            ) from error
-
     @classmethod
-    def create(cls, experiment: Experiment, out: Path, facts: dict[str, Any]) -> RunFolder:
-        """Make the folder of a new run.
+    def make(cls, path: Path, content: str, facts: Mapping[str, Any]) -> Self:
+        """Make the folder of something that starts now.
 
         Args:
-            out: where runs lie.
+            content: of the experiment file.
             facts: what the manifest holds besides version, packages and hardware.
+
+        Raises:
+            RunFolderError: it cannot be made.
         """
-        id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        path = (out / experiment.name / id).absolute()
-        try:
-            (path / "weights").mkdir(parents=True)
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be made: {error}") from error
-        content = experiment.to_yaml().encode()
+        path = path.absolute()
+        experiment = content.encode()
         manifest = {
             "format": FORMAT,
+            "kind": cls.kind,
             "status": "running",
-            "experiment_hash": _hash(content),
-            "seed": experiment.seed,
+            "experiment_hash": _hash(experiment),
             **facts,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "git_revision": _git_revision(),
@@ -84,18 +70,22 @@ class RunFolder:
                 "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
             },
         }
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            atomic.write(path / "experiment.yaml", experiment)
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be made: {error}") from error
         folder = cls(path, manifest)
-        atomic.write(path / "experiment.yaml", content)
         folder.update()
         return folder
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
-        """Open the folder of a run.
+    def open(cls, path: str | Path) -> Self:
+        """Open a folder.
 
         Raises:
-            RunFolderError: it is not one, was written by another version, or its experiment was
-                edited.
+            RunFolderError: it is not of this kind, was written by another version, or its
+                experiment was edited.
         """
         path = Path(path).absolute()
         if not path.is_dir():
@@ -103,29 +93,32 @@ class RunFolder:
         try:
             manifest = json.loads((path / "manifest.json").read_text())
             written_by, expected = manifest["format"], manifest["experiment_hash"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            kind = manifest.get("kind", "run")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(
-                f"{path}: not a run folder (no readable manifest.json in it)"
+                f"{path}: not a {cls.kind} folder (no readable manifest.json in it)"
             ) from error
         if written_by != FORMAT:
             raise RunFolderError(
-                f"{path}: a run folder of format {written_by}; this version of fedsim reads "
+                f"{path}: a {kind} folder of format {written_by}; this version of fedsim reads "
                 f"format {FORMAT}"
             )
+        if kind != cls.kind:
+            raise RunFolderError(f"{path}: the folder of a {kind}, not of a {cls.kind}")
         try:
             content = (path / "experiment.yaml").read_bytes()
         except OSError as error:
             raise RunFolderError(f"{path}: its experiment.yaml is gone: {error}") from error
         if _hash(content) != expected:
             raise RunFolderError(
-                f"{path}: its experiment.yaml was edited after the run started; undo that, or "
-                "start a new run with it"
+                f"{path}: its experiment.yaml was edited after the {kind} started; undo that, or "
+                f"start a new {kind} with it"
             )
         return cls(path, manifest)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes of this machine off the run: two would overwrite checkpoints.
+        """Keep other processes of this machine off it: two would overwrite each other's files.
 
         Raises:
             RunFolderError: another process is at it.
@@ -136,7 +129,7 @@ class RunFolder:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunFolderError(
-                    f"{self.path}: another process carries out this run"
+                    f"{self.path}: another process carries out this {self.kind}"
                 ) from None
             yield
         finally:
@@ -154,6 +147,36 @@ class RunFolder:
             atomic.write(self.path / "manifest.json", content.encode())
         except OSError as error:
             raise RunError(f"{self.path}: cannot be written: {error}") from error
+
+
+class RunFolder(Folder):
+    """The folder of one run."""
+
+    kind = "run"
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """As resolved, complete. Building it imports the user's own components, if it names any.
+
+        Raises:
+            RunFolderError: a component that it names is not to be had here.
+        """
+        try:
+            return Experiment.load(self.path / "experiment.yaml")
+        except ExperimentError as error:
+            raise RunFolderError(
+                f"{self.path}: its experiment cannot be built: {error}"
+            ) from error
+
+    @classmethod
+    def create(cls, experiment: Experiment, path: Path, facts: Mapping[str, Any]) -> RunFolder:
+        """Make the folder of a new run; see `make`."""
+        return cls.make(path, experiment.to_yaml(), {"seed": experiment.seed, **facts})
+
+
+def new_path(out: str | Path, name: str) -> Path:
+    """Where something that starts now leaves its results: `<out>/<name>/<id>`."""
+    return Path(out, name, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
 
 
 def _hash(content: bytes) -> str:
