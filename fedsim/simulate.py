@@ -32,6 +32,7 @@ from fedsim.federation.checkpoint import Checkpoints, pack
 from fedsim.federation.engine import Engine
 from fedsim.methods import Method, State
 from fedsim.results.folder import RunFolder
+from fedsim.results.loggers import check_loggers
 from fedsim.results.tables import Table
 from fedsim.streams import torch_stream
 
@@ -39,13 +40,19 @@ from fedsim.streams import torch_stream
 Progress = dict[str, Any] | str
 
 
-def prepare(experiment: Experiment) -> tuple[Dataset, Holdings, Setup]:
+def prepare(
+    experiment: Experiment, dataset: Dataset | None = None
+) -> tuple[Dataset, Holdings, Setup]:
     """Load the data, deal it out to clients, and check that the experiment can be carried out.
+
+    Args:
+        dataset: the data of the experiment, if it is loaded already.
 
     Raises:
         BadInput: it cannot.
     """
-    dataset = experiment.data.load()
+    check_loggers(experiment)
+    dataset = dataset or experiment.data.load()
     holdings = experiment.partition.deal(dataset, experiment.seed)
     if cohort_size(experiment.train.participation, len(holdings)) == 0:
         raise ExperimentError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from fedsim.errors import ClusterError
 from fedsim.federation.engine import EngineSettings
@@ -79,3 +80,106 @@ def plan_actors(settings: EngineSettings, nodes: Sequence[Node]) -> int:
             f"set engine.actors={fit} or engine.actors=auto"
         )
     return wanted
+
+
+@dataclass(frozen=True)
+class Free:
+    """What of a node nobody has taken at the moment."""
+
+    node: Node
+    cpus: float
+    gpus: float
+
+    def describe(self) -> str:
+        words = f"{self.node.name}: {self.cpus:g} of {self.node.cpus:g} CPUs"
+        if self.node.gpus:
+            words += f" and {self.gpus:g} of {self.node.gpus:g} GPUs"
+        return words + " free"
+
+
+def live_nodes() -> dict[str, Node]:
+    """The nodes of the cluster that this process is connected to, by Ray's ids.
+
+    Several on one machine have the same name; those are told apart by their ids.
+    """
+    import ray
+
+    nodes = {node["NodeID"]: Node.of(node) for node in ray.nodes() if node["Alive"]}
+    names = [node.name for node in nodes.values()]
+    return {
+        id: replace(node, name=f"{node.name} ({id[:6]})") if names.count(node.name) > 1 else node
+        for id, node in nodes.items()
+    }
+
+
+def free_now() -> list[Free]:
+    """What is free on each node of the cluster that this process is connected to."""
+    from ray._private.state import available_resources_per_node  # Ray shows it nowhere else
+
+    free = available_resources_per_node()
+    return [
+        Free(node, free.get(id, {}).get("CPU", 0.0), free.get(id, {}).get("GPU", 0.0))
+        for id, node in live_nodes().items()
+    ]
+
+
+def describe_free(free: Sequence[Free]) -> str:
+    """What is free on each node, in words."""
+    return "; ".join(each.describe() for each in free)
+
+
+def why_waiting(cpus: float, gpus: float, free: Sequence[Free]) -> str:
+    """Why something that takes so much of one node has no place yet, in words.
+
+    Args:
+        free: see `free_now`.
+    """
+    there = f"({describe_free(free)})"
+
+    def fits(cpus_there: float, gpus_there: float) -> bool:
+        return cpus <= cpus_there + 1e-4 and gpus <= gpus_there + 1e-4  # Ray counts in 1e-4
+
+    if any(fits(each.cpus, each.gpus) for each in free):
+        pieces = ", unless free pieces are of several GPUs" if gpus % 1 else ""
+        return f"a node has that free now {there}, so that it should be given soon{pieces}"
+    if any(fits(each.node.cpus, each.node.gpus) for each in free):
+        return f"no node has that free now {there}; other jobs may hold it"
+    return f"no node has that at all {there}; a node that had it may be gone"
+
+
+def whereabouts(actor: Mapping[str, Any], nodes: Mapping[str, Node]) -> str:
+    """Where an actor is, in words.
+
+    Args:
+        actor: an entry of Ray's table of actors.
+        nodes: see `live_nodes`.
+    """
+    node = nodes.get(actor["Address"]["NodeID"])
+    return f"process {actor['Pid']} on {node.name if node else 'a node that is gone'}"
+
+
+def starting(actors: Sequence[Mapping[str, Any]], settings: EngineSettings) -> str:
+    """Which client actors have not started, and why, in words; empty if all have.
+
+    Args:
+        actors: entries of Ray's table of actors.
+    """
+    pending = [actor for actor in actors if actor["State"] != "ALIVE"]
+    slow = [actor for actor in pending if actor["Pid"]]  # with a place comes a process
+    parts = []
+    if len(pending) > len(slow):
+        each = f"{settings.cpus_per_actor} CPU(s)"
+        if settings.gpus_per_actor:
+            each += f" and {settings.gpus_per_actor:g} GPU(s)"
+        why = why_waiting(settings.cpus_per_actor, settings.gpus_per_actor, free_now())
+        parts.append(
+            f"{len(pending) - len(slow)} of {len(actors)} client actors of {each} have no place "
+            f"yet: {why}"
+        )
+    if slow:
+        there = live_nodes()
+        parts.append(
+            f"{len(slow)} of {len(actors)} client actors are slow to start "
+            f"({', '.join(whereabouts(actor, there) for actor in slow)})"
+        )
+    return "; ".join(parts)

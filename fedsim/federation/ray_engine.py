@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
+from ray._private.state import actors as actor_table
 from ray.exceptions import (
     ActorDiedError,
     ObjectLostError,
@@ -33,6 +35,7 @@ from fedsim.federation.engine import (
     pick_device,
 )
 from fedsim.federation.host import Host, Setup
+from fedsim.federation.placement import live_nodes, starting, whereabouts
 from fedsim.federation.wire import Unsent
 from fedsim.federation.worker import BlockResult, Call, Sums, Worker
 
@@ -129,6 +132,7 @@ class _Task:
 
     blocks: list[Block]
     deaths: int = 0
+    since: float = 0.0  # when it was handed out
     result: BlockResult | None = None
     states: list[Any] = field(default_factory=list)  # references, one for each client
 
@@ -183,7 +187,7 @@ class RayEngine(Engine):
         while True:
             self._hand_out(call, todo, flying, list(arguments), objects, states)
             if flying or todo:
-                self._collect(todo, flying)
+                self._collect(call, todo, flying)
             elif not self._finish(call, todo, outcome):
                 return outcome
 
@@ -280,13 +284,16 @@ class RayEngine(Engine):
                 main, *task.states = returned if stateful else [returned]
                 flying[main] = (actor, task)
                 actor.flying += 1
+                task.since = time.monotonic()
 
-    def _collect(self, todo: deque[_Task], flying: dict[Any, tuple[_Actor, _Task]]) -> None:
+    def _collect(
+        self, call: Call, todo: deque[_Task], flying: dict[Any, tuple[_Actor, _Task]]
+    ) -> None:
         """Wait for a block, or for an actor to start, and take all that is there by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
         waiting = [*flying, *starting]
         if not ray.wait(waiting, num_returns=1, timeout=PATIENCE)[0]:
-            self._report_silence(len(flying), len(starting), len(todo))
+            self._report_silence(call, todo, flying)
             return
         for ref in ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]:
             if ref in starting:
@@ -341,12 +348,14 @@ class RayEngine(Engine):
 
     def _start(self) -> _Actor:
         settings = self._settings
+        # In a placement group (of a trial) Ray puts the actors of its driver into its bundles.
+        grouped = ray.util.get_current_placement_group() is not None
         handle = (
             ray.remote(ClientActor)
             .options(
                 num_cpus=settings.cpus_per_actor,
                 num_gpus=settings.gpus_per_actor,
-                scheduling_strategy="SPREAD",
+                scheduling_strategy="DEFAULT" if grouped else "SPREAD",
                 max_restarts=0,
             )
             .remote(settings, self._setup, *self._data)
@@ -411,13 +420,24 @@ class RayEngine(Engine):
         ray.kill(actor.handle)  # it may be unreachable rather than dead
         self._actors[self._actors.index(actor)] = self._start()
 
-    def _report_silence(self, flying: int, starting: int, waiting: int) -> None:
-        free = ray.available_resources()
-        log.warning(
-            f"nothing has moved for {PATIENCE:.0f} s: {flying} block(s) under way, {waiting} "
-            f"waiting, {starting} actor(s) not started yet; free on the cluster: "
-            f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs"
-        )
+    def _report_silence(
+        self, call: Call, todo: deque[_Task], flying: dict[Any, tuple[_Actor, _Task]]
+    ) -> None:
+        table = actor_table()
+        ids = {actor: actor.handle._actor_id.hex() for actor in self._actors}
+        entries = {actor: table[id] for actor, id in ids.items() if id in table}
+        parts = [f"nothing has moved for {PATIENCE:.0f} s in round {call.round}, {call.function}"]
+        parts += filter(None, [starting(list(entries.values()), self._settings)])
+        if flying:
+            actor, task = next(iter(flying.values()))  # the first that was handed out
+            whom = ", ".join(map(str, task.clients[:10])) + (", …" if task.clients[10:] else "")
+            parts.append(
+                f"the longest under way is in {whereabouts(entries[actor], live_nodes())}, "
+                f"{'test shards' if call.mode == 'test' else 'clients'} {whom}, "
+                f"for {time.monotonic() - task.since:.0f} s"
+            )
+        blocks = sum(len(task.blocks) for task in todo)
+        log.warning(f"{'; '.join(parts)}; {blocks} block(s) wait for an actor")
 
 
 def _together(todo: deque[_Task], count: int) -> _Task:
