@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -17,10 +19,11 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from fedsim import atomic
 from fedsim.component import first_line
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_table
-from fedsim.errors import FedsimError
+from fedsim.errors import BadInput, FedsimError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
@@ -28,9 +31,14 @@ from fedsim.federation.placement import Node, actors_on, plan_actors
 from fedsim.launch import connect, resume, run
 from fedsim.methods import methods
 from fedsim.models import models
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.run import Run
+from fedsim.sheet import Sheet
 from fedsim.simulate import Progress, prepare
+
+if TYPE_CHECKING:  # they take a second to import, and few commands need them
+    from fedsim.sweep.grid import GridFolder
+    from fedsim.sweep.search import SearchFolder
 
 app = typer.Typer(
     add_completion=False,
@@ -39,7 +47,12 @@ app = typer.Typer(
     help="Explainable federated learning, simulated on Ray.",
 )
 # No emoji: «:100:» is a line number, not a pictogram.
-out = Console(highlight=False, soft_wrap=True, emoji=False)
+out = Console(
+    highlight=False,
+    soft_wrap=True,
+    emoji=False,
+    width=None if sys.stdout.isatty() else 160,  # a file or a pipe has no width of its own
+)
 err = Console(stderr=True, soft_wrap=True, emoji=False)
 
 File = Annotated[Path, typer.Argument(help="An experiment file (YAML).", show_default=False)]
@@ -47,11 +60,23 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="section.key=value, as many as you like.", show_default=False),
 ]
+OutFolder = Annotated[Path, typer.Option("--out", help="Where runs lie.")]
+FileOrFolder = Annotated[
+    Path,
+    typer.Argument(help="An experiment file; with --resume, a folder.", show_default=False),
+]
+GoOn = Annotated[
+    bool, typer.Option("--resume", help="Go on with the folder given: run what is missing.")
+]
 
 
 def main() -> None:
     """Run the command line; errors meant for a person become one message and an exit code."""
     sys.path.insert(0, "")  # so that the user's own `module:Name` is found beside their files
+    if os.environ.get("RAY_JOB_STOP_SIGNAL") == "SIGINT":
+        # This is a job, to be stopped so; a cluster that was started in a shell's background
+        # ignores that signal, and so would all that it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app()
     except FedsimError as error:
@@ -63,7 +88,7 @@ def main() -> None:
 def run_command(
     file: File,
     overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where runs lie.")] = Path("runs"),
+    out_folder: OutFolder = Path("runs"),
     name: Annotated[
         str | None, typer.Option(help="Instead of the experiment's name.", show_default=False)
     ] = None,
@@ -90,6 +115,177 @@ def resume_command(
     with _Screen() as screen:
         done = resume(folder, screen.show, screen.start)
     _summary(done)
+
+
+@app.command("grid")
+def grid_command(
+    file: FileOrFolder,
+    overrides: Overrides = None,
+    out_folder: OutFolder = Path("runs"),
+    go_on: GoOn = False,
+) -> None:
+    """Run every cell of an experiment file's grid section."""
+    from fedsim.sweep.grid import resume_grid, run_grid
+
+    with _Lines("grid") as lines:
+        if go_on:
+            folder = resume_grid(_only_folder(file, overrides), lines.tell, lines.start)
+        else:
+            folder = run_grid(
+                Sheet.read(file, overrides or []), out_folder, lines.tell, lines.start
+            )
+        lines.end(folder.manifest["status"])
+    _grid_summary(folder)
+    _tell_failures([run for run in folder.manifest["cells"] if run["status"] == "failed"])
+
+
+@app.command("tune")
+def tune_command(
+    file: FileOrFolder,
+    overrides: Overrides = None,
+    out_folder: OutFolder = Path("runs"),
+    go_on: GoOn = False,
+) -> None:
+    """Tune the hyper-parameters of an experiment file's search section."""
+    from fedsim.sweep.search import resume_search, run_search
+
+    with _Lines("tune") as lines:
+        if go_on:
+            folder = resume_search(_only_folder(file, overrides), lines.tell, lines.start)
+        else:
+            sheet = Sheet.read(file, overrides or [])
+            folder = run_search(sheet, out_folder, lines.tell, lines.start)
+        lines.end(folder.manifest["status"])
+    _search_summary(folder)
+    trials = folder.table("trials")
+    _tell_failures(trials[trials["status"] == "failed"].to_dict("records"))
+
+
+def _only_folder(path: Path, overrides: Sequence[str] | None) -> Path:
+    if overrides:
+        raise BadInput(f"--resume goes on with what is in {path}; it takes no overrides")
+    return path
+
+
+class _Lines:
+    """Progress of a grid or a search: a line for each run that ends."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._folder: Folder | None = None
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def start(self, folder: Folder) -> None:
+        self._folder = folder
+        out.print(f"{folder.kind} folder: {_short(folder.path)}", markup=False)
+
+    def tell(self, line: str) -> None:
+        out.print(line, markup=False)
+
+    def end(self, status: str) -> None:
+        if status == "interrupted":
+            raise KeyboardInterrupt
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or self._folder is None:
+            return
+        how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
+        err.print(
+            f"{how}; to go on:\n  fedsim {self._command} --resume {_short(self._folder.path)}",
+            markup=False,
+            highlight=False,
+        )
+        if issubclass(kind, KeyboardInterrupt):
+            sys.exit(130)
+
+
+def _grid_summary(folder: GridFolder) -> None:
+    """The end of a grid as a table."""
+    summary = folder.table("summary")
+    if summary.empty:
+        return
+    axes = list(folder.manifest["axes"])
+    table = Table(box=None, pad_edge=False)
+    figures = {"last": "last round", "best": "best round", "last5": "mean of last 5"}
+    for column in (*axes, "seeds", *figures.values(), "sent"):
+        table.add_column(column, justify="left" if column in axes else "right")
+    tested, aimed = "p_value" in summary, "reached" in summary
+    if aimed:
+        table.add_column(f"sent to reach {folder.manifest['target']:g}", justify="right")
+    if tested:
+        table.add_column("p", justify="right")
+    for _, row in summary.iterrows():
+        cells = [str(row[axis]) for axis in axes] + [str(row["seeds"])]
+        cells += [_spread(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
+        cells.append(_size(row["total_bytes_mean"]))
+        if aimed:
+            reached = f"({row['reached']}/{row['seeds']})"
+            some = row["reached"] > 0
+            cells.append(f"{_size(row['bytes_to_target_mean'])} {reached}" if some else "never")
+        if tested:
+            cells.append("" if np.isnan(row["p_value"]) else f"{row['p_value']:.3f}")
+        table.add_row(*cells)
+    out.print(table)
+    words = "accuracy: mean ± standard deviation over seeds"
+    if tested:
+        against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
+        words += f"; p: one-tailed Welch test, mean of last 5 above that of {against}"
+    out.print(words, markup=False)
+    out.print(f"grid folder: {_short(folder.path)}", markup=False)
+
+
+def _spread(mean: float, std: float) -> str:
+    return f"{mean:.4f}" if np.isnan(std) else f"{mean:.4f} ± {std:.4f}"
+
+
+def _search_summary(folder: SearchFolder) -> None:
+    """The end of a search as a table: its Pareto front, or its five best."""
+    objectives = folder.manifest["objectives"]
+    several = len(objectives) > 1
+    rows = folder.table("trials")
+    rows = rows[rows["status"] == "finished"]
+    if rows.empty:
+        raise RunError(f"no trial came to its end; {folder.path / 'trials.csv'} says why")
+    if several:
+        rows = folder.table("pareto")
+    name, mode = next(iter(objectives.items()))
+    rows = rows.sort_values(name, ascending=mode == "min", kind="stable")
+    rows = rows if several else rows.head(5)
+    table = Table(box=None, pad_edge=False)
+    for column in ("trial", *folder.manifest["space"], *objectives):
+        table.add_column(column, justify="right")
+    for _, row in rows.iterrows():
+        values = [row[key] for key in (*folder.manifest["space"], *objectives)]
+        table.add_row(
+            str(row["trial"]),
+            *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
+        )
+    out.print(table)
+    out.print(
+        "the Pareto front of the trials; pareto.png shows it" if several else "the best trials",
+        markup=False,
+    )
+    shares = folder.table("importance")
+    for objective in objectives:
+        ranked = shares.sort_values(objective, ascending=False)
+        words = ", ".join(
+            f"{key} {share:.2f}"
+            for key, share in zip(ranked["hyper-parameter"], ranked[objective], strict=True)
+            if not np.isnan(share)
+        )
+        if words:
+            out.print(f"importance for {objective}: {words}", markup=False)
+    out.print(f"best, ready to run: fedsim run {_short(folder.path / 'best.yaml')}", markup=False)
+    out.print(f"search folder: {_short(folder.path)}", markup=False)
+
+
+def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
+    """Name the runs that failed, if there are any, and leave with exit code 1."""
+    if failed:
+        lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
+        raise RunError(f"{len(failed)} run(s) failed:{lines}")
 
 
 class Sort(StrEnum):
@@ -130,7 +326,7 @@ def data_command(
     file: File,
     overrides: Overrides = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Where to draw it. [default: <name>-labels.png]")
+        Path | None, typer.Option(help=r"Where to draw it. \[default: <name>-labels.png]")
     ] = None,
 ) -> None:
     """Show who holds which labels, as a table and as a picture."""
@@ -157,6 +353,48 @@ def data_command(
     path = picture or Path(f"{experiment.name}-labels.png")
     draw_labels(counts, dataset.classes, path)
     out.print(f"drawn: {path}")
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Of runs, grids and searches; several are compared.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ],
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The page; if not given, report.html, in the folder if there is only one.",
+            show_default=False,
+        ),
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(help="Write the results as a LaTeX table, too.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the summary table, too.")] = None,
+) -> None:
+    """Show runs on one web page, with curves, tables and all that is known of them."""
+    from fedsim.results.report import Report
+
+    report = Report(folders)
+    files = {page or Path(folders[0] if len(folders) == 1 else "", "report.html"): report.html()}
+    if latex:
+        files[latex] = report.latex()
+    if csv:
+        files[csv] = report.csv()
+    for path, text in files.items():
+        if path.is_dir():
+            raise RunError(f"{path}: is a folder, not a file to write")
+        try:
+            atomic.write(path, text.encode())
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        out.print(f"written: {_short(path.absolute())}", markup=False)
 
 
 @app.command("doctor")
@@ -206,6 +444,91 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     out.print(f"{blocks} blocks of clients a round, about {cohort / actors:.1f} clients an actor")
     if blocks < actors:
         out.print(f"{actors - blocks} actor(s) will idle: a round has {blocks} blocks only")
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the cluster's dashboard: http://head:8265. "
+        r"\[default: RAY_API_SERVER_ADDRESS, or RAY_ADDRESS]",
+        show_default=False,
+    ),
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id.", show_default=False)]
+
+
+@app.command("submit")
+def submit_command(
+    file: File,
+    overrides: Overrides = None,
+    address: Address = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the job, as often as you like.", show_default=False),
+    ] = None,
+    out_folder: Annotated[
+        str, typer.Option("--out", help="Where results of jobs lie on the cluster.")
+    ] = "~/fedsim-jobs",
+) -> None:
+    """Send a run, grid or search to a Ray cluster, and follow its log."""
+    from fedsim.sweep.submit import follow, submit
+
+    cluster, job = submit(address, file, overrides or [], env or [], out_folder)
+    where = f"{job.id} --address {address}" if address else job.id
+    out.print(f"job {job.id}: fedsim {job.kind}, into {job.folder} on the cluster", markup=False)
+    try:
+        follow(cluster, job, lambda text: typer.echo(text, nl=False))
+    except KeyboardInterrupt:
+        err.print(
+            f"\nthe job goes on without being followed; to stop it, and to bring its results:\n"
+            f"  fedsim stop {where}\n  fedsim fetch {where}",
+            markup=False,
+            highlight=False,
+        )
+        sys.exit(130)
+    out.print(f"to bring the results here:\n  fedsim fetch {where}", markup=False)
+
+
+@app.command("jobs")
+def jobs_command(address: Address = None) -> None:
+    """List what was sent to a cluster."""
+    from fedsim.sweep.submit import Cluster, jobs
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("job", "what", "status", "started", "took"):
+        table.add_column(column, no_wrap=column == "job", overflow="fold")
+    for job in jobs(Cluster(address)):
+        began = job.started or time.time()
+        table.add_row(
+            job.id,
+            f"{job.kind} {job.name}",
+            job.status.lower(),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
+            f"{(job.ended or time.time()) - began:.0f} s",
+        )
+    out.print(table if table.row_count else "no jobs")
+
+
+@app.command("stop")
+def stop_command(job: JobId, address: Address = None) -> None:
+    """Stop a job; what it has done so far stays."""
+    from fedsim.sweep.submit import Cluster, stop
+
+    stop(Cluster(address), job)
+    out.print(f"stopped: {job}", markup=False)
+
+
+@app.command("fetch")
+def fetch_command(
+    job: JobId,
+    address: Address = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where runs lie.")] = Path("runs"),
+) -> None:
+    """Bring the results of a job here, also of one that still goes on."""
+    from fedsim.sweep.submit import Cluster, fetch
+
+    for folder in fetch(Cluster(address), job, out_folder):
+        out.print(f"fetched: {_short(folder)}", markup=False)
 
 
 class _Screen:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from fedsim.component import Section
+from fedsim.component import Section, nearest
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.federation import EngineSettings
@@ -21,6 +22,8 @@ from fedsim.methods import Method, methods
 from fedsim.models import Model, models
 from fedsim.sheet import Sheet
 from fedsim.training import Train
+
+LOGGERS = ("mlflow", "tensorboard")
 
 
 class Evaluate(Section):
@@ -47,7 +50,12 @@ class Checkpoint(Section):
 
 
 class Experiment(Section):
-    """Everything that decides a run's result, and where it is computed."""
+    """Everything that decides a run's result, and where it is computed.
+
+    Args:
+        loggers: where the records of rounds go beside the run's own tables: `tensorboard`, below
+            the run's folder, or `mlflow`.
+    """
 
     name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(0, ge=0)
@@ -59,6 +67,19 @@ class Experiment(Section):
     engine: EngineSettings = EngineSettings()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
+    loggers: tuple[str, ...] = ()
+
+    @field_validator("loggers")
+    @classmethod
+    def _known_loggers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in LOGGERS:
+                problem = "unknown logger '{name}'{hint}"
+                about = {"name": name, "hint": nearest(name, LOGGERS)}
+                raise PydanticCustomError("unknown_name", problem, about)
+            if names.count(name) > 1:
+                raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+        return names
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:

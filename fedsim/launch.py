@@ -17,8 +17,9 @@ from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import Engine, EngineSettings, LocalEngine, Setup
-from fedsim.federation.placement import Node, plan_actors
+from fedsim.federation.placement import Node, plan_actors, starting
 from fedsim.results.folder import RunFolder, new_path
+from fedsim.results.loggers import with_loggers
 from fedsim.results.run import Run, load
 from fedsim.simulate import Progress, hashes, prepare, simulate
 
@@ -72,12 +73,51 @@ def resume(
         if folder.manifest["status"] == "finished":
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         dataset, holdings, setup = prepare(folder.experiment)
-        found = hashes(dataset, holdings, folder.experiment.method)
-        if any(folder.manifest.get(name) != h for name, h in found.items()):
-            raise RunFolderError(f"{folder.path}: the data changed since the run started")
+        _same_data(folder, dataset, holdings)
         with _cluster(folder.experiment.engine) as actors:
             on_start(folder)
             return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
+
+
+def drive(
+    experiment: Experiment,
+    path: Path,
+    actors: int,
+    data: Any,
+    on_progress: Callable[[Progress], None],
+) -> Run:
+    """Carry out the run at `path`, or go on with it; this process is its driver.
+
+    Args:
+        actors: how many client actors to make.
+        data: a Ray reference of the data set, which client actors read as it is.
+
+    Raises:
+        BadInput, RunError: as `run` and `resume` do.
+    """
+    import ray
+
+    dataset, holdings, setup = prepare(experiment, ray.get(data))
+    if (path / "manifest.json").exists():
+        folder = RunFolder.open(path)
+        _same_data(folder, dataset, holdings)
+    else:
+        facts = {**hashes(dataset, holdings, experiment.method), "clients": len(holdings)}
+        folder = RunFolder.create(experiment, path, facts)
+    with folder.alone():
+        if folder.manifest["status"] == "finished":
+            return load(path)
+        if experiment.engine.kind == "local":
+            events = _locally(folder, dataset, holdings, setup)
+        else:
+            events = _with_actors(folder, setup, actors, [data, ray.put(holdings)])
+        return _carry_through(folder, events, actors, on_progress)
+
+
+def _same_data(folder: RunFolder, dataset: Dataset, holdings: Holdings) -> None:
+    found = hashes(dataset, holdings, folder.experiment.method)
+    if any(folder.manifest.get(name) != h for name, h in found.items()):
+        raise RunFolderError(f"{folder.path}: the data changed since the run started")
 
 
 def _carry_out(
@@ -88,28 +128,38 @@ def _carry_out(
     actors: int,
     on_progress: Callable[[Progress], None],
 ) -> Run:
-    """Carry out a run in its folder, and note how it ended."""
+    if folder.experiment.engine.kind == "local":
+        events = _locally(folder, dataset, holdings, setup)
+    else:
+        events = _on_ray(folder, dataset, holdings, setup, actors)
+    return _carry_through(folder, events, actors, on_progress)
+
+
+def _carry_through(
+    folder: RunFolder,
+    events: Generator[Progress],
+    actors: int,
+    on_progress: Callable[[Progress], None],
+) -> Run:
+    """Follow a run to its end, and note in its folder how it ended."""
     started = time.monotonic()
     before = folder.manifest.get("wall_seconds", 0.0)
 
-    def end(status: str) -> None:
+    def end(status: str, error: str | None = None) -> None:
         # Opened anew, because the driver has written its part of the manifest.
         wall_seconds = before + time.monotonic() - started
-        RunFolder.open(folder.path).update(status=status, wall_seconds=wall_seconds)
+        RunFolder.open(folder.path).update(status=status, error=error, wall_seconds=wall_seconds)
 
     folder.update(status="running", actors=actors)
     try:
-        if folder.experiment.engine.kind == "local":
-            events = _locally(folder, dataset, holdings, setup)
-        else:
-            events = _on_ray(folder, dataset, holdings, setup, actors)
         with closing(events):  # which ends the driver, however we leave
             for event in events:
                 on_progress(event)
     except BaseException as error:
         # The folder itself may be what broke; that must not hide why.
         with suppress(RunError, RunFolderError):
-            end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            interrupted = isinstance(error, KeyboardInterrupt | GeneratorExit)
+            end("interrupted" if interrupted else "failed", None if interrupted else str(error))
         raise
     end("finished")
     return load(folder.path)
@@ -134,16 +184,23 @@ class Driver:
 
     def run(self) -> Iterator[Progress]:
         """`simulate`, on as many client actors as planned."""
-        import ray
-
-        from fedsim.federation.ray_engine import RayEngine
-
         folder = RunFolder.open(self._path)
-        # The server trains with as many threads as a client actor, as the local engine does.
-        torch.set_num_threads(folder.experiment.engine.cpus_per_actor)
-        dataset, holdings = ray.get(self._data)
-        engine = RayEngine(folder.experiment.engine, self._actors, self._setup, *self._data)
-        yield from _logged(folder, self._setup, dataset, holdings, engine)
+        yield from _with_actors(folder, self._setup, self._actors, self._data)
+
+
+def _with_actors(
+    folder: RunFolder, setup: Setup, actors: int, data: list[Any]
+) -> Generator[Progress]:
+    """`simulate` in this process, the driver's, on client actors."""
+    import ray
+
+    from fedsim.federation.ray_engine import RayEngine
+
+    # The server trains with as many threads as a client actor, as the local engine does.
+    torch.set_num_threads(folder.experiment.engine.cpus_per_actor)
+    dataset, holdings = ray.get(data)
+    engine = RayEngine(folder.experiment.engine, actors, setup, *data)
+    yield from _logged(folder, setup, dataset, holdings, engine)
 
 
 def _on_ray(
@@ -166,7 +223,7 @@ def _on_ray(
             events = driver.run.options(num_returns="streaming").remote()
             while True:
                 while not ray.wait([events], timeout=PATIENCE, fetch_local=False)[0]:
-                    yield _silence(folder)
+                    yield _silence(folder, driver)
                 try:
                     event = next(events)
                 except StopIteration:
@@ -193,30 +250,31 @@ def _on_ray(
             ray.kill(driver)
 
 
-def _silence(folder: RunFolder) -> str:
-    """What to tell when nothing was heard of the driver for a while."""
-    import ray
+def _silence(folder: RunFolder, driver: Any) -> str:
+    """What to tell when nothing was heard of the driver for a while: what is pending, and why."""
+    from ray._private.state import actors
 
-    free, there = ray.available_resources(), ray.cluster_resources()
-    amounts = ", ".join(
-        f"{free.get(kind, 0):g} of {there[kind]:g} {kind}s"
-        for kind in ("CPU", "GPU")
-        if kind in there
-    )
+    table = actors()
+    me = table.get(driver._actor_id.hex())
+    if me is None or me["State"] != "ALIVE":
+        why = "the driver has not started yet"
+    else:
+        mine = [
+            actor
+            for actor in table.values()
+            if actor["OwnerAddress"] == me["Address"] and actor["State"] != "DEAD"
+        ]
+        why = starting(mine, folder.experiment.engine) or (
+            f"the driver and {len(mine)} client actors are at work"
+        )
     return (
-        f"no round has ended for {PATIENCE:.0f} s; free on the cluster: {amounts}; "
-        f"{folder.path / 'log.txt'} may say more"
+        f"no round has ended for {PATIENCE:.0f} s: {why}; {folder.path / 'log.txt'} may say more"
     )
 
 
 @contextmanager
 def _cluster(settings: EngineSettings) -> Iterator[int]:
-    """Connect to a Ray cluster, or start a private one, and plan the client actors.
-
-    A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or `ray
-    start` was run on this machine) is used as it is. A private one gets at least as many CPUs as
-    the experiment asks for: that more actors than cores take turns is the user's choice on a
-    machine of their own.
+    """Plan the client actors of a run on the cluster at hand.
 
     Yields:
         How many client actors to make.
@@ -229,12 +287,30 @@ def _cluster(settings: EngineSettings) -> Iterator[int]:
         return
     import ray
 
+    with connected(settings):
+        nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
+        yield plan_actors(settings, nodes)
+
+
+@contextmanager
+def connected(settings: EngineSettings) -> Iterator[None]:
+    """Have a Ray cluster: the one at hand, or a private one for as long as the context lasts.
+
+    A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or `ray
+    start` was run on this machine) is used as it is. A private one gets at least as many CPUs as
+    the experiment asks for: that more actors than cores take turns is the user's choice on a
+    machine of their own.
+
+    Raises:
+        ClusterError: the cluster cannot be reached.
+    """
+    import ray
+
     mine = not ray.is_initialized()
     if mine:
         connect(settings)
     try:
-        nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
-        yield plan_actors(settings, nodes)
+        yield
     finally:
         if mine:
             ray.shutdown()
@@ -252,10 +328,13 @@ def connect(settings: EngineSettings | None) -> None:
     import ray
 
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
+    os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     # The user's own modules lie in the folder that the command was given in.
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    mlflow = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
     common: dict[str, Any] = {
-        "runtime_env": {"env_vars": {"PYTHONPATH": path}},
+        "runtime_env": {"env_vars": {"PYTHONPATH": path, **mlflow}},
         "log_to_driver": False,
         "logging_level": logging.ERROR,
     }
@@ -319,7 +398,8 @@ def _logged(
     log = logging.getLogger(__name__)
     try:
         with _log_file(folder):
-            for event in simulate(folder, setup, dataset, holdings, engine):
+            events = simulate(folder, setup, dataset, holdings, engine)
+            for event in with_loggers(folder, events):
                 if isinstance(event, str):
                     log.info(event)
                 else:

@@ -156,6 +156,7 @@ _WORDS = {
     "bool_type": "true or false",
     "string_type": "a word",
     "model_type": "a section of keys",
+    "tuple_type": "a list",
     "missing": "missing",
 }
 

@@ -123,3 +123,15 @@ class AlwaysDying(FedAvg):
         if client.id == 3:
             die()
         return super().local_update(client, weights)
+
+
+class FailsUntil(FedAvg):
+    """Client 2 raises in round 4, as long as a file is not there."""
+
+    name: str = "disturbing:FailsUntil"
+    mended: Path
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        if client.id == 2 and client.round == 4 and not self.mended.exists():
+            raise ValueError("something is broken")
+        return super().local_update(client, weights)

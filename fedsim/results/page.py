@@ -1,0 +1,150 @@
+"""What pages and papers are made of: tables, pictures, and figures as a person reads them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.results.cells import Value
+from fedsim.results.figures import size
+
+DASH = "–"  # where there is nothing
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of a table.
+
+    Attributes:
+        figure: figures stand to the right.
+        high: much is good, so that the first click puts the highest first.
+        code: hashes and folders, which may be broken anywhere.
+    """
+
+    title: str
+    figure: bool = False
+    high: bool = False
+    code: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "figure" if self.figure else "code" if self.code else "word"
+
+
+@dataclass(frozen=True)
+class Datum:
+    """What stands in a table: the text, and what it is sorted by (None comes last)."""
+
+    text: str
+    value: Value | None
+    best: bool = False
+    note: str = ""
+    swatch: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    columns: list[Column]
+    rows: list[list[Datum]]
+
+    def latex(self) -> str:
+        """The table for a paper."""
+        lines = [[_tex(column.title) for column in self.columns]]
+        for row in self.rows:
+            words = [_tex(f"{d.text} {d.note}".strip()) for d in row]
+            lines.append(
+                [rf"\textbf{{{w}}}" if d.best else w for w, d in zip(words, row, strict=True)]
+            )
+        head, *body = [" & ".join(line) + r" \\" for line in lines]
+        parts = [
+            r"% wants \usepackage{booktabs}; accuracy is mean ± standard deviation over seeds",
+            rf"\begin{{tabular}}{{{''.join('lr'[column.figure] for column in self.columns)}}}",
+            *(r"\toprule", head, r"\midrule", *body, r"\bottomrule"),
+            r"\end{tabular}",
+        ]
+        return "\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture file, made part of the page."""
+
+    words: str
+    uri: str
+
+    @classmethod
+    def read(cls, path: Path) -> Picture:
+        kind = {".png": "image/png", ".svg": "image/svg+xml"}[path.suffix.lower()]
+        content = base64.b64encode(path.read_bytes()).decode()
+        words = path.stem.replace("_", " ").replace("-", " ").strip()
+        return cls(words, f"data:{kind};base64,{content}")
+
+
+def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> Table:
+    """A table as it stands in a file, without empty columns. `best` are rows, by their first."""
+    content = content.dropna(axis="columns", how="all")
+    is_figure = {
+        name: pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+        for name, values in content.items()
+    }
+    columns = [Column(str(n), figure, code=n == "folder") for n, figure in is_figure.items()]
+    in_bytes = [
+        column.figure and "bytes" in column.title and content[column.title].max() >= 1000
+        for column in columns
+    ]
+    rows = []
+    for values in content.itertuples(index=False):
+        row = []
+        for k, value in enumerate(values):
+            if columns[k].figure:
+                row.append(sent(value) if in_bytes[k] else number(f"{value:.5g}", value))
+            else:
+                row.append(Datum(DASH, None) if pd.isna(value) else datum(value))
+        if values[0] in best:
+            row = [replace(d, best=True) for d in row]
+        rows.append(row)
+    return Table(caption, columns, rows)
+
+
+def datum(value: Any) -> Datum:
+    return Datum(str(value), value)
+
+
+def number(text: str, value: float, best: bool = False, note: str = "") -> Datum:
+    """A figure, or a dash for one that there is none of."""
+    known = bool(np.isfinite(value))
+    return Datum(text, float(value), best, note) if known else Datum(DASH, None)
+
+
+def sent(count: float, note: str = "") -> Datum:
+    return number(size(count) if np.isfinite(count) else "", count, note=note)
+
+
+def mean_std(mean: float, std: float) -> str:
+    return f"{mean:.4f} ± {std:.4f}" if np.isfinite(std) else f"{mean:.4f}"
+
+
+def duration(seconds: float) -> str:
+    if not seconds >= 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+_TEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", DASH: "--", "*": "$^{*}$"},
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(c, c) for c in text)

@@ -1,0 +1,1 @@
+"""Many runs on one cluster: grids, searches, and sending them there."""

@@ -1,0 +1,179 @@
+"""What a grid or a search takes of a cluster, decided before anything is started.
+
+Ray would wait for ever, with a warning at best, for what can never be placed: a trial larger than
+the cluster, an actor larger than any node. And it would lock up when trials hold what each other's
+actors wait for; that cannot happen here, because a trial gets a place for itself and all its
+actors at once (a placement group) or waits without any.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ray
+from ray.tune import PlacementGroupFactory
+
+from fedsim.errors import ClusterError
+from fedsim.federation import EngineSettings
+from fedsim.federation.placement import (
+    ACTOR_BYTES,
+    Node,
+    actors_on,
+    describe_free,
+    free_now,
+    live_nodes,
+    plan_actors,
+)
+
+PATIENCE = 60.0  # seconds without news of any trial after which the user is told what is pending
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What trials get.
+
+    Attributes:
+        actors: client actors of each; 0 if a trial does its clients' work itself.
+        concurrent: trials that run at the same time.
+    """
+
+    actors: int
+    concurrent: int
+
+
+def plan_trials(
+    settings: EngineSettings,
+    nodes: Sequence[Node],
+    here: Node,
+    trials: int,
+    concurrent: int | Literal["auto"] = "auto",
+) -> Plan:
+    """Decide how many client actors a trial gets, and how many trials run at once.
+
+    With `engine.actors=auto` a trial gets what is left over when as many as possible run at once:
+    many small trials finish sooner than a few large ones, and the results are the same.
+
+    Args:
+        nodes: of the cluster.
+        here: the node of this process. Drivers run there, because their folders lie there.
+        trials: how many there will be.
+        concurrent: how many are to run at the same time.
+
+    Raises:
+        ClusterError: one trial, or as many as asked for at once, can never be placed.
+    """
+    if concurrent != "auto":
+        concurrent = min(concurrent, trials)
+    local = settings.kind == "local"
+    if local and actors_on(here, settings) == 0:
+        raise ClusterError(
+            f"engine.kind=local: a trial of {settings.cpus_per_actor} CPU(s) and "
+            f"{settings.gpus_per_actor:g} GPU(s) does not fit this node ({here.describe()}); "
+            "lower engine.cpus_per_actor or engine.gpus_per_actor"
+        )
+    planned = 1 if local else plan_actors(settings, nodes)  # raises if they cannot be placed
+    fit = actors_on(here, settings) if local else sum(actors_on(n, settings) for n in nodes)
+    # Half of this node's memory for drivers, half for client actors.
+    drivers = fit if local else max(1, int(min(here.memory / ACTOR_BYTES / 2, trials)))
+    actors = planned
+    if settings.actors == "auto" and not local:
+        wanted = min(trials, drivers) if concurrent == "auto" else concurrent
+        actors = max(1, fit // wanted)
+    most = min(fit // actors, drivers)
+    if concurrent != "auto" and concurrent > most:
+        each = f"{settings.cpus_per_actor * actors} CPU(s)"
+        if settings.gpus_per_actor:
+            each += f" and {settings.gpus_per_actor * actors:g} GPU(s)"
+        there = "; ".join(node.describe() for node in nodes)
+        raise ClusterError(
+            f"concurrent={concurrent}: only {most} trial(s) of {each} fit at the same time "
+            f"({there}); set concurrent to {max(1, most)} or auto, or lower engine.actors or "
+            "engine.cpus_per_actor"
+        )
+    return Plan(0 if local else actors, min(trials, most if concurrent == "auto" else concurrent))
+
+
+def placement(settings: EngineSettings, actors: int, pin: str) -> PlacementGroupFactory:
+    """The place of a trial: a bundle for its driver, and one for each of its client actors.
+
+    Args:
+        pin: the resource that only this node has.
+    """
+    each: dict[str, float] = {"CPU": settings.cpus_per_actor}
+    if settings.gpus_per_actor:
+        each["GPU"] = settings.gpus_per_actor
+    driver = {pin: 0.001}
+    if not actors:
+        return PlacementGroupFactory([{**driver, **each}])
+    return PlacementGroupFactory([driver, *[each] * actors], strategy="PACK")
+
+
+def cluster() -> tuple[list[Node], Node, str]:
+    """The nodes of the cluster that this process is connected to, its own, and its own's pin."""
+    mine = ray.get_runtime_context().get_node_id()
+    (resources,) = (node["Resources"] for node in ray.nodes() if node["NodeID"] == mine)
+    pin = next(kind for kind in resources if re.match(r"node:(?!__)", kind))
+    nodes = live_nodes()
+    return list(nodes.values()), nodes[mine], pin
+
+
+class Watchdog:
+    """Tells what is pending, and why, when nothing was heard of any trial for a while.
+
+    Args:
+        tell: is called, from a thread of its own, with a line for the user.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._heard = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def heard(self) -> None:
+        """Something was heard of a trial."""
+        self._heard = time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(max(0.0, self._heard + PATIENCE - time.monotonic())):
+            if time.monotonic() - self._heard >= PATIENCE:
+                line = silence(ray.util.placement_group_table().values())
+                if line:
+                    self._tell(line)
+                self.heard()
+
+
+def silence(groups: Iterable[dict[str, Any]]) -> str | None:
+    """What to tell when nothing was heard of any trial for a while; None if none is pending.
+
+    Args:
+        groups: placement groups as Ray describes them.
+    """
+    groups = list(groups)
+    pending = [g for g in groups if g["state"] in ("PENDING", "RESCHEDULING")]
+    placed = sum(g["state"] == "CREATED" for g in groups)
+    if not pending:
+        return None  # a trial's own log says if nothing moves within it
+    wants: dict[str, float] = {}
+    for bundle in pending[0]["bundles"].values():
+        for kind, amount in bundle.items():
+            if not kind.startswith("node:"):
+                wants[kind] = wants.get(kind, 0) + amount
+    words = " and ".join(f"{amount:g} {kind}(s)" for kind, amount in wants.items()) or "nothing"
+    return (
+        f"nothing was heard for {PATIENCE:.0f} s; {placed} trial(s) have their place, "
+        f"{len(pending)} wait(s) for one of {words}; {describe_free(free_now())}"
+    )

@@ -1,0 +1,468 @@
+"""Searches: hyper-parameters tuned by Optuna, for one objective or several.
+
+runs/<name>/<id>/
+  experiment.yaml      the file, with its search section
+  manifest.json        versions, hardware, status
+  trials/<id>/         the folder of each run
+  study.db             Optuna's study («fedsim», SQLite), for Optuna's own tools
+  trials.parquet       a row per trial: hyper-parameters, objectives, how it ended, its folder
+  pareto.parquet       of these the ones that no other betters in every objective
+  pareto.png           and their picture, if there are several objectives
+  importance.parquet   how much of each objective's variance a hyper-parameter explains
+  best.yaml            the best experiment, ready to run
+  tune/                Ray Tune's own state
+(tables also as .csv)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import optuna
+import pandas as pd
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import FrozenTrial, TrialState
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search.optuna import OptunaSearch
+
+from fedsim import atomic
+from fedsim.component import Registry, Section
+from fedsim.errors import ExperimentError, RunError, RunFolderError
+from fedsim.experiment import Experiment, to_yaml
+from fedsim.results.folder import Folder, RunFolder, new_path
+from fedsim.results.run import load
+from fedsim.sheet import Sheet
+from fedsim.sweep import pareto
+from fedsim.sweep.trials import Trial, Work, carry_out, ending, run_config, value, write_tables
+
+STUDY = "fedsim"  # the name of each study, in a storage of its own
+
+
+class Range(Section):
+    """The values that a hyper-parameter may take."""
+
+    type: str
+
+    def distribution(self) -> BaseDistribution:
+        """As Optuna knows it.
+
+        Raises:
+            ValueError: there are no such values.
+        """
+        raise NotImplementedError
+
+    def ends(self) -> list[Any]:
+        """Values that stand for all: what the experiment must take."""
+        raise NotImplementedError
+
+
+ranges: Registry[Range] = Registry("range", Range, key="type")
+
+
+@ranges.register
+class Float(Range):
+    """Numbers between two bounds.
+
+    Args:
+        low, high: the bounds, both within.
+        log: look for the order of magnitude.
+        step: only low, low + step, ...
+    """
+
+    type: str = "float"
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = Field(None, gt=0)
+
+    def distribution(self) -> BaseDistribution:
+        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+
+    def ends(self) -> list[Any]:
+        return [self.low, self.high]
+
+
+@ranges.register
+class Int(Range):
+    """Whole numbers between two bounds; see `Float`."""
+
+    type: str = "int"
+    low: int
+    high: int
+    log: bool = False
+    step: int = Field(1, ge=1)
+
+    def distribution(self) -> BaseDistribution:
+        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
+
+    def ends(self) -> list[Any]:
+        return [self.low, self.high]
+
+
+@ranges.register
+class Choice(Range):
+    """One of some values; a plain list is a choice, too."""
+
+    type: str = "choice"
+    values: list[str | bool | int | float] = Field(min_length=1)
+
+    def distribution(self) -> BaseDistribution:
+        return CategoricalDistribution(self.values)
+
+    def ends(self) -> list[Any]:
+        return list(self.values)
+
+
+def _parse_range(given: Any) -> Any:
+    return ranges.parse({"type": "choice", "values": given} if isinstance(given, list) else given)
+
+
+class Asha(Section):
+    """Stop early what falls behind (Li et al., A System for Massively Parallel Hyperparameter
+    Tuning, MLSys 2020).
+
+    Args:
+        grace: rounds that every trial gets.
+        reduction: η; of the trials at a rung the best 1/η go on, and the next is η times as far.
+    """
+
+    grace: int = Field(5, ge=1)
+    reduction: float = Field(3, gt=1)
+
+
+class Search(Section):
+    """The `search` section: which hyper-parameters to tune, and for what.
+
+    Args:
+        space: for each `section.key` a range, `{type: float, low: 0.001, high: 1, log: true}`,
+            `{type: int, low: 1, high: 8}`, or a list of values to choose from.
+        objectives: what a trial's last round is judged by, and whether it shall be `max` or
+            `min`: any number that the rounds table has, and `total_bytes`, sent up and down.
+        trials: how many to try.
+        sampler: how the next trial is chosen, by Optuna's TPE, NSGA-II, Gaussian processes, or
+            at random.
+        seed: of the sampler. With trials side by side what it proposes depends on which of them
+            ends first.
+        asha: stop early what falls behind; for a single objective.
+        concurrent: trials at the same time; `auto` is as many as the cluster can hold.
+    """
+
+    space: dict[str, Annotated[SerializeAsAny[Range], BeforeValidator(_parse_range)]] = Field(
+        min_length=1
+    )
+    objectives: dict[str, Literal["max", "min"]] = Field(min_length=1)
+    trials: int = Field(20, ge=1)
+    sampler: Literal["tpe", "nsga2", "gp", "random"] = "tpe"
+    seed: int = Field(0, ge=0)
+    asha: Asha | None = None
+    concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+
+    @model_validator(mode="after")
+    def _can_be_carried_out(self) -> Search:
+        for key, given in self.space.items():
+            if key.partition(".")[0] == "engine":
+                raise ExperimentError(
+                    f"search.space.{key}: where a run is carried out does not change its result"
+                )
+            try:
+                given.distribution()
+            except ValueError as error:
+                raise ExperimentError(f"search.space.{key}: {error}") from error
+        if self.asha is not None and len(self.objectives) > 1:
+            raise ExperimentError(
+                f"search.asha: stops trials by one objective, and there are "
+                f"{len(self.objectives)} (a trial that is behind in one may be ahead in another); "
+                "leave out search.asha, or all objectives but one"
+            )
+        return self
+
+    def make_sampler(self) -> optuna.samplers.BaseSampler:
+        """Optuna's sampler."""
+        samplers: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
+            "tpe": optuna.samplers.TPESampler,
+            "nsga2": optuna.samplers.NSGAIISampler,
+            "gp": optuna.samplers.GPSampler,
+            "random": optuna.samplers.RandomSampler,
+        }
+        return samplers[self.sampler](seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trial that values of the space mean; travels to the trials' processes."""
+
+    content: Mapping[str, Any]  # of the experiment file
+    space: Sequence[str]
+    path: Path
+
+    def __call__(self, config: Mapping[str, Any]) -> Trial:
+        chosen = {key: config[key] for key in self.space}
+        words = json.dumps(chosen, sort_keys=True).encode()
+        label = ", ".join(
+            f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
+        )
+        experiment = Sheet(self.content).changed(chosen, f"trial {label}").build(Experiment)
+        # By its values, so that a trial that is proposed again after a crash finds its folder.
+        folder = hashlib.sha256(words).hexdigest()[:12]
+        return Trial(label, experiment, self.path / "trials" / folder)
+
+
+class SearchFolder(Folder):
+    """The folder of a search."""
+
+    kind = "search"
+
+    @property
+    def sheet(self) -> Sheet:
+        return Sheet.read(self.path / "experiment.yaml")
+
+    def table(self, name: Literal["trials", "pareto", "importance"]) -> pd.DataFrame:
+        """A table of the search."""
+        return pd.read_parquet(self.path / f"{name}.parquet")
+
+    def study(self) -> optuna.Study:
+        """Optuna's study."""
+        return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{self.path}/study.db")
+
+
+def read(sheet: Sheet) -> tuple[Search, list[Trial]]:
+    """The search section of an experiment file, and trials at the corners of its space.
+
+    Raises:
+        ExperimentError: the section does not fit the schema, or a bound of a range does not fit
+            the key that it is for.
+    """
+    if "search" not in sheet.content:
+        raise ExperimentError(
+            f"{sheet.where(())}: has no search section; fedsim run carries it out"
+        )
+    search = sheet.build(Search, "search")
+    _, base = sheet.take("search")
+    first: dict[str, Any] = {}
+    others: list[dict[str, Any]] = []
+    for key, given in search.space.items():
+        first[key], *rest = given.ends()
+        others += [{key: end} for end in rest]
+    corners = []
+    for corner in ({}, *others):
+        chosen = {**first, **corner}
+        label = ", ".join(f"{key}={v}" for key, v in chosen.items())
+        by = f"{sheet.where(('search', 'space'))}: with {label}"
+        corners.append(Trial(label, base.changed(chosen, by).build(Experiment), Path()))
+    experiment = corners[0].experiment
+    if search.asha is not None and search.asha.grace >= experiment.train.rounds:
+        raise ExperimentError(
+            f"{sheet.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: every "
+            f"trial would run to its end; train.rounds is {experiment.train.rounds}"
+        )
+    if not experiment.evaluate.clients:
+        for name in ("worst_client_accuracy", "client_accuracy"):
+            if name in search.objectives:
+                raise ExperimentError(
+                    f"{sheet.where(('search', 'objectives', name))}: search.objectives.{name}: "
+                    "needs evaluate.clients=true and partition.test_fraction above 0"
+                )
+    return search, corners
+
+
+def run_search(
+    sheet: Sheet,
+    out: str | Path = "runs",
+    tell: Callable[[str], None] = lambda _: None,
+    on_start: Callable[[SearchFolder], None] = lambda _: None,
+) -> SearchFolder:
+    """Carry out a search.
+
+    Args:
+        sheet: an experiment file with a search section.
+        out: the folder below which the search's own is made.
+        tell: is called with lines for the user.
+        on_start: is called with the folder before the first trial.
+
+    Raises:
+        BadInput: the search cannot be carried out; nothing was started or written.
+        RunError: no trial came to an end.
+    """
+    search, corners = read(sheet)
+    name = corners[0].experiment.name
+    path = new_path(out, name).absolute()
+
+    def begin() -> None:
+        facts = {"name": name, "objectives": search.objectives, "space": list(search.space)}
+        on_start(SearchFolder.make(path, to_yaml(sheet.content), facts))
+
+    return _carry_out(path, begin, sheet, search, corners, tell)
+
+
+def resume_search(
+    path: str | Path,
+    tell: Callable[[str], None] = lambda _: None,
+    on_start: Callable[[SearchFolder], None] = lambda _: None,
+) -> SearchFolder:
+    """Go on with a search: what is missing, or has failed, is run.
+
+    Raises:
+        BadInput: the folder is not that of a search, or was edited.
+        RunError: no trial came to an end.
+    """
+    with SearchFolder.open(path).alone():
+        folder = SearchFolder.open(path)
+        if folder.manifest["status"] == "finished":
+            raise RunFolderError(f"{folder.path}: the search is finished; nothing is missing")
+        search, corners = read(folder.sheet)
+        return _carry_out(
+            folder.path, lambda: on_start(folder), folder.sheet, search, corners, tell
+        )
+
+
+def _carry_out(
+    path: Path,
+    begin: Callable[[], None],
+    sheet: Sheet,
+    search: Search,
+    corners: Sequence[Trial],
+    tell: Callable[[str], None],
+) -> SearchFolder:
+    _, base = sheet.take("search")
+    work = Work(
+        trial_of=Trials(base.content, list(search.space), path),
+        examples=corners,
+        count=search.trials,
+        concurrent=search.concurrent,
+        objectives=list(search.objectives),
+        by_round=search.asha is not None,
+    )
+    make_tuner = partial(_tuner, path, search, work)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        errors = carry_out(work, path, begin, make_tuner, tell)
+        return _conclude(SearchFolder.open(path), search, work, errors)
+
+
+def _tuner(path: Path, search: Search, work: Work, trainable: Any, concurrent: int) -> tune.Tuner:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    names, modes = list(search.objectives), list(search.objectives.values())
+    one = len(names) == 1
+    algorithm = OptunaSearch(
+        {key: given.distribution() for key, given in search.space.items()},
+        metric=names[0] if one else names,
+        mode=modes[0] if one else modes,
+        sampler=search.make_sampler(),
+        study_name=STUDY,
+        storage=optuna.storages.RDBStorage(f"sqlite:///{path}/study.db"),
+    )
+    scheduler = None
+    if search.asha is not None:
+        scheduler = ASHAScheduler(
+            time_attr="round",
+            metric=names[0],
+            mode=modes[0],
+            max_t=work.examples[0].experiment.train.rounds,
+            grace_period=search.asha.grace,
+            reduction_factor=search.asha.reduction,
+        )
+    return tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            search_alg=algorithm,
+            scheduler=scheduler,
+            num_samples=search.trials,
+            max_concurrent_trials=concurrent,
+            reuse_actors=work.take_turns,
+        ),
+        run_config=run_config(path),
+    )
+
+
+def _conclude(
+    folder: SearchFolder, search: Search, work: Work, errors: Mapping[Path, str]
+) -> SearchFolder:
+    """Write the tables of a search, its picture, and the best experiment."""
+    study = folder.study()
+    over = sum(frozen.state.is_finished() for frozen in study.trials) >= search.trials
+    rows = []
+    for frozen in study.trials:
+        if over and not frozen.state.is_finished():
+            # Its process was lost before Tune had noted it, and it was proposed anew.
+            study.tell(frozen.number, state=TrialState.FAIL)
+        else:
+            rows.append(_row(folder, search, work.trial_of(frozen.params), frozen, errors))
+    trials = pd.DataFrame(rows)
+    finished = trials[trials["status"] == "finished"]
+    tables = {"trials": trials}
+    if len(finished):
+        best = finished[pareto.front(finished, search.objectives)]
+        tables |= {"pareto": best, "importance": _importance(study, search)}
+        name, mode = next(iter(search.objectives.items()))
+        first = best.sort_values(name, ascending=mode == "min", kind="stable").iloc[0]
+        experiment = RunFolder.open(folder.path / first["folder"]).experiment
+        try:
+            atomic.write(folder.path / "best.yaml", experiment.to_yaml().encode())
+            if len(search.objectives) > 1:
+                pareto.draw(finished, search.objectives, folder.path / "pareto.png")
+        except OSError as error:
+            raise RunError(f"{folder.path}: cannot be written: {error}") from error
+    write_tables(folder.path, tables)
+    failed = (trials["status"] == "failed").any()
+    folder.update(status="interrupted" if not over else "failed" if failed else "finished")
+    return folder
+
+
+def _row(
+    folder: SearchFolder,
+    search: Search,
+    trial: Trial,
+    frozen: FrozenTrial,
+    errors: Mapping[Path, str],
+) -> dict[str, Any]:
+    """A trial's row of the table."""
+    status, error = ending(trial.path, errors)
+    row: dict[str, Any] = {"trial": frozen.number, **frozen.params, "status": status}
+    if status == "finished":
+        last = dict(load(trial.path).rounds.iloc[-1])
+        row |= {name: value(last, name) for name in search.objectives}
+        row["rounds"] = int(last["round"])
+    elif status == "stopped":
+        last = RunFolder.open(trial.path).manifest["last"]
+        row |= {**{name: last[name] for name in search.objectives}, "rounds": last["round"]}
+    return {**row, "error": error, "folder": str(trial.path.relative_to(folder.path))}
+
+
+def _importance(study: optuna.Study, search: Search) -> pd.DataFrame:
+    """How much of each objective's variance a hyper-parameter explains (fANOVA), of 1 in all.
+
+    Source: Hutter, Hoos, Leyton-Brown, An Efficient Approach for Assessing Hyperparameter
+    Importance, ICML 2014.
+    """
+    complete = study.get_trials(states=[TrialState.COMPLETE])
+    table = pd.DataFrame({"hyper-parameter": list(search.space)})
+    for k, name in enumerate(search.objectives):
+        values = {trial.values[k] for trial in complete}
+        if len(values) < 2:  # nothing to explain
+            table[name] = float("nan")
+            continue
+        shares = optuna.importance.get_param_importances(
+            study,
+            evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
+            target=partial(_objective, k),
+        )
+        table[name] = [shares.get(key, float("nan")) for key in search.space]
+    return table
+
+
+def _objective(k: int, trial: FrozenTrial) -> float:
+    return float(trial.values[k])

@@ -1,0 +1,612 @@
+"""Sending runs, grids and searches to a Ray cluster as Ray jobs, and bringing results back.
+
+All of it needs nothing but the HTTP address of the cluster's dashboard. A job's working directory
+goes when the job ends; so its results lie in a folder of their own on the node where it ran.
+`fetch` has them packed there by a second, small job, which puts the package beside Ray's logs for
+as long as the transfer takes: Ray's log API streams any file from there, byte for byte and from
+whichever node. (A job's own log is no way out: it is kept for good, and sent as one JSON string,
+which at some size neither end holds in memory.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shlex
+import shutil
+import socket
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import requests
+from pathspec import GitIgnoreSpec
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
+from ray.exceptions import AuthenticationError, RayError
+from ray.job_submission import JobSubmissionClient
+
+import fedsim
+from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
+from fedsim.experiment import Experiment
+from fedsim.sheet import Sheet
+from fedsim.sweep import grid, pack, search
+
+FOLDER = "~/fedsim-jobs"  # where results lie on the cluster: each job's in a folder of its name
+LIMIT = 100 * 2**20  # bytes that a dashboard of Ray's takes in one request
+LEFT_OUT = ["/runs/", ".*/", "venv/", "__pycache__/", "*.egg-info/"]  # as .gitignore would say it
+PATIENCE = 30.0  # seconds of silence after which we look whether the cluster is still there
+TIMEOUT = (10.0, 120.0)  # seconds to connect, and to wait for an answer
+STOPPING = 30  # seconds that a job has to end in good order when it is stopped
+# Modules of Ray's that would tell of every step.
+SPEAKERS = (
+    "dashboard.modules.dashboard_sdk",
+    "dashboard.modules.job.sdk",
+    "_private.authentication.authentication_token_setup",
+    "_private.runtime_env.packaging",
+)
+MARK = "fetched.json"  # in the folder of a fetched run: from which job, and what it held
+
+
+class Cluster(JobSubmissionClient):  # type: ignore[misc]
+    """Ray's client of a cluster's dashboard, which gives up on silence and says what is wrong."""
+
+    def __init__(self, address: str | None) -> None:
+        """Connect.
+
+        Args:
+            address: of the dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
+
+        Raises:
+            ClusterError: no dashboard answers there, or it does not let us in.
+        """
+        for name in SPEAKERS:
+            logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
+        self.name = _address(address)
+        # Ray lets its variables win over an address that is given; who gives one means it.
+        os.environ["RAY_API_SERVER_ADDRESS"] = self.name
+        try:
+            # Clusters ask for a token by default; clients show theirs only if told to.
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            super().__init__()
+        except AuthenticationError as error:
+            raise ClusterError(self._token(error)) from None
+        except (RayError, RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
+            raise ClusterError(
+                f"{self.name}: is not the address of a Ray dashboard; that is http://<head>:8265 "
+                "if nobody changed the port"
+            ) from error
+
+    def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+        try:
+            return super()._do_request(method, endpoint, **{"timeout": TIMEOUT, **options})
+        except AuthenticationError as error:
+            raise ClusterError(self._token(error)) from None
+        except OSError as error:
+            raise ClusterError(
+                f"{self.name}: no Ray dashboard answers there ({_cause(error)})"
+            ) from error
+
+    def _raise_error(self, r: Any) -> None:
+        end = (r.text.strip() or r.reason).splitlines()[-1]
+        raise ClusterError(f"{self.name}: Ray refuses what was asked for: {end}")
+
+    def _token(self, error: AuthenticationError) -> str:
+        how = "is missing"
+        if "incorrect" in str(error):  # for a head that is asked for its dashboard it is the same
+            how = "is wrong" if "Authentication failed" in str(error) else "is missing or wrong"
+        words = (
+            f"{self.name}: the authentication token {how}; set RAY_AUTH_TOKEN to it, or "
+            "RAY_AUTH_TOKEN_PATH to a file that holds it, or put it into ~/.ray/auth_token "
+            "(`ray get-auth-token` on the head prints it)"
+        )
+        mode = os.environ.get("RAY_AUTH_MODE", "token")
+        return words if mode == "token" else f"{words}, and RAY_AUTH_MODE to token, not {mode}"
+
+    def read_log(self, node: str, name: str) -> Iterator[bytes]:
+        """The content of a file in a node's folder of logs.
+
+        Raises:
+            RunError: it breaks off.
+        """
+        # The timeout is that of the whole transfer, lines=-1 means all.
+        query = {"node_id": node, "filename": name, "lines": -1, "timeout": 7 * 24 * 3600}
+        try:
+            with requests.get(
+                f"{self.get_address()}/api/v0/logs/file?{urlencode(query)}",
+                headers=self._headers,
+                verify=self._verify,
+                timeout=TIMEOUT,
+                stream=True,
+            ) as response:
+                if not response.ok:
+                    raise RunError(f"{self.name}: does not hand out the results: {response.text}")
+                yield from response.iter_content(2**16)
+        except OSError as error:
+            raise RunError(
+                f"{self.name}: the transfer broke off ({_cause(error)}); fetch again"
+            ) from error
+
+
+def _address(given: str | None) -> str:
+    """The address of a dashboard, as Ray's client takes it."""
+    given = given or os.environ.get("RAY_API_SERVER_ADDRESS")
+    if given:
+        return given if "://" in given or given == "auto" else f"http://{given}"
+    given = os.environ.get("RAY_ADDRESS")
+    if not given:
+        raise BadInput(
+            "which cluster? give --address http://head:8265 (its dashboard), or set "
+            "RAY_API_SERVER_ADDRESS"
+        )
+    host, colon, port = given.rpartition(":")
+    if colon and "/" not in given:  # of the head itself, which Ray asks for its dashboard
+        try:
+            socket.create_connection((host, int(port)), timeout=TIMEOUT[0]).close()
+        except (OSError, ValueError) as error:  # Ray itself would try for most of a minute
+            raise ClusterError(f"RAY_ADDRESS={given}: no Ray answers there ({error})") from error
+    return given
+
+
+def _cause(error: BaseException | None) -> str:
+    """What lies at the bottom of an error of the network, in a few words."""
+    while error and (error.__cause__ or error.__context__):
+        error = error.__cause__ or error.__context__
+    words = getattr(error, "strerror", None) or str(error)
+    return words if words and words.isprintable() else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that `submit` sent.
+
+    Attributes:
+        kind: run, grid or tune.
+        name: of what the file describes.
+        folder: of its results, on the cluster.
+        node: where it ran; None until it starts.
+        message: how it ended, in Ray's words.
+        started, ended: seconds since 1970.
+    """
+
+    id: str
+    kind: str
+    name: str
+    folder: str
+    status: str
+    node: str | None
+    message: str
+    started: float | None
+    ended: float | None
+
+    @classmethod
+    def of(cls, details: Any) -> Job | None:
+        """The job that Ray describes, if it is one of ours."""
+        about = details.metadata or {}
+        if "fedsim_kind" not in about:
+            return None
+        return cls(
+            id=details.submission_id,
+            kind=about["fedsim_kind"],
+            name=about["fedsim_name"],
+            folder=about["fedsim_folder"],
+            status=details.status.value,
+            node=details.driver_node_id,
+            message=details.message or "",
+            started=details.start_time and details.start_time / 1000,
+            ended=details.end_time and details.end_time / 1000,
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+def jobs(cluster: Cluster) -> list[Job]:
+    """The jobs of fedsim on a cluster, newest first."""
+    found = [job for details in cluster.list_jobs() if (job := Job.of(details))]
+    return sorted(found, key=lambda job: job.started or 0, reverse=True)
+
+
+def find(cluster: Cluster, id: str) -> Job:
+    """The job with that id.
+
+    Raises:
+        BadInput: there is none.
+    """
+    for job in jobs(cluster):
+        if job.id == id:
+            return job
+    raise BadInput(
+        f"{cluster.name}: has no job '{id}' of fedsim; `fedsim jobs` lists those it has"
+    )
+
+
+def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
+    """Check a file as the command that carries it out would, as far as can be without its data.
+
+    Returns:
+        That command, and the name of what the file describes.
+
+    Raises:
+        ExperimentError: the file does not fit the schema.
+    """
+    sheet = Sheet.read(file, overrides)
+    if "grid" in sheet.content:
+        return "grid", grid.read(sheet)[1][0].experiment.name
+    if "search" in sheet.content:
+        return "tune", search.read(sheet)[1][0].experiment.name
+    return "run", Experiment.load(file, overrides).name
+
+
+def submit(
+    address: str | None,
+    file: Path,
+    overrides: Sequence[str] = (),
+    env: Sequence[str] = (),
+    folder: str = FOLDER,
+) -> tuple[Cluster, Job]:
+    """Send a run, grid or search to a cluster.
+
+    The working directory goes with it, less what .gitignore and .rayignore name, and this fedsim:
+    the cluster may have another version, or none, but needs what fedsim depends on.
+
+    Args:
+        address: as `Cluster` takes it.
+        file: an experiment file.
+        overrides: `section.key=value`, which win over the file.
+        env: `KEY=VALUE`, set for the job and its actors.
+        folder: on the cluster, below which the job's own is made.
+
+    Raises:
+        BadInput: the file is refused, there is too much to send, or the cluster cannot be reached.
+    """
+    kind, name = check(file, overrides)
+    variables = dict(variable.partition("=")[::2] for variable in env)
+    for variable in env:
+        if not re.match(r"\w+=", variable):
+            raise BadInput(f"--env {variable}: must read KEY=VALUE")
+    files = _to_send(Path.cwd(), file)
+    id = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = f"{folder.rstrip('/')}/{id}"
+    command = ["python", "-m", "fedsim", kind, files[file.absolute()], *overrides]
+    cluster = Cluster(address)
+    with tempfile.TemporaryDirectory() as scratch:
+        working_dir = Path(scratch, "working_dir.zip")
+        _zip(files, working_dir)
+        # fedsim asks for its own version; so what describes the package goes with it.
+        package = distribution("fedsim")
+        about = Path(scratch, f"fedsim-{package.version}.dist-info")
+        about.mkdir()
+        (about / "METADATA").write_text(package.read_text("METADATA") or "")
+        cluster.submit_job(
+            entrypoint=f"{shlex.join(command)} --out {_quote(folder)}",
+            submission_id=id,
+            runtime_env={
+                "working_dir": str(working_dir),
+                "py_modules": [str(Path(fedsim.__file__).parent), str(about)],
+                "excludes": ["__pycache__"],
+                "env_vars": {
+                    # As Ctrl-C would, so that the run notes in its folder how it ended.
+                    "RAY_JOB_STOP_SIGNAL": "SIGINT",
+                    "RAY_JOB_STOP_WAIT_TIME_S": str(STOPPING),
+                    **variables,
+                },
+            },
+            metadata={"fedsim_kind": kind, "fedsim_name": name, "fedsim_folder": folder},
+        )
+    return cluster, find(cluster, id)
+
+
+def _quote(folder: str) -> str:
+    """A folder as a word for the shell, which knows where home is on the other side."""
+    home, slash, rest = folder.partition("/")
+    return f"~/{shlex.quote(rest)}" if home == "~" and slash else shlex.quote(folder)
+
+
+def _to_send(here: Path, file: Path) -> dict[Path, str]:
+    """The files that a job gets, and what they are called there.
+
+    Raises:
+        BadInput: they cannot be read, or are too large.
+    """
+    file = file.absolute()
+    try:
+        files = {path: path.relative_to(here).as_posix() for path in _files(here, here, [])}
+        # The experiment is sent wherever it lies: the best of a search lies below runs/.
+        inside = file.is_relative_to(here)
+        files[file] = file.relative_to(here).as_posix() if inside else f".submitted/{file.name}"
+        sizes = {path: path.stat().st_size for path in files}
+    except OSError as error:
+        raise BadInput(f"{here}: cannot be sent: {error}") from error
+    total = sum(sizes.values())
+    if total > LIMIT:
+        parts: dict[str, int] = {}
+        for path, name in files.items():
+            part = name.partition("/")[0]
+            parts[part] = parts.get(part, 0) + sizes[path]
+        largest = sorted(parts, key=lambda part: parts[part], reverse=True)[:3]
+        raise BadInput(
+            f"{here}: {total / 1e6:.0f} MB to send, of which Ray takes {LIMIT / 1e6:.0f}; the "
+            f"largest: {', '.join(f'{part} ({parts[part] / 1e6:.0f} MB)' for part in largest)}. "
+            "Name in .rayignore what the job does not need; data is better kept on the cluster "
+            "(--env FEDSIM_DATA=…)"
+        )
+    return files
+
+
+def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
+    """The files below a folder, less those that are ignored. Links to folders are not followed."""
+    ignored = [*above]
+    if folder == top:
+        ignored.append((top, GitIgnoreSpec.from_lines(LEFT_OUT)))
+    for name in (".gitignore", ".rayignore"):
+        if (folder / name).is_file():
+            lines = (folder / name).read_text(encoding="utf-8").splitlines()
+            ignored.append((folder, GitIgnoreSpec.from_lines(lines)))
+    for path in sorted(folder.iterdir()):
+        is_folder = path.is_dir() and not path.is_symlink()
+        slash = "/" if is_folder else ""
+        if any(spec.match_file(f"{path.relative_to(at)}{slash}") for at, spec in ignored):
+            continue
+        if is_folder:
+            yield from _files(path, top, ignored)
+        elif path.is_file():
+            yield path
+
+
+def _zip(files: Mapping[Path, str], target: Path) -> None:
+    """Pack files; the same content gives the same bytes, which Ray then does not send twice."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, name in sorted(files.items()):
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise BadInput(f"{path}: cannot be sent: {error}") from error
+            entry = zipfile.ZipInfo(name)  # of 1980
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+
+
+def follow(cluster: Cluster, job: Job, write: Callable[[str], None]) -> None:
+    """Pass on a job's log until the job ends.
+
+    Raises:
+        RunError: the job failed, was stopped, or its cluster went away.
+    """
+    try:
+        asyncio.run(_follow(cluster, job.id, write))
+        job = find(cluster, job.id)
+    except BadInput as error:
+        raise RunError(f"{error}; a job ends with its cluster") from error
+    if job.status == "STOPPED":
+        raise RunError(f"job {job.id} was stopped")
+    if job.status == "FAILED":
+        end = "\n".join(job.message.strip().splitlines()[-6:])
+        raise RunError(f"job {job.id} failed; the end of its log:\n{end}")
+
+
+async def _follow(cluster: Cluster, id: str, write: Callable[[str], None]) -> None:
+    seen = failures = 0
+    while True:
+        at, failure = 0, None
+        try:
+            async for text in _patiently(cluster, id):
+                new, at = text[max(seen - at, 0) :], at + len(text)
+                if new:
+                    write(new)
+                    seen, failures = at, 0
+        except BadInput:
+            raise
+        except Exception as error:  # of the connection; whose classes are those of Ray's library
+            failure, failures = error, failures + 1
+        over = find(cluster, id).over  # raises if it is the cluster that is gone
+        if over and (failure is None or failures == 3):
+            return
+        if failures == 3:
+            raise RunError(
+                f"the log of job {id} cannot be followed ({_cause(failure)}); the job goes on"
+            ) from failure
+        await asyncio.sleep(1)  # what lies between closed the connection: once more
+
+
+async def _patiently(cluster: Cluster, id: str) -> Any:
+    """A job's log, and a look at whether the cluster is still there when nothing comes."""
+    log = cluster.tail_job_logs(id)
+    while True:
+        following = asyncio.ensure_future(anext(log, None))
+        while not (await asyncio.wait({following}, timeout=PATIENCE))[0]:
+            find(cluster, id)
+        text = following.result()
+        if text is None:
+            return
+        yield text
+
+
+def stop(cluster: Cluster, id: str) -> None:
+    """Stop a job, and wait until it has ended.
+
+    Raises:
+        BadInput: there is no such job, or it has ended.
+        RunError: it does not end.
+    """
+    job = find(cluster, id)
+    if job.over:
+        raise BadInput(f"job {id} has ended already ({job.status}); there is nothing to stop")
+    cluster.stop_job(id)
+    deadline = time.monotonic() + STOPPING + PATIENCE
+    while not cluster.get_job_info(id).status.is_terminal():
+        if time.monotonic() > deadline:
+            raise RunError(f"job {id} was told to stop and goes on; see `fedsim jobs` later")
+        time.sleep(0.2)
+
+
+def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
+    """Bring the results of a job here, as they are now; the job may still go on.
+
+    Args:
+        out: the folder below which run folders are made: `<out>/<name>/<id>`.
+
+    Returns:
+        The run folders.
+
+    Raises:
+        BadInput: there is no such job or it has no results, or `out` cannot be written, or holds
+            a folder of the same name with other content.
+        RunError: the results do not arrive, or cannot be kept.
+    """
+    job = find(cluster, id)
+    if job.node is None:
+        raise BadInput(f"job {id} has no results: it has not started ({job.status})")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=".fetch-", dir=out))
+    except OSError as error:
+        raise RunFolderError(f"{out}: cannot be written: {error}") from error
+    try:
+        with _packed(cluster, job) as (name, sha256):
+            _unpack(cluster.read_log(job.node, name), sha256, stage)
+        return _install(stage, out, id)
+    except (OSError, tarfile.TarError) as error:
+        raise RunError(f"{out}: the results of job {id} cannot be kept: {error}") from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
+    """Have a job's results packed where they lie, while the context lasts.
+
+    Yields:
+        The package's name in the node's folder of logs, and its hash.
+    """
+    id = f"fetch-{job.id}-{secrets.token_hex(2)}"
+    source = Path(pack.__file__).read_text(encoding="utf-8")
+    cluster.submit_job(
+        entrypoint=shlex.join(["python", "-c", source, job.folder, f"{id}.tar"]),
+        submission_id=id,
+        entrypoint_label_selector={"ray.io/node-id": job.node},
+    )
+    try:
+        deadline = time.monotonic() + 2 * PATIENCE
+        while True:
+            info = cluster.get_job_info(id)
+            lines = cluster.get_job_logs(id).splitlines()
+            answers = [json.loads(line) for line in lines if line.startswith('{"package"')]
+            if answers:
+                break
+            if info.status.is_terminal():
+                end = (info.message or "no word").strip().splitlines()[-1]
+                raise RunError(f"the results of job {job.id} cannot be packed: {end}")
+            if info.status.value == "PENDING" and time.monotonic() > deadline:
+                raise RunError(
+                    f"nothing starts on the node where job {job.id} ran; it may be gone, and the "
+                    f"results with it (they were in {job.folder})"
+                )
+            time.sleep(0.3)
+        if "sha256" not in answers[0]:
+            raise BadInput(f"job {job.id} has no results yet ({job.status})")
+        yield answers[0]["package"], answers[0]["sha256"]
+    finally:
+        with suppress(ClusterError):  # at worst it ends by itself, in an hour
+            cluster.stop_job(id)
+
+
+class _Body:
+    """What arrives, as a file that can be read once, and its hash."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self.digest = chunks, hashlib.sha256()
+
+    def read(self, _: int) -> bytes:
+        chunk = next(self._chunks, b"")
+        self.digest.update(chunk)
+        return chunk
+
+
+def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
+    """Unpack a package as it arrives.
+
+    Raises:
+        RunError: it did not arrive whole, or names files outside.
+        OSError: it cannot be written.
+    """
+    body = _Body(chunks)
+    try:
+        with tarfile.open(fileobj=body, mode="r|") as tar:  # type: ignore[call-overload]
+            tar.extractall(stage, filter="data")
+    except tarfile.FilterError as error:
+        raise RunError(f"the package of results is refused: {error}") from error
+    except tarfile.ReadError:
+        pass  # it broke off, which the hash says, too
+    while body.read(2**16):
+        pass
+    if body.digest.hexdigest() != sha256:
+        raise RunError("the results did not arrive as they were sent; fetch again")
+
+
+def _install(stage: Path, out: Path, job: str) -> list[Path]:
+    """Move run folders to where they belong, all or none.
+
+    One that was fetched before, and not touched since, is replaced.
+
+    Raises:
+        RunFolderError: another is in the way.
+    """
+    found = sorted(path for path in stage.glob("*/*") if path.is_dir())
+    news = []
+    for folder in found:
+        target, digest = out / folder.relative_to(stage), _digest(folder)
+        if target.exists():
+            before = _digest(target)
+            if before == digest:
+                continue
+            if before != _fetched(target):
+                raise RunFolderError(
+                    f"{target}: is there already, and was changed since it was fetched or comes "
+                    f"from elsewhere; move it away, or fetch to another place with --out"
+                )
+        news.append((folder, target, digest))
+    for number, (folder, target, digest) in enumerate(news):
+        mark = {"job": job, "content": digest}
+        (folder / MARK).write_text(json.dumps(mark, indent=2) + "\n")
+        target.parent.mkdir(exist_ok=True)
+        if target.exists():
+            target.rename(stage / f"before-{number}")
+        folder.rename(target)
+    return [out / folder.relative_to(stage) for folder in found]
+
+
+def _digest(folder: Path) -> str:
+    """A hash of all files in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / MARK:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{content} {path.relative_to(folder).as_posix()}\n".encode())
+    return digest.hexdigest()
+
+
+def _fetched(folder: Path) -> str | None:
+    """The hash of what a folder held when it was fetched, if it was."""
+    try:
+        return str(json.loads((folder / MARK).read_text())["content"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

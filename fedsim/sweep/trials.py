@@ -1,0 +1,356 @@
+"""Runs as trials of Ray Tune: each a driver with its client actors in one placement group.
+
+What is true of a trial lies in its run folder, not with Tune: a trial that is started again, after
+a crash or by a resumption, finds the folder and goes on from there, or is done at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import ray
+from ray import tune
+
+from fedsim import atomic
+from fedsim.data import Dataset, Source
+from fedsim.errors import BadInput, RunError
+from fedsim.experiment import Experiment
+from fedsim.federation import EngineSettings
+from fedsim.launch import connected, drive
+from fedsim.results.folder import RunFolder
+from fedsim.results.run import load
+from fedsim.simulate import Progress, prepare
+from fedsim.sweep.preflight import Plan, Watchdog, cluster, placement, plan_trials
+
+MAX_FAILURES = 2  # times that a trial whose process was lost is started again
+SNAPSHOT = "2"  # seconds between two snapshots of Tune's own state
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a grid or a search.
+
+    Attributes:
+        label: what a person calls it.
+        path: its run folder.
+    """
+
+    label: str
+    experiment: Experiment
+    path: Path
+
+
+def value(row: Mapping[Any, Any], objective: str) -> float:
+    """What a round's record says of an objective; `total_bytes` are those of both ways.
+
+    Raises:
+        RunError: it says nothing of it.
+    """
+    if objective == "total_bytes":
+        return float(row["total_bytes_up"] + row["total_bytes_down"])
+    found = row.get(objective)
+    if not isinstance(found, int | float) or found != found:
+        known = sorted(k for k, v in row.items() if isinstance(v, int | float))
+        raise RunError(
+            f"objective '{objective}' is not a number that a round of this experiment reports; "
+            f"it reports {', '.join(known)}, and total_bytes"
+        )
+    return float(found)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The trials of a grid or a search.
+
+    Attributes:
+        trial_of: the trial that a configuration of Tune's means; it travels to the trials.
+        examples: trials that stand for all; what they need must be there before any starts.
+        count: how many trials there are in all.
+        concurrent: how many are to run at the same time.
+        objectives: what each trial tells of its last round.
+        by_round: tell it of every evaluated round, for a scheduler to decide on.
+    """
+
+    trial_of: Callable[[Mapping[str, Any]], Trial]
+    examples: Sequence[Trial]
+    count: int
+    concurrent: int | Literal["auto"] = "auto"
+    objectives: Sequence[str] = ()
+    by_round: bool = False
+
+    @property
+    def take_turns(self) -> bool:
+        """Whether trials can take turns in a process: none has client actors, or is cut short."""
+        return not self.by_round and all(
+            example.experiment.engine.kind == "local" for example in self.examples
+        )
+
+
+def carry_out(
+    work: Work,
+    path: Path,
+    begin: Callable[[], None],
+    make_tuner: Callable[[Any, int], tune.Tuner],
+    tell: Callable[[str], None],
+) -> dict[Path, str]:
+    """Carry out trials, or go on with those that are missing.
+
+    Args:
+        path: of the grid's or search's folder.
+        begin: is called when all checks are passed, before anything is started.
+        make_tuner: the Tuner of a trainable and of how many run at once, if there is none in the
+            folder to go on with.
+
+    Returns:
+        Of each trial that failed its path, and why.
+
+    Raises:
+        BadInput: an experiment cannot be carried out, or its trial never placed.
+    """
+    datasets = _check(work.examples)
+    with connected(work.examples[0].experiment.engine):
+        nodes, here, pin = cluster()
+        plans: dict[Any, Plan] = {}
+        for example in work.examples:
+            engine = example.experiment.engine
+            needs = _needs(engine)
+            plans[needs] = plan_trials(engine, nodes, here, work.count, work.concurrent)
+        concurrent = min(plan.concurrent for plan in plans.values())
+        # In lists, because Ray passes on a reference in a list as such.
+        data = {key: [ray.put(dataset)] for key, dataset in datasets.items()}
+        actors = max(plan.actors for plan in plans.values())
+
+        def place(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+            engine = work.trial_of(config).experiment.engine
+            return placement(engine, plans[_needs(engine)].actors, pin)
+
+        trainable = tune.with_resources(
+            tune.with_parameters(
+                _trial, work=work, plans=plans, data=data, session=secrets.token_hex(4)
+            ),
+            place,
+        )
+        os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = SNAPSHOT
+        os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+        os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # prints a banner however quiet it should be
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors are ours to tell
+        begin()
+        each = f"with {actors} client actor(s) each" if actors else "each in one process"
+        tell(f"{work.count} runs, {concurrent} at a time, {each}")
+        state = path / "tune"
+        done = _done(path)
+        with Watchdog(tell) as watchdog, _Teller.telling(work, done, watchdog, tell) as errors:
+            if tune.Tuner.can_restore(str(state)):
+                tuner = tune.Tuner.restore(str(state), trainable, resume_errored=True)
+            else:
+                tuner = make_tuner(trainable, concurrent)
+            tuner.fit()
+        return errors
+
+
+def _done(path: Path) -> list[Path]:
+    """The folders of the runs that ended before, as they should."""
+    manifests = path.glob("*/**/manifest.json")
+    return [m.parent for m in manifests if ending(m.parent, {})[0] in ("finished", "stopped")]
+
+
+def run_config(path: Path) -> tune.RunConfig:
+    """How Tune carries out the trials of the grid or search at `path`."""
+    return tune.RunConfig(
+        name="tune",
+        storage_path=str(path),
+        failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
+        callbacks=[_Teller()],
+        verbose=0,
+    )
+
+
+def ending(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
+    """How a trial ended: finished, failed (and why), stopped (early), or missing."""
+    status = error = None
+    if (path / "manifest.json").exists():
+        manifest = RunFolder.open(path).manifest
+        status, error = manifest["status"], manifest.get("error")
+    if path in errors and status != "finished":
+        return "failed", errors[path]
+    if status in ("finished", "stopped", "failed"):
+        return status, error
+    return "missing", None
+
+
+def write_tables(path: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Write tables as Parquet; those small enough to be read by a person as CSV, too.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    try:
+        for name, table in tables.items():
+            with atomic.replacing(path / f"{name}.parquet") as aside:
+                table.to_parquet(aside)
+            if name != "rounds":
+                with atomic.replacing(path / f"{name}.csv") as aside:
+                    table.to_csv(aside, index=False)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error}") from error
+
+
+def _needs(engine: EngineSettings) -> tuple[Any, ...]:
+    """What of the engine's settings decides a trial's place."""
+    return engine.kind, engine.actors, engine.cpus_per_actor, engine.gpus_per_actor
+
+
+def _check(examples: Sequence[Trial]) -> dict[str, Dataset]:
+    """The data of the examples, by data section.
+
+    Raises:
+        BadInput: an experiment cannot be carried out.
+    """
+    loaded: dict[str, Dataset] = {}
+    for trial in examples:
+        try:
+            key = _key(trial.experiment.data)
+            if key not in loaded:
+                loaded[key] = trial.experiment.data.load()
+            prepare(trial.experiment, loaded[key])
+        except BadInput as error:
+            raise type(error)(f"{trial.label}: {error}") from error
+    return loaded
+
+
+def _key(source: Source) -> str:
+    return json.dumps(source.model_dump(mode="json"), sort_keys=True)
+
+
+def _trial(
+    config: Mapping[str, Any],
+    work: Work,
+    plans: Mapping[tuple[Any, ...], Plan],
+    data: Mapping[str, list[Any]],
+    session: str,
+) -> None:
+    """A trial, in its own process."""
+    trial = work.trial_of(config)
+    experiment = trial.experiment
+    begun = (trial.path / "manifest.json").exists()
+    if begun:
+        before = RunFolder.open(trial.path).manifest
+        # Started again after its process was lost, a trial goes on. After an error of its own it
+        # would only fail again, unless the user has mended something in between.
+        if before["status"] == "failed" and before.get("session") == session:
+            raise RunError(before["error"])
+
+    def report(row: Mapping[Any, Any]) -> None:
+        values = {name: value(row, name) for name in work.objectives}
+        tune.report({**values, "round": int(row["round"])})
+
+    def follow(event: Progress) -> None:
+        if not work.by_round or isinstance(event, str) or event.get("accuracy") is None:
+            return
+        # Not the last: a scheduler that stops it there would cut off the end of the run.
+        if event["round"] < experiment.train.rounds:
+            report(event)
+
+    if work.by_round and begun:  # what Tune was told before is told again
+        for _, row in load(trial.path).rounds.iterrows():
+            if row.get("accuracy", math.nan) > 0 and row["round"] < experiment.train.rounds:
+                report(dict(row))
+    (reference,) = data.get(_key(experiment.data)) or [ray.put(experiment.data.load())]
+    actors = plans[_needs(experiment.engine)].actors
+    try:
+        run = drive(experiment, trial.path, actors, reference, follow)
+    except Exception:
+        if (trial.path / "manifest.json").exists():
+            RunFolder.open(trial.path).update(session=session)
+        raise
+    report(dict(run.rounds.iloc[-1]))
+
+
+class _Teller(tune.Callback):  # type: ignore[misc]
+    """Tells of trials as they start and end.
+
+    Tune keeps callbacks with its state on disk; so what is of this process only is of the class.
+    """
+
+    work: Work
+    watchdog: Watchdog
+    tell: Callable[[str], None]
+    errors: dict[Path, str]
+    ended: set[Path]
+    broken: list[Exception]
+
+    @classmethod
+    @contextmanager
+    def telling(
+        cls, work: Work, done: Iterable[Path], watchdog: Watchdog, tell: Callable[[str], None]
+    ) -> Iterator[dict[Path, str]]:
+        """Tell of this work within the context."""
+        cls.work, cls.watchdog, cls.tell = work, watchdog, staticmethod(tell)
+        cls.errors, cls.ended, cls.broken = {}, set(done), []
+        yield cls.errors
+        if cls.broken:
+            raise cls.broken[0]
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        self.watchdog.heard()
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
+    ) -> None:
+        self.watchdog.heard()
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        self._end(trial, self._completed)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        self._end(trial, self._failed)
+
+    def _end(self, tunes: Any, how: Callable[[Trial, Any], str]) -> None:
+        self.watchdog.heard()
+        try:
+            trial = self.work.trial_of(tunes.config)
+            words = how(trial, tunes)
+            if trial.path not in self.ended:  # else it was told in an earlier session
+                self.ended.add(trial.path)
+                self.tell(f"[{len(self.ended)}/{self.work.count}] {trial.label}: {words}")
+        except Exception as error:  # which Tune would only log
+            self.broken.append(error)
+
+    def _completed(self, trial: Trial, tunes: Any) -> str:
+        folder = RunFolder.open(trial.path)
+        if folder.manifest["status"] == "finished":
+            rounds = load(trial.path).rounds
+            after = f"after round {rounds['round'].iloc[-1]}"
+            if "accuracy" in rounds:
+                return f"accuracy {rounds['accuracy'].dropna().iloc[-1]:.4f} {after}"
+            return after
+        # What the scheduler went by; the run itself has only what its last checkpoint has.
+        last = {name: tunes.last_result[name] for name in (*self.work.objectives, "round")}
+        folder.update(status="stopped", last=last)
+        words = ", ".join(f"{name} {last[name]:.4g}" for name in self.work.objectives)
+        return f"stopped early, {words} after round {last['round']}"
+
+    def _failed(self, trial: Trial, tunes: Any) -> str:
+        self.errors[trial.path] = _why(trial.path, tunes)
+        return f"failed: {self.errors[trial.path]}"
+
+
+def _why(path: Path, trial: Any) -> str:
+    """Why a trial failed, in a line."""
+    if (path / "manifest.json").exists():
+        error = RunFolder.open(path).manifest.get("error")
+        if error:
+            return str(error).partition("\n")[0]
+    error = trial.get_error()
+    error = getattr(error, "cause", None) or error
+    return str(error).strip().rpartition("\n")[2]

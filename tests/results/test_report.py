@@ -1,0 +1,603 @@
+"""The report, as a researcher and their colleague see it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from browser import Browser, needs_chromium
+from matplotlib.figure import Figure
+from small import small_experiment
+
+from fedsim import Run, cli, run
+from fedsim.results.report import Report
+from fedsim.results.summary import summarise
+
+PROX = '<b onclick="alert(1)">prox & co</b>'  # a named variant of somebody who means no good
+Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
+
+
+def make_folder(path: Path, kind: str, **facts: Any) -> Path:
+    """The folder of a grid or a search, with an experiment and a manifest."""
+    path.mkdir(parents=True, exist_ok=True)
+    content = f"name: {path.parent.name}\n"
+    (path / "experiment.yaml").write_text(content)
+    manifest = {
+        "format": 1,
+        "kind": kind,
+        "status": "finished",
+        "experiment_hash": hashlib.sha256(content.encode()).hexdigest()[:16],
+        "name": path.parent.name,
+        **facts,
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return path
+
+
+def make_grid(
+    path: Path, cells: list[tuple[dict[str, Any], int, Path | None]], **facts: Any
+) -> Path:
+    """The folder of a grid from runs that there are, and of some that failed (None)."""
+    rows = []
+    for number, (cell, seed, run_folder) in enumerate(cells):
+        folder = f"cells/{number}/seed-{seed}"
+        row = {"cell": cell, "seed": seed, "folder": folder, "status": "finished", "error": None}
+        if run_folder:
+            shutil.copytree(run_folder, path / folder)
+        else:
+            row |= {"status": "failed", "error": "client 3, round 2, local_update: <boom>"}
+        rows.append(row)
+    return make_folder(path, "grid", axes=list(cells[0][0]), cells=rows, **facts)
+
+
+def draw_something(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    figure = Figure(figsize=(2, 2))
+    figure.subplots().plot([1, 2])
+    figure.savefig(path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, float, int], Run]:
+    """Runs of two methods, two partitions and two seeds."""
+    out = tmp_path_factory.mktemp("runs")
+    return {
+        (method, alpha, seed): run(
+            small_experiment(
+                seed=seed,
+                method={"name": method},
+                partition={
+                    "kind": "dirichlet",
+                    "clients": 6,
+                    "alpha": alpha,
+                    "test_fraction": 0.2,
+                },
+                train={"rounds": 6},
+                evaluate={"clients": True},
+            ),
+            out,
+        )
+        for method in ("fedavg", "fedprox")
+        for alpha in (0.3, 10)
+        for seed in (0, 1)
+    }
+
+
+@pytest.fixture(scope="module")
+def grid(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A grid of all of them, and of a method that failed."""
+    cells: list[tuple[dict[str, Any], int, Path | None]] = [
+        (
+            {"method": PROX if method == "fedprox" else method, "partition.alpha": alpha},
+            seed,
+            done.path,
+        )
+        for (method, alpha, seed), done in runs.items()
+    ]
+    cells.append(({"method": "broken", "partition.alpha": 10}, 0, None))
+    path = tmp_path_factory.mktemp("grids") / "skew" / "1"
+    make_grid(path, cells, baseline={"method": "fedavg"}, target=0.3)
+    for suffix in ("png", "svg"):
+        draw_something(path / f"cells/0/seed-0/explanations/saliency-client_3.{suffix}")
+    return path
+
+
+@pytest.fixture
+def say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Say:
+    """Run the command line, in a folder of its own."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def say(*words: object) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsim", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return say
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(grid: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the grid."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(Report([grid]).html(), encoding="utf-8")
+    return path
+
+
+# The text of a column, from the top.
+COLUMN = """(name, caption) => {
+  const table = [...document.querySelectorAll("table")].find(
+    (t) => t.caption.textContent.startsWith(caption));
+  const at = [...table.tHead.rows[0].cells].findIndex((c) => c.textContent === name);
+  return { title: table.tHead.rows[0].cells[at],
+           texts: [...table.tBodies[0].rows].map((r) => r.cells[at].textContent.trim()) };
+}"""
+
+# Text whose contrast with what is behind it is too low to be read by everybody (WCAG AA).
+FAINT = """(() => {
+  const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
+  const light = (c) => {
+    const [r, g, b] = c.map((v) => v / 255)
+      .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] === 1) return c.slice(0, 3);
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let seen = 0;
+  while (texts.nextNode()) {
+    const e = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || ["SCRIPT", "title"].includes(e.tagName)) continue;
+    const style = getComputedStyle(e);
+    const ink = parse(e instanceof SVGElement ? style.fill : style.color).slice(0, 3);
+    const [a, b] = [light(ink), light(behind(e))].sort((x, y) => y - x);
+    seen += 1;
+    if ((a + 0.05) / (b + 0.05) < 4.5) found.push([texts.currentNode.data, ink, behind(e)]);
+  }
+  return { seen, found };
+})()"""
+
+
+@needs_chromium
+class TestInChromium:
+    """The page in a real browser."""
+
+    def test_opens_without_errors_and_fetches_nothing(self, browser: Browser, page: Path) -> None:
+        browser.open(page)
+        events = [(event["method"], event["params"]) for event in browser.events]
+        assert [e for e in events if e[0] in ("Log.entryAdded", "Runtime.exceptionThrown")] == []
+        assert [e for e in events if e[0] == "Runtime.consoleAPICalled"] == []
+        fetched = [p["request"]["url"] for m, p in events if m == "Network.requestWillBeSent"]
+        assert fetched[0] == page.as_uri()
+        assert [url for url in fetched[1:] if not url.startswith("data:image/")] == []
+        assert browser.run("document.title") == "skew · fedsim report"
+
+    def test_a_page_that_tried_to_fetch_would_be_noticed(
+        self, browser: Browser, page: Path, tmp_path: Path
+    ) -> None:
+        spoilt = tmp_path / "spoilt.html"
+        elsewhere = '<img src="http://127.0.0.1:9/x.png"><script>console.log(1)</script></main>'
+        spoilt.write_text(page.read_text().replace("</main>", elsewhere))
+        browser.open(spoilt)
+        refused = [e["params"]["entry"]["text"] for e in browser.events
+                   if e["method"] == "Log.entryAdded"]  # fmt: skip
+        assert any("img-src" in text for text in refused)
+        assert any("script-src" in text for text in refused)
+
+    def test_a_click_sorts_and_another_turns_the_order_round(
+        self, browser: Browser, page: Path
+    ) -> None:
+        browser.open(page)
+        click = f"({COLUMN})('mean of last 5', 'Test acc').title.querySelector('button').click()"
+        order = f"({COLUMN})('mean of last 5', 'Test acc').texts"
+        state = f"({COLUMN})('mean of last 5', 'Test acc').title.getAttribute('aria-sort')"
+        before = browser.run(order)
+        assert len(set(before)) == 4
+        assert browser.run(state) is None
+        browser.run(click)
+        assert browser.run(order) == sorted(before, reverse=True)  # best first
+        assert browser.run(state) == "descending"
+        browser.run(click)
+        assert browser.run(order) == sorted(before)
+        assert browser.run(state) == "ascending"
+        assert browser.run("document.querySelectorAll('[aria-sort]').length") == 1
+
+    def test_the_keyboard_sorts_and_what_is_missing_comes_last(
+        self, browser: Browser, page: Path
+    ) -> None:
+        browser.open(page)
+        browser.run(f"({COLUMN})('p', 'Test acc').title.querySelector('button').focus()")
+        for order in ("ascending", "descending"):
+            browser.press("Enter", 13)
+            state = browser.run(f"({COLUMN})('p', 'Test acc').title.getAttribute('aria-sort')")
+            assert state == order
+            texts = browser.run(f"({COLUMN})('p', 'Test acc').texts")
+            assert texts[2:] == ["baseline", "baseline"]
+            numbers = [float(text.split()[0]) for text in texts[:2]]
+            assert numbers == sorted(numbers, reverse=order == "descending")
+
+    def test_words_are_sorted_as_words(self, browser: Browser, page: Path) -> None:
+        browser.open(page)
+        browser.run(f"({COLUMN})('method', 'Every run').title.querySelector('button').click()")
+        found = browser.run(f"({COLUMN})('method', 'Every run').texts")
+        assert found == [PROX] * 4 + ["broken"] + ["fedavg"] * 4
+
+    def test_pictures_show(self, browser: Browser, page: Path) -> None:
+        browser.open(page)
+        images = browser.run("[...document.images].map((i) => [i.naturalWidth, i.alt])")
+        assert len(images) == 2
+        assert all(width > 0 for width, _ in images)
+        assert images[0][1] == "saliency client 3, fedavg, partition.alpha=0.3, seed 0"
+        figures = browser.run(
+            "[...document.querySelectorAll('svg.figure')].map((s) => [s.getBBox().width, "
+            "s.getBoundingClientRect().width, s.querySelector('title').textContent])"
+        )
+        assert len(figures) == 7  # five curves, one of communication, one of clients
+        for inner, outer, title in figures:
+            assert inner > 300
+            assert outer > 300
+            assert "fedavg, partition.alpha=0.3" in title
+
+    def test_lines_have_colours(self, browser: Browser, page: Path) -> None:
+        """A colour that is not defined would leave lines out without any error."""
+        used = set(re.findall(r"var\((--[\w-]+)\)", page.read_text()))
+        assert {"--line-1", "--line-4", "--figure-text", "--figure-rule"} <= used
+        for scheme in ("light", "dark"):
+            browser.open(page, scheme=scheme)
+            style = "getComputedStyle(document.documentElement)"
+            values = browser.run(f"{json.dumps(sorted(used))}.map((n) => {style}"
+                                 ".getPropertyValue(n))")  # fmt: skip
+            assert all(values), values
+
+    @pytest.mark.parametrize("width", [390, 320])
+    def test_a_phone_does_not_scroll_sideways(
+        self, browser: Browser, page: Path, width: int
+    ) -> None:
+        browser.open(page, width=width)
+        assert browser.run("document.documentElement.scrollWidth") == width
+        wide = browser.run(
+            "[...document.querySelectorAll('.scroll')].map((s) => s.scrollWidth - s.clientWidth)"
+        )
+        assert max(wide) > 0  # tables scroll in their own boxes
+
+    def test_nothing_is_cut_off_on_paper(self, browser: Browser, page: Path) -> None:
+        browser.open(page, width=690)  # of A4 within its margins
+        browser.call("Emulation.setEmulatedMedia", media="print")
+        too_wide = browser.run(
+            "[...document.querySelectorAll('table, svg, img, dl, p')]"
+            ".filter((e) => e.getBoundingClientRect().right > 691).map((e) => e.outerHTML)"
+        )
+        browser.call("Emulation.setEmulatedMedia", media="")
+        assert too_wide == []
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_all_text_stands_out(self, browser: Browser, page: Path, scheme: str) -> None:
+        browser.open(page, scheme=scheme)
+        faint = browser.run(FAINT)
+        assert faint["seen"] > 300
+        assert faint["found"] == []
+        page_colour = browser.run("getComputedStyle(document.body).backgroundColor")
+        assert (page_colour == "rgb(255, 255, 255)") == (scheme == "light")
+
+    def test_can_be_read_aloud(self, browser: Browser, page: Path) -> None:
+        browser.open(page)
+        assert browser.run("document.documentElement.lang") == "en"
+        levels = browser.run(
+            "[...document.querySelectorAll('h1,h2,h3,h4')].map((h) => Number(h.tagName[1]))"
+        )
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(lower <= upper + 1 for upper, lower in itertools.pairwise(levels))
+        assert browser.run(
+            "[...document.querySelectorAll('table')].every((t) => t.caption.textContent"
+            " && [...t.querySelectorAll('th')].every((h) => h.scope))"
+        )
+        ids = browser.run("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+        assert browser.run(
+            "[...document.querySelectorAll('nav a, .warn a')].every((a) => "
+            "document.querySelector(a.getAttribute('href')))"
+        )
+        assert len(ids) == len(set(ids))
+
+
+def test_what_comes_from_files_is_escaped(page: Path) -> None:
+    text = page.read_text()
+    assert "<b onclick" not in text
+    assert "&lt;b onclick=&#34;alert(1)&#34;&gt;prox &amp; co&lt;/b&gt;" in text
+    assert "&lt;boom&gt;" in text
+    assert text.count("<script") == 1
+
+
+def test_the_table_is_the_summary(grid: Path, runs: Mapping[tuple[str, float, int], Run]) -> None:
+    report = Report([grid])
+    tables = []
+    for (method, alpha, seed), done in runs.items():
+        keys = {"method": PROX if method == "fedprox" else method, "partition.alpha": alpha}
+        tables.append(done.rounds.assign(**keys, seed=seed))
+    axes = ["method", "partition.alpha"]
+    expected = summarise(pd.concat(tables), axes, {"method": "fedavg"}, 0.3)
+    pd.testing.assert_frame_equal(report.summary, expected)
+    row = [datum.text for datum in report.results().rows[2]]
+    values = expected.iloc[2]
+    assert row[:3] == [PROX, "0.3", f"{values.last5_mean:.4f} ± {values.last5_std:.4f}"]
+    assert row[3] == f"{values.p_value:.3f}"
+
+
+def test_what_is_not_finished_is_named(page: Path) -> None:
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.read_text()))
+    assert "The grid 1, as given" in text
+    assert "1 of 9 runs; which, and why" in text
+    assert (
+        "broken 10 0 missing 0 of ? rounds client 3, round 2, local_update: &lt;boom&gt;" in text
+    )
+
+
+def test_the_worst_client_is_named(grid: Path, runs: Mapping[tuple[str, float, int], Run]) -> None:
+    last = []
+    for seed in (0, 1):
+        clients = runs["fedavg", 0.3, seed].clients
+        last.append(clients[clients["round"] == 6].assign(seed=seed))
+    worst = pd.concat(last).sort_values("test_accuracy", kind="stable").iloc[0]
+    row = [datum.text for datum in Report([grid]).client_table().rows[0]]
+    assert row[2] == "12"
+    assert row[3] == f"{worst.test_accuracy:.4f}"
+    assert row[8] == f"client {worst.client:.0f} (seed {worst.seed:.0f})"
+
+
+def test_runs_that_differ_in_seed_alone_are_one_cell(
+    runs: Mapping[tuple[str, float, int], Run],
+) -> None:
+    report = Report([done.path for done in runs.values()])
+    assert report.axes == ["method", "partition.alpha"]
+    assert [(cell.label, len(cell.entries)) for cell in report.cells] == [
+        ("fedavg, partition.alpha=0.3", 2),
+        ("fedavg, partition.alpha=10.0", 2),
+        ("fedprox, partition.alpha=0.3", 2),
+        ("fedprox, partition.alpha=10.0", 2),
+    ]
+
+
+def test_a_setting_that_only_some_methods_have(tmp_path: Path) -> None:
+    methods = [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}, {"name": "fedprox", "mu": 1}]
+    paths = [
+        run(small_experiment(method=method, train={"rounds": 1}), tmp_path).path
+        for method in methods
+    ]
+    labels = [cell.label for cell in Report(paths).cells]
+    assert labels == ["fedavg", "fedprox, method.mu=0.1", "fedprox, method.mu=1.0"]
+    assert [row[1].text for row in Report(paths).results().rows] == ["–", "0.1", "1.0"]
+    assert [cell.label for cell in Report(paths[:2]).cells] == ["fedavg", "fedprox"]
+
+
+def test_runs_alike_in_all_but_their_names(tmp_path: Path) -> None:
+    one, other = (
+        run(small_experiment(name=name, train={"rounds": 1}), tmp_path)
+        for name in ("before", "after")
+    )
+    assert [cell.label for cell in Report([one.path, other.path]).cells] == [
+        "fedavg, name=before",
+        "fedavg, name=after",
+    ]
+    assert len(Report([one.path, one.path]).cells[0].entries) == 1
+    copy = shutil.copytree(one.path, tmp_path / "before" / "copy")
+    labels = [cell.label for cell in Report([one.path, copy]).cells]
+    assert labels == [f"fedavg, folder=before/{one.path.name}", "fedavg, folder=before/copy"]
+
+
+def test_a_single_run_without_tests_of_clients(finish: Callable[..., Run]) -> None:
+    done = finish(train={"rounds": 3})
+    report = Report([done.path])
+    text = report.html()
+    assert report.judged.startswith("training loss of each client")
+    assert done.result_hash in text
+    assert (done.path / "experiment.yaml").read_text().splitlines()[3] in text
+    assert "Not finished" not in text
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    def stop(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == 4:
+            raise KeyboardInterrupt
+
+    experiment = small_experiment(train={"rounds": 6}, checkpoint={"every": 2})
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, tmp_path, stop)
+    (folder,) = tmp_path.glob("small/*")
+    text = re.sub(r"\s+", " ", Report([folder]).html())
+    assert "The run is marked “interrupted”; 4 of 6 rounds are on disk" in text
+
+
+def test_an_unfinished_run_does_not_count_beside_a_finished_one(tmp_path: Path) -> None:
+    def stop(event: Any) -> None:
+        raise KeyboardInterrupt
+
+    done = run(small_experiment(train={"rounds": 2}, checkpoint={"every": 1}), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(small_experiment(train={"rounds": 2}, checkpoint={"every": 1}, seed=1), tmp_path, stop)
+    report = Report(sorted(tmp_path.glob("small/*")))
+    assert len(report.entries) == 2
+    assert report.summary["seeds"].tolist() == [1]
+    assert report.summary["last_mean"].tolist() == [done.rounds["accuracy"].iloc[-1]]
+
+
+def test_a_run_without_a_round_yet(tmp_path: Path, say: Say) -> None:
+    def stop(event: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_experiment(checkpoint={"every": 0}), tmp_path, stop)
+    (folder,) = tmp_path.glob("small/*")
+    assert "No round is on disk yet." in Report([folder]).html()
+    code, _, complaint = say("report", folder, "--csv", "table.csv")
+    assert code == 2
+    assert complaint == "error: no table to write: no rounds of runs or grids are on disk\n"
+
+
+def test_a_grid_that_goes_on_shows_what_there_is(grid: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(grid, tmp_path / "skew" / "2")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "cells": [], "status": "running"}))
+    report = Report([copy])
+    assert "The grid 2 is marked as running" in report.html()
+    assert len(report.entries) == 8
+    assert len(report.cells) == 4
+    assert "method" in report.axes
+    assert "partition.alpha" in report.axes
+
+
+def test_a_grid_of_which_everything_failed(tmp_path: Path) -> None:
+    folder = make_grid(tmp_path / "skew" / "1", [({"lr": lr}, 0, None) for lr in (1, 2)])
+    text = re.sub(r"\s+", " ", Report([folder]).html())
+    assert "No round is on disk yet." in text
+    assert "2 of 2 runs; <a" in text
+
+
+def test_too_many_lines_for_one_figure(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> None:
+    source = runs["fedavg", 10, 0].path
+    by_two = [({"method": m, "lr": lr}, 0, source) for m in "abcde" for lr in (1, 2)]
+    report = Report([make_grid(tmp_path / "two" / "1", by_two)])  # type: ignore[arg-type]
+    figures = report.curves()
+    assert [panel for panel, _ in figures[0].panels] == ["lr=1", "lr=2"]
+    assert [line for _, line in report.legend()] == list("abcde")
+    by_one = [({"lr": lr}, 0, source) for lr in range(11)]
+    report = Report([make_grid(tmp_path / "one" / "1", by_one)])  # type: ignore[arg-type]
+    assert len(report.curves()[0].panels) == 1
+    assert [line for _, line in report.legend()][7:] == ["lr=7", "3 others"]
+
+
+def test_a_search(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tuned" / "1", "search", status="interrupted")
+    assert "No round" not in Report([folder]).html()
+    trials = pd.DataFrame(
+        {
+            "trial": [0, 1, 2],
+            "train.optimizer.lr": [0.1, 0.01, 1.0],
+            "status": ["finished", "finished", "failed"],
+            "accuracy": [0.9, 0.8, None],
+            "total_bytes": [4.64e7, 2e7, None],
+            "error": [None, None, "<boom>"],
+        }
+    )
+    trials.to_parquet(folder / "trials.parquet")
+    trials[:1].to_parquet(folder / "pareto.parquet")
+    pd.DataFrame({"hyper-parameter": ["train.optimizer.lr"], "total_bytes": [0.25]}).to_parquet(
+        folder / "importance.parquet"
+    )
+    draw_something(folder / "pareto.png")
+    (folder / "best.yaml").write_text("name: the-best\n")
+    text = Report([folder]).html()
+    assert "<h3>tuned (interrupted)</h3>" in text
+    assert '<th scope="row" class="figure" data-value="0.0"><strong>0</strong></th>' in text
+    assert "46.4 MB" in text
+    assert ">0.25<" in text
+    assert "&lt;boom&gt;" in text
+    assert 'alt="Pareto front of tuned"' in text
+    assert "name: the-best" in text
+
+
+def test_the_command_writes_page_and_tables(say: Say, grid: Path, page: Path) -> None:
+    code, text, _ = say("report", grid, "--out", "a.html", "--latex", "a.tex", "--csv", "a.csv")
+    assert code == 0
+    assert text == "written: a.html\nwritten: a.tex\nwritten: a.csv\n"
+    assert Path("a.html").read_text() == page.read_text()  # made before: the same bytes
+    pd.testing.assert_frame_equal(pd.read_csv("a.csv"), Report([grid]).summary, check_dtype=False)
+    lines = Path("a.tex").read_text().splitlines()
+    assert lines[1:3] == [r"\begin{tabular}{lrrrrrrrr}", r"\toprule"]
+    row = next(line for line in lines if "prox" in line)
+    assert row.startswith(
+        r'\textless{}b onclick="alert(1)"\textgreater{}prox \& co\textless{}/b\textgreater{} & 0.3'
+    )
+    assert all(line.count(" & ") == 8 for line in lines if line.endswith(r"\\"))
+
+
+def test_where_the_page_goes_by_default(
+    say: Say, runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> None:
+    one, other = (
+        shutil.copytree(runs["fedavg", 10, seed].path, tmp_path / "x" / str(seed))
+        for seed in (0, 1)
+    )
+    assert say("report", one)[0] == 0
+    assert (one / "report.html").exists()
+    assert say("report", one, other)[1] == "written: report.html\n"
+    assert Path("report.html").exists()
+    assert not (other / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["{tmp}/nowhere"], 2, "{tmp}/nowhere: there is no such folder"),
+        (
+            ["{tmp}/here"],
+            2,
+            "{tmp}/here: not the folder of a run, a grid or a search (no readable manifest.json "
+            "in it)",
+        ),
+        (
+            ["{grid}/.."],
+            2,
+            "{grid}/..: not the folder of a run, a grid or a search (no readable manifest.json "
+            "in it); did you mean {grid}/../1?",
+        ),
+        (
+            ["{run}", "--out", "{tmp}/nowhere/x.html"],
+            1,
+            "{tmp}/nowhere/x.html: cannot be written: No such file or directory",
+        ),
+        (["{run}", "--csv", "{tmp}"], 1, "{tmp}: is a folder, not a file to write"),
+    ],
+)
+def test_bad_input(
+    say: Say,
+    grid: Path,
+    runs: Mapping[tuple[str, float, int], Run],
+    tmp_path: Path,
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    a_run = runs["fedavg", 10, 0].path
+    words = [word.format(tmp=tmp_path, grid=grid, run=a_run) for word in words]
+    if "--out" not in words:
+        words += ["--out", str(tmp_path / "page.html")]
+    found, _, complaint = say("report", *words)
+    assert complaint == f"error: {message.format(tmp=tmp_path, grid=grid)}\n"
+    assert found == code
+
+
+def test_a_grid_whose_manifest_was_edited(grid: Path, tmp_path: Path, say: Say) -> None:
+    copy = shutil.copytree(grid, tmp_path / "skew" / "2")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "cells": [{"seed": 1}]}))
+    code, _, complaint = say("report", copy)
+    assert code == 2
+    assert complaint == (f"error: {copy}: its manifest.json does not say which cells there are\n")

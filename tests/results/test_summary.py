@@ -1,0 +1,135 @@
+"""What papers report of many runs, against the same figures worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.results.summary import cell_label, of_run, summarise
+
+
+def rounds(accuracy: list[float], bytes_each: int = 10) -> pd.DataFrame:
+    sent = [bytes_each * t for t in range(1, len(accuracy) + 1)]
+    return pd.DataFrame(
+        {
+            "round": range(1, len(accuracy) + 1),
+            "accuracy": accuracy,
+            "total_bytes_up": sent,
+            "total_bytes_down": sent,
+        }
+    )
+
+
+def table(runs: dict[tuple[str, float, int], list[float]]) -> pd.DataFrame:
+    parts = [
+        rounds(accuracy).assign(method=method, alpha=alpha, seed=seed)
+        for (method, alpha, seed), accuracy in runs.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+class TestOneRun:
+    def test_its_figures(self) -> None:
+        found = of_run(rounds([0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6]), target=0.5)
+        assert found == {
+            "last": 0.6,
+            "best": 0.9,
+            "last5": pytest.approx(0.4),
+            "total_bytes": 140,
+            "bytes_to_target": 40,  # twenty up and twenty down after the second round
+        }
+
+    def test_rounds_that_were_not_evaluated_are_passed_over(self) -> None:
+        nan = math.nan
+        found = of_run(rounds([nan, 0.2, nan, 0.4, nan]), target=0.3)
+        assert found["last"] == 0.4
+        assert found["last5"] == pytest.approx(0.3)
+        assert (found["total_bytes"], found["bytes_to_target"]) == (100, 80)
+
+    def test_a_target_that_is_not_reached_costs_no_bytes(self) -> None:
+        assert math.isnan(of_run(rounds([0.1, 0.2]), target=0.5)["bytes_to_target"])
+
+    def test_a_run_without_accuracy_has_bytes_only(self) -> None:
+        found = of_run(rounds([0.1, 0.2]).drop(columns="accuracy"), target=0.1)
+        assert found["total_bytes"] == 40
+        assert all(math.isnan(found[k]) for k in ("last", "best", "last5", "bytes_to_target"))
+
+
+class TestCells:
+    RUNS: ClassVar[dict[tuple[str, float, int], list[float]]] = {
+        ("fedavg", 0.1, 0): [0.50, 0.60],
+        ("fedavg", 0.1, 1): [0.54, 0.66],
+        ("fedavg", 0.1, 2): [0.52, 0.64],
+        ("fedprox", 0.1, 0): [0.70, 0.80],
+        ("fedprox", 0.1, 1): [0.78, 0.80],
+        ("fedprox", 0.1, 2): [0.60, 0.82],
+        ("fedavg", 1.0, 0): [0.9, 0.9],
+        ("fedprox", 1.0, 0): [0.8, 0.9],
+    }
+
+    def test_means_and_deviations_over_seeds(self) -> None:
+        found = summarise(table(self.RUNS), ["method", "alpha"], target=0.65)
+        assert list(found["method"]) == ["fedavg", "fedprox", "fedavg", "fedprox"]
+        first = found.iloc[0]
+        assert first["seeds"] == 3
+        assert first["last_mean"] == pytest.approx((0.60 + 0.66 + 0.64) / 3)
+        assert first["last_std"] == pytest.approx(np.std([0.60, 0.66, 0.64], ddof=1))
+        assert first["last5_mean"] == pytest.approx((0.55 + 0.60 + 0.58) / 3)
+        assert (first["reached"], first["bytes_to_target_mean"]) == (1, 40)
+        assert math.isnan(found.iloc[2]["last_std"])  # of a single seed
+
+    def test_a_cell_is_tested_against_the_baseline_that_is_otherwise_equal(self) -> None:
+        found = summarise(table(self.RUNS), ["method", "alpha"], {"method": "fedavg"})
+        p = found.set_index(["method", "alpha"])["p_value"]
+        assert math.isnan(p["fedavg", 0.1])
+        assert math.isnan(p["fedprox", 1.0])  # one seed has no variance
+        # Welch's t and the Welch-Satterthwaite degrees of freedom, written out.
+        a, b = np.array([0.75, 0.79, 0.71]), np.array([0.55, 0.60, 0.58])
+        va, vb = a.var(ddof=1) / 3, b.var(ddof=1) / 3
+        t = (a.mean() - b.mean()) / math.sqrt(va + vb)
+        freedom = (va + vb) ** 2 / (va**2 / 2 + vb**2 / 2)
+        assert p["fedprox", 0.1] == pytest.approx(upper_tail(t, freedom), rel=1e-4)
+
+    def test_a_baseline_that_is_better_is_not_bettered(self) -> None:
+        found = summarise(table(self.RUNS), ["method", "alpha"], {"method": "fedprox"})
+        p = found.set_index(["method", "alpha"])["p_value"]
+        assert p["fedavg", 0.1] > 0.99
+
+    def test_nothing_finished_is_an_empty_table(self) -> None:
+        assert summarise(pd.DataFrame(), ["method"]).empty
+
+
+def upper_tail(t: float, freedom: float) -> float:
+    """P(T > t) of Student's distribution, by summing up its density."""
+    x = np.linspace(t, t + 2000, 20_000_001)
+    c = math.gamma((freedom + 1) / 2) / math.sqrt(freedom * math.pi) / math.gamma(freedom / 2)
+    y = c * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+    return float(((y[1:] + y[:-1]) / 2).sum() * (x[1] - x[0]))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0.01, 1))
+def test_a_target_is_reached_exactly_if_the_best_round_reaches_it(
+    accuracy: list[float], target: float
+) -> None:
+    found = of_run(rounds(accuracy), target)
+    assert (found["best"] >= target) == (not math.isnan(found["bytes_to_target"]))
+    assert min(accuracy) - 1e-9 <= found["last5"] <= found["best"] + 1e-9
+    assert found["last"] <= found["best"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "label"),
+    [
+        ({"method": "FedAvg", "partition.alpha": 0.1}, "FedAvg, partition.alpha=0.1"),
+        ({"method.name": "fedavg"}, "fedavg"),
+        ({}, ""),
+    ],
+)
+def test_labels(cell: dict[str, Any], label: str) -> None:
+    assert cell_label(cell) == label

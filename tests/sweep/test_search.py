@@ -1,0 +1,299 @@
+"""Searches: what is refused, what is left behind, and going on after an interruption."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.image import imread
+from small import small_experiment
+
+from fedsim import Experiment, load, run
+from fedsim.cli import main
+from fedsim.errors import ClusterError
+from fedsim.sheet import Sheet
+from fedsim.sweep import pareto
+from fedsim.sweep.search import SearchFolder, read, run_search
+from fedsim.sweep.trials import value
+
+SPACE = {
+    "method.mu": {"type": "float", "low": 0.001, "high": 1, "log": True},
+    "train.participation": {"type": "float", "low": 0.2, "high": 1.0},
+    "train.local_epochs": {"type": "int", "low": 1, "high": 3},
+    "model.name": ["mlp", "cnn"],
+}
+
+
+def content(search: Any, **sections: Any) -> dict[str, Any]:
+    """A small experiment file, as nested dicts, with a search."""
+    sections = {"train": {"rounds": 3}, "model": {"name": "mlp"}, **sections}
+    whole = small_experiment(method={"name": "fedprox"}, **sections).model_dump(mode="json")
+    whole["model"] = {"name": "mlp"}
+    return {**whole, "search": search}
+
+
+FILE = """\
+name: small
+data: {name: synthetic, samples: 60, test_samples: 10, shape: [4], classes: 3}
+partition: {kind: iid, clients: 4}
+model: {name: mlp, hidden: [4]}
+method: {name: fedprox}
+train: {rounds: 4}
+engine: {kind: local}
+search:
+"""
+ONE = "  space: {method.mu: {type: float, low: 0.1, high: 1}}\n"
+BEST = "\n  objectives: {accuracy: max}"
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ("  objectives: {accuracy: max}", "small.yaml:8: search.space: missing"),
+        (ONE, "small.yaml:8: search.objectives: missing"),
+        (
+            ONE + "  objectives: {accuracy: up}",
+            "search.objectives.accuracy: must be 'max' or 'min'",
+        ),
+        (
+            ONE + "  objectives: {accuracy: max, total_bytes: min}\n  asha: {grace: 1}",
+            "small.yaml:8: search.asha: stops trials by one objective, and there are 2 (a trial "
+            "that is behind in one may be ahead in another); leave out search.asha, or all "
+            "objectives but one",
+        ),
+        (
+            ONE + "  objectives: {accuracy: max}\n  asha: {grace: 4}",
+            "small.yaml:11: search.asha.grace=4: every trial would run to its end; train.rounds "
+            "is 4",
+        ),
+        (
+            ONE + "  objectives: {worst_client_accuracy: max}",
+            "small.yaml:10: search.objectives.worst_client_accuracy: needs evaluate.clients=true",
+        ),
+        (
+            "  space: {method.nu: {type: float, low: 0.1, high: 1}}" + BEST,
+            "small.yaml:9: with method.nu=0.1: method.nu: unknown key; known: mu, name",
+        ),
+        (
+            "  space: {method.mu: {type: float, low: -1, high: 1}}" + BEST,
+            "small.yaml:9: with method.mu=-1.0: method.mu: ",
+        ),
+        (
+            "  space: {method.mu: {type: float, low: 1, high: 0.1}}" + BEST,
+            "small.yaml:8: search.space.method.mu: `low <= high` must hold",
+        ),
+        (
+            "  space: {method.mu: {type: flaot, low: 0.1, high: 1}}" + BEST,
+            "unknown range 'flaot'; did you mean 'float'?",
+        ),
+        (
+            "  space: {engine.actors: [1, 2]}" + BEST,
+            "engine.actors: where a run is carried out does not change its result",
+        ),
+        (
+            ONE + "  objectives: {accuracy: max}\n  sampler: tpee",
+            "search.sampler: must be 'tpe', 'nsga2', 'gp' or 'random', not 'tpee'",
+        ),
+        (
+            "  space: {partition.clients: [4, 100]}" + BEST,
+            "partition.clients=100: ",
+        ),
+    ],
+)
+def test_bad_input_is_one_message_and_leaves_nothing_behind(
+    search: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(FILE + search)
+    monkeypatch.setattr(sys, "argv", ["fedsim", "tune", "small.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") <= 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
+
+
+def test_the_corners_stand_for_all_trials() -> None:
+    _, corners = read(Sheet(content({"space": SPACE, "objectives": {"accuracy": "max"}})))
+    assert [
+        (
+            trial.experiment.method.mu,  # type: ignore[attr-defined]
+            trial.experiment.train.participation,
+            trial.experiment.train.local_epochs,
+            trial.experiment.model.name,
+        )
+        for trial in corners
+    ] == [
+        (0.001, 0.2, 1, "mlp"),
+        (1.0, 0.2, 1, "mlp"),
+        (0.001, 1.0, 1, "mlp"),
+        (0.001, 0.2, 3, "mlp"),
+        (0.001, 0.2, 1, "cnn"),
+    ]
+
+
+class TestOnRay:
+    def test_trials_that_cannot_fit_are_refused_at_once(
+        self, tmp_path: Path, own_ray: None
+    ) -> None:
+        search = {"space": SPACE, "objectives": {"accuracy": "max"}, "concurrent": 3}
+        whole = content(search, engine={"kind": "ray", "actors": 2})
+        with pytest.raises(
+            ClusterError, match=r"concurrent=3: only 2 trial\(s\) of 2 CPU\(s\) fit at the same"
+        ):
+            run_search(Sheet(whole), tmp_path / "runs")
+        assert not (tmp_path / "runs").exists()
+
+    def test_what_falls_behind_is_stopped_early(self, tmp_path: Path, own_ray: None) -> None:
+        """Learning rates of no use against good ones, and a trial that fails."""
+        search = {
+            "space": {"train.optimizer.lr": [0.3, 0.0001, 0.1, 0.00001, 1e9]},
+            "objectives": {"accuracy": "max"},
+            "sampler": "random",
+            "seed": 3,
+            "trials": 8,
+            "concurrent": 2,
+            "asha": {"grace": 2, "reduction": 2},
+        }
+        lines: list[str] = []
+        whole = content(search, train={"rounds": 6, "local_epochs": 2})
+        folder = run_search(Sheet(whole), tmp_path, lines.append)
+        trials = folder.table("trials")
+        assert len(trials) == 8
+        stopped = trials[trials["status"] == "stopped"]
+        finished = trials[trials["status"] == "finished"]
+        assert len(stopped) > 0
+        assert len(finished) > 0
+        assert (stopped["rounds"] < 6).all()
+        assert (finished["rounds"] == 6).all()
+        assert finished["accuracy"].max() > stopped["accuracy"].max()
+        assert sum("stopped early, accuracy" in line for line in lines) == len(stopped)
+        failed = trials[trials["status"] == "failed"]
+        assert (failed["train.optimizer.lr"] == 1e9).all()
+        assert all("no longer finite" in error or "NaN" in error for error in failed["error"])
+        best = Experiment.load(folder.path / "best.yaml")
+        expected = finished.sort_values("accuracy", ascending=False).iloc[0]
+        assert best.train.optimizer.lr == expected["train.optimizer.lr"]
+        done = load(folder.path / expected["folder"])
+        assert done.rounds["accuracy"].iloc[-1] == expected["accuracy"]
+
+
+def command(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsim", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+    )
+
+
+def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(tmp_path: Path) -> None:
+    search = {
+        "space": SPACE,
+        "objectives": {"accuracy": "max", "total_bytes": "min"},
+        "trials": 12,
+    }
+    (tmp_path / "search.yaml").write_text(yaml.safe_dump(content(search)))
+    first = command("tune", "search.yaml", cwd=tmp_path)
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("[5/12]"):
+            first.send_signal(signal.SIGINT)
+            break
+    text, _ = first.communicate(timeout=120)
+    assert first.returncode == 130, text
+    (path,) = (tmp_path / "runs" / "small").iterdir()
+    assert f"interrupted; to go on:\n  fedsim tune --resume {path.relative_to(tmp_path)}" in text
+    assert SearchFolder.open(path).manifest["status"] == "interrupted"
+
+    second = command("tune", "--resume", str(path), cwd=tmp_path)
+    text, _ = second.communicate(timeout=400)
+    assert second.returncode == 0, text
+    folder = SearchFolder.open(path)
+    assert folder.manifest["status"] == "finished"
+    trials = folder.table("trials")
+    assert len(trials) == 12
+    assert set(trials["status"]) == {"finished"}
+
+    # The study, with Optuna's own tools.
+    study = optuna.load_study(study_name="fedsim", storage=f"sqlite:///{path}/study.db")
+    assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert {t.number for t in study.best_trials} == set(folder.table("pareto")["trial"])
+    for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+        row = trials[trials["trial"] == trial.number].iloc[0]
+        assert trial.values == [row["accuracy"], row["total_bytes"]]
+        assert trial.params == {key: row[key] for key in SPACE}
+
+    # The picture is one, and shows something.
+    picture = imread(path / "pareto.png")
+    assert picture.shape[0] > 400
+    assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 10
+
+    shares = folder.table("importance").set_index("hyper-parameter")
+    assert set(shares.index) == set(SPACE)
+    assert shares["total_bytes"].sum() == pytest.approx(1)
+    assert shares["total_bytes"][["method.mu", "train.local_epochs"]].sum() < 0.3
+
+    best = Experiment.load(path / "best.yaml")
+    again = run(best, tmp_path / "again")
+    assert again.rounds["accuracy"].iloc[-1] == trials["accuracy"].max()
+    assert "best, ready to run: fedsim run" in text
+
+
+class TestPareto:
+    def test_the_front_is_what_no_other_betters(self) -> None:
+        trials = pd.DataFrame({"a": [1, 2, 3, 3, 0.0], "b": [1, 3, 4, 5, 1.0]})
+        front = pareto.front(trials, {"a": "max", "b": "min"})
+        assert list(front) == [True, True, True, False, False]
+
+    @given(
+        st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=1, max_size=12),
+        st.tuples(*[st.sampled_from(["max", "min"])] * 3),
+    )
+    def test_against_the_definition(
+        self, points: list[tuple[int, int, int]], modes: tuple[str, str, str]
+    ) -> None:
+        objectives = dict(zip("abc", modes, strict=True))
+        found = pareto.front(pd.DataFrame(points, columns=list("abc")), objectives)
+        for k, mine in enumerate(points):
+            bettered = False
+            for other in points:
+                gains = [
+                    (o - m) if mode == "max" else (m - o)
+                    for o, m, mode in zip(other, mine, modes, strict=True)
+                ]
+                bettered |= all(g >= 0 for g in gains) and any(g > 0 for g in gains)
+            assert found[k] == (not bettered)
+
+    def test_three_objectives_make_three_panels(self, tmp_path: Path) -> None:
+        trials = pd.DataFrame({"trial": [0, 1], "a": [1, 2], "b": [1, 3], "c": [5e6, 4e6]})
+        pareto.draw(trials, {"a": "max", "b": "min", "c": "min"}, tmp_path / "pareto.png")
+        shape = imread(tmp_path / "pareto.png").shape
+        assert shape[1] > 3 * shape[0]
+
+
+def test_objectives_are_columns_of_the_last_round() -> None:
+    row = {"round": 3, "accuracy": 0.5, "total_bytes_up": 10, "total_bytes_down": 30, "loss": None}
+    assert value(row, "accuracy") == 0.5
+    assert value(row, "total_bytes") == 40
+    with pytest.raises(Exception, match="objective 'los' is not a number that a round of this"):
+        value(row, "los")
+    with pytest.raises(Exception, match="it reports accuracy, round, total_bytes_down"):
+        value(row, "loss")

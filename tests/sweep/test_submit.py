@@ -1,0 +1,672 @@
+"""Jobs on a cluster: what is sent, what comes back, and what is said when it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import small_experiment
+
+from fedsim import cli, load, run
+from fedsim.errors import BadInput, FedsimError, RunError, RunFolderError
+from fedsim.sweep import pack, submit
+
+Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
+
+# A method of the user's own, which works only where it was sent with its environment.
+MINE = """
+import os
+
+from fedsim.methods.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    name: str = "mine:Mine"
+
+    def local_update(self, client, weights):
+        assert os.environ["GREETING"] == "hello, world"
+        return super().local_update(client, weights)
+"""
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A working directory with an experiment in it, and no word of any cluster."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("small.yaml").write_text(small_experiment(train={"rounds": 3}).to_yaml())
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN"):
+        # Set first, so that what the code under test sets is undone, too.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    # It would turn tokens on for this whole process, if its user has one.
+    monkeypatch.setattr(submit, "maybe_enable_token_auth_if_token_available", lambda **_: None)
+    return folder
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Path) -> Say:
+    """Run the command line, in a folder of its own."""
+
+    def say(*words: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsim", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return say
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@contextmanager
+def answering(answers: Mapping[str, Any]) -> Iterator[str]:
+    """A server that answers paths with JSON, or with bytes of which it sends only the half."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.get(self.path.partition("?")[0])
+            self.send_response(404 if answer is None else 200)
+            body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if isinstance(answer, bytes) else body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+VERSION = {"/api/version": {"version": "4", "ray_version": "2.60.0", "ray_commit": ""}}
+
+
+def described(id: str, started: int, **changes: Any) -> dict[str, Any]:
+    """A job as a dashboard describes it."""
+    about = {"fedsim_kind": "run", "fedsim_name": "small", "fedsim_folder": "~/fedsim-jobs/x"}
+    return {
+        "type": "SUBMISSION",
+        "submission_id": id,
+        "status": "SUCCEEDED",
+        "entrypoint": "python -m fedsim run small.yaml",
+        "start_time": started,
+        "end_time": started + 61_000,
+        "driver_node_id": "0123",
+        "metadata": about,
+        **changes,
+    }
+
+
+class TestWhatIsSent:
+    def test_the_working_directory_less_what_is_made_or_ignored(self, here: Path) -> None:
+        sent = ["mine.py", "data/small.npz", "deep/er/module.py", ".gitignore", "deep/.rayignore"]
+        left = [
+            *("runs/small/1/manifest.json", ".git/HEAD", ".venv/bin/python", "venv/bin/python"),
+            *("deep/__pycache__/module.pyc", "pkg.egg-info/PKG-INFO", "data/large.npz"),
+            *("deep/er/notes.txt", "secret.key"),
+        ]
+        for name in [*sent, *left]:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(name)
+        Path(".gitignore").write_text("data/*\n!data/small.npz\n*.key\n")
+        Path("deep/.rayignore").write_text("er/notes.txt\n")
+        Path("link").symlink_to(here.parent)
+        files = submit._to_send(here, Path("small.yaml"))
+        assert sorted(files.values()) == sorted([*sent, "small.yaml"])
+
+    def test_the_experiment_wherever_it_lies(self, here: Path) -> None:
+        Path("runs").mkdir()
+        best, outside = Path("runs/best.yaml"), here.parent / "outside.yaml"
+        for path in (best, outside):
+            path.write_text("name: x")
+        assert submit._to_send(here, best)[best.absolute()] == "runs/best.yaml"
+        assert submit._to_send(here, outside)[outside] == ".submitted/outside.yaml"
+
+    def test_the_same_content_is_the_same_package(self, here: Path, tmp_path: Path) -> None:
+        packages = []
+        for times in ((1, 1), (2, 2)):
+            os.utime("small.yaml", times)
+            submit._zip(submit._to_send(here, Path("small.yaml")), tmp_path / "package.zip")
+            packages.append((tmp_path / "package.zip").read_bytes())
+        assert packages[0] == packages[1]
+
+    def test_too_much_is_refused_before_anybody_is_asked(self, say: Say, here: Path) -> None:
+        for name, size in (("data/a", 150), ("data/b", 100), ("notes", 30), ("x", 1), ("y", 2)):
+            Path(name).parent.mkdir(exist_ok=True)
+            with open(name, "wb") as file:
+                file.truncate(size * 10**6)  # with nothing on the disk
+        code, _, complaint = say("submit", "small.yaml", "--address", "http://127.0.0.1:9")
+        assert code == 2
+        assert complaint == (
+            f"error: {here}: 283 MB to send, of which Ray takes 105; the largest: data (250 MB), "
+            "notes (30 MB), y (2 MB). Name in .rayignore what the job does not need; data is "
+            "better kept on the cluster (--env FEDSIM_DATA=…)\n"
+        )
+
+    @pytest.mark.parametrize(
+        "words", [["small.yaml", "train.particpation=1"], ["missing.yaml"], ["broken.yaml"]]
+    )
+    def test_a_file_is_refused_as_by_run(self, say: Say, words: list[str]) -> None:
+        Path("broken.yaml").write_text("name: broken\nmodel: [\n")
+        sent = say("submit", *words, "--address", "http://127.0.0.1:9")
+        assert sent == say("run", *words)
+        assert sent[0] == 2
+
+    @pytest.mark.parametrize("variable", ["FEDSIM_DATA", "=/data", "A B=c"])
+    def test_a_variable_without_name_or_value(self, say: Say, variable: str) -> None:
+        code, _, complaint = say("submit", "small.yaml", "--env", variable)
+        assert (code, complaint) == (2, f"error: --env {variable}: must read KEY=VALUE\n")
+
+    @pytest.mark.parametrize(
+        ("section", "kind"), [("", "run"), ("grid: {}", "grid"), ("search: {}", "tune")]
+    )
+    def test_the_command_follows_from_the_sections(
+        self, here: Path, section: str, kind: str
+    ) -> None:
+        with Path("small.yaml").open("a") as file:
+            file.write(section)
+        with contextlib.suppress(BadInput):  # of a grid or search without content
+            assert submit.check(Path("small.yaml"), []) == (kind, "small")
+
+    @pytest.mark.parametrize(
+        ("folder", "word"),
+        [("~/jobs/a b", "~/'jobs/a b'"), ("/mnt/a b", "'/mnt/a b'"), ("~/jobs", "~/jobs")],
+    )
+    def test_home_is_the_clusters(self, folder: str, word: str) -> None:
+        assert submit._quote(folder) == word
+
+
+class TestAddresses:
+    def test_none(self, say: Say) -> None:
+        code, _, complaint = say("jobs")
+        assert (code, complaint) == (
+            2,
+            "error: which cluster? give --address http://head:8265 (its dashboard), or set "
+            "RAY_API_SERVER_ADDRESS\n",
+        )
+
+    @pytest.mark.parametrize("words", [["jobs"], ["submit", "small.yaml"], ["stop", "x"]])
+    def test_nothing_answers(self, say: Say, words: list[str]) -> None:
+        (port,) = free_ports(1)
+        code, _, complaint = say(*words, "--address", f"127.0.0.1:{port}")
+        assert (code, complaint) == (
+            2,
+            f"error: http://127.0.0.1:{port}: no Ray dashboard answers there "
+            "(Connection refused)\n",
+        )
+
+    @pytest.mark.parametrize("answers", [{}, {"/api/version": "hello"}, {"/api/version": {}}])
+    def test_something_else_answers(self, say: Say, answers: dict[str, Any]) -> None:
+        with answering(answers) as address:
+            code, _, complaint = say("jobs", "--address", address)
+        assert (code, complaint) == (
+            2,
+            f"error: {address}: is not the address of a Ray dashboard; that is "
+            "http://<head>:8265 if nobody changed the port\n",
+        )
+
+    def test_a_head_that_is_gone_is_not_waited_for(
+        self, say: Say, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (port,) = free_ports(1)
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        code, _, complaint = say("jobs")
+        assert code == 2
+        assert complaint.startswith(f"error: RAY_ADDRESS=127.0.0.1:{port}: no Ray answers there")
+
+    def test_the_option_wins_over_the_variables(
+        self, say: Say, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
+        with answering({**VERSION, "/api/jobs/": []}) as address:
+            assert say("jobs", "--address", address)[:2] == (0, "no jobs\n")
+            monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+            assert say("jobs")[:2] == (0, "no jobs\n")
+
+
+class TestJobs:
+    def test_the_newest_is_first_and_those_of_others_are_left_out(self, say: Say) -> None:
+        long = "a-name-that-is-longer-than-many-another-20261121-194859-cc74"
+        found = [
+            described("old", 1_000_000, status="FAILED"),
+            described("somebody-else", 4_000_000, metadata={"name": "x"}),
+            {"type": "DRIVER", "job_id": "01", "status": "RUNNING", "entrypoint": "x.py"},
+            described(long, 3_000_000, status="RUNNING", end_time=None),
+            described("middle", 2_000_000),
+        ]
+        with answering({**VERSION, "/api/jobs/": found}) as address:
+            code, text, _ = say("jobs", "--address", address)
+        lines = [line.split() for line in text.splitlines()]
+        assert code == 0
+        assert [line[0] for line in lines] == ["job", long, "middle", "old"]
+        assert lines[2][1:4] == ["run", "small", "succeeded"]
+        assert lines[2][-2:] == ["61", "s"]
+
+    @pytest.mark.parametrize("command", ["stop", "fetch"])
+    def test_one_that_is_not_there(self, say: Say, command: str) -> None:
+        with answering({**VERSION, "/api/jobs/": [described("other", 0)]}) as address:
+            code, _, complaint = say(command, "nope", "--address", address)
+        assert (code, complaint) == (
+            2,
+            f"error: {address}: has no job 'nope' of fedsim; `fedsim jobs` lists those it has\n",
+        )
+
+    def test_stopping_one_that_has_ended(self, say: Say) -> None:
+        with answering({**VERSION, "/api/jobs/": [described("x", 0)]}) as address:
+            code, _, complaint = say("stop", "x", "--address", address)
+        assert (code, complaint) == (
+            2,
+            "error: job x has ended already (SUCCEEDED); there is nothing to stop\n",
+        )
+
+    def test_fetching_one_that_has_not_started(self, say: Say) -> None:
+        waiting = described("x", 0, status="PENDING", driver_node_id=None)
+        with answering({**VERSION, "/api/jobs/": [waiting]}) as address:
+            code, _, complaint = say("fetch", "x", "--address", address)
+        assert (code, complaint) == (
+            2,
+            "error: job x has no results: it has not started (PENDING)\n",
+        )
+
+
+def tar_of(files: Mapping[str, bytes]) -> bytes:
+    """A package with these files."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return content.getvalue()
+
+
+FILES = {f"small/one/{name}": name.encode() * 5000 for name in ("manifest.json", "log.txt")}
+
+
+class TestFetching:
+    """As far as it can be seen without a cluster."""
+
+    @pytest.fixture
+    def fetch(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        """Fetch a job whose results are these files into a folder."""
+
+        def fetch(files: Mapping[str, bytes], out: Path, sends: bytes | None = None) -> list[Path]:
+            content = tar_of(files)
+            sha256 = hashlib.sha256(content).hexdigest()
+            packed = contextlib.nullcontext(("package.tar", sha256))
+            monkeypatch.setattr(submit, "_packed", lambda *_: packed)
+            sent = iter([content if sends is None else sends])
+            monkeypatch.setattr(submit.Cluster, "read_log", lambda *_: sent)
+            return submit.fetch(submit.Cluster(address), "x", out)
+
+        with answering({**VERSION, "/api/jobs/": [described("x", 0)]}) as address:
+            yield fetch
+
+    def test_what_comes_is_what_was_sent(self, fetch: Any, tmp_path: Path) -> None:
+        out = tmp_path / "not" / "there"
+        assert fetch(FILES, out) == [out / "small" / "one"]
+        for name, content in FILES.items():
+            assert (out / name).read_bytes() == content
+        assert [path.name for path in out.iterdir()] == ["small"]
+
+    def test_nothing_else_is_kept(self, fetch: Any, tmp_path: Path) -> None:
+        whole = tar_of(FILES)
+        for sends in (b"", whole[:20_000], whole[:-1], whole[:600] + b"x" + whole[601:]):
+            with pytest.raises(RunError, match="did not arrive as they were sent; fetch again"):
+                fetch(FILES, tmp_path / "out", sends)
+        assert not list((tmp_path / "out").iterdir())
+
+    @pytest.mark.parametrize("name", ["../outside", "small/../../outside"])
+    def test_nothing_lands_outside(self, fetch: Any, tmp_path: Path, name: str) -> None:
+        with pytest.raises(RunError, match=r"the package of results is refused: .*outside"):
+            fetch({**FILES, name: b"evil"}, tmp_path / "out")
+        assert not list((tmp_path / "out").iterdir())
+        assert not list(tmp_path.rglob("outside"))
+
+    def test_a_folder_that_was_fetched_before_is_renewed(self, fetch: Any, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        fetch(FILES, out)
+        later = {"small/one/manifest.json": b"finished", "small/two/log.txt": b"new"}
+        assert fetch(later, out) == [out / "small" / "one", out / "small" / "two"]
+        assert (out / "small" / "one" / "manifest.json").read_bytes() == b"finished"
+        assert not (out / "small" / "one" / "log.txt").exists()
+        assert [path.name for path in out.iterdir()] == ["small"]
+
+    @pytest.mark.parametrize("how", ["changed since", "from elsewhere"])
+    def test_any_other_is_left_alone(self, fetch: Any, tmp_path: Path, how: str) -> None:
+        out = tmp_path / "out"
+        mine = out / "small" / "one" / "log.txt"
+        if how == "changed since":
+            fetch(FILES, out)
+        else:
+            mine.parent.mkdir(parents=True)
+        mine.write_text("mine")
+        with pytest.raises(RunFolderError, match=r"small/one: is there already, .* with --out"):
+            fetch({**FILES, "small/another/log.txt": b""}, out)
+        assert mine.read_text() == "mine"
+        assert not (out / "small" / "another").exists()
+
+    def test_the_same_content_is_no_matter(self, fetch: Any, tmp_path: Path) -> None:
+        fetch(FILES, tmp_path)
+        (tmp_path / "small" / "one" / submit.MARK).unlink()
+        assert fetch(FILES, tmp_path) == [tmp_path / "small" / "one"]
+
+    def test_a_place_that_cannot_be_written(self, fetch: Any, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(RunFolderError, match=r"file/runs: cannot be written: .*Not a dir"):
+            fetch(FILES, tmp_path / "file" / "runs")
+
+    def test_a_full_disk(self, fetch: Any, tmp_path: Path) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+        try:
+            with pytest.raises(RunError, match=r"out: the results of job x cannot be kept: .*Fi"):
+                fetch(FILES, tmp_path / "out")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert not list((tmp_path / "out").iterdir())
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_a_transfer_that_breaks_off(self, here: Path, there: bool) -> None:
+        file = {"/api/v0/logs/file": b"x" * 10_000} if there else {}
+        why = "the transfer broke off .*; fetch again" if there else "does not hand out"
+        with answering({**VERSION, **file}) as address, pytest.raises(RunError, match=why):
+            list(submit.Cluster(address).read_log("0123", "package.tar"))
+
+
+class TestPacking:
+    def test_everything_that_is_whole(self, tmp_path: Path) -> None:
+        for name in ("small/one/log.txt", "small/one/.manifest.json.part", "small/two/.hidden"):
+            (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "from" / name).write_text(name)
+        (tmp_path / "from" / "empty").mkdir()
+        assert pack.pack(tmp_path / "from", tmp_path / "package.tar")
+        with tarfile.open(tmp_path / "package.tar") as tar:
+            assert {m.name for m in tar if not m.isdir()} == {
+                "small/one/log.txt",
+                "small/two/.hidden",
+            }
+            assert "empty" in tar.getnames()
+
+    def test_a_file_that_is_gone_when_its_turn_comes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("a", "b", "c"):
+            (tmp_path / name).write_text(name)
+        add = tarfile.TarFile.add
+
+        def add_then_remove(tar: Any, path: Path, *words: Any, **options: Any) -> None:
+            add(tar, path, *words, **options)
+            (tmp_path / "b").unlink(missing_ok=True)
+
+        monkeypatch.setattr(tarfile.TarFile, "add", add_then_remove)
+        package = tmp_path.with_name("package.tar")
+        assert not pack.pack(tmp_path, package)
+        with tarfile.open(package) as tar:
+            assert tar.getnames() == ["a", "c"]
+        assert pack.pack(tmp_path, package)
+
+    def test_the_package_goes_when_the_job_is_stopped(self, tmp_path: Path) -> None:
+        """As it is carried out on a cluster: by itself, its log beside the package."""
+        (tmp_path / "from" / "x").mkdir(parents=True)
+        log, source = tmp_path / "log", Path(pack.__file__).read_text()
+        with log.open("w") as file:
+            job = subprocess.Popen(
+                [sys.executable, "-I", "-c", source, tmp_path / "from", "package.tar"], stdout=file
+            )
+        try:
+            while not log.read_text().endswith("\n"):
+                assert job.poll() is None
+                time.sleep(0.05)
+            said = json.loads(log.read_text())
+            content = (tmp_path / "package.tar").read_bytes()
+            assert said["package"] == "package.tar"
+            assert said["sha256"] == hashlib.sha256(content).hexdigest()
+            assert not (tmp_path / "package.tar").stat().st_mode & 0o077
+            job.terminate()
+            job.wait()
+        finally:
+            job.kill()
+        assert not (tmp_path / "package.tar").exists()
+
+
+def below(pid: int) -> set[int]:
+    """A process, and all that it started."""
+    parent = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended a moment ago
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            parent[int(entry.name)] = int(stat[1])
+    found = {pid}
+    while more := {child for child, above in parent.items() if above in found} - found:
+        found |= more
+    return found
+
+
+@dataclass
+class Head:
+    """A cluster of one node, which wants a token."""
+
+    address: str
+    environment: dict[str, str]
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a command of fedsim's, as its user would on another machine."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedsim", *words, "--address", self.address],
+            env={**self.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, *words: str, **variables: str) -> tuple[object, str, str]:
+        """Run a command of fedsim's: exit code, stdout, stderr."""
+        command = self.start(*words, **variables)
+        text, complaint = command.communicate()
+        return command.returncode, text, complaint
+
+    def ask(self, path: str) -> Any:
+        """What the dashboard says."""
+        authorization = {"Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}"}
+        request = urllib.request.Request(self.address + path, headers=authorization)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def kill(self) -> None:
+        """End it as a power failure would."""
+        for pid in below(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    folder = Path("/tmp") / f"fedsim-test-{os.getpid()}"  # Ray's sockets want a short path
+    (folder / "home").mkdir(parents=True)
+    ports = free_ports(8)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment |= {
+        "HOME": str(folder / "home"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+    }
+    names = (
+        *("port", "dashboard-port", "ray-client-server-port", "dashboard-agent-listen-port"),
+        *("dashboard-agent-grpc-port", "runtime-env-agent-port", "node-manager-port"),
+        "object-manager-port",
+    )
+    options = {f"--{name}": str(port) for name, port in zip(names, ports, strict=True)}
+    options |= {
+        "--node-ip-address": "127.0.0.1",
+        "--dashboard-host": "127.0.0.1",
+        "--min-worker-port": "0",
+        "--max-worker-port": "0",
+        "--num-cpus": "2",
+        "--temp-dir": str(folder / "ray"),
+    }
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+                *("--disable-usage-stats", *(word for pair in options.items() for word in pair)),
+            ],
+            env={**environment, "RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(folder / "ray")},
+            stdout=log,
+            stderr=log,
+            # As in a shell's background, where Ctrl-C is ignored by all that is started.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        )
+    head = Head(f"http://127.0.0.1:{ports[1]}", environment, folder, process)
+    try:
+        while "Ray runtime started" not in (folder / "log").read_text():
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.2)
+        yield head
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(40)
+    finally:
+        head.kill()
+        os.system(f"cp -r {folder} /tmp/sub/lastfolder")
+        shutil.rmtree(folder)
+
+
+def until(command: subprocess.Popen[str], beginning: str) -> list[str]:
+    """What a command prints until a line begins so."""
+    assert command.stdout is not None
+    lines = []
+    for line in command.stdout:
+        lines.append(line)
+        if line.startswith(beginning):
+            return lines
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.usefixtures("here")
+class TestOnACluster:
+    """With token authentication, by the commands that a user would give."""
+
+    @pytest.mark.parametrize("how", ["missing", "wrong"])
+    def test_the_token(self, head: Head, how: str) -> None:
+        token = {"missing": "", "wrong": "f" * 64}[how]
+        assert head.say("jobs", RAY_AUTH_TOKEN=token) == (
+            2,
+            "",
+            f"error: {head.address}: the authentication token is {how}; set RAY_AUTH_TOKEN to it, "
+            "or RAY_AUTH_TOKEN_PATH to a file that holds it, or put it into ~/.ray/auth_token "
+            "(`ray get-auth-token` on the head prints it)\n",
+        )
+
+    def test_a_job_finishes_and_its_results_arrive(
+        self, head: Head, here: Path, tmp_path: Path
+    ) -> None:
+        Path("mine.py").write_text(MINE)
+        # What its actors have comes with the job: here it is refused for being set twice.
+        greeting = ("--env", "GREETING=hello, world", "--env", f"PYTHONPATH={tmp_path}")
+        changes = ("method.name=mine:Mine", "engine.kind=ray", "engine.actors=1")
+        code, text, complaint = head.say("submit", "small.yaml", *changes, *greeting)
+        assert (code, complaint) == (0, "")
+        id = text.split()[1].rstrip(":")
+        assert f"job {id}: fedsim run, into ~/fedsim-jobs/{id} on the cluster" in text
+        assert "round 3/3" in text
+        assert text.endswith(f"  fedsim fetch {id} --address {head.address}\n")
+        assert head.ask(f"/api/jobs/{id}")["driver_info"], "the run was not on this cluster"
+
+        code, text, complaint = head.say("fetch", id)
+        assert (code, complaint) == (0, "")
+        fetched = load(text.split()[1])
+        assert fetched.path.parent == here / "runs" / "small"
+        same = small_experiment(train={"rounds": 3})
+        assert fetched.result_hash == run(same, tmp_path / "local").result_hash
+        assert fetched.manifest["status"] == "finished"
+        while list(head.folder.glob("ray/session_*/logs/*.tar")):
+            time.sleep(0.1)  # the package goes, a moment later
+        code, text, _ = head.say("jobs")
+        assert [line.split()[0] for line in text.splitlines()] == ["job", id]
+
+    def test_one_goes_on_without_being_followed_until_it_is_stopped(self, head: Head) -> None:
+        command = head.start("submit", "small.yaml", "train.rounds=100000", "checkpoint.every=1")
+        id = until(command, "round 2/")[0].split()[1].rstrip(":")
+        command.send_signal(signal.SIGINT)
+        _, complaint = command.communicate()
+        assert command.returncode == 130
+        where = f"{id} --address {head.address}"
+        assert complaint.endswith(f":\n  fedsim stop {where}\n  fedsim fetch {where}\n")
+
+        code, text, complaint = head.say("fetch", id)
+        assert (code, complaint) == (0, "")
+        soon = load(text.split()[1])
+        assert soon.manifest["status"] == "running"
+        assert len(soon.rounds) >= 2
+
+        assert head.say("stop", id) == (0, f"stopped: {id}\n", "")
+        assert head.ask(f"/api/jobs/{id}")["status"] == "STOPPED"
+        (there,) = (head.folder / "home" / "fedsim-jobs" / id / "small").iterdir()
+        assert load(there).manifest["status"] == "interrupted"
+
+    def test_one_that_fails(self, head: Head) -> None:
+        data = "data={name: npz, path: not-sent.npz}"
+        code, text, complaint = head.say("submit", "small.yaml", data)
+        assert code == 1
+        id = text.split()[1].rstrip(":")
+        first, *_, last = complaint.splitlines()
+        assert first == f"error: job {id} failed; the end of its log:"
+        assert "not-sent.npz" in last
+        code, _, complaint = head.say("fetch", id)
+        assert (code, complaint) == (2, f"error: job {id} has no results yet (FAILED)\n")
+
+    def test_the_cluster_dies(self, head: Head) -> None:
+        """The last of these tests: there is no cluster after it."""
+        command = head.start("submit", "small.yaml", "train.rounds=100000")
+        until(command, "round 2/")
+        head.kill()
+        _, complaint = command.communicate()
+        assert (command.returncode, complaint) == (
+            1,
+            f"error: {head.address}: no Ray dashboard answers there (Connection refused); "
+            "a job ends with its cluster\n",
+        )
+        with pytest.raises(FedsimError, match="no Ray dashboard answers there"):
+            submit.Cluster(head.address)
