@@ -1,0 +1,111 @@
+"""Every notebook runs from a clean start, and what is stored in it is what comes out."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# «/home/…», «C:\…», «file:///…», but neither «up/down» nor «</td>».
+ABSOLUTE = re.compile(r"(?<![\w.<~)/])/(?=\w)\S+|\b[A-Za-z]:\\\S+|\bfile://\S+|~/\S+")
+
+
+def code_cells(path: Path) -> list[NotebookNode]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def texts(cell: NotebookNode) -> list[str]:
+    """What a reader sees below a cell, but for pictures."""
+    found = [output.text for output in cell.outputs if output.output_type == "stream"]
+    for output in cell.outputs:
+        data = output.get("data", {})
+        found += [text for kind, text in data.items() if kind.startswith("text/")]
+    return found
+
+
+def test_there_are_three() -> None:
+    assert [path.stem for path in NOTEBOOKS] == [
+        "01_quickstart",
+        "02_write_your_own_method",
+        "03_read_results_and_explanations",
+    ]
+
+
+@pytest.fixture
+def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary folders and the kernel's own files below the test's; this checkout's fedsim."""
+    for name in ("TMPDIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+@pytest.mark.usefixtures("_clean")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    stored = [[_kind(output) for output in cell.outputs] for cell in code_cells(path)]
+    here = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", coalesce_streams=True, resources=here
+    ).execute()  # raises what a cell raises
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [[_kind(output) for output in cell.outputs] for cell in cells] == stored
+    assert not [p for p in tmp_path.iterdir() if p.name.islower()], "it left files beside itself"
+
+
+def _kind(output: NotebookNode) -> tuple[str, ...]:
+    """Printed, shown or returned, and in which formats; not the text."""
+    return (output.output_type, output.get("name", ""), *sorted(output.get("data", {})))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+class TestAsStored:
+    def test_it_was_executed_from_top_to_bottom(self, path: Path) -> None:
+        cells = code_cells(path)
+        assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+        assert any(texts(cell) for cell in cells)
+        assert all(
+            output.output_type != "error" and output.get("name") != "stderr"
+            for cell in cells
+            for output in cell.outputs
+        )
+
+    def test_it_tells_nothing_of_who_executed_it(self, path: Path) -> None:
+        shown = [text for cell in code_cells(path) for text in texts(cell)]
+        assert not [found for text in shown for found in ABSOLUTE.findall(text)]
+        metadata = nbformat.read(path, as_version=4).metadata
+        assert metadata.kernelspec == {
+            "display_name": "Python 3",
+            "language": "python",
+            "name": "python3",
+        }
+        assert metadata.language_info == {"name": "python"}
+
+    def test_it_is_small(self, path: Path) -> None:
+        assert path.stat().st_size < 200_000
+
+
+@pytest.mark.parametrize(
+    ("text", "private"),
+    [
+        ("run folder: /home/ann/runs/x", True),
+        ("PosixPath('/tmp/a')", True),
+        (r"C:\Users\ann", True),
+        ("~/runs", True),
+        ("12.3 kB/s, up/down, 7/20", False),
+        ("<td>1</td>", False),
+        ("weights/final.safetensors", False),
+        ("https://example.org/a", False),
+    ],
+)
+def test_what_counts_as_a_private_path(text: str, private: bool) -> None:
+    assert bool(ABSOLUTE.findall(text)) == private
