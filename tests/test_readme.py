@@ -56,6 +56,9 @@ def test_ten_lines_of_python(workplace: Path) -> None:
 def test_commands(workplace: Path, line: str) -> None:
     program, *words = shlex.split(line, comments=True)
     assert program == "fedsim"
+    for k, word in enumerate(words):  # as a shell would
+        if "*" in word:
+            words[k : k + 1] = [str(path) for path in workplace.glob(word)]
     text = call(workplace, "-m", "fedsim", *words)
     assert text
     if "my_method" in line:

@@ -17,7 +17,9 @@ from fedsim.results.summary import cell_label
 
 Value = str | int | float  # of an axis
 
-ABSENT = "–"  # stands for a setting that a run does not have
+DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
+# What changes nothing in a result: names, logs, where data and processes are.
+_IGNORED = ("name", "seed", "loggers", "data.root", "data.download")
 
 
 class _Grid(Folder):
@@ -99,7 +101,7 @@ class Cell:
 
 def label(values: Mapping[str, Value]) -> str:
     """A cell in a few words, without the settings that it does not have."""
-    return cell_label({axis: value for axis, value in values.items() if value != ABSENT})
+    return cell_label({axis: value for axis, value in values.items() if value != DASH})
 
 
 def open_folder(path: Path) -> Folder:
@@ -123,13 +125,24 @@ def open_folder(path: Path) -> Folder:
     return kind.open(path)
 
 
-def entries_of(folder: Folder) -> list[Entry]:
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Folders by the last parts of their paths: two, or as many as it takes to tell them apart."""
+    for parts in range(2, max((len(path.parts) for path in paths), default=2)):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def entries_of(folder: Folder, given: str) -> list[Entry]:
     """The runs of a run's or a grid's folder; none of a search's.
+
+    Args:
+        given: what the folder is called.
 
     Raises:
         RunFolderError: a grid's manifest does not say which there are.
     """
-    given = f"{folder.path.parent.name}/{folder.path.name}"
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]
     if not isinstance(folder, _Grid):
@@ -150,9 +163,13 @@ def entries_of(folder: Folder) -> list[Entry]:
                 entry = Entry(None, {}, row["seed"], place, given, "missing", settings={**cell})
                 error = error or (str(missing) if row["status"] == "finished" else "")
             entry.cell = cell
-            if not entry.finished:
-                entry.status = row["status"] if entry.run else "missing"
+            # The row is of when the grid ended last; it may have been resumed since, so that the
+            # run knows better. But one whose process was killed could not write that it failed.
+            if entry.run is None or (entry.status, row["status"]) == ("running", "failed"):
                 entry.error = error
+                entry.status = row["status"] if entry.run else "missing"
+            elif not entry.finished:
+                entry.error = entry.error or error
             entries.append(entry)
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(
@@ -175,27 +192,61 @@ def _entry(folder: RunFolder, place: str, given: str) -> Entry:
     )
 
 
-def tell_apart(entries: Sequence[Entry]) -> list[str]:
-    """Say of each run what sets it apart, and return the axes: what that is a value of.
+def tell_apart(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Say of each run what sets it apart.
 
-    Within grids of the same axes it is these; otherwise whatever the experiments differ in, but
-    for what does not change a result. Runs that are alike in all of it, seed included, are told
-    apart by their names, or by their folders.
+    Within grids of the same axes it is these, and what differs between runs that are alike in
+    them; otherwise whatever the experiments differ in, but for what does not change a result. Runs
+    that are alike in all of it, seed included, are told apart by their names, or by their folders.
+
+    Returns:
+        The runs, without those that are copies of others, and the axes: what a cell has values of.
     """
     kinds = {tuple(entry.cell) for entry in entries}
-    if len(kinds) != 1 or kinds == {()}:
+    if len(kinds) == 1 and kinds != {()}:
+        by_cell: dict[tuple[Value, ...], list[Mapping[str, Value]]] = {}
+        for entry in entries:
+            if entry.run is not None:
+                by_cell.setdefault(tuple(entry.cell.values()), []).append(entry.settings)
+        differing = [key for settings in by_cell.values() for key in _differing(settings)]
+        for entry in entries:
+            # A value of an axis may be a variant's label, which says nothing of the component.
+            more = {f"{k}.name" if k in entry.cell else k: _setting(entry, k, entries)
+                    for k in differing}  # fmt: skip
+            entry.cell = {**entry.cell, **more}
+    else:
         differing = _differing([entry.settings for entry in entries]) or ["method"]
         differing.sort(key=lambda axis: axis != "method")
         for entry in entries:
-            entry.cell = {axis: entry.settings.get(axis, ABSENT) for axis in differing}
-    for axis in ("name", "folder"):
-        known = [(*entry.cell.values(), entry.seed) for entry in entries]
-        if len(set(known)) < len(known):
-            names = [e.settings.get("name", "") if axis == "name" else e.given for e in entries]
-            if len(set(names)) > 1:
-                for entry, name in zip(entries, names, strict=True):
-                    entry.cell[axis] = name
-    return list(entries[0].cell) if entries else []
+            entry.cell = {axis: entry.settings.get(axis, DASH) for axis in differing}
+    keys = [(*e.cell.values(), e.seed, _setting(e, "name", entries)) for e in entries]
+    there = {key for entry, key in zip(entries, keys, strict=True) if entry.run is not None}
+    by_result: dict[tuple[Value, ...], Entry] = {}
+    for entry, key in zip(entries, keys, strict=True):
+        if entry.run is not None:
+            key = (*key, entry.manifest.get("result_hash") or entry.place)
+        elif key in there:  # missing from a copy of the grid alone
+            continue
+        by_result.setdefault(key, entry)
+    found = list(by_result.values())
+    for axis, values in (
+        ("name", [_setting(entry, "name", entries) for entry in found]),
+        ("folder", [entry.given for entry in found]),
+        ("folder", [entry.place for entry in found]),
+    ):
+        alike = len({(*entry.cell.values(), entry.seed) for entry in found}) < len(found)
+        if alike and len(set(values)) > 1:
+            for entry, value in zip(found, values, strict=True):
+                entry.cell[axis] = value
+    return found, list(found[0].cell) if found else []
+
+
+def _setting(entry: Entry, key: str, entries: Sequence[Entry]) -> Value:
+    """A setting of a run; if the run is missing, what the others of its grid agree on."""
+    if entry.run is None:
+        agreed = {e.settings[key] for e in entries if e.given == entry.given and key in e.settings}
+        return agreed.pop() if len(agreed) == 1 else DASH
+    return entry.settings.get(key, DASH)
 
 
 def cells_of(entries: Sequence[Entry]) -> list[Cell]:
@@ -219,7 +270,7 @@ def _differing(settings: Sequence[Mapping[str, Value]]) -> list[str]:
         key
         for key, found in values.items()
         if len(found) > 1
-        and key not in ("name", "seed")
+        and key not in _IGNORED
         and (key == "engine.clients_per_step" or not key.startswith(("engine", "checkpoint.")))
     ]
 

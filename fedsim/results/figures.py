@@ -35,13 +35,12 @@ DASHES: tuple[tuple[float, ...], ...] = (
 )
 STYLES = len(DASHES)  # that many lines can be told apart in one figure
 _LINES = tuple(f"#0000{k + 1:02x}" for k in range(STYLES))  # stand-ins for variables
-_OTHER, _TEXT, _RULE, _PAGE = "#0000f0", "#0000f1", "#0000f2", "#0000f3"
+_OTHER, _TEXT, _RULE = "#0000f0", "#0000f1", "#0000f2"
 _VARIABLES = {
     **{colour: f"var(--line-{k + 1})" for k, colour in enumerate(_LINES)},
     _OTHER: "var(--line-other)",
     _TEXT: "var(--figure-text)",
     _RULE: "var(--figure-rule)",
-    _PAGE: "var(--figure-page)",
 }
 _SETTINGS = {
     "svg.fonttype": "none",
@@ -210,6 +209,16 @@ def _figure(height: float) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
+_TAG = re.compile(r"<[^>]*>")  # what is between tags is text, to be left as it is
+
+
+def _shortened(tag: re.Match[str]) -> str:
+    """A tag with the page's own fonts and colours, and no more decimals than can be seen."""
+    text = re.sub(r"font-family: [^;\"]*(; )?", "", tag[0])
+    text = re.sub(r"#0000[0-9a-f]{2}\b", lambda found: _VARIABLES.get(found[0], found[0]), text)
+    return re.sub(r'"[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
+
+
 def _svg(figure: Figure, title: str) -> Markup:
     """The figure as an element of an HTML page, with names of its own for its parts."""
     text = io.StringIO()
@@ -221,10 +230,8 @@ def _svg(figure: Figure, title: str) -> Markup:
     assert view
     svg = svg[svg.index(">") + 1 :]
     svg = re.sub(r"<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)  # the page has it
-    svg = re.sub(r"font-family: [^;\"]*(; )?", "", svg)  # the page's own
-    svg = re.sub(r"#0000[0-9a-f]{2}\b", lambda found: _VARIABLES.get(found[0], found[0]), svg)
-    svg = re.sub(r'"[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
-    svg = re.sub(r"\s*\n\s*", "\n", svg)
+    svg = re.sub(r"\s*\n\s*", "\n", _TAG.sub(_shortened, svg))
     prefix = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]
-    svg = re.sub(r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)', f"{prefix}-", svg)
+    names = re.compile(r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)')
+    svg = _TAG.sub(lambda tag: names.sub(f"{prefix}-", tag[0]), svg)
     return Markup(f'<svg class="figure" {view[0]} role="img"><title>{escape(title)}</title>{svg}')

@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -116,24 +116,9 @@ class Folder:
             )
         return cls(path, manifest)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes of this machine off it: two would overwrite each other's files.
-
-        Raises:
-            RunFolderError: another process is at it.
-        """
-        folder = os.open(self.path, os.O_RDONLY)  # the lock ends with the process, if not before
-        try:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunFolderError(
-                    f"{self.path}: another process carries out this {self.kind}"
-                ) from None
-            yield
-        finally:
-            os.close(folder)
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep other processes off it, see `alone`."""
+        return alone(self.path, f"another process carries out this {self.kind}")
 
     def update(self, **facts: Any) -> None:
         """Change the manifest, on disk as well.
@@ -172,6 +157,27 @@ class RunFolder(Folder):
     def create(cls, experiment: Experiment, path: Path, facts: Mapping[str, Any]) -> RunFolder:
         """Make the folder of a new run; see `make`."""
         return cls.make(path, experiment.to_yaml(), {"seed": experiment.seed, **facts})
+
+
+@contextmanager
+def alone(path: Path, refusal: str | None = None) -> Iterator[None]:
+    """Keep other processes of this machine off a folder: two would overwrite each other's files.
+
+    Args:
+        refusal: what to say if another process is at it; if not given, wait until it is not.
+
+    Raises:
+        RunFolderError: another process is at it.
+    """
+    folder = os.open(path, os.O_RDONLY)  # the lock ends with the process, if not before
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+        except BlockingIOError:
+            raise RunFolderError(f"{path}: {refusal}") from None
+        yield
+    finally:
+        os.close(folder)
 
 
 def new_path(out: str | Path, name: str) -> Path:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Generator, Iterator, Mapping
 from importlib.util import find_spec
@@ -54,6 +55,14 @@ def check_loggers(experiment: Experiment) -> None:
         )
 
 
+def environment() -> dict[str, str]:
+    """The variables that loggers go by, for a driver in another process.
+
+    They may hold a password, and so reach it as an argument: Ray logs the variables that it sets.
+    """
+    return {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+
+
 def with_loggers(
     folder: RunFolder, events: Iterator[dict[str, Any] | str]
 ) -> Generator[dict[str, Any] | str]:
@@ -72,6 +81,7 @@ def with_loggers(
             except Exception as error:  # of a server, a disk, a package
                 del loggers[name]
                 cause = str(error).partition("\n")[0] or type(error).__name__
+                cause = re.sub(r"//[^/\s]+@", "//", cause)  # a URL may hold a password
                 lines.append(f"{name} failed; the run goes on without this logger: {cause}")
         return lines
 

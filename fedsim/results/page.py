@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.results.cells import Value
+from fedsim.results.cells import DASH, Value
 from fedsim.results.figures import size
-
-DASH = "–"  # where there is nothing
 
 
 @dataclass(frozen=True)

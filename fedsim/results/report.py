@@ -22,19 +22,19 @@ from markupsafe import Markup, escape
 from fedsim.errors import RunFolderError
 from fedsim.results import figures
 from fedsim.results.cells import (
-    ABSENT,
+    DASH,
     Cell,
     Value,
     cells_of,
     entries_of,
     label,
+    names_of,
     open_folder,
     tell_apart,
     word,
 )
 from fedsim.results.figures import Line
 from fedsim.results.page import (
-    DASH,
     Column,
     Datum,
     Picture,
@@ -94,7 +94,7 @@ class Report:
         folders: of runs, grids and searches.
 
     Attributes:
-        entries: the runs.
+        entries: the runs, each once, however many copies of it were given.
         axes: what they differ in, seeds aside.
         cells: those together that differ in nothing but their seeds.
 
@@ -103,11 +103,17 @@ class Report:
     """
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
-        opened = [open_folder(p) for p in dict.fromkeys(Path(f).absolute() for f in folders)]
+        opened = [open_folder(p) for p in dict.fromkeys(Path(f).resolve() for f in folders)]
         self._grids = [folder for folder in opened if folder.kind == "grid"]
         self._searches = [folder for folder in opened if folder.kind == "search"]
-        self.entries = [entry for folder in opened for entry in entries_of(folder)]
-        self.axes = tell_apart(self.entries)
+        called = names_of([folder.path for folder in opened])
+        self.entries, self.axes = tell_apart(
+            [
+                entry
+                for folder, name in zip(opened, called, strict=True)
+                for entry in entries_of(folder, name)
+            ]
+        )
         self.cells = cells_of(self.entries)
         self.rounds = tidy([run for cell in self.cells for run in cell.runs])
         names = [f.manifest.get("name", f.path.parent.name) for f in opened]
@@ -310,7 +316,7 @@ class Report:
             Column(
                 axis,
                 figure=not any(
-                    isinstance(value, str) and value != ABSENT
+                    isinstance(value, str) and value != DASH
                     for value in (cell.values[axis] for cell in self.cells)
                 ),
             )
@@ -457,7 +463,8 @@ class Report:
         measure, by_cell = self._clients
         words, low_is_bad = _JUDGED[measure]
         columns = [*self._axes(), Column("clients", True), Column("worst", True, low_is_bad),
-                   Column("worst tenth", True, low_is_bad), Column("median", True, low_is_bad),
+                   Column("10 % quantile" if low_is_bad else "90 % quantile", True, low_is_bad),
+                   Column("median", True, low_is_bad),
                    Column("mean", True, low_is_bad), Column("std", True), Column("worst client"),
                    Column("examples each", True)]  # fmt: skip
         table = []
@@ -637,8 +644,13 @@ def _named(row: pd.Series[Any], cell: Cell) -> str:
 
 
 def _unfinished(cell: Cell) -> str:
-    first = cell.entries[0]
-    return "" if first.finished else f"({first.status}, {first.progress})"
+    """How far a cell has come of which no run is finished."""
+    shown = [entry for entry in cell.entries if entry.rounds and not entry.finished]
+    if not shown:
+        return ""
+    least, *_, most = sorted([*shown, shown[0]], key=lambda entry: entry.rounds)
+    span = "" if least.rounds == most.rounds else f"{least.rounds} to "
+    return f"({', '.join(_distinct(e.status for e in shown))}, {span}{most.progress})"
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -31,6 +31,7 @@ def tidy(
     parts = []
     for cell, seed, run in runs:
         rows: pd.DataFrame = getattr(run, table)
+        rows = rows.rename(columns={c: f"{c}_of_run" for c in rows if c in cell})
         keys = pd.DataFrame({**cell, "seed": seed}, index=rows.index)
         parts.append(pd.concat([keys, rows], axis=1))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -14,7 +14,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,12 @@ from fedsim.sheet import Sheet
 from fedsim.sweep.trials import Trial, Work, carry_out, ending, run_config, write_tables
 
 # Columns of the tables that a grid leaves; an axis cannot be called so.
-COLUMNS = ("seed", "round", "client", "clients", "loss", "accuracy", "seconds", "seeds")
+COLUMNS = (
+    *("seed", "round", "client", "clients", "failed", "loss", "accuracy", "client_accuracy"),
+    *("worst_client_accuracy", "train_loss", "samples", "steps", "seconds", "phase"),
+    *("bytes_up", "bytes_down", "total_bytes_up", "total_bytes_down", "one_off_up"),
+    *("one_off_down", "seeds", "reached", "p_value"),
+)
 
 
 class Grid(Section):
@@ -70,6 +77,7 @@ class Grid(Section):
                 raise ExperimentError(f"grid.axes.{axis}: is not the name of an axis; {word}")
             if len(set(self.values(axis))) < len(given):
                 raise ExperimentError(f"grid.axes.{axis}: has a value twice")
+        self._axes_are_apart()
         for what, cells in (("exclude", self.exclude), ("baseline", [self.baseline or {}])):
             for cell in cells:
                 for axis, wanted in cell.items():
@@ -80,6 +88,22 @@ class Grid(Section):
                         hint = nearest(self.show(axis, wanted), map(str, self.values(axis)))
                         raise ExperimentError(f"grid.{what}: {axis} has no value {wanted!r}{hint}")
         return self
+
+    def _axes_are_apart(self) -> None:
+        """No two axes set the same key, or the one would undo the other unseen."""
+        sets: dict[str, str] = {}
+        for axis, given in self.axes.items():
+            keys = {k for v in given.values() for k in v} if isinstance(given, dict) else {axis}
+            for key in sorted(keys):
+                if key == "seed":
+                    raise ExperimentError(f"grid.axes.{axis}: sets seed; give grid.seeds")
+                for other, by in sets.items():
+                    one, two = f"{key}.", f"{other}."
+                    if by != axis and (one.startswith(two) or two.startswith(one)):
+                        raise ExperimentError(
+                            f"grid.axes: both '{by}' and '{axis}' set {max(key, other, key=len)}"
+                        )
+                sets[key] = axis
 
     def show(self, axis: str, value: Any) -> Any:
         """A value of an axis as tables show it: as it is, or as JSON.
@@ -210,13 +234,16 @@ def run_grid(
     grid, cells = read(sheet)
     name = cells[0].experiment.name
     path = new_path(out, name).absolute()
+    with ExitStack() as held:
 
-    def begin() -> None:
-        facts = {"name": name, "axes": list(grid.axes), "baseline": grid.shown_baseline()}
-        content = to_yaml(sheet.content)
-        on_start(GridFolder.make(path, content, {**facts, "target": grid.target, "cells": []}))
+        def begin() -> None:
+            facts = {"name": name, "axes": list(grid.axes), "baseline": grid.shown_baseline()}
+            content = to_yaml(sheet.content)
+            folder = GridFolder.make(path, content, {**facts, "target": grid.target, "cells": []})
+            held.enter_context(folder.alone())
+            on_start(folder)
 
-    return _carry_out(path, begin, grid, cells, tell)
+        return _carry_out(path, begin, grid, cells, tell)
 
 
 def resume_grid(
@@ -234,7 +261,12 @@ def resume_grid(
         if folder.manifest["status"] == "finished":
             raise RunFolderError(f"{folder.path}: the grid is finished; nothing is missing")
         grid, cells = read(folder.sheet)
-        return _carry_out(folder.path, lambda: on_start(folder), grid, cells, tell)
+
+        def begin() -> None:
+            folder.update(status="running", cells=[])  # the runs' own folders say how they are
+            on_start(folder)
+
+        return _carry_out(folder.path, begin, grid, cells, tell)
 
 
 def _carry_out(
@@ -244,29 +276,37 @@ def _carry_out(
     cells: Sequence[Cell],
     tell: Callable[[str], None],
 ) -> GridFolder:
-    trials = [Trial(cell.label, cell.experiment, path / cell.folder) for cell in cells]
+    trials = [Trial(cell.label, path / cell.folder, partial(_experiment, cell)) for cell in cells]
     first = {
         cell.folder.rpartition("/")[0]: trial for cell, trial in zip(cells, trials, strict=True)
     }
+    # The run folders say what is missing; what Tune has kept of an earlier session is no use.
+    missing = [k for k, trial in enumerate(trials) if ending(trial.path, {})[0] != "finished"]
     work = Work(
         trial_of=partial(_trial_of, trials),
         examples=list(first.values()),
         count=len(trials),
+        before=len(trials) - len(missing),
         concurrent=grid.concurrent,
     )
 
     def make_tuner(trainable: Any, concurrent: int) -> tune.Tuner:
+        shutil.rmtree(path / "tune", ignore_errors=True)
         return tune.Tuner(
             trainable,
-            param_space={"run": tune.grid_search(list(range(len(trials))))},
+            param_space={"run": tune.grid_search(missing)},
             tune_config=tune.TuneConfig(
                 max_concurrent_trials=concurrent, reuse_actors=work.take_turns
             ),
             run_config=run_config(path),
         )
 
-    errors = carry_out(work, path, begin, make_tuner, tell)
+    errors = carry_out(work, path, begin, make_tuner, tell) if missing else {}
     return _conclude(GridFolder.open(path), grid, cells, errors)
+
+
+def _experiment(cell: Cell) -> Experiment:
+    return cell.experiment
 
 
 def _trial_of(trials: Sequence[Trial], config: Mapping[str, Any]) -> Trial:

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -138,6 +140,8 @@ class Asha(Section):
     Args:
         grace: rounds that every trial gets.
         reduction: η; of the trials at a rung the best 1/η go on, and the next is η times as far.
+
+    After an interruption the rungs start empty: the first trial to reach one goes on.
     """
 
     grace: int = Field(5, ge=1)
@@ -215,10 +219,11 @@ class Trials:
         label = ", ".join(
             f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
         )
-        experiment = Sheet(self.content).changed(chosen, f"trial {label}").build(Experiment)
-        # By its values, so that a trial that is proposed again after a crash finds its folder.
+        sheet = Sheet(self.content).changed(chosen, f"trial {label}")
+        # By its values: proposed again, after a crash or because of few choices, a trial finds its
+        # run, and the same need not be computed twice.
         folder = hashlib.sha256(words).hexdigest()[:12]
-        return Trial(label, experiment, self.path / "trials" / folder)
+        return Trial(label, self.path / "trials" / folder, partial(sheet.build, Experiment))
 
 
 class SearchFolder(Folder):
@@ -262,12 +267,17 @@ def read(sheet: Sheet) -> tuple[Search, list[Trial]]:
         chosen = {**first, **corner}
         label = ", ".join(f"{key}={v}" for key, v in chosen.items())
         by = f"{sheet.where(('search', 'space'))}: with {label}"
-        corners.append(Trial(label, base.changed(chosen, by).build(Experiment), Path()))
-    experiment = corners[0].experiment
+        experiment = base.changed(chosen, by).build(Experiment)
+        corners.append(Trial(label, Path(), partial(_same, experiment)))
     if search.asha is not None and search.asha.grace >= experiment.train.rounds:
         raise ExperimentError(
             f"{sheet.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: every "
             f"trial would run to its end; train.rounds is {experiment.train.rounds}"
+        )
+    if search.asha is not None and "train.rounds" in search.space:
+        raise ExperimentError(
+            f"{sheet.where(('search', 'asha'))}: search.asha: compares trials at the same round, "
+            "and search.space has train.rounds; leave out one of them"
         )
     if not experiment.evaluate.clients:
         for name in ("worst_client_accuracy", "client_accuracy"):
@@ -277,6 +287,10 @@ def read(sheet: Sheet) -> tuple[Search, list[Trial]]:
                     "needs evaluate.clients=true and partition.test_fraction above 0"
                 )
     return search, corners
+
+
+def _same(experiment: Experiment) -> Experiment:
+    return experiment
 
 
 def run_search(
@@ -300,12 +314,15 @@ def run_search(
     search, corners = read(sheet)
     name = corners[0].experiment.name
     path = new_path(out, name).absolute()
+    with ExitStack() as held:
 
-    def begin() -> None:
-        facts = {"name": name, "objectives": search.objectives, "space": list(search.space)}
-        on_start(SearchFolder.make(path, to_yaml(sheet.content), facts))
+        def begin() -> None:
+            facts = {"name": name, "objectives": search.objectives, "space": list(search.space)}
+            folder = SearchFolder.make(path, to_yaml(sheet.content), facts)
+            held.enter_context(folder.alone())
+            on_start(folder)
 
-    return _carry_out(path, begin, sheet, search, corners, tell)
+        return _carry_out(path, begin, sheet, search, corners, tell)
 
 
 def resume_search(
@@ -324,9 +341,12 @@ def resume_search(
         if folder.manifest["status"] == "finished":
             raise RunFolderError(f"{folder.path}: the search is finished; nothing is missing")
         search, corners = read(folder.sheet)
-        return _carry_out(
-            folder.path, lambda: on_start(folder), folder.sheet, search, corners, tell
-        )
+
+        def begin() -> None:
+            folder.update(status="running")
+            on_start(folder)
+
+        return _carry_out(folder.path, begin, folder.sheet, search, corners, tell)
 
 
 def _carry_out(
@@ -354,16 +374,31 @@ def _carry_out(
 
 
 def _tuner(path: Path, search: Search, work: Work, trainable: Any, concurrent: int) -> tune.Tuner:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    """A Tuner, with what Tune and Optuna know of an earlier session."""
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    logging.getLogger("ray.tune.search").setLevel(logging.CRITICAL)
+    state = str(path / "tune")
+    try:
+        if tune.Tuner.can_restore(state):
+            tuner = tune.Tuner.restore(state, trainable, resume_errored=True)
+            # Otherwise as many as before, however large the cluster is now.
+            tuner._local_tuner._tune_config.max_concurrent_trials = concurrent
+            return tuner
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path}/study.db")
+    except Exception as error:  # of pickle, SQLAlchemy, Optuna or Tune
+        raise RunFolderError(
+            f"{path}: the state of the search cannot be read; if the folder was moved, move it "
+            f"back, or start a new search ({str(error).strip().partition(chr(10))[0]})"
+        ) from error
     names, modes = list(search.objectives), list(search.objectives.values())
-    one = len(names) == 1
     algorithm = OptunaSearch(
         {key: given.distribution() for key, given in search.space.items()},
-        metric=names[0] if one else names,
-        mode=modes[0] if one else modes,
+        # Lists also for one: else a trial that is told again after a crash breaks the search.
+        metric=names,
+        mode=modes,
         sampler=search.make_sampler(),
         study_name=STUDY,
-        storage=optuna.storages.RDBStorage(f"sqlite:///{path}/study.db"),
+        storage=storage,
     )
     scheduler = None
     if search.asha is not None:
@@ -396,11 +431,14 @@ def _conclude(
     over = sum(frozen.state.is_finished() for frozen in study.trials) >= search.trials
     rows = []
     for frozen in study.trials:
+        row = _row(folder, search, work.trial_of(frozen.params), frozen, errors)
         if over and not frozen.state.is_finished():
             # Its process was lost before Tune had noted it, and it was proposed anew.
             study.tell(frozen.number, state=TrialState.FAIL)
-        else:
-            rows.append(_row(folder, search, work.trial_of(frozen.params), frozen, errors))
+        elif frozen.state != TrialState.FAIL or row["status"] != "missing":
+            rows.append(row)
+    if not rows:
+        raise RunError(f"{folder.path}: no trial was begun")
     trials = pd.DataFrame(rows)
     finished = trials[trials["status"] == "finished"]
     tables = {"trials": trials}
@@ -432,13 +470,16 @@ def _row(
     """A trial's row of the table."""
     status, error = ending(trial.path, errors)
     row: dict[str, Any] = {"trial": frozen.number, **frozen.params, "status": status}
-    if status == "finished":
-        last = dict(load(trial.path).rounds.iloc[-1])
-        row |= {name: value(last, name) for name in search.objectives}
-        row["rounds"] = int(last["round"])
-    elif status == "stopped":
-        last = RunFolder.open(trial.path).manifest["last"]
-        row |= {**{name: last[name] for name in search.objectives}, "rounds": last["round"]}
+    try:
+        if status == "finished":
+            last = dict(load(trial.path).rounds.iloc[-1])
+            row |= {name: value(last, name) for name in search.objectives}
+            row["rounds"] = int(last["round"])
+        elif status == "stopped":
+            last = RunFolder.open(trial.path).manifest["last"]
+            row |= {**{name: last[name] for name in search.objectives}, "rounds": last["round"]}
+    except RunError as missing:  # it has no such objective
+        row["status"], error = "failed", str(missing)
     return {**row, "error": error, "folder": str(trial.path.relative_to(folder.path))}
 
 

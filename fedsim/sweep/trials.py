@@ -11,23 +11,26 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 import ray
 from ray import tune
+from ray.tune.error import TuneError
 
 from fedsim import atomic
 from fedsim.data import Dataset, Source
-from fedsim.errors import BadInput, RunError
+from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
 from fedsim.launch import connected, drive
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import RunFolder, alone
+from fedsim.results.loggers import environment
 from fedsim.results.run import load
 from fedsim.simulate import Progress, prepare
 from fedsim.sweep.preflight import Plan, Watchdog, cluster, placement, plan_trials
@@ -43,11 +46,16 @@ class Trial:
     Attributes:
         label: what a person calls it.
         path: its run folder.
+        build: makes its experiment, or raises ExperimentError.
     """
 
     label: str
-    experiment: Experiment
     path: Path
+    build: Callable[[], Experiment]
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.build()
 
 
 def value(row: Mapping[Any, Any], objective: str) -> float:
@@ -59,8 +67,8 @@ def value(row: Mapping[Any, Any], objective: str) -> float:
     if objective == "total_bytes":
         return float(row["total_bytes_up"] + row["total_bytes_down"])
     found = row.get(objective)
-    if not isinstance(found, int | float) or found != found:
-        known = sorted(k for k, v in row.items() if isinstance(v, int | float))
+    if not isinstance(found, Real) or math.isnan(found):
+        known = sorted(k for k, v in row.items() if isinstance(v, Real))
         raise RunError(
             f"objective '{objective}' is not a number that a round of this experiment reports; "
             f"it reports {', '.join(known)}, and total_bytes"
@@ -76,6 +84,7 @@ class Work:
         trial_of: the trial that a configuration of Tune's means; it travels to the trials.
         examples: trials that stand for all; what they need must be there before any starts.
         count: how many trials there are in all.
+        before: how many of them ended in an earlier session, and are not to be run again.
         concurrent: how many are to run at the same time.
         objectives: what each trial tells of its last round.
         by_round: tell it of every evaluated round, for a scheduler to decide on.
@@ -84,6 +93,7 @@ class Work:
     trial_of: Callable[[Mapping[str, Any]], Trial]
     examples: Sequence[Trial]
     count: int
+    before: int = 0
     concurrent: int | Literal["auto"] = "auto"
     objectives: Sequence[str] = ()
     by_round: bool = False
@@ -103,65 +113,69 @@ def carry_out(
     make_tuner: Callable[[Any, int], tune.Tuner],
     tell: Callable[[str], None],
 ) -> dict[Path, str]:
-    """Carry out trials, or go on with those that are missing.
+    """Carry out trials.
 
     Args:
         path: of the grid's or search's folder.
         begin: is called when all checks are passed, before anything is started.
-        make_tuner: the Tuner of a trainable and of how many run at once, if there is none in the
-            folder to go on with.
+        make_tuner: the Tuner of a trainable and of how many run at once.
 
     Returns:
         Of each trial that failed its path, and why.
 
     Raises:
         BadInput: an experiment cannot be carried out, or its trial never placed.
+        RunError: Tune cannot go on.
     """
     datasets = _check(work.examples)
-    with connected(work.examples[0].experiment.engine):
+    engines = [example.experiment.engine for example in work.examples]
+    largest = max(engines, key=lambda e: 0 if e.actors == "auto" else e.actors * e.cpus_per_actor)
+    with connected(largest):
         nodes, here, pin = cluster()
-        plans: dict[Any, Plan] = {}
-        for example in work.examples:
-            engine = example.experiment.engine
-            needs = _needs(engine)
-            plans[needs] = plan_trials(engine, nodes, here, work.count, work.concurrent)
-        concurrent = min(plan.concurrent for plan in plans.values())
+        plans = {
+            _needs(engine): plan_trials(engine, nodes, here, work.count, work.concurrent)
+            for engine in engines
+        }
+        concurrent = max(plan.concurrent for plan in plans.values())
         # In lists, because Ray passes on a reference in a list as such.
         data = {key: [ray.put(dataset)] for key, dataset in datasets.items()}
-        actors = max(plan.actors for plan in plans.values())
 
         def place(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-            engine = work.trial_of(config).experiment.engine
+            try:
+                engine = work.trial_of(config).experiment.engine
+            except ExperimentError:  # which the trial will tell
+                engine = engines[0]
             return placement(engine, plans[_needs(engine)].actors, pin)
 
         trainable = tune.with_resources(
             tune.with_parameters(
-                _trial, work=work, plans=plans, data=data, session=secrets.token_hex(4)
+                _trial,
+                work=work,
+                plans=plans,
+                data=data,
+                session=secrets.token_hex(4),
+                variables=environment(),
             ),
             place,
         )
-        os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = SNAPSHOT
-        os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
-        os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # prints a banner however quiet it should be
+        os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", SNAPSHOT)
+        os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # prints a banner however quiet
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors are ours to tell
         begin()
+        actors = max(plan.actors for plan in plans.values())
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
-        tell(f"{work.count} runs, {concurrent} at a time, {each}")
-        state = path / "tune"
-        done = _done(path)
-        with Watchdog(tell) as watchdog, _Teller.telling(work, done, watchdog, tell) as errors:
-            if tune.Tuner.can_restore(str(state)):
-                tuner = tune.Tuner.restore(str(state), trainable, resume_errored=True)
-            else:
-                tuner = make_tuner(trainable, concurrent)
-            tuner.fit()
+        tell(f"{work.count - work.before} runs, {concurrent} at a time, {each}")
+        with Watchdog(tell) as watchdog, _Teller.telling(work, watchdog, tell) as errors:
+            try:
+                make_tuner(trainable, concurrent).fit()
+            except (TuneError, OSError) as error:
+                raise RunError(f"{path}: Ray Tune cannot go on: {_first_line(error)}") from error
         return errors
 
 
-def _done(path: Path) -> list[Path]:
-    """The folders of the runs that ended before, as they should."""
-    manifests = path.glob("*/**/manifest.json")
-    return [m.parent for m in manifests if ending(m.parent, {})[0] in ("finished", "stopped")]
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def run_config(path: Path) -> tune.RunConfig:
@@ -238,10 +252,12 @@ def _trial(
     plans: Mapping[tuple[Any, ...], Plan],
     data: Mapping[str, list[Any]],
     session: str,
+    variables: Mapping[str, str],
 ) -> None:
     """A trial, in its own process."""
+    os.environ.update(variables)
     trial = work.trial_of(config)
-    experiment = trial.experiment
+    experiment = trial.experiment  # raises if these values do not go together
     begun = (trial.path / "manifest.json").exists()
     if begun:
         before = RunFolder.open(trial.path).manifest
@@ -255,15 +271,17 @@ def _trial(
         tune.report({**values, "round": int(row["round"])})
 
     def follow(event: Progress) -> None:
-        if not work.by_round or isinstance(event, str) or event.get("accuracy") is None:
+        if isinstance(event, str) or event.get("accuracy") is None:
             return
+        for name in work.objectives:  # at once, not at the end, if there is no such thing
+            value(event, name)
         # Not the last: a scheduler that stops it there would cut off the end of the run.
-        if event["round"] < experiment.train.rounds:
+        if work.by_round and event["round"] < experiment.train.rounds:
             report(event)
 
     if work.by_round and begun:  # what Tune was told before is told again
         for _, row in load(trial.path).rounds.iterrows():
-            if row.get("accuracy", math.nan) > 0 and row["round"] < experiment.train.rounds:
+            if pd.notna(row.get("accuracy")) and row["round"] < experiment.train.rounds:
                 report(dict(row))
     (reference,) = data.get(_key(experiment.data)) or [ray.put(experiment.data.load())]
     actors = plans[_needs(experiment.engine)].actors
@@ -271,7 +289,8 @@ def _trial(
         run = drive(experiment, trial.path, actors, reference, follow)
     except Exception:
         if (trial.path / "manifest.json").exists():
-            RunFolder.open(trial.path).update(session=session)
+            with alone(trial.path):
+                RunFolder.open(trial.path).update(session=session)
         raise
     report(dict(run.rounds.iloc[-1]))
 
@@ -286,17 +305,16 @@ class _Teller(tune.Callback):  # type: ignore[misc]
     watchdog: Watchdog
     tell: Callable[[str], None]
     errors: dict[Path, str]
-    ended: set[Path]
     broken: list[Exception]
 
     @classmethod
     @contextmanager
     def telling(
-        cls, work: Work, done: Iterable[Path], watchdog: Watchdog, tell: Callable[[str], None]
+        cls, work: Work, watchdog: Watchdog, tell: Callable[[str], None]
     ) -> Iterator[dict[Path, str]]:
         """Tell of this work within the context."""
         cls.work, cls.watchdog, cls.tell = work, watchdog, staticmethod(tell)
-        cls.errors, cls.ended, cls.broken = {}, set(done), []
+        cls.errors, cls.broken = {}, []
         yield cls.errors
         if cls.broken:
             raise cls.broken[0]
@@ -310,19 +328,19 @@ class _Teller(tune.Callback):  # type: ignore[misc]
         self.watchdog.heard()
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        self._end(trial, self._completed)
+        self._end(trials, trial, self._completed)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        self._end(trial, self._failed)
+        self._end(trials, trial, self._failed)
 
-    def _end(self, tunes: Any, how: Callable[[Trial, Any], str]) -> None:
+    def _end(self, trials: list[Any], tunes: Any, how: Callable[[Trial, Any], str]) -> None:
         self.watchdog.heard()
         try:
             trial = self.work.trial_of(tunes.config)
             words = how(trial, tunes)
-            if trial.path not in self.ended:  # else it was told in an earlier session
-                self.ended.add(trial.path)
-                self.tell(f"[{len(self.ended)}/{self.work.count}] {trial.label}: {words}")
+            ended = {each.trial_id for each in trials if each.is_finished()} | {tunes.trial_id}
+            number = self.work.before + len(ended)
+            self.tell(f"[{number}/{self.work.count}] {trial.label}: {words}")
         except Exception as error:  # which Tune would only log
             self.broken.append(error)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,12 @@ from fedsim import Experiment, Run
 from fedsim.cli import main
 from fedsim.errors import ExperimentError
 from fedsim.experiment import LOGGERS
-from fedsim.launch import connect
+from fedsim.federation.placement import Node
+from fedsim.launch import Driver, connect
 from fedsim.results import loggers
 from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import with_loggers
+from fedsim.sweep import trials
 
 BOTH = ("tensorboard", "mlflow")
 ROUNDS = 6
@@ -296,7 +300,11 @@ def test_a_run_that_fails_is_marked_so(out: Path) -> None:
 
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
-    def test_a_new_driver_goes_on_in_the_logs(self, tmp_path: Path) -> None:
+    def test_a_new_driver_goes_on_in_the_logs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Set after Ray was started, so that only the driver's arguments can tell it.
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
         method = {"name": "disturbing:DyingDriver", "marker": str(tmp_path / "marker")}
         lines: list[object] = []
         disturbed = experiment(
@@ -306,16 +314,60 @@ class TestOnRay:
         assert "the driver was lost; a new one goes on from the last checkpoint" in lines
         assert len(run.rounds) == 8
         assert alike(scalars(run.path), columns(run.rounds))
-        assert alike(history(run, tmp_path / "runs"), columns(run.rounds))
+        assert alike(history(run, tmp_path), columns(run.rounds))
 
 
 def test_drivers_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    told = loggers.environment()
+    assert (
+        told.items() >= {"MLFLOW_TRACKING_PASSWORD": "secret", **loggers._MLFLOW_DEFAULTS}.items()
+    )
+    assert all(name.startswith("MLFLOW_") for name in told)
+    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+    setup: Any = None
+    Driver(Path(), setup, 1, [], told)
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "secret"
+
+
+def test_trials_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+
+    def prepared(_: object, **parameters: Any) -> None:
+        given.update(parameters)
+        raise InterruptedError
+
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    monkeypatch.setattr(trials, "connected", lambda _: nullcontext())
+    here = Node("here", 2, 0, math.inf)
+    monkeypatch.setattr(trials, "cluster", lambda: ([here], here, None))
+    monkeypatch.setattr(ray, "put", lambda what: what)
+    monkeypatch.setattr(trials.tune, "with_parameters", prepared)
+    trial = trials.Trial("one", tmp_path / "one", lambda: experiment("mlflow"))
+    work = trials.Work(lambda _: trial, [trial], 1)
+    unused: Any = None
+    with pytest.raises(InterruptedError):
+        trials.carry_out(work, tmp_path, unused, unused, unused)
+    assert given["variables"] == loggers.environment()
+
+    def drive(*_: object) -> None:
+        assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "secret"
+        raise InterruptedError
+
+    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+    monkeypatch.setattr(trials, "drive", drive)
+    with pytest.raises(InterruptedError):
+        trials._trial({}, **given)
+
+
+def test_ray_does_not_get_to_see_mlflows_password(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(ray, "init", lambda **given: asked.update(given))
-    monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     connect(None)
-    assert asked["runtime_env"]["env_vars"]["MLFLOW_TRACKING_URI"] == "http://tracking"
+    assert list(asked["runtime_env"]["env_vars"]) == ["PYTHONPATH"]
+    assert "secret" not in str(asked)
 
 
 # loggers that fail
@@ -341,6 +393,22 @@ def test_a_server_that_is_away_does_not_stop_a_run(
     assert run.result_hash == plain.result_hash
     assert alike(scalars(run.path), columns(run.rounds))
     assert "mlflow_run" not in run.manifest
+
+
+@pytest.mark.parametrize("user", ["me:secret@", "me:sec@ret@", ""])
+def test_a_complaint_holds_no_password(
+    out: Path, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ConnectionError(f"404 at https://{user}tracking:5000/api: ask me@tracking")
+
+    monkeypatch.setattr(loggers.MLflow, "begin", fail)
+    folder = RunFolder.create(experiment("mlflow"), out / "small" / f"user-{len(user)}", {})
+    line = next(with_loggers(folder, iter([])))
+    assert line == (
+        "mlflow failed; the run goes on without this logger: "
+        "404 at https://tracking:5000/api: ask me@tracking"
+    )
 
 
 def test_a_logger_that_fails_on_the_way_is_left_out(

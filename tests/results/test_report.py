@@ -9,16 +9,20 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from browser import Browser, needs_chromium
 from matplotlib.figure import Figure
 from small import small_experiment
 
 from fedsim import Run, cli, run
+from fedsim.results.figures import draw_clients
 from fedsim.results.report import Report
 from fedsim.results.summary import summarise
 
@@ -57,6 +61,11 @@ def make_grid(
             row |= {"status": "failed", "error": "client 3, round 2, local_update: <boom>"}
         rows.append(row)
     return make_folder(path, "grid", axes=list(cells[0][0]), cells=rows, **facts)
+
+
+def change_manifest(folder: Path, **facts: Any) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
 
 
 def draw_something(path: Path) -> None:
@@ -364,7 +373,9 @@ def test_the_worst_client_is_named(grid: Path, runs: Mapping[tuple[str, float, i
         clients = runs["fedavg", 0.3, seed].clients
         last.append(clients[clients["round"] == 6].assign(seed=seed))
     worst = pd.concat(last).sort_values("test_accuracy", kind="stable").iloc[0]
-    row = [datum.text for datum in Report([grid]).client_table().rows[0]]
+    table = Report([grid]).client_table()
+    assert table.columns[4].title == "10 % quantile"
+    row = [datum.text for datum in table.rows[0]]
     assert row[2] == "12"
     assert row[3] == f"{worst.test_accuracy:.4f}"
     assert row[8] == f"client {worst.client:.0f} (seed {worst.seed:.0f})"
@@ -405,9 +416,107 @@ def test_runs_alike_in_all_but_their_names(tmp_path: Path) -> None:
         "fedavg, name=after",
     ]
     assert len(Report([one.path, one.path]).cells[0].entries) == 1
-    copy = shutil.copytree(one.path, tmp_path / "before" / "copy")
-    labels = [cell.label for cell in Report([one.path, copy]).cells]
-    assert labels == [f"fedavg, folder=before/{one.path.name}", "fedavg, folder=before/copy"]
+
+
+def test_copies_of_a_run_count_once(
+    runs: Mapping[tuple[str, float, int], Run], grid: Path, tmp_path: Path
+) -> None:
+    one = runs["fedavg", 10, 0].path
+    copy = shutil.copytree(one, tmp_path / "fetched" / one.parent.name / one.name)
+    (tmp_path / "link").symlink_to(one)
+    assert len(Report([one, copy, tmp_path / "link"]).entries) == 1
+    again = shutil.copytree(grid, tmp_path / "fetched" / "skew" / "1")
+    both = Report([grid, again])
+    pd.testing.assert_frame_equal(both.summary, Report([grid]).summary)
+    assert len(both.missing().rows) == 1
+    # Another result of the same experiment is another run.
+    change_manifest(copy, result_hash="0123456789abcdef")
+    told = f"{one.parent.parent.name}/small/{one.name}", f"fetched/small/{one.name}"
+    labels = [cell.label for cell in Report([one, copy]).cells]
+    assert labels == [f"fedavg, folder={folder}" for folder in told]
+
+
+def test_grids_of_other_bases_are_not_pooled(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> None:
+    """The axes are the same, and the seeds are not; the partition's alpha is no axis."""
+    folders = [
+        make_grid(
+            tmp_path / f"skew-{alpha}" / "1",
+            [({"lr": 1}, seed, runs["fedavg", alpha, seed].path), ({"lr": 2}, seed, None)],
+        )
+        for alpha, seed in ((0.3, 0), (10, 1))
+    ]
+    report = Report(folders)
+    assert report.axes == ["lr", "partition.alpha"]
+    assert [(cell.label, len(cell.entries)) for cell in report.cells] == [
+        ("lr=1, partition.alpha=0.3", 1),
+        ("lr=2, partition.alpha=0.3", 1),
+        ("lr=1, partition.alpha=10.0", 1),
+        ("lr=2, partition.alpha=10.0", 1),
+    ]
+    assert report.summary["seeds"].tolist() == [1, 1]
+
+
+def test_where_logs_and_data_are_makes_no_other_cell(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> None:
+    folders = [
+        shutil.copytree(runs["fedavg", 10, seed].path, tmp_path / str(seed)) for seed in (0, 1)
+    ]
+    for folder, loggers, root in zip(
+        folders, ([], ["tensorboard"]), ("here", "there"), strict=True
+    ):
+        content = yaml.safe_load((folder / "experiment.yaml").read_text())
+        content["loggers"] = loggers
+        content["data"] |= {"root": root, "download": root == "there"}
+        text = yaml.safe_dump(content)
+        (folder / "experiment.yaml").write_text(text)
+        change_manifest(folder, experiment_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
+    assert [(c.label, len(c.entries)) for c in Report(folders).cells] == [("fedavg", 2)]
+
+
+def test_how_far_the_seeds_of_a_cell_have_come(tmp_path: Path) -> None:
+    def stop(event: Any, last: int) -> None:
+        if isinstance(event, dict) and event["round"] == last:
+            raise KeyboardInterrupt
+
+    for seed, last in enumerate((2, 3)):
+        experiment = small_experiment(train={"rounds": 4}, checkpoint={"every": 1}, seed=seed)
+        with pytest.raises(KeyboardInterrupt):
+            run(experiment, tmp_path, partial(stop, last=last))
+    report = Report(sorted(tmp_path.glob("small/*")))
+    assert [cell.label for cell in report.cells] == ["fedavg"]
+    assert report.results().rows[0][0].note == "(interrupted, 2 to 3 of 4 rounds)"
+
+
+def test_runs_of_a_resumed_grid_say_themselves_how_they_are(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> None:
+    """The rows of the manifest are written when a grid ends."""
+    cells = [({"lr": lr}, 0, runs["fedavg", 10, 0].path) for lr in (1, 2, 3)]
+    folder = make_grid(tmp_path / "skew" / "1", cells)  # type: ignore[arg-type]
+    rows = json.loads((folder / "manifest.json").read_text())["cells"]
+    for row, status in zip(rows, ("missing", "failed", "missing"), strict=True):
+        row |= {"status": status, "error": "killed" if status == "failed" else None}
+    change_manifest(folder, cells=rows, status="failed")
+    for row in rows[:2]:
+        change_manifest(folder / row["folder"], status="running")
+    report = Report([folder])
+    assert [(e.status, e.error) for e in report.entries] == [
+        ("running", ""),
+        ("failed", "killed"),  # its process could not say so any more
+        ("finished", ""),
+    ]
+
+
+def test_labels_in_figures_are_left_as_they_are() -> None:
+    label, values = 'alpha=0.12345 "q=0.98765" #0000f1', np.array([0.1, 0.2, 0.3])
+    svg = draw_clients("t", {label: (0, values, "client 3")}, limits=(0.0, 1.0))
+    assert f">{label}</text>" in svg
+    tags = "".join(re.findall(r"<[^>]*>", svg))
+    assert not re.search(r"\.\d{3}|#0000", tags)
+    assert "var(--figure-text)" in tags
 
 
 def test_a_single_run_without_tests_of_clients(finish: Callable[..., Run]) -> None:
@@ -565,8 +674,8 @@ def test_where_the_page_goes_by_default(
         (
             ["{grid}/.."],
             2,
-            "{grid}/..: not the folder of a run, a grid or a search (no readable manifest.json "
-            "in it); did you mean {grid}/../1?",
+            "{grid.parent}: not the folder of a run, a grid or a search (no readable "
+            "manifest.json in it); did you mean {grid}?",
         ),
         (
             ["{run}", "--out", "{tmp}/nowhere/x.html"],

@@ -157,6 +157,14 @@ engine: {kind: local}
             "partition.clients=100",
         ),
         ("grid: {axes: {train.batch_size: [8]}, concurrent: 0}", "grid.concurrent: "),
+        (
+            "grid: {axes: {method.mu: [0.1, 1], method: {b: {method: {name: fedprox}}}}}",
+            "small.yaml:8: grid.axes: both 'method.mu' and 'method' set method.mu",
+        ),
+        (
+            "grid: {axes: {method: {b: {seed: 1, method.name: fedprox}}}}",
+            "small.yaml:8: grid.axes.method: sets seed; give grid.seeds",
+        ),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing_behind(
