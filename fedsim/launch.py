@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import Engine, EngineSettings, LocalEngine, Setup
 from fedsim.federation.placement import Node, plan_actors, starting
-from fedsim.results.folder import RunFolder, new_path
-from fedsim.results.loggers import with_loggers
+from fedsim.results.folder import RunFolder, alone, new_path
+from fedsim.results.loggers import environment, with_loggers
 from fedsim.results.run import Run, load
 from fedsim.simulate import Progress, hashes, prepare, simulate
 
 PATIENCE = 60.0  # seconds without an event after which the user is told what is free
 MAX_DRIVER_DEATHS = 3  # in a row, without getting further between them
+TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
 
 
 def run(
@@ -98,13 +99,18 @@ def drive(
     import ray
 
     dataset, holdings, setup = prepare(experiment, ray.get(data))
-    if (path / "manifest.json").exists():
-        folder = RunFolder.open(path)
-        _same_data(folder, dataset, holdings)
-    else:
-        facts = {**hashes(dataset, holdings, experiment.method), "clients": len(holdings)}
-        folder = RunFolder.create(experiment, path, facts)
-    with folder.alone():
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be made: {error}") from error
+    # A process that was lost may not have ended yet, and another trial may be the same run.
+    with alone(path):
+        if (path / "manifest.json").exists():
+            folder = RunFolder.open(path)
+            _same_data(folder, dataset, holdings)
+        else:
+            facts = {**hashes(dataset, holdings, experiment.method), "clients": len(holdings)}
+            folder = RunFolder.create(experiment, path, facts)
         if folder.manifest["status"] == "finished":
             return load(path)
         if experiment.engine.kind == "local":
@@ -150,12 +156,14 @@ def _carry_through(
         wall_seconds = before + time.monotonic() - started
         RunFolder.open(folder.path).update(status=status, error=error, wall_seconds=wall_seconds)
 
-    folder.update(status="running", actors=actors)
+    folder.update(status="running", actors=actors, error=None)
     try:
         with closing(events):  # which ends the driver, however we leave
             for event in events:
                 on_progress(event)
     except BaseException as error:
+        if isinstance(error, SystemExit):  # of a trial that is stopped; who stops it notes that
+            raise
         # The folder itself may be what broke; that must not hide why.
         with suppress(RunError, RunFolderError):
             interrupted = isinstance(error, KeyboardInterrupt | GeneratorExit)
@@ -178,9 +186,17 @@ class Driver:
     It may die. Whoever launched it makes another, which goes on from the last checkpoint.
     """
 
-    def __init__(self, path: Path, setup: Setup, actors: int, data: list[Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        setup: Setup,
+        actors: int,
+        data: list[Any],
+        variables: Mapping[str, str],
+    ) -> None:
         # The data comes as references in a list, so that they can be passed on as such.
         self._path, self._setup, self._actors, self._data = path, setup, actors, data
+        os.environ.update(variables)
 
     def run(self) -> Iterator[Progress]:
         """`simulate`, on as many client actors as planned."""
@@ -218,7 +234,7 @@ def _on_ray(
     data = [ray.put(dataset), ray.put(holdings)]
     deaths, furthest = 0, 0
     while True:
-        driver = driver_actor.remote(folder.path, setup, actors, data)
+        driver = driver_actor.remote(folder.path, setup, actors, data, environment())
         try:
             events = driver.run.options(num_returns="streaming").remote()
             while True:
@@ -296,10 +312,10 @@ def _cluster(settings: EngineSettings) -> Iterator[int]:
 def connected(settings: EngineSettings) -> Iterator[None]:
     """Have a Ray cluster: the one at hand, or a private one for as long as the context lasts.
 
-    A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or `ray
-    start` was run on this machine) is used as it is. A private one gets at least as many CPUs as
-    the experiment asks for: that more actors than cores take turns is the user's choice on a
-    machine of their own.
+    A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or this user
+    ran `ray start` on this machine) is used as it is; with RAY_ADDRESS=local none is. A private
+    one gets at least as many CPUs as the experiment asks for: that more actors than cores take
+    turns is the user's choice on a machine of their own.
 
     Raises:
         ClusterError: the cluster cannot be reached.
@@ -332,9 +348,8 @@ def connect(settings: EngineSettings | None) -> None:
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     # The user's own modules lie in the folder that the command was given in.
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    mlflow = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
     common: dict[str, Any] = {
-        "runtime_env": {"env_vars": {"PYTHONPATH": path, **mlflow}},
+        "runtime_env": {"env_vars": {"PYTHONPATH": path}},  # which Ray logs, and shows to all
         "log_to_driver": False,
         "logging_level": logging.ERROR,
     }
@@ -343,10 +358,16 @@ def connect(settings: EngineSettings | None) -> None:
         try:
             ray.init(address=address, **common)
         except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-            raise ClusterError(
-                f"the Ray cluster at {address} does not let us in: {error}\n"
-                "(a cluster with token authentication wants RAY_AUTH_MODE=token)"
-            ) from error
+            complaint = f"the Ray cluster at {address} does not let us in: {error}"
+            # A token that is refused, Ray tells as a connection that failed, and no more.
+            if isinstance(error, ConnectionError | ray.exceptions.AuthenticationError):
+                complaint += (
+                    "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its "
+                    "token in RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+                )
+            if not os.environ.get("RAY_ADDRESS"):
+                complaint += "\n(to leave it alone and start a private one: RAY_ADDRESS=local)"
+            raise ClusterError(complaint) from error
         return
     cpus = os.cpu_count() or 1
     if settings is not None and settings.actors != "auto":
@@ -357,17 +378,50 @@ def connect(settings: EngineSettings | None) -> None:
 def _cluster_address() -> str | None:
     """Where a Ray cluster answers: RAY_ADDRESS, or one that `ray start` left word of here.
 
-    Ray itself would wait half a minute for a cluster that is long gone.
+    Returns:
+        None if a private one is to be started.
+
+    Raises:
+        ClusterError: RAY_ADDRESS names what cannot be used from here.
     """
-    if "RAY_ADDRESS" in os.environ:
-        return os.environ["RAY_ADDRESS"]
+    given = os.environ.get("RAY_ADDRESS")
+    if given == "local":
+        return None
+    if given == "auto":  # which Ray resolves
+        return given
+    if given:
+        if "://" in given:
+            raise ClusterError(
+                f"RAY_ADDRESS={given}: `fedsim run` works on a machine of the cluster; from "
+                "elsewhere use `fedsim submit FILE --address http://head:8265`"
+            )
+        reason = _silent(given)
+        if reason:
+            raise ClusterError(f"RAY_ADDRESS={given}: no Ray answers there ({reason})")
+        return given
+    word = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
     try:
-        word = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text()
-        host, _, port = word.strip().rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=2):
-            return word.strip()
+        if word.stat().st_uid != os.getuid():  # of somebody else on a machine that we share
+            return None
+        found = word.read_text().strip()
     except (OSError, ValueError):
         return None
+    return None if _silent(found) else found
+
+
+def _silent(address: str) -> str | None:
+    """Why nothing answers at host:port, or None if something does.
+
+    Ray itself would try for most of a minute.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError:
+        return "it is not host:port"
+    return None
 
 
 @contextmanager

@@ -1,0 +1,171 @@
+"""Which Ray is used, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import AuthenticationError
+
+from fedsim.errors import ClusterError
+from fedsim.launch import connect
+
+TOKEN = (
+    "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its token in "
+    "RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+)
+PRIVATE = "\n(to leave it alone and start a private one: RAY_ADDRESS=local)"
+
+
+@pytest.fixture(autouse=True)
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What Ray is asked for; no cluster is known yet."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "init", lambda **given: asked.update(given))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return asked
+
+
+@pytest.fixture
+def head() -> Iterator[str]:
+    """The address of something that takes connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def gone() -> str:
+    """An address where nothing answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def word(tmp_path: Path, head: str) -> Path:
+    """Word of a cluster, as `ray start` leaves it."""
+    word = tmp_path / "ray" / "ray_current_cluster"
+    word.parent.mkdir()
+    word.write_text(f"{head}\n")
+    return word
+
+
+@pytest.mark.parametrize("given", [None, "", "local"])
+def test_a_private_one(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    if given is not None:
+        monkeypatch.setenv("RAY_ADDRESS", given)
+    connect(None)
+    assert asked["address"] == "local"
+
+
+def test_the_one_that_is_named(
+    asked: dict[str, Any], head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", head)
+    connect(None)
+    assert asked["address"] == head
+
+
+@pytest.mark.usefixtures("word")
+class TestOnThisMachine:
+    @pytest.mark.parametrize("given", [None, ""])
+    def test_ones_own(
+        self,
+        asked: dict[str, Any],
+        head: str,
+        monkeypatch: pytest.MonkeyPatch,
+        given: str | None,
+    ) -> None:
+        if given is not None:
+            monkeypatch.setenv("RAY_ADDRESS", given)
+        connect(None)
+        assert asked["address"] == head
+
+    def test_not_when_a_private_one_is_wanted(
+        self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+        connect(None)
+        assert asked["address"] == "local"
+
+    def test_not_somebody_elses(
+        self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        me = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+        connect(None)
+        assert asked["address"] == "local"
+
+    @pytest.mark.parametrize("content", ["", "no address", "{gone}"])
+    def test_not_one_that_is_gone(
+        self, asked: dict[str, Any], word: Path, gone: str, content: str
+    ) -> None:
+        word.write_text(content.format(gone=gone))
+        connect(None)
+        assert asked["address"] == "local"
+
+
+@pytest.mark.parametrize("given", ["http://head:8265", "ray://head:10001"])
+def test_from_elsewhere(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", given)
+    with pytest.raises(ClusterError) as told:
+        connect(None)
+    assert str(told.value) == (
+        f"RAY_ADDRESS={given}: `fedsim run` works on a machine of the cluster; from elsewhere use "
+        "`fedsim submit FILE --address http://head:8265`"
+    )
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("{gone}", "Connection refused"),
+        ("head", "it is not host:port"),
+        ("head:port", "it is not host:port"),
+    ],
+)
+def test_nothing_answers(
+    asked: dict[str, Any], gone: str, monkeypatch: pytest.MonkeyPatch, given: str, reason: str
+) -> None:
+    address = given.format(gone=gone)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ClusterError) as told:
+        connect(None)
+    assert str(told.value) == f"RAY_ADDRESS={address}: no Ray answers there ({reason})"
+    assert not asked
+
+
+@pytest.mark.usefixtures("word")
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (ConnectionError("Failed to connect to Ray cluster"), TOKEN),
+        (AuthenticationError("no authentication token was found"), TOKEN),
+        (RuntimeError("Version mismatch"), ""),
+    ],
+)
+def test_it_does_not_let_us_in(
+    head: str, monkeypatch: pytest.MonkeyPatch, named: bool, error: Exception, hint: str
+) -> None:
+    def refuse(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", refuse)
+    if named:
+        monkeypatch.setenv("RAY_ADDRESS", head)
+    with pytest.raises(ClusterError) as told:
+        connect(None)
+    assert str(told.value) == (
+        f"the Ray cluster at {head} does not let us in: {error}{hint}{'' if named else PRIVATE}"
+    )
