@@ -80,6 +80,10 @@ while true; do
     fedsim doctor | tee "$folder/doctor"
     if grep -q ": $SLURM_JOB_NUM_NODES node(s)" "$folder/doctor"; then break; fi
     check "a worker"
+    if ((SECONDS > 900)); then
+        echo "slurm.sh: not all $SLURM_JOB_NUM_NODES nodes came within a quarter of an hour" >&2
+        exit 1
+    fi
     sleep 1
 done
 

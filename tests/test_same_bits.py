@@ -199,6 +199,8 @@ def command(*words: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        # What a shell has started in its background ignores SIGINT, and so does all it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -25,7 +25,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -44,7 +44,7 @@ import fedsim
 from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.sheet import Sheet
-from fedsim.sweep import grid, pack, search
+from fedsim.sweep import pack
 
 FOLDER = "~/fedsim-jobs"  # where results lie on the cluster: each job's in a folder of its name
 LIMIT = 100 * 2**20  # bytes that a dashboard of Ray's takes in one request
@@ -92,8 +92,10 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
             ) from error
 
     def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+        # An upload counts, from its first byte to its last, as connecting.
+        patience = None if method == "PUT" else TIMEOUT
         try:
-            return super()._do_request(method, endpoint, **{"timeout": TIMEOUT, **options})
+            return super()._do_request(method, endpoint, timeout=patience, **options)
         except AuthenticationError as error:
             raise ClusterError(self._token(error)) from None
         except OSError as error:
@@ -246,6 +248,8 @@ def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
     Raises:
         ExperimentError: the file does not fit the schema.
     """
+    from fedsim.sweep import grid, search  # Tune and Optuna, which nothing else here wants
+
     sheet = Sheet.read(file, overrides)
     if "grid" in sheet.content:
         return "grid", grid.read(sheet)[1][0].experiment.name
@@ -284,7 +288,7 @@ def submit(
     files = _to_send(Path.cwd(), file)
     id = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = f"{folder.rstrip('/')}/{id}"
-    command = ["python", "-m", "fedsim", kind, files[file.absolute()], *overrides]
+    command = ["python", "-m", "fedsim", kind, files[_absolute(file)], *overrides]
     cluster = Cluster(address)
     with tempfile.TemporaryDirectory() as scratch:
         working_dir = Path(scratch, "working_dir.zip")
@@ -319,13 +323,18 @@ def _quote(folder: str) -> str:
     return f"~/{shlex.quote(rest)}" if home == "~" and slash else shlex.quote(folder)
 
 
+def _absolute(path: Path) -> Path:
+    """A path without «..», by which it could seem to be inside a folder that it leaves."""
+    return Path(os.path.normpath(path.absolute()))
+
+
 def _to_send(here: Path, file: Path) -> dict[Path, str]:
     """The files that a job gets, and what they are called there.
 
     Raises:
         BadInput: they cannot be read, or are too large.
     """
-    file = file.absolute()
+    file = _absolute(file)
     try:
         files = {path: path.relative_to(here).as_posix() for path in _files(here, here, [])}
         # The experiment is sent wherever it lies: the best of a search lies below runs/.
@@ -564,7 +573,8 @@ def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
 def _install(stage: Path, out: Path, job: str) -> list[Path]:
     """Move run folders to where they belong, all or none.
 
-    One that was fetched before, and not touched since, is replaced.
+    One that was fetched before, and not touched since, is replaced. A file that lies beside them
+    (MLflow's database) gets the job's name before its own.
 
     Raises:
         RunFolderError: another is in the way.
@@ -583,21 +593,28 @@ def _install(stage: Path, out: Path, job: str) -> list[Path]:
                     f"from elsewhere; move it away, or fetch to another place with --out"
                 )
         news.append((folder, target, digest))
-    for number, (folder, target, digest) in enumerate(news):
-        mark = {"job": job, "content": digest}
-        (folder / MARK).write_text(json.dumps(mark, indent=2) + "\n")
-        target.parent.mkdir(exist_ok=True)
-        if target.exists():
-            target.rename(stage / f"before-{number}")
-        folder.rename(target)
+    with ExitStack() as undo:
+        for number, (folder, target, digest) in enumerate(news):
+            mark = {"job": job, "content": digest}
+            (folder / MARK).write_text(json.dumps(mark, indent=2) + "\n")
+            target.parent.mkdir(exist_ok=True)
+            aside = stage / f"before-{number}"
+            if target.exists():
+                target.rename(aside)
+                undo.callback(aside.rename, target)
+            folder.rename(target)
+            undo.callback(target.rename, folder)
+        undo.pop_all()
+    for file in sorted(path for path in stage.iterdir() if path.is_file()):
+        file.replace(out / f"{job}-{file.name}")
     return [out / folder.relative_to(stage) for folder in found]
 
 
 def _digest(folder: Path) -> str:
-    """A hash of all files in a folder."""
+    """A hash of all files in a folder, but for what is written here: the mark, and reports."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / MARK:
+        if path.is_file() and path not in (folder / MARK, folder / "report.html"):
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{content} {path.relative_to(folder).as_posix()}\n".encode())

@@ -200,6 +200,8 @@ def command(*words: str, cwd: Path) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=cwd,
+        # What a shell has started in its background ignores SIGINT, and so does all it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

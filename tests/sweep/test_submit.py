@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 import urllib.request
@@ -90,12 +91,27 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def answering(answers: Mapping[str, Any]) -> Iterator[str]:
-    """A server that answers paths with JSON, or with bytes of which it sends only the half."""
+def answering(answers: Mapping[str, Any], slowness: float = 0) -> Iterator[str]:
+    """A server that answers paths with JSON, or with bytes of which it sends only the half.
+
+    Args:
+        answers: by path; those to what is sent there by method and path.
+        slowness: seconds before it reads what it is sent.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            answer = answers.get(self.path.partition("?")[0])
+            self.answer(answers.get(self.path.partition("?")[0]))
+
+        def do_POST(self) -> None:
+            time.sleep(slowness)
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.answer(answers.get(f"{self.command} {self.path}"))
+
+        def do_PUT(self) -> None:
+            self.do_POST()
+
+        def answer(self, answer: Any) -> None:
             self.send_response(404 if answer is None else 200)
             body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_header("Content-Length", str(len(body)))
@@ -106,7 +122,7 @@ def answering(answers: Mapping[str, Any]) -> Iterator[str]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=[0.02])
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -159,6 +175,7 @@ class TestWhatIsSent:
             path.write_text("name: x")
         assert submit._to_send(here, best)[best.absolute()] == "runs/best.yaml"
         assert submit._to_send(here, outside)[outside] == ".submitted/outside.yaml"
+        assert submit._to_send(here, Path("../outside.yaml"))[outside] == ".submitted/outside.yaml"
 
     def test_the_same_content_is_the_same_package(self, here: Path, tmp_path: Path) -> None:
         packages = []
@@ -212,6 +229,16 @@ class TestWhatIsSent:
     )
     def test_home_is_the_clusters(self, folder: str, word: str) -> None:
         assert submit._quote(folder) == word
+
+    def test_a_slow_line_may_take_its_time(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(submit, "TIMEOUT", (0.1, 30.0))
+        Path("large").write_bytes(b"x" * 30_000_000)
+        answers = {**VERSION, "PUT /api/packages/gcs/large.zip": {}}
+        with answering(answers, slowness=0.5) as address:
+            upload = submit.Cluster(address)._upload_package
+            upload("gcs://large.zip", "large", False, is_file=True)
 
 
 class TestAddresses:
@@ -361,6 +388,11 @@ class TestFetching:
         assert not list((tmp_path / "out").iterdir())
         assert not list(tmp_path.rglob("outside"))
 
+    def test_a_file_beside_the_runs_comes_along(self, fetch: Any, tmp_path: Path) -> None:
+        fetch({**FILES, "mlflow.db": b"logged"}, tmp_path / "out")
+        (database,) = (tmp_path / "out").glob("*-mlflow.db")
+        assert database.read_bytes() == b"logged"
+
     def test_a_folder_that_was_fetched_before_is_renewed(self, fetch: Any, tmp_path: Path) -> None:
         out = tmp_path / "out"
         fetch(FILES, out)
@@ -410,6 +442,43 @@ class TestFetching:
         why = "the transfer broke off .*; fetch again" if there else "does not hand out"
         with answering({**VERSION, **file}) as address, pytest.raises(RunError, match=why):
             list(submit.Cluster(address).read_log("0123", "package.tar"))
+
+    @pytest.mark.parametrize(
+        ("status", "log", "code", "complaint"),
+        [
+            ("RUNNING", '{"package": "x"}\n', 2, "job x has no results yet (SUCCEEDED)"),
+            ("FAILED", "", 1, "the results of job x cannot be packed: OSError: disk full"),
+            (
+                "PENDING",
+                "",
+                1,
+                "nothing starts on the node where job x ran; it may be gone, and the results "
+                "with it (they were in ~/fedsim-jobs/x)",
+            ),
+        ],
+    )
+    def test_what_cannot_be_packed(
+        self,
+        say: Say,
+        monkeypatch: pytest.MonkeyPatch,
+        status: str,
+        log: str,
+        code: int,
+        complaint: str,
+    ) -> None:
+        monkeypatch.setattr(submit, "PATIENCE", 0.0)
+        monkeypatch.setattr("secrets.token_hex", lambda _: "00")
+        packing = described("fetch-x-00", 1, status=status, message="…\nOSError: disk full")
+        answers = {
+            "/api/jobs/": [described("x", 0), packing],
+            "/api/jobs/fetch-x-00": packing,
+            "/api/jobs/fetch-x-00/logs": {"logs": log},
+            "POST /api/jobs/": {"job_id": "fetch-x-00", "submission_id": "fetch-x-00"},
+            "POST /api/jobs/fetch-x-00/stop": {"stopped": True},
+        }
+        with answering({**VERSION, **answers}) as address:
+            assert say("fetch", "x", "--address", address) == (code, "", f"error: {complaint}\n")
+        assert not list(Path("runs").iterdir())
 
 
 class TestPacking:
@@ -498,12 +567,13 @@ class Head:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_heeds_interrupts,
         )
 
     def say(self, *words: str, **variables: str) -> tuple[object, str, str]:
         """Run a command of fedsim's: exit code, stdout, stderr."""
         command = self.start(*words, **variables)
-        text, complaint = command.communicate()
+        text, complaint = command.communicate(timeout=240)
         return command.returncode, text, complaint
 
     def ask(self, path: str) -> Any:
@@ -523,8 +593,8 @@ class Head:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    folder = Path("/tmp") / f"fedsim-test-{os.getpid()}"  # Ray's sockets want a short path
-    (folder / "home").mkdir(parents=True)
+    folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir="/tmp"))  # sockets want a short path
+    (folder / "home").mkdir()
     ports = free_ports(8)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     environment |= {
@@ -569,8 +639,12 @@ def head() -> Iterator[Head]:
             process.wait(40)
     finally:
         head.kill()
-        os.system(f"cp -r {folder} /tmp/sub/lastfolder")
         shutil.rmtree(folder)
+
+
+def _heeds_interrupts() -> None:
+    """What a shell has started in its background ignores SIGINT, and so does all it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def until(command: subprocess.Popen[str], beginning: str) -> list[str]:
@@ -603,7 +677,7 @@ class TestOnACluster:
         self, head: Head, here: Path, tmp_path: Path
     ) -> None:
         Path("mine.py").write_text(MINE)
-        # What its actors have comes with the job: here it is refused for being set twice.
+        # The last is set for the job and, as everywhere, for what connects to the cluster.
         greeting = ("--env", "GREETING=hello, world", "--env", f"PYTHONPATH={tmp_path}")
         changes = ("method.name=mine:Mine", "engine.kind=ray", "engine.actors=1")
         code, text, complaint = head.say("submit", "small.yaml", *changes, *greeting)
@@ -623,14 +697,12 @@ class TestOnACluster:
         assert fetched.manifest["status"] == "finished"
         while list(head.folder.glob("ray/session_*/logs/*.tar")):
             time.sleep(0.1)  # the package goes, a moment later
-        code, text, _ = head.say("jobs")
-        assert [line.split()[0] for line in text.splitlines()] == ["job", id]
 
     def test_one_goes_on_without_being_followed_until_it_is_stopped(self, head: Head) -> None:
         command = head.start("submit", "small.yaml", "train.rounds=100000", "checkpoint.every=1")
         id = until(command, "round 2/")[0].split()[1].rstrip(":")
         command.send_signal(signal.SIGINT)
-        _, complaint = command.communicate()
+        _, complaint = command.communicate(timeout=240)
         assert command.returncode == 130
         where = f"{id} --address {head.address}"
         assert complaint.endswith(f":\n  fedsim stop {where}\n  fedsim fetch {where}\n")
@@ -654,15 +726,13 @@ class TestOnACluster:
         first, *_, last = complaint.splitlines()
         assert first == f"error: job {id} failed; the end of its log:"
         assert "not-sent.npz" in last
-        code, _, complaint = head.say("fetch", id)
-        assert (code, complaint) == (2, f"error: job {id} has no results yet (FAILED)\n")
 
     def test_the_cluster_dies(self, head: Head) -> None:
         """The last of these tests: there is no cluster after it."""
         command = head.start("submit", "small.yaml", "train.rounds=100000")
         until(command, "round 2/")
         head.kill()
-        _, complaint = command.communicate()
+        _, complaint = command.communicate(timeout=240)
         assert (command.returncode, complaint) == (
             1,
             f"error: {head.address}: no Ray dashboard answers there (Connection refused); "
