@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 import fedsim
 from fedsim import Experiment, Run, State
-from fedsim.errors import RunFolderError
+from fedsim.errors import RunError, RunFolderError
 from fedsim.results.folder import RunFolder
 from fedsim.simulate import chained, new_ledger, prepare, result_hash, summarise
 
@@ -316,3 +317,13 @@ def test_what_is_not_a_run_cannot_be_loaded(tmp_path: Path) -> None:
         fedsim.load(tmp_path / "nowhere")
     with pytest.raises(RunFolderError, match=r"not a run folder \(no readable manifest.json"):
         fedsim.load(tmp_path)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"^\S+: cannot be written: \[Errno \d+\] .*$"):
+            fedsim.run(experiment(model={"name": "mlp", "hidden": [64, 64]}), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -260,6 +260,11 @@ class TestOnRay:
             run_grid(Sheet(whole), tmp_path / "runs")
         assert not (tmp_path / "runs").exists()
 
+    def test_a_folder_that_cannot_be_written_is_one_line(self, own_ray: None) -> None:
+        whole = content({**TWO_BY_TWO, "seeds": [0]})
+        with pytest.raises(RunFolderError, match=r"^/proc/none/small/\S+: cannot be made: .*$"):
+            run_grid(Sheet(whole), "/proc/none")
+
 
 def command(*words: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import http.server
 import io
@@ -18,8 +19,9 @@ import tarfile
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +51,25 @@ class Mine(FedAvg):
         return super().local_update(client, weights)
 """
 
+# One that takes its time, for jobs that are to go on.
+SLOW = """
+import time
+
+from fedsim.methods.fedavg import FedAvg
+
+
+class Slow(FedAvg):
+    name: str = "slow:Slow"
+
+    def local_update(self, client, weights):
+        time.sleep(0.5)
+        return super().local_update(client, weights)
+"""
+FOR_LONG = (
+    *("small.yaml", "method.name=slow:Slow", "train.rounds=100000", "train.participation=0.1"),
+    "checkpoint.every=1",
+)
+
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
@@ -57,7 +78,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     Path("small.yaml").write_text(small_experiment(train={"rounds": 3}).to_yaml())
-    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN"):
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"):
         # Set first, so that what the code under test sets is undone, too.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -95,7 +116,8 @@ def answering(answers: Mapping[str, Any], slowness: float = 0) -> Iterator[str]:
     """A server that answers paths with JSON, or with bytes of which it sends only the half.
 
     Args:
-        answers: by path; those to what is sent there by method and path.
+        answers: by path; those to what is sent there by method and path. A refusal is its code
+            and its words.
         slowness: seconds before it reads what it is sent.
     """
 
@@ -112,7 +134,10 @@ def answering(answers: Mapping[str, Any], slowness: float = 0) -> Iterator[str]:
             self.do_POST()
 
         def answer(self, answer: Any) -> None:
-            self.send_response(404 if answer is None else 200)
+            code = 404 if answer is None else 200
+            if isinstance(answer, tuple):
+                code, answer = answer
+            self.send_response(code)
             body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -132,6 +157,12 @@ def answering(answers: Mapping[str, Any], slowness: float = 0) -> Iterator[str]:
         server.server_close()
 
 
+TOKEN = "0123456789abcdef" * 4
+# How a dashboard answers without the right token.
+REFUSALS = {
+    "missing": (401, "Unauthorized: Missing authentication token"),
+    "wrong": (403, "Forbidden: Invalid authentication token"),
+}
 VERSION = {"/api/version": {"version": "4", "ray_version": "2.60.0", "ray_commit": ""}}
 
 
@@ -270,6 +301,17 @@ class TestAddresses:
             "http://<head>:8265 if nobody changed the port\n",
         )
 
+    @pytest.mark.parametrize("how", ["missing", "wrong"])
+    def test_the_token(self, say: Say, how: str) -> None:
+        with answering({"/api/version": REFUSALS[how]}) as address:
+            code, _, complaint = say("jobs", "--address", address)
+        assert (code, complaint) == (
+            2,
+            f"error: {address}: the authentication token is {how}; set RAY_AUTH_TOKEN to it, or "
+            "RAY_AUTH_TOKEN_PATH to a file that holds it, or put it into ~/.ray/auth_token "
+            "(`ray get-auth-token` on the head prints it)\n",
+        )
+
     def test_a_head_that_is_gone_is_not_waited_for(
         self, say: Say, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -306,6 +348,45 @@ class TestJobs:
         assert [line[0] for line in lines] == ["job", long, "middle", "old"]
         assert lines[2][1:4] == ["run", "small", "succeeded"]
         assert lines[2][-2:] == ["61", "s"]
+
+    def test_one_that_fails(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        async def log(*_: object) -> AsyncIterator[str]:
+            yield "run folder: x\n"
+            yield "error: no data\n"
+
+        monkeypatch.setattr(submit.Cluster, "tail_job_logs", log)
+        end = "run folder: x\nerror: no data\n"
+        message = f"Job entrypoint command failed with exit code 2, last available logs:\n{end}"
+        failed = described("x", 0, status="FAILED", message=message)
+        with answering({**VERSION, "/api/jobs/": [failed]}) as address:
+            cluster = submit.Cluster(address)
+            with pytest.raises(RunError) as found:
+                submit.follow(cluster, submit.find(cluster, "x"), print)
+        assert found.value.exit_code == 1
+        assert str(found.value) == f"job x failed; the end of its log:\n{message.strip()}"
+        assert capsys.readouterr().out == "run folder: x\n\nerror: no data\n\n"
+
+    def test_a_connection_that_breaks_is_made_anew(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was seen before is not told again."""
+        connections = []
+
+        async def log(*_: object) -> AsyncIterator[str]:
+            connections.append(1)
+            yield "one\ntwo\n" if len(connections) > 1 else "one\n"
+            if len(connections) < 3:
+                raise RuntimeError("WebSocket connection closed unexpectedly")
+            yield "three\n"
+
+        monkeypatch.setattr(submit.Cluster, "tail_job_logs", log)
+        lines: list[str] = []
+        with answering({**VERSION, "/api/jobs/": [described("x", 0)]}) as address:
+            cluster = submit.Cluster(address)
+            submit.follow(cluster, submit.find(cluster, "x"), lines.append)
+        assert lines == ["one\n", "two\n", "three\n"]
 
     @pytest.mark.parametrize("command", ["stop", "fetch"])
     def test_one_that_is_not_there(self, say: Say, command: str) -> None:
@@ -576,10 +657,10 @@ class Head:
         text, complaint = command.communicate(timeout=240)
         return command.returncode, text, complaint
 
-    def ask(self, path: str) -> Any:
+    def ask(self, path: str, token: str | None = None) -> Any:
         """What the dashboard says."""
-        authorization = {"Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}"}
-        request = urllib.request.Request(self.address + path, headers=authorization)
+        shown = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(self.address + path, headers=shown)
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
@@ -591,6 +672,14 @@ class Head:
         self.process.wait()
 
 
+def alone() -> None:
+    """Prepare a process that a test starts."""
+    # As in a shell's background, where Ctrl-C is ignored by all that is started.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # It ends with the tests, however they end: prctl(PR_SET_PDEATHSIG, SIGTERM).
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
     folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir="/tmp"))  # sockets want a short path
@@ -600,7 +689,7 @@ def head() -> Iterator[Head]:
     environment |= {
         "HOME": str(folder / "home"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+        "RAY_AUTH_TOKEN": TOKEN,
     }
     names = (
         *("port", "dashboard-port", "ray-client-server-port", "dashboard-agent-listen-port"),
@@ -613,7 +702,7 @@ def head() -> Iterator[Head]:
         "--dashboard-host": "127.0.0.1",
         "--min-worker-port": "0",
         "--max-worker-port": "0",
-        "--num-cpus": "2",
+        "--num-cpus": "1",
         "--temp-dir": str(folder / "ray"),
     }
     with (folder / "log").open("wb") as log:
@@ -625,8 +714,7 @@ def head() -> Iterator[Head]:
             env={**environment, "RAY_AUTH_MODE": "token", "RAY_TMPDIR": str(folder / "ray")},
             stdout=log,
             stderr=log,
-            # As in a shell's background, where Ctrl-C is ignored by all that is started.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+            preexec_fn=alone,
         )
     head = Head(f"http://127.0.0.1:{ports[1]}", environment, folder, process)
     try:
@@ -663,15 +751,10 @@ class TestOnACluster:
     """With token authentication, by the commands that a user would give."""
 
     @pytest.mark.parametrize("how", ["missing", "wrong"])
-    def test_the_token(self, head: Head, how: str) -> None:
-        token = {"missing": "", "wrong": "f" * 64}[how]
-        assert head.say("jobs", RAY_AUTH_TOKEN=token) == (
-            2,
-            "",
-            f"error: {head.address}: the authentication token is {how}; set RAY_AUTH_TOKEN to it, "
-            "or RAY_AUTH_TOKEN_PATH to a file that holds it, or put it into ~/.ray/auth_token "
-            "(`ray get-auth-token` on the head prints it)\n",
-        )
+    def test_it_wants_a_token(self, head: Head, how: str) -> None:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            head.ask("/api/version", *([] if how == "missing" else ["f" * 64]))
+        assert (refused.value.code, refused.value.read().decode()) == REFUSALS[how]
 
     def test_a_job_finishes_and_its_results_arrive(
         self, head: Head, here: Path, tmp_path: Path
@@ -686,7 +769,8 @@ class TestOnACluster:
         assert f"job {id}: fedsim run, into ~/fedsim-jobs/{id} on the cluster" in text
         assert "round 3/3" in text
         assert text.endswith(f"  fedsim fetch {id} --address {head.address}\n")
-        assert head.ask(f"/api/jobs/{id}")["driver_info"], "the run was not on this cluster"
+        about = head.ask(f"/api/jobs/{id}", TOKEN)
+        assert about["driver_info"], "the run was not on this cluster"
 
         code, text, complaint = head.say("fetch", id)
         assert (code, complaint) == (0, "")
@@ -699,7 +783,8 @@ class TestOnACluster:
             time.sleep(0.1)  # the package goes, a moment later
 
     def test_one_goes_on_without_being_followed_until_it_is_stopped(self, head: Head) -> None:
-        command = head.start("submit", "small.yaml", "train.rounds=100000", "checkpoint.every=1")
+        Path("slow.py").write_text(SLOW)
+        command = head.start("submit", *FOR_LONG)
         id = until(command, "round 2/")[0].split()[1].rstrip(":")
         command.send_signal(signal.SIGINT)
         _, complaint = command.communicate(timeout=240)
@@ -714,22 +799,14 @@ class TestOnACluster:
         assert len(soon.rounds) >= 2
 
         assert head.say("stop", id) == (0, f"stopped: {id}\n", "")
-        assert head.ask(f"/api/jobs/{id}")["status"] == "STOPPED"
+        assert head.ask(f"/api/jobs/{id}", TOKEN)["status"] == "STOPPED"
         (there,) = (head.folder / "home" / "fedsim-jobs" / id / "small").iterdir()
         assert load(there).manifest["status"] == "interrupted"
 
-    def test_one_that_fails(self, head: Head) -> None:
-        data = "data={name: npz, path: not-sent.npz}"
-        code, text, complaint = head.say("submit", "small.yaml", data)
-        assert code == 1
-        id = text.split()[1].rstrip(":")
-        first, *_, last = complaint.splitlines()
-        assert first == f"error: job {id} failed; the end of its log:"
-        assert "not-sent.npz" in last
-
     def test_the_cluster_dies(self, head: Head) -> None:
         """The last of these tests: there is no cluster after it."""
-        command = head.start("submit", "small.yaml", "train.rounds=100000")
+        Path("slow.py").write_text(SLOW)
+        command = head.start("submit", *FOR_LONG)
         until(command, "round 2/")
         head.kill()
         _, complaint = command.communicate(timeout=240)
