@@ -23,6 +23,7 @@ from ray.exceptions import (
     RayActorError,
     RayTaskError,
 )
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import FedsimError, RunError, StateLost
@@ -348,14 +349,16 @@ class RayEngine(Engine):
 
     def _start(self) -> _Actor:
         settings = self._settings
-        # In a placement group (of a trial) Ray puts the actors of its driver into its bundles.
-        grouped = ray.util.get_current_placement_group() is not None
+        # In a trial, into the bundles of its placement group, which hold what is theirs. This must
+        # be said: "DEFAULT" would wait for resources that no group holds.
+        group = ray.util.get_current_placement_group()
+        strategy = PlacementGroupSchedulingStrategy(group) if group else "SPREAD"
         handle = (
             ray.remote(ClientActor)
             .options(
                 num_cpus=settings.cpus_per_actor,
                 num_gpus=settings.gpus_per_actor,
-                scheduling_strategy="DEFAULT" if grouped else "SPREAD",
+                scheduling_strategy=strategy,
                 max_restarts=0,
             )
             .remote(settings, self._setup, *self._data)
