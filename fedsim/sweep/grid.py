@@ -22,18 +22,25 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import pandas as pd
 from pydantic import Field, model_validator
 from ray import tune
 
 from fedsim.component import Section, nearest
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment, to_yaml
-from fedsim.results.folder import Folder, new_path
+from fedsim.results.folder import new_path
 from fedsim.results.run import load
 from fedsim.results.summary import cell_label, summarise, tidy
 from fedsim.sheet import Sheet
-from fedsim.sweep.trials import Trial, Work, carry_out, ending, run_config, write_tables
+from fedsim.sweep.trials import (
+    Trial,
+    TrialsFolder,
+    Work,
+    carry_out,
+    ending,
+    run_config,
+    write_tables,
+)
 
 # Columns of the tables that a grid leaves; an axis cannot be called so.
 COLUMNS = (
@@ -197,18 +204,10 @@ def read(sheet: Sheet) -> tuple[Grid, list[Cell]]:
     return grid, cells
 
 
-class GridFolder(Folder):
-    """The folder of a grid."""
+class GridFolder(TrialsFolder):
+    """The folder of a grid; its tables are `rounds` and `summary`."""
 
     kind = "grid"
-
-    @property
-    def sheet(self) -> Sheet:
-        return Sheet.read(self.path / "experiment.yaml")
-
-    def table(self, name: Literal["rounds", "summary"]) -> pd.DataFrame:
-        """A table of the grid."""
-        return pd.read_parquet(self.path / f"{name}.parquet")
 
 
 def run_grid(

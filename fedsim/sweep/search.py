@@ -45,11 +45,20 @@ from fedsim import atomic
 from fedsim.component import Registry, Section
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment, to_yaml
-from fedsim.results.folder import Folder, RunFolder, new_path
+from fedsim.results.folder import RunFolder, new_path
 from fedsim.results.run import load
 from fedsim.sheet import Sheet
 from fedsim.sweep import pareto
-from fedsim.sweep.trials import Trial, Work, carry_out, ending, run_config, value, write_tables
+from fedsim.sweep.trials import (
+    Trial,
+    TrialsFolder,
+    Work,
+    carry_out,
+    ending,
+    run_config,
+    value,
+    write_tables,
+)
 
 STUDY = "fedsim"  # the name of each study, in a storage of its own
 
@@ -226,18 +235,10 @@ class Trials:
         return Trial(label, self.path / "trials" / folder, partial(sheet.build, Experiment))
 
 
-class SearchFolder(Folder):
-    """The folder of a search."""
+class SearchFolder(TrialsFolder):
+    """The folder of a search; its tables are `trials`, `pareto` and `importance`."""
 
     kind = "search"
-
-    @property
-    def sheet(self) -> Sheet:
-        return Sheet.read(self.path / "experiment.yaml")
-
-    def table(self, name: Literal["trials", "pareto", "importance"]) -> pd.DataFrame:
-        """A table of the search."""
-        return pd.read_parquet(self.path / f"{name}.parquet")
 
     def study(self) -> optuna.Study:
         """Optuna's study."""

@@ -29,14 +29,28 @@ from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
 from fedsim.launch import connected, drive
-from fedsim.results.folder import RunFolder, alone
+from fedsim.results.folder import Folder, RunFolder, alone
 from fedsim.results.loggers import environment
 from fedsim.results.run import load
+from fedsim.sheet import Sheet
 from fedsim.simulate import Progress, prepare
 from fedsim.sweep.preflight import Plan, Watchdog, cluster, placement, plan_trials
 
 MAX_FAILURES = 2  # times that a trial whose process was lost is started again
 SNAPSHOT = "2"  # seconds between two snapshots of Tune's own state
+
+
+class TrialsFolder(Folder):
+    """The folder of a grid or a search."""
+
+    @property
+    def sheet(self) -> Sheet:
+        """The experiment file, with its section."""
+        return Sheet.read(self.path / "experiment.yaml")
+
+    def table(self, name: str) -> pd.DataFrame:
+        """One of its tables, by the name of its file."""
+        return pd.read_parquet(self.path / f"{name}.parquet")
 
 
 @dataclass(frozen=True)
