@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,31 +16,41 @@ class Dataset:
     """Examples to train on, which a partition deals out to clients, and a central test set.
 
     Args:
-        x: (N, ...) inputs to train on, uint8 or float32; images are (N, channels, height, width).
-        y: (N,) int64 class indices, 0 ≤ y < len(classes).
+        x: (N, ...) inputs to train on, uint8, float32 or float64 (networks get float32); images
+            are (N, channels, height, width), tables (N, features).
+        y: (N,) int64 class indices, 0 ≤ y < len(classes); for a regression float64 targets.
         test_x: (M, ...) inputs of the central test set, of the dtype of `x`.
-        test_y: (M,) int64 class indices.
-        classes: the name of each class, by index.
+        test_y: (M,) class indices or targets.
+        classes: the name of each class, by index; empty for a regression.
         mean: per channel (images) or for all (else), subtracted after uint8 inputs were divided
             by 255; empty for none.
         std: what the difference is divided by; as long as `mean`.
         columns: further facts of each training example, (N,) each, by name: what a partition by
             column (writer, hospital, ...) goes by.
+        features: the names of a table's inputs; empty if they have none.
+        target: the name of what is predicted, if it has one.
     """
 
     x: NDArray[np.generic]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     test_x: NDArray[np.generic]
-    test_y: NDArray[np.int64]
+    test_y: NDArray[Any]
     classes: tuple[str, ...]
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    target: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """(N,) the groups that a stratified draw keeps in proportion: the classes, if any."""
+        return self.y if self.classes else np.zeros(len(self.y), dtype=np.int64)
 
 
 class Source(Section):

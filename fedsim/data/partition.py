@@ -111,12 +111,13 @@ class Partition(Section):
                 training example.
         """
         server = np.empty(0, dtype=np.int64)
+        strata = data.strata
         if self.server_fraction == 0:
             shares = self.split(data, numpy_stream(seed, "partition"))
         else:
             everything = np.arange(len(data.y))
             rng = numpy_stream(seed, "server share")
-            server, rest = take_stratified(everything, data.y, self.server_fraction, rng)
+            server, rest = take_stratified(everything, strata, self.server_fraction, rng)
             columns = {name: column[rest] for name, column in data.columns.items()}
             remaining = replace(data, x=data.x[rest], y=data.y[rest], columns=columns)
             shares = [rest[s] for s in self.split(remaining, numpy_stream(seed, "partition"))]
@@ -129,8 +130,8 @@ class Partition(Section):
         train, unlabelled, test = [], [], []
         for client, share in enumerate(shares):
             rng = numpy_stream(seed, "split", client=client)
-            aside, rest = take_stratified(share, data.y, self.test_fraction, rng)
-            labelled, hidden = take_stratified(rest, data.y, self.labelled_fraction, rng)
+            aside, rest = take_stratified(share, strata, self.test_fraction, rng)
+            labelled, hidden = take_stratified(rest, strata, self.labelled_fraction, rng)
             if len(labelled) == 0:
                 raise DataError(
                     f"client {client} holds {len(share)} examples, too few for "
