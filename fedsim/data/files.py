@@ -1,4 +1,4 @@
-"""Readers of the official formats of the standard data sets: IDX, CIFAR, LEAF.
+"""Readers of the official formats of the standard data sets: IDX, CIFAR, LEAF, KEEL, NumPy.
 
 Every reader takes a path and returns NumPy arrays whose sizes and labels it has checked. Files may
 be plain, `.gz` or `.xz`. What is wrong with a file is a `DataError` that begins with its path;
@@ -14,6 +14,7 @@ import lzma
 import math
 import os
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,10 +31,17 @@ CIFAR_SHAPE = (3, 32, 32)
 
 
 class Layout(NamedTuple):
-    """Where a data set's files are kept, and which class of torchvision fetches them, if any."""
+    """Where a data set's files are kept, and how to get them.
+
+    Args:
+        folders: sub-folders of the data root that may hold them.
+        torchvision: the class of torchvision that fetches them, if any.
+        publisher: who has them, where nothing fetches them.
+    """
 
     folders: tuple[str, ...]
     torchvision: str = ""
+    publisher: str = ""
 
 
 # torchvision's own folder comes first, so that a download is found before an incomplete copy.
@@ -44,6 +52,12 @@ LAYOUTS = {
     "cifar10": Layout(("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"), "CIFAR10"),
     "cifar100": Layout(("cifar-100-python", "cifar-100-binary", "cifar100"), "CIFAR100"),
     "femnist": Layout(("femnist", "femnist/data")),
+    "mortgage": Layout(("mortgage",), publisher="«mortgage» from KEEL's regression data sets"),
+    "openfl_xai": Layout(
+        ("openfl_xai/data", "openfl_xai", "data"),
+        publisher="data/col0_data.zip to col4_data.zip from github.com/Unipisa/OpenFL-XAI, "
+        "unzipped into col0 to col4",
+    ),
 }
 
 
@@ -137,8 +151,10 @@ def _either(names: Sequence[str]) -> str:
 
 
 def _how_to_get(data_set: str) -> str:
-    hint = "set data.root or FEDSIM_DATA to the folder that holds it"
-    return hint + (", or data.download=true" if LAYOUTS[data_set].torchvision else "")
+    layout = LAYOUTS[data_set]
+    get = f"get {layout.publisher}, and " if layout.publisher else ""
+    download = ", or data.download=true" if layout.torchvision else ""
+    return f"{get}set data.root or FEDSIM_DATA to the folder that holds it{download}"
 
 
 def read_bytes(path: Path) -> bytes:
@@ -378,3 +394,167 @@ def _leaf_user(
     y = _integers(path, f"'y' {of}", _entry(path, data, "y"), len(x))
     _check_labels(path, y, 0, classes)
     return x.astype(np.float32), y
+
+
+def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
+    """The float64 array in a `.npy` file: (N, columns), or (N,) if `columns` is 0.
+
+    No code of the file is run: arrays of objects are refused.
+
+    Raises:
+        DataError: unreadable, of another type or shape, empty, or not finite.
+    """
+    content = read_bytes(path)
+    with reading(path):
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    shape = (columns,) if columns else ()
+    if not (
+        isinstance(array, np.ndarray)
+        and array.dtype == np.float64
+        and array.ndim == 1 + len(shape)
+        and array.shape[1:] == shape
+    ):
+        expected = f"(N, {columns})" if columns else "(N,)"
+        raise DataError(f"{path}: is {_describe(array)}, expected float64 of shape {expected}")
+    if len(array) == 0:
+        raise DataError(f"{path}: holds no row")
+    wrong = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
+    if len(wrong):
+        raise DataError(f"{path}: row {wrong[0]} has values that are not finite")
+    return np.ascontiguousarray(array)
+
+
+class Numbers(NamedTuple):
+    """A table of numbers, of which one column is to be predicted.
+
+    Args:
+        x: (N, features) inputs.
+        y: (N,) targets.
+        features: the name of each input.
+        target: the name of the target.
+    """
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    features: tuple[str, ...]
+    target: str
+
+
+# A name in quotes may hold anything; one without may hold spaces, but no comma.
+_KEEL_NAME = re.compile(r"""\s*('[^']*'|"[^"]*"|[^,]+)""")
+_KEEL_ATTRIBUTE = re.compile(
+    r"""(?P<name>'[^']*'|"[^"]*"|.+?)(\s+(real|integer)\s*(\[[^]]*\])?|\s*(?P<nominal>\{.*))""",
+    re.IGNORECASE,
+)
+_KEEL_KEYWORDS = ("@relation", "@attribute", "@inputs", "@outputs", "@data")
+_KEEL_MISSING = ("?", "<null>", "")
+
+
+def read_keel(path: Path) -> Numbers:
+    """A regression in KEEL's format: a header of attributes, and rows of numbers.
+
+    All attributes are real or integer; the ranges that a header may give are not looked at.
+    Without `@outputs` the last attribute is the target, without `@inputs` all others are inputs.
+
+    Raises:
+        DataError: unreadable, or not such a file; the message says in which line.
+    """
+    lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig", "replace").splitlines()]
+    told = ((i, line) for i, line in enumerate(lines, 1) if line and not line.startswith("%"))
+    attributes: list[str] = []
+    listed: dict[str, tuple[int, list[str]]] = {}  # line and names of @inputs and of @outputs
+    for number, line in told:
+        where = f"{path}:{number}"
+        keyword, _, rest = line.replace("\t", " ").partition(" ")
+        keyword = keyword.lower()
+        if keyword in ("@input", "@output"):
+            keyword += "s"
+        if keyword not in _KEEL_KEYWORDS:
+            hint = nearest(keyword, _KEEL_KEYWORDS)
+            raise DataError(f"{where}: '{keyword}' above @data is no keyword of KEEL{hint}")
+        if keyword == "@attribute":
+            attributes.append(_keel_attribute(where, rest.strip(), attributes))
+        elif keyword in ("@inputs", "@outputs"):
+            listed[keyword] = number, [_unquoted(name) for name in _KEEL_NAME.findall(rest)]
+        elif keyword == "@data":
+            break
+    else:
+        raise DataError(f"{path}:{max(len(lines), 1)}: the file ends without @data")
+    if len(attributes) < 2:
+        raise DataError(
+            f"{where}: {len(attributes)} attributes above @data, expected an input and an output"
+        )
+    inputs, output = _keel_roles(path, attributes, listed)
+    rows = [_keel_row(f"{path}:{i}", line, attributes) for i, line in told]
+    if not rows:
+        raise DataError(f"{where}: no row follows @data")
+    values = np.array(rows)
+    column = {name: values[:, i] for i, name in enumerate(attributes)}
+    x = np.stack([column[name] for name in inputs], axis=1)
+    return Numbers(x, column[output].copy(), tuple(inputs), output)
+
+
+def _unquoted(name: str) -> str:
+    name = name.strip()
+    quoted = len(name) > 1 and name[0] == name[-1] and name[0] in "'\""
+    return name[1:-1] if quoted else name
+
+
+def _keel_attribute(where: str, text: str, known: Sequence[str]) -> str:
+    """The name in a line `@attribute <name> real|integer [a, b]`."""
+    match = _KEEL_ATTRIBUTE.fullmatch(text)
+    if match is None:
+        raise DataError(
+            f"{where}: '@attribute {text}' is not a name and a type, real or integer, with or "
+            f"without its range [a, b]"
+        )
+    name = _unquoted(match["name"])
+    if match["nominal"]:
+        raise DataError(
+            f"{where}: attribute '{name}' is nominal; a regression takes real or integer ones"
+        )
+    if name in known:
+        raise DataError(f"{where}: attribute '{name}' is there twice")
+    return name
+
+
+def _keel_roles(
+    path: Path, attributes: Sequence[str], listed: Mapping[str, tuple[int, list[str]]]
+) -> tuple[list[str], str]:
+    """The names of the inputs and of the output."""
+    for keyword, (number, names) in listed.items():
+        for i, name in enumerate(names):
+            where = f"{path}:{number}: {keyword} names '{name}'"
+            if name not in attributes:
+                raise DataError(f"{where}, which is no attribute{nearest(name, attributes)}")
+            if name in names[:i]:
+                raise DataError(f"{where} twice")
+    number, outputs = listed.get("@outputs", (0, [attributes[-1]]))
+    if len(outputs) != 1:
+        raise DataError(f"{path}:{number}: @outputs names {len(outputs)} attributes, expected 1")
+    (output,) = outputs
+    others = [name for name in attributes if name != output]
+    number, inputs = listed.get("@inputs", (0, others))
+    if not inputs:
+        raise DataError(f"{path}:{number}: @inputs names no attribute")
+    if output in inputs:
+        raise DataError(f"{path}:{number}: @inputs names '{output}', which is the output")
+    return inputs, output
+
+
+def _keel_row(where: str, line: str, attributes: Sequence[str]) -> list[float]:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(attributes):
+        raise DataError(f"{where}: {len(cells)} values for {len(attributes)} attributes")
+    row = []
+    for name, cell in zip(attributes, cells, strict=True):
+        if cell.lower() in _KEEL_MISSING:
+            raise DataError(f"{where}: no value of '{name}'")
+        try:
+            value = float(cell)
+        except ValueError:
+            raise DataError(f"{where}: '{name}' is '{cell}', expected a number") from None
+        if not math.isfinite(value):
+            raise DataError(f"{where}: '{name}' is {cell}, expected a finite number")
+        row.append(value)
+    return row

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,20 +12,76 @@ from numpy.typing import NDArray
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import Holdings
 
+BINS = 10  # of a regression's targets
+
+
+def label_names(dataset: Dataset) -> tuple[str, ...]:
+    """The classes; for a regression the bins of its targets, such as «0.0-0.1».
+
+    They are ten of equal width between the least and the greatest training target, or one if all
+    targets are the same. A bin holds its lower end; the last holds its upper end too.
+    """
+    return dataset.classes or _bin_names(_edges(dataset.y))
+
 
 def label_table(dataset: Dataset, holdings: Holdings) -> NDArray[np.int64]:
-    """(K, classes) how many examples of each class each client holds, of any kind."""
-    num_classes = len(dataset.classes)
-    table = np.zeros((len(holdings), num_classes), dtype=np.int64)
+    """(K, labels) how many examples of each label each client holds, of any kind.
+
+    Labels are those of `label_names`.
+    """
+    labels, num_labels = dataset.y, len(dataset.classes)
+    if not dataset.classes:
+        edges = _edges(dataset.y)
+        num_labels = len(edges) - 1
+        # The greatest target is an edge as well, so only what lies between counts.
+        labels = np.searchsorted(edges[1:-1], dataset.y, side="right")
+    table = np.zeros((len(holdings), num_labels), dtype=np.int64)
     for part in (holdings.train, holdings.unlabelled, holdings.test):
         clients = np.repeat(np.arange(len(part)), part.lengths)
-        cells = clients * num_classes + dataset.y[part.values]
+        cells = clients * num_labels + labels[part.values]
         table += np.bincount(cells, minlength=table.size).reshape(table.shape)
     return table
 
 
-def draw_labels(table: NDArray[np.int64], classes: tuple[str, ...], path: Path) -> None:
-    """Draw a label table: a column for each client, its size above, its classes below."""
+def _edges(y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(bins + 1,) where the bins of targets begin and end."""
+    edges = np.linspace(y.min(), y.max(), BINS + 1)
+    # Targets that differ by less than floats can divide are one bin too.
+    return edges if (np.diff(edges) > 0).all() else np.array([y.min(), y.max()])
+
+
+def _bin_names(edges: NDArray[np.float64]) -> tuple[str, ...]:
+    """From and to, with the fewest digits that are off by a 20th of a bin at most."""
+    low, *_, high = ends = [edge + 0.0 for edge in edges.tolist()]  # + 0.0 makes 0 of -0
+    if len(ends) == 2:
+        return (f"{low:g}" if low == high else f"{low!r} to {high!r}",)
+    width = (high - low) / BINS
+    first = -math.floor(math.log10(width))  # digits after the point; below 0, zeros before it
+    for digits in (first - 1, first, first + 1):
+        rounded = [round(end, digits) + 0.0 for end in ends]
+        if all(abs(r - end) <= width / 20 for r, end in zip(rounded, ends, strict=True)):
+            break
+    largest = max(-low, high)
+    if digits <= 6 and largest < 1e7:
+        texts = [f"{end:.{max(digits, 0)}f}" for end in rounded]
+    else:
+        significant = max(math.floor(math.log10(largest)) + digits + 1, 1)
+        texts = [f"{end:.{significant}g}" for end in rounded]
+    between = " to " if any("-" in text for text in texts) else "-"
+    return tuple(f"{start}{between}{end}" for start, end in pairwise(texts))
+
+
+def draw_labels(
+    table: NDArray[np.int64], names: tuple[str, ...], path: Path, axis: str = "class"
+) -> None:
+    """Draw a label table: a column for each client, its size above, its labels below.
+
+    Args:
+        table: (K, labels) as `label_table` counts them.
+        names: the name of each label.
+        path: where to draw it.
+        axis: what the labels are: `class`, or `target` for a regression.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -36,9 +94,9 @@ def draw_labels(table: NDArray[np.int64], classes: tuple[str, ...], path: Path) 
     above.set_title(f"{len(table)} clients, {table.sum():,} examples")
     shown = np.ma.masked_equal(table.T, 0)
     image = below.imshow(shown, aspect="auto", interpolation="nearest", cmap="YlGnBu")
-    if len(classes) <= 30:
-        below.set_yticks(range(len(classes)), labels=classes)
-    below.set_ylabel("class")
+    if len(names) <= 30:
+        below.set_yticks(range(len(names)), labels=names)
+    below.set_ylabel(axis)
     below.set_xlabel("client")
     below.xaxis.get_major_locator().set_params(integer=True)
     figure.colorbar(image, ax=below, label="examples (white: none)")

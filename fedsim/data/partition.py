@@ -168,6 +168,14 @@ def take_stratified(
     return share[chosen], share[~chosen]
 
 
+def _by_class(data: Dataset, kind: str) -> None:
+    if not data.classes:
+        raise DataError(
+            f"partition.kind={kind} deals by class, and the target here is a number; use "
+            "quantile, iid, quantity or natural"
+        )
+
+
 def _enough(data: Dataset, clients: int) -> None:
     if clients > len(data.y):
         raise DataError(
@@ -203,6 +211,7 @@ class Dirichlet(Partition):
     min_samples: int = Field(10, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        _by_class(data, self.kind)
         _enough(data, self.clients)
         if self.min_samples * self.clients > len(data.y):
             raise DataError(
@@ -248,6 +257,7 @@ class Pathological(Partition):
     classes_per_client: int = Field(2, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        _by_class(data, self.kind)
         _enough(data, self.clients)
         num_classes = len(data.classes)
         if self.classes_per_client > num_classes:
@@ -275,6 +285,28 @@ class Pathological(Partition):
             ):
                 shares_of[client].append(piece)
         return [np.concatenate(pieces) for pieces in shares_of]
+
+
+@partitions.register
+class Quantile(Partition):
+    """Target skew of a regression: each client holds the targets of one range.
+
+    Examples in order of their target, ties at random, are cut into parts as nearly equal in size
+    as possible; client 0 holds the lowest targets.
+    """
+
+    kind: str = "quantile"
+    clients: int = Field(ge=1)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        if data.classes:
+            raise DataError(
+                f"partition.kind={self.kind} deals by a target that is a number, and the data "
+                f"set has {len(data.classes)} classes; use dirichlet or pathological"
+            )
+        _enough(data, self.clients)
+        order = np.lexsort((rng.random(len(data.y)), data.y))
+        return np.array_split(order, self.clients)
 
 
 @partitions.register

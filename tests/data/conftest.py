@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import lzma
 import os
@@ -15,7 +16,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-FOLDERS = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist", "CIFAR-10": "cifar10"}
+FOLDERS = {
+    "MNIST": "mnist",
+    "Fashion-MNIST": "fashion_mnist",
+    "CIFAR-10": "cifar10",
+    "Mortgage": "mortgage",
+    "OpenFL-XAI": "openfl_xai",
+}
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +74,25 @@ class Writers:
             "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
         }
         return self.raw(path, json.dumps(document).encode())
+
+    def npy(self, path: Path, array: NDArray[Any]) -> Path:
+        stream = io.BytesIO()
+        np.save(stream, array)
+        return self.raw(path, stream.getvalue())
+
+    def keel(self, path: Path, columns: Mapping[str, Sequence[float]]) -> Path:
+        """As KEEL has them: with ranges, and the last column as the output."""
+        *inputs, output = columns
+        ranges = [f"real [{min(values)},{max(values)}]" for values in columns.values()]
+        lines = [
+            "@relation numbers",
+            *(f"@attribute {name} {of}" for name, of in zip(columns, ranges, strict=True)),
+            f"@inputs {', '.join(inputs)}",
+            f"@outputs {output} ",
+            "@data",
+            *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True)),
+        ]
+        return self.raw(path, "\r\n".join(lines).encode())
 
 
 def _python2(value: str | bytes | Sequence[Any] | NDArray[np.uint8]) -> bytes:

@@ -392,3 +392,180 @@ def test_files_of_a_data_set_come_from_one_folder(tmp_path):
     assert f"mnist: {tmp_path}/mnist has images but no labels (nor .gz, .xz)" in str(caught.value)
     (tmp_path / "mnist/labels.xz").touch()
     assert files.beside(first, "labels", "mnist") == tmp_path / "mnist/labels.xz"
+
+
+# KEEL
+
+KEEL = """@relation "two by three"
+% what follows is made up
+
+@ATTRIBUTE 'wind, speed' real [0.5, 9]
+@attribute sea level Integer
+@attribute 30Y-rate real[-1,1]
+@attribute "the rest" real
+@data
+1.5, 2, -3e-1, 4
+
+% the second
+.5,\t-7,0,1e300"""
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_keel(write, tmp_path, ends, compression):
+    content = KEEL.replace("\n", ends).encode("utf-8-sig")
+    table = files.read_keel(write.raw(tmp_path / f"a.dat{compression}", content))
+    assert table.features == ("wind, speed", "sea level", "30Y-rate")
+    assert table.target == "the rest"
+    assert (table.x.dtype, table.y.dtype) == (np.float64, np.float64)
+    assert table.x.tolist() == [[1.5, 2, -0.3], [0.5, -7, 0]]
+    assert table.y.tolist() == [4, 1e300]
+
+
+@pytest.mark.parametrize(
+    ("roles", "features", "target"),
+    [
+        ("@outputs sea level", ("wind, speed", "30Y-rate", "the rest"), "sea level"),
+        ("@Output 'wind, speed'", ("sea level", "30Y-rate", "the rest"), "wind, speed"),
+        ("@inputs 30Y-rate,sea level", ("30Y-rate", "sea level"), "the rest"),
+        (
+            "@inputs the rest, 'wind, speed'\n@outputs 30Y-rate ",
+            ("the rest", "wind, speed"),
+            "30Y-rate",
+        ),
+        ('@input\t"the rest"\n@output\tsea level', ("the rest",), "sea level"),
+    ],
+)
+def test_keel_roles(write, tmp_path, roles, features, target):
+    values = {"wind, speed": 1.5, "sea level": 2, "30Y-rate": -0.3, "the rest": 4}
+    content = KEEL.replace("@data", f"{roles}\n@data")
+    table = files.read_keel(write.raw(tmp_path / "a.dat", content.encode()))
+    assert (table.features, table.target) == (features, target)
+    assert table.x[0].tolist() == [values[name] for name in features]
+    assert table.y[0] == values[target]
+
+
+HEADER = "@relation r\n@attribute wind real\n@attribute rain real [0,1]\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (HEADER + "1,2", r"4: '1,2' above @data is no keyword of KEEL; known: @attribute, @data"),
+        (
+            HEADER + "@datas\n1,2",
+            r"4: '@datas' above @data is no keyword .*; did you mean '@da",
+        ),
+        (HEADER, r"3: the file ends without @data"),
+        ("", r"1: the file ends without @data"),
+        (HEADER + "@data\n% none\n\n", r"4: no row follows @data"),
+        ("@attribute a real\n@data\n1", r"2: 1 attributes above @data, expected an input and an"),
+        ("@data\n1", r"1: 0 attributes above @data, expected an input and an output"),
+        (
+            HEADER + "@attribute sea {calm, rough}\n@data\n1,2,calm",
+            r"4: attribute 'sea' is nominal; a regression takes real or integer ones",
+        ),
+        (HEADER + "@attribute 'a b'{calm}", r"4: attribute 'a b' is nominal"),
+        (
+            HEADER + "@attribute sea string",
+            r"4: '@attribute sea string' is not a name and a type, real or integer, with or",
+        ),
+        (HEADER + "@attribute real", r"4: '@attribute real' is not a name and a type"),
+        (HEADER + "@attribute wind integer", r"4: attribute 'wind' is there twice"),
+        (
+            HEADER + "@inputs windy\n@data\n1,2",
+            r"4: @inputs names 'windy', which is no attribute; did you mean 'wind'\?",
+        ),
+        (
+            HEADER + "@inputs wind\n@outputs snow\n@data\n1,2",
+            r"5: @outputs names 'snow', which is no attribute; known: rain, wind",
+        ),
+        (HEADER + "@input wind, wind\n@data\n1,2", r"4: @inputs names 'wind' twice"),
+        (HEADER + "@inputs\n@data\n1,2", r"4: @inputs names no attribute"),
+        (HEADER + "@inputs rain\n@data\n1,2", r"4: @inputs names 'rain', which is the output"),
+        (
+            HEADER + "@outputs wind, rain\n@data\n1,2",
+            r"4: @outputs names 2 attributes, expected 1",
+        ),
+        (HEADER + "@outputs\n@data\n1,2", r"4: @outputs names 0 attributes, expected 1"),
+        (HEADER + "@data\n1,2\n\n3", r"7: 1 values for 2 attributes"),
+        (HEADER + "@data\n1,2\n3,4,5", r"6: 3 values for 2 attributes"),
+        (HEADER + "@data\n1,much", r"5: 'rain' is 'much', expected a number"),
+        (HEADER + "@data\n?,2", r"5: no value of 'wind'"),
+        (HEADER + "@data\n1,<NULL>", r"5: no value of 'rain'"),
+        (HEADER + "@data\n1,", r"5: no value of 'rain'"),
+        (HEADER + "@data\n1,NaN", r"5: 'rain' is NaN, expected a finite number"),
+        (HEADER + "@data\n-inf,1", r"5: 'wind' is -inf, expected a finite number"),
+        (HEADER + "@data\n1e400,1", r"5: 'wind' is 1e400, expected a finite number"),
+    ],
+)
+def test_damaged_keel(write, tmp_path, content, message):
+    path = write.raw(tmp_path / "a.dat", content.encode())
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}:{message}"):
+        files.read_keel(path)
+
+
+@given(content=st.text() | st.text("@data\n,1 {}[]'\"attributeinputsreal"))
+def test_any_text_is_read_as_keel_or_refused_in_words(write, content):
+    with tempfile.TemporaryDirectory() as folder:
+        path = write.raw(Path(folder) / "a.dat", content.encode(errors="surrogatepass"))
+        with contextlib.suppress(DataError):
+            files.read_keel(path)
+
+
+# NumPy
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize(("columns", "shape"), [(0, (6,)), (3, (6, 3))])
+def test_npy(write, tmp_path, compression, columns, shape):
+    array = np.random.default_rng(0).normal(size=shape)
+    path = write.npy(tmp_path / f"a.npy{compression}", np.asfortranarray(array))
+    read = files.read_npy(path, columns)
+    assert read.flags.c_contiguous
+    np.testing.assert_array_equal(read, array)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((4, 2)), r"is float64 of shape \(4, 2\), expected float64 of shape \(N, 3\)"),
+        (np.zeros(3), r"is float64 of shape \(3,\), expected float64 of shape \(N, 3\)"),
+        (np.zeros((4, 3), np.float32), r"is float32 of shape \(4, 3\), expected float64 of shape"),
+        (np.zeros((4, 3), ">f8"), r"is >f8 of shape \(4, 3\), expected float64 of shape"),
+        (np.zeros((0, 3)), r"holds no row"),
+        (np.array([[0, 0, 0], [0, np.nan, 0]]), r"row 1 has values that are not finite"),
+        (np.array([[0, 0, -np.inf]]), r"row 0 has values that are not finite"),
+        (np.array([[{}] * 3]), r"cannot be read: Object arrays cannot be loaded"),
+    ],
+)
+def test_wrong_npy(write, tmp_path, array, message):
+    path = write.npy(tmp_path / "a.npy", array)
+    with pytest.raises(DataError, match=rf"a\.npy: {message}"):
+        files.read_npy(path, 3)
+
+
+def test_damaged_npy(write, tmp_path):
+    path = write.npy(tmp_path / "a.npy", np.zeros(4))
+    whole = path.read_bytes()
+    for content in (b"", b"no array", whole[:20], whole[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"a\.npy: cannot be read: .+"):
+            files.read_npy(path)
+    np.savez(tmp_path / "b.npz", np.zeros(4))
+    with pytest.raises(DataError, match=r"b\.npz: is a NpzFile, expected float64 of shape \(N,\)"):
+        files.read_npy(tmp_path / "b.npz")
+
+
+# where files are looked for
+
+
+def test_what_nothing_fetches_says_where_it_is_published(tmp_path):
+    with pytest.raises(files.MissingFileError) as caught:
+        files.find(["mortgage.dat"], "mortgage", tmp_path)
+    assert str(caught.value) == (
+        f"mortgage: no file 'mortgage.dat' (nor .gz, .xz) in any of\n"
+        f"  {tmp_path}/mortgage\n  {tmp_path}\n"
+        f"get «mortgage» from KEEL's regression data sets, and set data.root or FEDSIM_DATA to "
+        f"the folder that holds it"
+    )

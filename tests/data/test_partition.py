@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset, Holdings, Partition, Ragged, partitions
-from fedsim.data.labels import draw_labels, label_table
+from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.data.partition import take_stratified
 from fedsim.errors import DataError
 
@@ -29,11 +29,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "iid": {"clients": 7},
     "dirichlet": {"clients": 5, "alpha": 0.5},
     "pathological": {"clients": 8, "classes_per_client": 2},
+    "quantile": {"clients": 7},
     "quantity": {"clients": 7},
     "natural": {"column": "writer", "clients": 5},
     "file": {"path": "rows.json"},
 }
 RANDOM = sorted(set(KINDS) - {"file"})
+TASKS = ("classes", "target")
+REFUSED = {("dirichlet", "target"), ("pathological", "target"), ("quantile", "classes")}
+# Every registered kind, with each sort of data set that it deals.
+CASES = [(kind, task) for kind, _ in partitions.items() for task in TASKS]
+CASES = [case for case in CASES if case not in REFUSED]
 
 
 def dataset(y: NDArray[np.int64], **columns: NDArray[Any]) -> Dataset:
@@ -50,6 +56,16 @@ def labels(count: int = N, classes: int = CLASSES, seed: int = 0) -> NDArray[np.
     return rng.permutation(np.concatenate([skewed, np.repeat(np.arange(classes), 4)]))
 
 
+def regression(y: NDArray[np.float64], **columns: NDArray[Any]) -> Dataset:
+    x = np.zeros((len(y), 1))
+    return Dataset(x, y, x[:1], y[:1], (), columns=columns, target="rate")
+
+
+def targets(count: int = N, seed: int = 0) -> NDArray[np.float64]:
+    """Some of them more than once."""
+    return np.random.default_rng(seed).normal(size=count).round(1)
+
+
 def make(kind: str, **fields: Any) -> Partition:
     return partitions.find(kind).model_validate({"kind": kind, **KINDS[kind], **fields})
 
@@ -62,8 +78,12 @@ def _rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def data() -> Dataset:
-    return dataset(labels(), writer=np.array([f"writer {k % 11}" for k in range(N)]))
+def data(request: pytest.FixtureRequest) -> Dataset:
+    """With classes, or with a target where the test asks for it."""
+    writer = np.array([f"writer {k % 11}" for k in range(N)])
+    if getattr(request, "param", "classes") == "target":
+        return regression(targets(), writer=writer)
+    return dataset(labels(), writer=writer)
 
 
 def same(one: Holdings, other: Holdings) -> bool:
@@ -77,7 +97,11 @@ def same(one: Holdings, other: Holdings) -> bool:
 # what all of them must be
 
 
-@pytest.mark.parametrize("kind", [name for name, _ in partitions.items()])
+def test_every_kind_is_tested() -> None:
+    assert set(KINDS) == {kind for kind, _ in partitions.items()} == {kind for kind, _ in CASES}
+
+
+@pytest.mark.parametrize(("kind", "data"), CASES, indirect=["data"])
 class TestEveryKind:
     def test_deals_each_example_to_one_client_at_most(self, kind: str, data: Dataset) -> None:
         holdings = make(kind).deal(data, seed=0)
@@ -114,10 +138,10 @@ class TestEveryKind:
         holdings = make(kind, **fractions).deal(data, 0)
         for k, share in enumerate(shares):
             labelled, hidden, test = (
-                np.bincount(data.y[part[k]], minlength=CLASSES)
+                np.bincount(data.strata[part[k]], minlength=CLASSES)
                 for part in (holdings.train, holdings.unlabelled, holdings.test)
             )
-            all_of = np.bincount(data.y[share], minlength=CLASSES)
+            all_of = np.bincount(data.strata[share], minlength=CLASSES)
             assert test.sum() == round(test_fraction * len(share))
             assert (np.abs(test - test_fraction * all_of) < 1).all()
             assert labelled.sum() == round(labelled_fraction * (len(share) - test.sum()))
@@ -133,6 +157,37 @@ class TestEveryKind:
             pytest.skip("its clients are not a number in the experiment")
         with pytest.raises(DataError, match=f"{N + 1}"):
             make(kind, clients=N + 1).deal(data, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "message"),
+    [
+        (
+            "dirichlet",
+            "target",
+            "partition.kind=dirichlet deals by class, and the target here is a number; use "
+            "quantile, iid, quantity or natural",
+        ),
+        (
+            "pathological",
+            "target",
+            "partition.kind=pathological deals by class, and the target here is a number; use "
+            "quantile, iid, quantity or natural",
+        ),
+        (
+            "quantile",
+            "classes",
+            "partition.kind=quantile deals by a target that is a number, and the data set has "
+            "6 classes; use dirichlet or pathological",
+        ),
+    ],
+    indirect=["data"],
+)
+def test_kinds_refuse_what_they_cannot_deal(kind: str, data: Dataset, message: str) -> None:
+    for fields in ({}, {"server_fraction": 0.25}):
+        with pytest.raises(DataError) as caught:
+            make(kind, **fields).deal(data, 0)
+        assert str(caught.value) == message
 
 
 # each kind
@@ -245,6 +300,28 @@ def test_pathological_needs_an_example_for_each_holder() -> None:
     data = dataset(np.array([0] * 20 + [1] * 20 + [2] * 20 + [3] * 20 + [4] * 20 + [5]))
     with pytest.raises(DataError, match="class 'f' has 1 training examples for 4 clients; lower"):
         make("pathological", clients=12, classes_per_client=2).deal(data, 0)
+
+
+@given(
+    clients=st.integers(1, 40),
+    y=st.lists(st.integers(-9, 9) | st.floats(-1e9, 1e9), min_size=40, max_size=80),
+)
+def test_quantile_deals_ranges_of_targets(clients: int, y: list[float]) -> None:
+    data = regression(np.array(y, dtype=np.float64))
+    shares = make("quantile", clients=clients).split(data, np.random.default_rng(0))
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert sorted(np.concatenate(shares)) == list(range(len(y)))
+    assert data.y[np.concatenate(shares)].tolist() == sorted(y)
+
+
+def test_quantile_deals_equal_targets_at_random() -> None:
+    data = regression(np.repeat([1.0, 0.0], 20))
+    times = np.zeros(40)
+    for seed in range(1000):
+        times[make("quantile", clients=4).deal(data, seed).train[0]] += 1
+    assert (times[:20] == 0).all()
+    assert times[20:] / 1000 == pytest.approx(0.5, abs=0.07)
 
 
 @given(
@@ -440,10 +517,34 @@ def test_stratified_draws_are_uniform_within_a_class() -> None:
     assert times / 2000 == pytest.approx(0.4, abs=0.05)
 
 
+def test_shares_of_a_regression_are_cut_at_random() -> None:
+    """Neither the first examples nor the lowest targets: each part is like the whole."""
+    N = 4000
+    y = np.random.default_rng(0).permutation(N).astype(np.float64)
+    fractions = {"test_fraction": 0.3, "labelled_fraction": 0.5, "server_fraction": 0.2}
+    holdings = make("quantile", clients=2, **fractions).deal(regression(y), 0)
+    assert len(holdings.server) == 800
+    assert [part.lengths.tolist() for part in (holdings.test, holdings.train)] == [
+        [480, 480],
+        [560, 560],
+    ]
+    parts = [holdings.train, holdings.unlabelled, holdings.test]
+    held = [(holdings.server, 0, N)]
+    held += [(part[k], k * N // 2, (k + 1) * N // 2) for part in parts for k in (0, 1)]
+    for indices, low, high in held:
+        # Quarters of the indices, and of the targets that the client (or the server) may hold.
+        of_indices = np.bincount(4 * indices // N, minlength=4) / len(indices)
+        of_targets = np.histogram(y[indices], 4, (low, high))[0] / len(indices)
+        assert of_indices == pytest.approx(0.25, abs=0.06)
+        assert of_targets == pytest.approx(0.25, abs=0.06)
+
+
 # the server's share
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "file"])
+@pytest.mark.parametrize(
+    ("kind", "data"), [case for case in CASES if case[0] != "file"], indirect=["data"]
+)
 def test_what_the_server_holds_no_client_does(data: Dataset, kind: str) -> None:
     partition = make(kind, server_fraction=0.25, test_fraction=0.2, labelled_fraction=0.5)
     holdings = partition.deal(data, 0)
@@ -456,8 +557,8 @@ def test_what_the_server_holds_no_client_does(data: Dataset, kind: str) -> None:
     if len(everything.train.values) == N:  # kinds that deal out all there is
         assert len(dealt) + len(holdings.server) == N
     # Each class in proportion.
-    share = np.bincount(data.y[holdings.server], minlength=CLASSES)
-    assert np.abs(share - 0.25 * np.bincount(data.y, minlength=CLASSES)).max() <= 1
+    share = np.bincount(data.strata[holdings.server], minlength=CLASSES)
+    assert np.abs(share - 0.25 * np.bincount(data.strata, minlength=CLASSES)).max() <= 1
     again = partition.deal(data, 0)
     assert (again.server == holdings.server).all()
     assert (again.train.values == holdings.train.values).all()
@@ -489,6 +590,73 @@ def test_label_table(data: Dataset) -> None:
     assert label_table(data, holdings).tolist() == expected
 
 
+@pytest.mark.parametrize("data", ["target"], indirect=True)
+def test_label_table_of_a_regression(data: Dataset) -> None:
+    holdings = make("quantile", test_fraction=0.3, labelled_fraction=0.5).deal(data, 0)
+    expected = np.zeros((len(holdings), 10), dtype=np.int64)
+    for part in (holdings.train, holdings.unlabelled, holdings.test):
+        for k in range(len(holdings)):
+            expected[k] += np.histogram(data.y[part[k]], 10, (data.y.min(), data.y.max()))[0]
+    table = label_table(data, holdings)
+    assert table.tolist() == expected.tolist()
+    assert table.sum() == N
+    assert table.shape[1] == len(label_names(data))
+
+
+def test_labels_are_the_classes(data: Dataset) -> None:
+    assert label_names(data) == data.classes
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "first", "last"),
+    [
+        (0, 1, "0.0-0.1", "0.9-1.0"),
+        (0.7, 1.7, "0.7-0.8", "1.6-1.7"),
+        (3.02, 17.15, "3.0-4.4", "15.7-17.1"),
+        (0, 0.3, "0.00-0.03", "0.27-0.30"),
+        (1900, 2000, "1900-1910", "1990-2000"),
+        (0, 500_000, "0-50000", "450000-500000"),
+        (-1, 1, "-1.0 to -0.8", "0.8 to 1.0"),
+        (-1e-12, 1, "0.0-0.1", "0.9-1.0"),
+        (0, 1e9, "0-1e+08", "9e+08-1e+09"),
+        (1e-9, 3e-8, "1e-09 to 3.9e-09", "2.71e-08 to 3e-08"),
+    ],
+)
+def test_bins_have_readable_names(low: float, high: float, first: str, last: str) -> None:
+    names = label_names(regression(np.array([high, low])))
+    assert (len(names), names[0], names[-1]) == (10, first, last)
+
+
+@given(y=st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=20))
+def test_bins_of_any_targets(y: list[float]) -> None:
+    data = regression(np.array(y))
+    names = label_names(data)
+    assert len(set(names)) == len(names)
+    assert max(len(name) for name in names) < 60
+    nothing = Ragged.of([np.empty(0, dtype=np.int64)])
+    everything = Holdings(Ragged.of([np.arange(len(y))]), nothing, nothing)
+    (counts,) = label_table(data, everything)
+    assert len(counts) == len(names)
+    assert counts.sum() == len(y)
+    assert counts[0] > 0
+    assert counts[-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("y", "name"),
+    [
+        ([2.5] * 3, "2.5"),
+        ([0.0, -0.0], "0"),
+        ([1.0, 1.0000000000000002], "1.0 to 1.0000000000000002"),
+    ],
+)
+def test_targets_that_are_all_but_the_same_are_one_bin(y: list[float], name: str) -> None:
+    data = regression(np.array(y))
+    assert label_names(data) == (name,)
+    holdings = make("iid", clients=2).deal(data, 0)
+    assert label_table(data, holdings).sum(axis=1).tolist() == holdings.train.lengths.tolist()
+
+
 def test_labels_are_drawn(data: Dataset, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
@@ -499,4 +667,6 @@ def test_labels_are_drawn(data: Dataset, tmp_path: Path) -> None:
     drawn = path.read_bytes()
     assert imread(path).shape[:2] == (600, 1200)
     draw_labels(table[::-1].copy(), data.classes, path)
+    assert path.read_bytes() != drawn
+    draw_labels(table, data.classes, path, axis="target")
     assert path.read_bytes() != drawn

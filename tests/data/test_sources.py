@@ -25,12 +25,16 @@ def images(count: int, *shape: int) -> np.ndarray:
 def assert_sound(data: Dataset) -> None:
     for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
         assert len(x) == len(y) > 0
-        assert x.dtype in (np.uint8, np.float32)
+        assert x.dtype in (np.uint8, np.float32, np.float64)
         assert x.dtype == data.x.dtype
         assert x.shape[1:] == data.shape
         assert x.flags.writeable
+        if not data.classes:
+            assert (x.dtype, y.dtype) == (np.float64, np.float64)
+            continue
         assert y.dtype == np.int64
         assert 0 <= y.min() <= y.max() < len(data.classes)
+    assert not data.features or data.shape == (len(data.features),)
     assert len(data.mean) == len(data.std)
     assert all(len(values) == len(data.x) for values in data.columns.values())
 
@@ -40,8 +44,8 @@ def assert_sound(data: Dataset) -> None:
 
 def test_names_and_first_lines():
     known = dict(datasets.items())
-    names = "digits mnist fashion_mnist emnist cifar10 cifar100 femnist folder npz table synthetic"
-    for name in names.split():
+    images = "digits mnist fashion_mnist emnist cifar10 cifar100 femnist folder"
+    for name in f"{images} npz table synthetic keel mortgage openfl_xai".split():
         assert len(first_line(known[name])) > 20
 
 
@@ -144,6 +148,41 @@ def test_real_cifar10_subset(real_data, monkeypatch):
 def test_class_names_are_those_of_the_official_list(real_data):
     listed = (real_data("CIFAR-10") / "cifar10/batches.meta.txt").read_text().split()
     assert list(sources.CIFAR10) == listed
+
+
+def test_real_mortgage(real_data):
+    data = sources.Mortgage(root=real_data("Mortgage")).load()
+    assert_sound(data)
+    assert (data.x.shape, data.test_x.shape) == ((839, 15), (210, 15))
+    assert (data.features[0], data.target) == ("1MonthCDRate", "30Y-CMortgageRate")
+    assert (data.x.min(axis=0) == 0).all()
+    assert (data.x.max(axis=0) == 1).all()
+    assert (data.y.min(), data.y.max()) == (0, 1)
+    # It is all but linear.
+    design, test_design = (np.c_[x, np.ones(len(x))] for x in (data.x, data.test_x))
+    weights, *_ = np.linalg.lstsq(design, data.y, rcond=None)
+    residual = data.test_y - test_design @ weights
+    assert 1 - residual.var() / data.test_y.var() == pytest.approx(0.998, abs=0.002)
+
+
+def test_real_openfl_xai(real_data):
+    data = sources.OpenflXai(root=real_data("OpenFL-XAI")).load()
+    assert_sound(data)
+    assert (data.x.shape, data.test_x.shape) == ((11619, 15), (2417, 15))
+    assert (data.features, data.target) == ((), "")
+    held = np.unique(data.columns["collaborator"], return_counts=True)
+    assert dict(zip(*held, strict=True)) == {
+        "col0": 2222,
+        "col1": 2299,
+        "col2": 2362,
+        "col3": 2337,
+        "col4": 2399,
+    }
+    assert 0 == data.x.min() < data.x.max() == 1
+    folder = real_data("OpenFL-XAI") / "openfl_xai/data/col1"
+    ours = data.columns["collaborator"] == "col1"
+    np.testing.assert_array_equal(data.x[ours], np.load(folder / "X_train.npy"))
+    np.testing.assert_array_equal(data.y[ours], np.load(folder / "y_train.npy"))
 
 
 # IDX files
@@ -295,6 +334,119 @@ def test_femnist_without_test_set_or_examples(write, tmp_path):
     write.leaf(tmp_path / "test/a.json", {"w": ([], [])})
     with pytest.raises(DataError, match=rf"{tmp_path}/test: its json files hold no example"):
         sources.Femnist(root=tmp_path).load()
+
+
+# KEEL files
+
+
+def numbers(count: int) -> dict[str, list[float]]:
+    return {
+        "row": [float(i) for i in range(count)],
+        "same": [7.5] * count,
+        "rate": [2.0 * i - 5 for i in range(count)],
+    }
+
+
+def test_keel(write, tmp_path):
+    data = sources.Keel(path=write.keel(tmp_path / "a.dat", numbers(50))).load()
+    assert_sound(data)
+    assert (data.x.shape, data.test_x.shape) == ((40, 2), (10, 2))
+    assert (data.classes, data.features, data.target) == ((), ("row", "same"), "rate")
+    for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
+        np.testing.assert_array_equal(y, 2 * x[:, 0] - 5)
+        assert (x[:, 1] == 7.5).all()
+    rows = np.concatenate([data.x, data.test_x])[:, 0]
+    assert sorted(rows) == list(range(50))
+    again = sources.Keel(path=tmp_path / "a.dat").load()
+    np.testing.assert_array_equal(data.test_x, again.test_x)
+
+
+def test_keel_that_is_scaled(write, tmp_path):
+    path = write.keel(tmp_path / "a.dat", numbers(50))
+    plain = sources.Keel(path=path, test_fraction=0.9).load()
+    data = sources.Keel(path=path, test_fraction=0.9, scale="minmax").load()
+    assert_sound(data)
+    low, high = plain.x[:, 0].min(), plain.x[:, 0].max()
+    assert (low, high) != (0, 49)  # so that a test row falls outside
+    for x, y, rows in (
+        (data.x, data.y, plain.x[:, 0]),
+        (data.test_x, data.test_y, plain.test_x[:, 0]),
+    ):
+        np.testing.assert_allclose(x[:, 0], (rows - low) / (high - low), rtol=1e-15)
+        np.testing.assert_allclose(y, x[:, 0], rtol=1e-14)
+        assert (x[:, 1] == 0).all()
+    assert (data.x[:, 0].min(), data.x[:, 0].max(), data.y.min(), data.y.max()) == (0, 1, 0, 1)
+    assert data.test_x[:, 0].min() < 0 or data.test_x[:, 0].max() > 1
+
+
+def test_keel_with_too_few_rows_to_split(write, tmp_path):
+    path = write.keel(tmp_path / "a.dat", numbers(1))
+    with pytest.raises(DataError, match=r"a\.dat: 1 examples cannot be split with test_f.*=0\.2"):
+        sources.Keel(path=path).load()
+    path = write.keel(path, numbers(3))
+    with pytest.raises(DataError, match=r"a\.dat: 3 examples cannot be split with test_f.*=0\.9"):
+        sources.Keel(path=path, test_fraction=0.9).load()
+
+
+def test_mortgage_is_scaled(write, tmp_path, monkeypatch):
+    write.keel(tmp_path / "mortgage/mortgage.dat.gz", numbers(20))
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    data = sources.Mortgage(test_fraction=0.1).load()
+    assert_sound(data)
+    assert (len(data.x), len(data.test_x)) == (18, 2)
+    assert (data.x.min(), data.x.max(), data.y.min(), data.y.max()) == (0, 1, 0, 1)
+
+
+def test_mortgage_missing(tmp_path):
+    with pytest.raises(DataError, match=r"get «mortgage» from KEEL's regression data sets, and"):
+        sources.Mortgage(root=tmp_path).load()
+
+
+# OpenFL-XAI's arrays
+
+
+def collaborate(write, folder: Path) -> None:
+    for k in range(5):
+        for part, rows in (("train", 4 + k), ("test", 2)):
+            y = 10 * k + np.arange(rows) / 10
+            x = np.asfortranarray(np.repeat(y[:, None], 15, axis=1))
+            write.npy(folder / f"col{k}/X_{part}.npy", x)
+            write.npy(folder / f"col{k}/y_{part}.npy", y)
+
+
+@pytest.mark.parametrize("folder", ["openfl_xai/data", "openfl_xai", "data", ""])
+def test_openfl_xai(write, tmp_path, folder):
+    collaborate(write, tmp_path / folder)
+    data = sources.OpenflXai(root=tmp_path).load()
+    assert_sound(data)
+    assert (data.x.shape, data.test_x.shape) == ((30, 15), (10, 15))
+    for x, y in ((data.x, data.y), (data.test_x, data.test_y)):
+        assert y.tolist() == sorted(y)
+        np.testing.assert_array_equal(x, np.repeat(y[:, None], 15, axis=1))
+    holders = [f"col{int(y // 10)}" for y in data.y]
+    assert data.columns["collaborator"].tolist() == holders
+
+
+def test_openfl_xai_errors(write, tmp_path):
+    def load() -> Dataset:
+        return sources.OpenflXai(root=tmp_path).load()
+
+    with pytest.raises(DataError, match=r"no file 'col0/X_train\.npy' (.|\n)*\nget data/col0_"):
+        load()
+    collaborate(write, tmp_path)
+    path = tmp_path / "col3/y_test.npy"
+    write.npy(path, np.zeros(3))
+    with pytest.raises(DataError, match=r"col3/y_test\.npy: 3 targets for the 2 rows of X_test\."):
+        load()
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{tmp_path} has col0 but no col3/y_test\.npy .*\nget "):
+        load()
+    write.npy(tmp_path / "col2/X_train.npy", np.zeros((6, 16)))
+    with pytest.raises(DataError, match=r"col2/X_train\.npy: is float64 of shape \(6, 16\), exp"):
+        load()
+    write.npy(tmp_path / "col1/y_train.npy", np.array([0, 1, np.nan, 0, 0]))
+    with pytest.raises(DataError, match=r"col1/y_train\.npy: row 2 has values that are not fini"):
+        load()
 
 
 # downloads
@@ -592,7 +744,9 @@ def test_table_that_is_split(frame, tmp_path, suffix):
     data = sources.Table(path=path, label="sick", columns=("site", "age")).load()
     assert_sound(data)
     assert data.classes == ("no", "yes")
-    assert data.shape == (2,)  # dose and fit: age is a column now
+    assert data.features == ("dose", "fit")  # age is a column now
+    assert data.target == "sick"
+    assert data.x.dtype == np.float32
     rows = data.columns["age"]
     np.testing.assert_array_equal(data.x[:, 0], rows / 8)
     np.testing.assert_array_equal(data.x[:, 1], rows % 2 == 0)
@@ -610,6 +764,7 @@ def test_table_with_a_test_file(frame, tmp_path, suffix):
     data = source.load()
     assert_sound(data)
     assert (len(data.x), len(data.test_x)) == (12, 4)
+    assert data.features == ("dose", "age")
     np.testing.assert_array_equal(data.test_x[:, 1], [19, 18, 17, 16])
     assert data.test_y.tolist() == [0, 1, 0, 1]
 
@@ -715,3 +870,92 @@ def test_table_test_file_errors(frame, tmp_path):
 def test_table_label_cannot_be_a_feature(tmp_path):
     with pytest.raises(ValidationError, match="the label 'age' cannot be a feature as well"):
         sources.Table(path=tmp_path, label="age", features=("dose", "age"))
+
+
+def test_table_that_is_scaled(frame, tmp_path):
+    train = store(frame[2:12].assign(fit=1), tmp_path / "a.csv")
+    test = store(frame.assign(fit=range(20)), tmp_path / "b.csv")
+    data = sources.Table(path=train, label="sick", test_path=test, scale="minmax").load()
+    assert_sound(data)
+    assert data.x.dtype == np.float32
+    assert data.features == ("age", "dose", "fit")
+    for column in (0, 1):
+        np.testing.assert_allclose(data.x[:, column], np.arange(10) / 9, rtol=1e-6)
+        np.testing.assert_allclose(data.test_x[:, column], (np.arange(20) - 2) / 9, rtol=1e-6)
+    assert (data.x[:, 2] == 0).all()
+    assert (data.test_x[:, 2] == 0).all()
+
+
+# tables with a target
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_table_with_a_target_that_is_split(frame, tmp_path, suffix):
+    path = store(frame.assign(price=frame["age"] ** 2 / 3), tmp_path / f"a{suffix}")
+    data = sources.Table(path=path, target="price", columns=("site", "age")).load()
+    assert_sound(data)
+    assert (data.classes, data.features, data.target) == ((), ("dose", "fit"), "price")
+    rows = data.columns["age"]
+    np.testing.assert_array_equal(data.x[:, 0], rows / 8)
+    np.testing.assert_array_equal(data.y, rows**2 / 3)
+    np.testing.assert_array_equal(data.columns["site"], np.where(rows < 5, "north", "south"))
+    assert (len(data.y), len(data.test_y)) == (16, 4)
+
+
+@pytest.mark.parametrize("scale", ["none", "minmax"])
+def test_table_with_a_target_and_a_test_file(frame, tmp_path, scale):
+    train = store(frame[2:12], tmp_path / "a.csv")
+    test = store(frame[::-1], tmp_path / "b.csv")
+    source = sources.Table(
+        path=train, target="age", features=("fit", "dose"), test_path=test, scale=scale
+    )
+    data = source.load()
+    assert_sound(data)
+    low, span = (2, 9) if scale == "minmax" else (0, 1)
+    np.testing.assert_array_equal(data.y, (np.arange(2, 12) - low) / span)
+    np.testing.assert_array_equal(data.test_y, (np.arange(20)[::-1] - low) / span)
+    dose = data.y if scale == "minmax" else data.y / 8
+    np.testing.assert_array_equal(data.x[:, 1], dose)
+    assert (data.features, data.target) == (("fit", "dose"), "age")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "fields", "message"),
+    [
+        ("age", None, {}, r"a\.csv: column 'age' has no value in row 8"),
+        ("age", "old", {}, r"a\.csv: column 'age' has 'old' in row 8, expected a number$"),
+        ("age", np.inf, {}, r"a\.csv: column 'age' has inf in row 8, not finite in float64"),
+        ("dose", np.inf, {}, r"a\.csv: column 'dose' has inf in row 8, not finite in float64"),
+        ("age", 7, {"target": "sick"}, r"column 'sick' has 'yes' in row 1, expected a number$"),
+        ("age", 7, {"target": "ag"}, r"has no column 'ag'; did you mean 'age'\?"),
+        (
+            "dose",
+            "much",
+            {},
+            r"column 'dose' has 'much' in row 8, expected a number \(data\.features names the col",
+        ),
+        ("age", 7, {"test_fraction": 0.99}, r"a\.csv: 20 examples cannot be split with test_fr"),
+    ],
+)
+def test_table_target_errors(frame, tmp_path, column, value, fields, message):
+    path = store(changed(frame, column, 7, value), tmp_path / "a.csv")
+    with pytest.raises(DataError, match=message):
+        sources.Table(**{"path": path, "target": "age", **fields}).load()
+
+
+def test_table_takes_numbers_that_float32_cannot_hold_where_it_is_a_regression(frame, tmp_path):
+    path = store(changed(frame, "dose", 7, 1e300), tmp_path / "a.csv")
+    assert sources.Table(path=path, target="age").load().x.max() == 1e300
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, r"takes a label \(a column of classes\) or a target .*, and neither is given"),
+        ({"label": "a", "target": "b"}, r"takes a label .* or a target .*, and both are given"),
+        ({"target": "a", "features": ("a",)}, "the target 'a' cannot be a feature as well"),
+    ],
+)
+def test_table_predicts_one_thing(tmp_path, fields, message):
+    with pytest.raises(ValidationError, match=message):
+        sources.Table(path=tmp_path, **fields)
