@@ -22,7 +22,7 @@ from rich.table import Table
 from fedsim import atomic
 from fedsim.component import first_line
 from fedsim.data import datasets, partitions
-from fedsim.data.labels import draw_labels, label_table
+from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import BadInput, FedsimError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import cohort_size
@@ -33,6 +33,7 @@ from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.run import Run
+from fedsim.results.summary import digits, in_words, score_of, scores_of
 from fedsim.sheet import Sheet
 from fedsim.simulate import Progress, prepare
 
@@ -216,7 +217,7 @@ def _grid_summary(folder: GridFolder) -> None:
         table.add_column(f"sent to reach {folder.manifest['target']:g}", justify="right")
     if tested:
         table.add_column("p", justify="right")
-    for _, row in summary.iterrows():
+    for row in summary.to_dict("records"):  # iterrows would make floats of counts
         cells = [str(row[axis]) for axis in axes] + [str(row["seeds"])]
         cells += [_spread(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
         cells.append(_size(row["total_bytes_mean"]))
@@ -228,7 +229,8 @@ def _grid_summary(folder: GridFolder) -> None:
             cells.append("" if np.isnan(row["p_value"]) else f"{row['p_value']:.3f}")
         table.add_row(*cells)
     out.print(table)
-    words = "accuracy: mean ± standard deviation over seeds"
+    score = in_words(scores_of(folder.table("rounds")))
+    words = f"{score}: mean ± standard deviation over seeds"
     if tested:
         against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
         words += f"; p: one-tailed Welch test, mean of last 5 above that of {against}"
@@ -237,7 +239,7 @@ def _grid_summary(folder: GridFolder) -> None:
 
 
 def _spread(mean: float, std: float) -> str:
-    return f"{mean:.4f}" if np.isnan(std) else f"{mean:.4f} ± {std:.4f}"
+    return digits(mean) if np.isnan(std) else f"{digits(mean)} ± {digits(std)}"
 
 
 def _search_summary(folder: SearchFolder) -> None:
@@ -332,9 +334,9 @@ def data_command(
     """Show who holds which labels, as a table and as a picture."""
     experiment = Experiment.load(file, overrides or [])
     dataset, holdings, _ = prepare(experiment)
-    counts = label_table(dataset, holdings)
+    counts, names = label_table(dataset, holdings), label_names(dataset)
     table = Table(box=None, pad_edge=False)
-    for column in ("client", *dataset.classes, "all", "labelled", "unlabelled", "test"):
+    for column in ("client", *names, "all", "labelled", "unlabelled", "test"):
         table.add_column(column, justify="right")
     shown = min(len(counts), 30)
     for k in range(shown):
@@ -345,13 +347,16 @@ def data_command(
     if shown < len(counts):
         out.print(f"… and {len(counts) - shown} clients more")
     sizes = counts.sum(axis=1)
+    axis, groups = (
+        ("class", "classes") if dataset.classes else ("target", "parts of the target's range")
+    )
     out.print(
         f"\n{len(counts)} clients, {sizes.sum():,} of {len(dataset.y):,} training examples; "
         f"a client holds {sizes.min()} to {sizes.max()}, and "
-        f"{(counts > 0).sum(axis=1).mean():.1f} of {len(dataset.classes)} classes on average"
+        f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     )
     path = picture or Path(f"{experiment.name}-labels.png")
-    draw_labels(counts, dataset.classes, path)
+    draw_labels(counts, names, path, axis)
     out.print(f"drawn: {path}")
 
 
@@ -573,7 +578,8 @@ class _Screen:
             out.print(f"round {self._latest}/{self._rounds}  {line}", markup=False)
 
     def _line(self, row: dict[str, Any]) -> str:
-        parts = [f"accuracy {row['accuracy']:.4f}"] if row.get("accuracy") is not None else []
+        score = score_of(row)
+        parts = [] if score is None else [f"{score.words} {digits(row[score.column])}"]
         traffic = row["total_bytes_up"] + row["total_bytes_down"]
         parts.append(f"{_size(traffic)} sent")
         if self._latest > self._first:
@@ -601,14 +607,17 @@ def _summary(done: Run) -> None:
     """The end of a run as a small table."""
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
-    if "accuracy" in rounds:
-        accuracy = rounds["accuracy"].dropna()
-        best = int(accuracy.argmax())
-        table.add_row("accuracy, last round", f"{accuracy.iloc[-1]:.4f}")
-        table.add_row("accuracy, mean of last 5", f"{accuracy.iloc[-5:].mean():.4f}")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a path that is cut off opens nothing
+    score = score_of(rounds)
+    if score is not None:
+        scores = rounds[score.column].dropna()
+        best = int(scores.argmax())
+        table.add_row(f"{score.words}, last round", digits(scores.iloc[-1]))
+        table.add_row(f"{score.words}, mean of last 5", digits(scores.iloc[-5:].mean()))
         table.add_row(
-            "accuracy, best",
-            f"{accuracy.iloc[best]:.4f} (round {rounds.loc[accuracy.index[best], 'round']})",
+            f"{score.words}, best",
+            f"{digits(scores.iloc[best])} (round {rounds.loc[scores.index[best], 'round']})",
         )
     last = rounds.iloc[-1]
     table.add_row("sent up, down", f"{_size(last.total_bytes_up)}, {_size(last.total_bytes_down)}")

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 from small import small_experiment
 
-from fedsim import cli, load
+from fedsim import Run, cli, load
 from fedsim._torchvision import import_torchvision
 from fedsim.data import datasets, partitions
 from fedsim.methods import methods
 from fedsim.models import models
+from fedsim.results.summary import summarise, tidy
+from fedsim.sweep.grid import GridFolder
+from fedsim.sweep.trials import write_tables
 
 Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
 
@@ -74,6 +80,76 @@ def test_run_prints_rounds_and_a_summary(say: Say) -> None:
     assert f"accuracy, last round      {done.rounds.accuracy.iloc[-1]:.4f}" in text
 
 
+def make_regression(path: Path, r2: list[float]) -> None:
+    """Write other rounds into a run's folder: those of a regression."""
+    rounds = load(path).rounds.drop(columns="accuracy")
+    rounds.assign(r2=r2, rmse=2.0, mae=1.5).to_parquet(path / "rounds.parquet")
+
+
+def test_a_regression_is_judged_by_r2(
+    finish: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = finish(train={"rounds": 3})
+    make_regression(done.path, [-12345.678, 0.52, 0.5])
+    regression = load(done.path)
+    for row in regression.rounds.to_dict("records"):
+        cli._Screen().show({str(key): value for key, value in row.items()})
+    cli._summary(regression)
+    text = capsys.readouterr().out
+    assert re.search(r"^round 1/0  R² -12345\.7  [\d.]+ kB sent$", text, re.MULTILINE)
+    assert re.search(r"^round 3/0  R² 0\.5000  ", text, re.MULTILINE)
+    assert re.search(r"^R², last round +0\.5000 *$", text, re.MULTILINE)
+    assert re.search(r"^R², mean of last 5 +-4114\.89 *$", text, re.MULTILINE)
+    assert re.search(r"^R², best +0\.5200 \(round 2\) *$", text, re.MULTILINE)
+    assert "accuracy" not in text
+
+
+def test_targets_that_are_all_the_same_have_no_r2(
+    finish: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = finish(train={"rounds": 3})
+    make_regression(done.path, [math.nan] * 3)
+    regression = load(done.path)
+    (*_, last) = regression.rounds.to_dict("records")
+    cli._Screen().show({str(key): value for key, value in last.items()})
+    cli._summary(regression)
+    text = capsys.readouterr().out
+    assert re.search(r"^round 3/0  [\d.]+ kB sent$", text, re.MULTILINE)
+    assert "R²" not in text
+
+
+def test_a_grid_of_regressions_is_judged_by_r2(
+    finish: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+    for seed in (0, 1):
+        done = finish(train={"rounds": 3}, seed=seed)
+        make_regression(done.path, [-3e9, 0.3, 0.5 + seed / 10])
+        runs.append(({"mu": 1}, seed, load(done.path)))
+    rounds = tidy(runs)
+    facts = {"name": "g", "axes": ["mu"], "baseline": None, "target": 0.4, "cells": []}
+    folder = GridFolder.make(tmp_path / "g" / "1", "name: g\n", facts)
+    write_tables(folder.path, {"rounds": rounds, "summary": summarise(rounds, ["mu"], target=0.4)})
+    cli._grid_summary(folder)
+    text = capsys.readouterr().out
+    assert "R²: mean ± standard deviation over seeds" in text
+    assert "0.5500 ± 0.0707" in text
+    assert "-1e+09 ± " in text
+    assert "(2/2)" in text
+    assert "accuracy" not in text
+
+
+def test_the_folder_of_a_run_is_never_cut_off(
+    finish: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = finish(train={"rounds": 1}, name="n" * 90)
+    screen = io.StringIO()
+    monkeypatch.setattr(cli, "out", Console(file=screen, width=80, soft_wrap=True))
+    cli._summary(done)
+    assert cli._short(done.path) in re.sub(r"\s", "", screen.getvalue())
+    assert done.result_hash in screen.getvalue()
+
+
 def test_a_terminal_gets_one_live_line(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(cli, "out", Console(file=screen, force_terminal=True, width=100))
@@ -95,6 +171,19 @@ def test_data_prints_and_draws_who_holds_what(say: Say) -> None:
     row = next(line for line in text.splitlines() if line.split()[:1] == ["0"])
     cells = [0 if cell == "·" else int(cell) for cell in row.split()]
     assert sum(cells[1:11]) == cells[11] == cells[12] + cells[14]
+
+
+def test_data_of_a_regression_are_counted_by_parts_of_the_range(say: Say) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.random(200), "b": rng.random(200)})
+    frame.assign(y=np.linspace(0, 1, 200)).to_csv("numbers.csv", index=False)
+    words = ("data", "small.yaml", "data={name: table, path: numbers.csv, target: y}")
+    code, text, complaint = say(*words, "partition={kind: quantile, clients: 8}")
+    assert code == 0, complaint
+    heads = text.splitlines()[0].split()
+    assert heads[:3] == ["client", "0.0-0.1", "0.1-0.2"]
+    assert re.search(r"and [12]\.\d of 10 parts of the target's range on average$", text, re.M)
+    assert Path("small-labels.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_doctor_says_what_an_experiment_would_get(say: Say) -> None:

@@ -103,7 +103,7 @@ def draw_lines(
         limits: of the vertical axis.
         in_bytes: the horizontal axis is of bytes, not of rounds.
         log: the vertical axis is logarithmic.
-        target: a height to be marked.
+        target: a height to be marked, if it is within the limits.
     """
     with mpl.rc_context(_SETTINGS):
         figure, axes = _figure(265)
@@ -119,10 +119,9 @@ def draw_lines(
             if line.style is not None:
                 axes.plot(line.x[-1:], line.mean[-1:], "o", color=colour, markersize=4.5)
                 if not np.array_equal(line.low, line.high):
-                    axes.fill_between(
-                        line.x, line.low, line.high, color=colour, alpha=0.16, linewidth=0
-                    )
-        if target is not None:
+                    low, high = _near(line.low, limits), _near(line.high, limits)
+                    axes.fill_between(line.x, low, high, color=colour, alpha=0.16, linewidth=0)
+        if target is not None and limits[0] <= target <= limits[1]:
             axes.axhline(target, color=_TEXT, linewidth=0.9, dashes=(3, 3))
             axes.annotate(
                 f"target {target:g}",
@@ -168,9 +167,8 @@ def draw_clients(
                 shown, heights, "o", color=colour, markersize=4.2, alpha=0.5, markeredgewidth=0
             )
             low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-            axes.fill_between(
-                (low, high), row - 0.22, row + 0.22, color=colour, alpha=0.18, linewidth=0
-            )
+            box = _near(np.array((low, high)), limits)
+            axes.fill_between(box, row - 0.22, row + 0.22, color=colour, alpha=0.18, linewidth=0)
             axes.plot((middle, middle), (row - 0.22, row + 0.22), color=colour, linewidth=2.4)
             axes.plot(
                 values[:1], heights[:1] if values[0] == shown[0] else heights[-1:], "o",
@@ -202,6 +200,13 @@ def swatch(style: int | None) -> Markup:
         '<line x1="1" y1="5" x2="29" y2="5" stroke-width="2.4" '
         'style="stroke: var(--line-{})" stroke-dasharray="{}"/></svg>'
     ).format(colour, dashes)
+
+
+def _near(values: Array, limits: tuple[float, float]) -> Array:
+    """Corners of a filled shape, those far out of sight brought to where a browser can draw to."""
+    span = limits[1] - limits[0]
+    near: Array = np.clip(values, limits[0] - 1000 * span, limits[1] + 1000 * span)
+    return near
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:

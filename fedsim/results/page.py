@@ -13,6 +13,7 @@ import pandas as pd
 
 from fedsim.results.cells import DASH, Value
 from fedsim.results.figures import size
+from fedsim.results.summary import digits
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Table:
     columns: list[Column]
     rows: list[list[Datum]]
 
-    def latex(self) -> str:
-        """The table for a paper."""
+    def latex(self, score: str) -> str:
+        """The table for a paper; `score` says what its means are of."""
         lines = [[_tex(column.title) for column in self.columns]]
         for row in self.rows:
             words = [_tex(f"{d.text} {d.note}".strip()) for d in row]
@@ -62,7 +63,7 @@ class Table:
             )
         head, *body = [" & ".join(line) + r" \\" for line in lines]
         parts = [
-            r"% wants \usepackage{booktabs}; accuracy is mean ± standard deviation over seeds",
+            rf"% wants \usepackage{{booktabs}}; {score} is mean ± standard deviation over seeds",
             rf"\begin{{tabular}}{{{''.join('lr'[column.figure] for column in self.columns)}}}",
             *(r"\toprule", head, r"\midrule", *body, r"\bottomrule"),
             r"\end{tabular}",
@@ -126,7 +127,7 @@ def sent(count: float, note: str = "") -> Datum:
 
 
 def mean_std(mean: float, std: float) -> str:
-    return f"{mean:.4f} ± {std:.4f}" if np.isfinite(std) else f"{mean:.4f}"
+    return f"{digits(mean)} ± {digits(std)}" if np.isfinite(std) else digits(mean)
 
 
 def duration(seconds: float) -> str:

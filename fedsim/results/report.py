@@ -46,19 +46,33 @@ from fedsim.results.page import (
     plain,
     sent,
 )
-from fedsim.results.summary import LAST, summarise, tidy
+from fedsim.results.summary import (
+    LAST,
+    SCORES,
+    digits,
+    in_words,
+    scores_of,
+    summarise,
+    tidy,
+)
 
 # What curves are drawn of, if it is on record.
 _MEASURES = {
     "accuracy": "Test accuracy",
+    "r2": "Test R²",
     "loss": "Test loss",
+    "rmse": "Test error, root mean square (RMSE)",
+    "mae": "Test error, mean absolute (MAE)",
     "train_loss": "Training loss, mean over examples",
     "client_accuracy": "Accuracy on the clients’ own tests, mean",
     "worst_client_accuracy": "Accuracy of the worst client",
+    "client_r2": "R² on the clients’ own tests, mean",
+    "worst_client_r2": "R² of the worst client",
 }
 # What a client is judged by: the column of clients.parquet, its words, and whether low is bad.
 _JUDGED = {
     "test_accuracy": ("test accuracy", True),
+    "test_r2": ("test R²", True),
     "test_loss": ("test loss", False),
     "loss": ("training loss", False),
 }
@@ -97,6 +111,8 @@ class Report:
         entries: the runs, each once, however many copies of it were given.
         axes: what they differ in, seeds aside.
         cells: those together that differ in nothing but their seeds.
+        scores: what they are judged by; of each cell there is one.
+        score: the same in words.
 
     Raises:
         RunFolderError: one of the folders is none of these.
@@ -116,6 +132,8 @@ class Report:
         )
         self.cells = cells_of(self.entries)
         self.rounds = tidy([run for cell in self.cells for run in cell.runs])
+        self.scores = scores_of(self.rounds)
+        self.score = in_words(self.scores)
         names = [f.manifest.get("name", f.path.parent.name) for f in opened]
         self.title = ", ".join(dict.fromkeys(map(str, names)))
         baseline = self._of_grids("baseline")
@@ -149,7 +167,7 @@ class Report:
             RunFolderError: there is none.
         """
         self._insist()
-        return self.results().latex()
+        return self.results().latex(self.score)
 
     def _insist(self) -> None:
         if self.summary.empty:
@@ -185,18 +203,18 @@ class Report:
     @property
     def finding(self) -> str:
         """What came out, in a sentence."""
-        if self.summary.empty or self.summary["last5_mean"].isna().all():
+        if self.summary.empty or self.summary["last5_mean"].isna().all() or len(self.scores) > 1:
             return ""
         best = self.summary.iloc[int(self.summary["last5_mean"].argmax())]
-        accuracy = mean_std(best["last5_mean"], best["last5_std"])
+        score = mean_std(best["last5_mean"], best["last5_std"])
         if len(self.cells) == 1:
             last = mean_std(best["last_mean"], best["last_std"])
             return (
-                f"Test accuracy: {last} in the last round, {accuracy} as mean of the last {LAST} "
+                f"Test {self.score}: {last} in the last round, {score} as mean of the last {LAST} "
                 "evaluated."
             )
         return (
-            f"Highest test accuracy, as mean of the last {LAST} rounds evaluated: {accuracy}, by "
+            f"Highest test {self.score}, as mean of the last {LAST} rounds evaluated: {score}, by "
             f"{self._cell(best).label}."
         )
 
@@ -287,25 +305,28 @@ class Report:
             columns.append(Column(f"bytes to {self.target:g}", True))
         columns.append(Column("seeds", True))
         rows = [self._result(row) for _, row in self.summary.iterrows()]
-        return Table("Test accuracy and communication", columns, rows)
+        return Table(f"Test {self.score} and communication", columns, rows)
 
     def _result(self, row: pd.Series[Any]) -> list[Datum]:
         cell = self._cell(row)
-        accuracy = {}
+        mixed = len(self.scores) > 1  # then none is the best, and each says what it is
+        note = in_words(scores_of(tidy(cell.runs))) if mixed else ""
+        scores = {}
         for figure in ("last5", "last", "best"):
             mean = row[f"{figure}_mean"]
             best = len(self.cells) > 1 and mean == self.summary[f"{figure}_mean"].max()
-            accuracy[figure] = number(mean_std(mean, row[f"{figure}_std"]), mean, best)
-        found = [*self._head(cell, _unfinished(cell)), accuracy["last5"]]
+            text = mean_std(mean, row[f"{figure}_std"])
+            scores[figure] = number(text, mean, best and not mixed, note)
+        found = [*self._head(cell, _unfinished(cell)), scores["last5"]]
         if self._is_baseline(cell):
             found.append(Datum("baseline", None))
         elif self.baseline is not None:
             p = row["p_value"]
             stars = "*" * sum(p < level for level in (0.05, 0.01, 0.001))
             found.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=stars))
-        found += [accuracy["last"], accuracy["best"], sent(row["total_bytes_mean"])]
+        found += [scores["last"], scores["best"], sent(row["total_bytes_mean"])]
         if self.target is not None:
-            reached, seeds = row["reached"], row["seeds"]
+            reached, seeds = int(row["reached"]), int(row["seeds"])
             note = f"({reached}/{seeds})" if reached < seeds else ""
             found.append(sent(row["bytes_to_target_mean"], note))
         found.append(datum(int(row["seeds"])))
@@ -376,13 +397,14 @@ class Report:
         """What is on record of each round."""
         found = [m for m in _MEASURES if m in self.rounds and self.rounds[m].notna().any()]
         panels = {cell.panel for cell in self.cells}
-        measures = found if len(panels) == 1 else [m for m in found if m in ("accuracy", "loss")]
-        return [figure for measure in measures if (figure := self._draw(measure))]
+        if len(panels) > 1:
+            found = [m for m in found if m in [*(s.column for s in SCORES), "loss"]]
+        return [figure for measure in found if (figure := self._draw(measure))]
 
     def traffic(self) -> list[Figure]:
-        """Accuracy against communication."""
-        figure = self._draw("accuracy", in_bytes=True) if "accuracy" in self.rounds else None
-        return [figure] if figure else []
+        """Scores against communication."""
+        drawn = [self._draw(score.column, in_bytes=True) for score in self.scores]
+        return [figure for figure in drawn if figure]
 
     def _draw(self, measure: str, in_bytes: bool = False) -> Figure | None:
         """The lines of all cells; None if there are none."""
@@ -398,6 +420,7 @@ class Report:
         low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
         middle = float(np.median(np.concatenate([line.mean for line in lines])))
         log = low > 0 and high > 30 * middle  # a run that diverged would press all others flat
+        low, cut = _in_sight(measure, low, high)
         margin = 0.04 * (high - low) or 0.01
         heading = _MEASURES[measure] + (" by bytes sent" if in_bytes else " by round")
         found = []
@@ -410,10 +433,10 @@ class Report:
                 limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
                 in_bytes=in_bytes,
                 log=log,
-                target=self.target if measure == "accuracy" else None,
+                target=self.target if measure in [s.column for s in self.scores] else None,
             )
             found.append((panel, svg))
-        return Figure(heading + (" (logarithmic)" if log else ""), found)
+        return Figure(heading + (" (logarithmic)" if log else cut), found)
 
     # -- clients ----------------------------------------------------------------------------------
 
@@ -443,8 +466,9 @@ class Report:
             return []
         words, low_is_bad = _JUDGED[measure]
         values = np.concatenate([rows["value"] for rows in by_cell.values()])
-        margin = 0.02 * (values.max() - values.min()) or 0.01
-        limits = (values.min() - margin, values.max() + margin)
+        high = float(values.max())
+        low, cut = _in_sight(measure, float(values.min()), high)
+        margin = 0.02 * (high - low) or 0.01
         found = []
         for part in np.array_split(list(by_cell), math.ceil(len(by_cell) / _ROWS)):
             shown = {}
@@ -454,8 +478,9 @@ class Report:
                 shown[self.cells[k].label] = (self.cells[k].style, rows["value"].to_numpy(), worst)
             heading = f"Clients by {words}"
             ends = "; ".join(f"{name}: worst {worst}" for name, (_, _, worst) in shown.items())
+            limits = (low - margin, high + margin)
             svg = figures.draw_clients(f"{heading}. {ends}.", shown, limits=limits)
-            found.append(Figure(heading, [("", svg)]))
+            found.append(Figure(heading + cut, [("", svg)]))
         return found
 
     def client_table(self) -> Table:
@@ -478,8 +503,8 @@ class Report:
                 [
                     *self._head(self.cells[k]),
                     datum(len(rows)),
-                    *(number(f"{f:.4f}", f) for f in found),
-                    number(f"{values.std():.4f}", values.std()),
+                    *(number(digits(f), f) for f in found),
+                    number(digits(values.std()), values.std()),
                     datum(_named(worst, self.cells[k])),
                     Datum(f"{samples.min()} to {samples.max()}", int(samples.min()))
                     if len(samples)
@@ -615,6 +640,17 @@ def _line(rows: pd.DataFrame, measure: str, style: int | None, in_bytes: bool) -
     x = found["sent"] if in_bytes else found.index.to_series()
     columns = (x, found["mean"], found["min"], found["max"])
     return Line(style, *(column.to_numpy(dtype=float) for column in columns))
+
+
+def _in_sight(measure: str, low: float, high: float) -> tuple[float, str]:
+    """Where an axis begins, and words for what that leaves out.
+
+    An R² below 0 says that the mean of the targets would be better, and by how much has no limit:
+    one such run would press all others flat.
+    """
+    if measure.endswith("r2") and low < -1 and high > 0:
+        return -1.0, " (from −1 up)"
+    return low, ""
 
 
 def _has(clients: pd.DataFrame, measure: str) -> bool:

@@ -44,6 +44,11 @@ class Run:
         """A row for each round and client."""
         return Table(self.path, "clients").read()
 
+    @cached_property
+    def explanations(self) -> pd.DataFrame:
+        """A row for each explanation, such as a rule; empty if the method has none."""
+        return Table(self.path, "explanations").read()
+
     @property
     def result_hash(self) -> str:
         """The hash of everything that the run computed.
@@ -57,6 +62,8 @@ class Run:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The final weights by layer, as the network's `load_state_dict` takes them.
+
+        Of a rule model, the arrays of its rules.
 
         Raises:
             RunFolderError: the run is not finished.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,44 @@ from scipy.stats import ttest_ind
 from fedsim.results.run import Run
 
 LAST = 5  # rounds that «mean of the last five» is the mean of
+
+
+@dataclass(frozen=True)
+class Score:
+    """The number that models are judged by first: the higher the better, and at most 1.
+
+    Attributes:
+        column: of the table of rounds.
+        words: what a person calls it.
+    """
+
+    column: str
+    words: str
+
+
+# Of a classification, of a regression. R² = 1 - Σ(y - ŷ)² / Σ(y - ȳ)² has no lower bound, and is
+# NaN where all targets are the same.
+SCORES = (Score("accuracy", "accuracy"), Score("r2", "R²"))
+
+
+def scores_of(rounds: pd.DataFrame | Mapping[str, Any]) -> list[Score]:
+    """The scores on record in a table of rounds, or in the row of one; a run has one at most."""
+    return [s for s in SCORES if s.column in rounds and not np.all(pd.isna(rounds[s.column]))]
+
+
+def score_of(rounds: pd.DataFrame | Mapping[str, Any]) -> Score | None:
+    """The score on record in a run's table of rounds, or in the row of one, if there is any."""
+    return next(iter(scores_of(rounds)), None)
+
+
+def in_words(scores: Sequence[Score]) -> str:
+    """What a person calls them; accuracy, as long as none is on record."""
+    return " or ".join(score.words for score in scores or SCORES[:1])
+
+
+def digits(score: float) -> str:
+    """A score as a person reads it: four decimals, unless it is far from 0."""
+    return f"{score:.4f}" if abs(score) < 1000 else f"{score:.6g}"
 
 
 def tidy(
@@ -41,26 +80,27 @@ def of_run(rounds: pd.DataFrame, target: float | None = None) -> dict[str, float
     """The figures of one run that papers report.
 
     Args:
-        rounds: a row for each round; rounds without evaluation have no accuracy.
-        target: an accuracy to be reached.
+        rounds: a row for each round; rounds without evaluation have no score.
+        target: a score to be reached.
 
     Returns:
-        Accuracy in the last round (`last`), the `best`, the mean of the last five evaluated
+        The score in the last round (`last`), the `best`, the mean of the last five evaluated
         (`last5`); `total_bytes` sent both ways; with a target `bytes_to_target`, what had been
         sent by the end of the first round that reached it, NaN if none did.
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]
-    accuracy = rounds["accuracy"].dropna() if "accuracy" in rounds else pd.Series(dtype=float)
+    score = score_of(rounds)
+    scores = pd.Series(dtype=float) if score is None else rounds[score.column].dropna()
     found = dict.fromkeys(("last", "best", "last5"), np.nan)
-    if len(accuracy):
+    if len(scores):
         found = {
-            "last": float(accuracy.iloc[-1]),
-            "best": float(accuracy.max()),
-            "last5": float(accuracy.iloc[-LAST:].mean()),
+            "last": float(scores.iloc[-1]),
+            "best": float(scores.max()),
+            "last5": float(scores.iloc[-LAST:].mean()),
         }
     found["total_bytes"] = float(sent.iloc[-1])
     if target is not None:
-        reached = accuracy.index[accuracy >= target]
+        reached = scores.index[scores >= target]
         found["bytes_to_target"] = float(sent.loc[reached[0]]) if len(reached) else np.nan
     return found
 
@@ -78,7 +118,7 @@ def summarise(
         axes: the columns that say which cell a row belongs to.
         baseline: the values of some axes. Each cell is compared with the cell that has these
             values and is otherwise equal to it.
-        target: an accuracy, for `bytes_to_target`.
+        target: a score, for `bytes_to_target`.
 
     Returns:
         The axes' columns, `seeds` (how many), `<figure>_mean` and `<figure>_std` for the figures

@@ -45,6 +45,7 @@ from fedsim.sweep.trials import (
 # Columns of the tables that a grid leaves; an axis cannot be called so.
 COLUMNS = (
     *("seed", "round", "client", "clients", "failed", "loss", "accuracy", "client_accuracy"),
+    *("rmse", "mae", "r2", "client_r2", "worst_client_r2"),
     *("worst_client_accuracy", "train_loss", "samples", "steps", "seconds", "phase"),
     *("bytes_up", "bytes_down", "total_bytes_up", "total_bytes_down", "one_off_up"),
     *("one_off_down", "seeds", "reached", "p_value"),
@@ -61,7 +62,7 @@ class Grid(Section):
         seeds: each cell is run with each of them; by default with the experiment's own.
         exclude: cells to leave out, by the values of some axes.
         baseline: the values of some axes; each cell is tested against the one that has these.
-        target: an accuracy; what is sent until it is reached is reported.
+        target: an accuracy, or R² of a regression; what is sent until it is reached is reported.
         concurrent: runs at the same time; `auto` is as many as the cluster can hold.
     """
 

@@ -47,6 +47,7 @@ from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment, to_yaml
 from fedsim.results.folder import RunFolder, new_path
 from fedsim.results.run import load
+from fedsim.results.summary import SCORES
 from fedsim.sheet import Sheet
 from fedsim.sweep import pareto
 from fedsim.sweep.trials import (
@@ -281,7 +282,8 @@ def read(sheet: Sheet) -> tuple[Search, list[Trial]]:
             "and search.space has train.rounds; leave out one of them"
         )
     if not experiment.evaluate.clients:
-        for name in ("worst_client_accuracy", "client_accuracy"):
+        of_clients = [f"{which}client_{s.column}" for s in SCORES for which in ("worst_", "")]
+        for name in of_clients:
             if name in search.objectives:
                 raise ExperimentError(
                     f"{sheet.where(('search', 'objectives', name))}: search.objectives.{name}: "

@@ -32,6 +32,7 @@ from fedsim.launch import connected, drive
 from fedsim.results.folder import Folder, RunFolder, alone
 from fedsim.results.loggers import environment
 from fedsim.results.run import load
+from fedsim.results.summary import digits, score_of
 from fedsim.sheet import Sheet
 from fedsim.simulate import Progress, prepare
 from fedsim.sweep.preflight import Plan, Watchdog, cluster, placement, plan_trials
@@ -82,7 +83,7 @@ def value(row: Mapping[Any, Any], objective: str) -> float:
         return float(row["total_bytes_up"] + row["total_bytes_down"])
     found = row.get(objective)
     if not isinstance(found, Real) or math.isnan(found):
-        known = sorted(k for k, v in row.items() if isinstance(v, Real))
+        known = sorted(k for k, v in row.items() if isinstance(v, Real) and not math.isnan(v))
         raise RunError(
             f"objective '{objective}' is not a number that a round of this experiment reports; "
             f"it reports {', '.join(known)}, and total_bytes"
@@ -260,6 +261,11 @@ def _key(source: Source) -> str:
     return json.dumps(source.model_dump(mode="json"), sort_keys=True)
 
 
+def _evaluated(row: Mapping[Any, Any]) -> bool:
+    """Whether the model was tested in that round (R² alone does not tell: it may be NaN)."""
+    return any(pd.notna(row.get(name)) for name in ("accuracy", "r2", "rmse"))
+
+
 def _trial(
     config: Mapping[str, Any],
     work: Work,
@@ -285,7 +291,7 @@ def _trial(
         tune.report({**values, "round": int(row["round"])})
 
     def follow(event: Progress) -> None:
-        if isinstance(event, str) or event.get("accuracy") is None:
+        if isinstance(event, str) or not _evaluated(event):
             return
         for name in work.objectives:  # at once, not at the end, if there is no such thing
             value(event, name)
@@ -294,9 +300,9 @@ def _trial(
             report(event)
 
     if work.by_round and begun:  # what Tune was told before is told again
-        for _, row in load(trial.path).rounds.iterrows():
-            if pd.notna(row.get("accuracy")) and row["round"] < experiment.train.rounds:
-                report(dict(row))
+        for row in load(trial.path).rounds.to_dict("records"):
+            if _evaluated(row) and row["round"] < experiment.train.rounds:
+                report(row)
     (reference,) = data.get(_key(experiment.data)) or [ray.put(experiment.data.load())]
     actors = plans[_needs(experiment.engine)].actors
     try:
@@ -363,9 +369,10 @@ class _Teller(tune.Callback):  # type: ignore[misc]
         if folder.manifest["status"] == "finished":
             rounds = load(trial.path).rounds
             after = f"after round {rounds['round'].iloc[-1]}"
-            if "accuracy" in rounds:
-                return f"accuracy {rounds['accuracy'].dropna().iloc[-1]:.4f} {after}"
-            return after
+            score = score_of(rounds)
+            if score is None:
+                return after
+            return f"{score.words} {digits(rounds[score.column].dropna().iloc[-1])} {after}"
         # What the scheduler went by; the run itself has only what its last checkpoint has.
         last = {name: tunes.last_result[name] for name in (*self.work.objectives, "round")}
         folder.update(status="stopped", last=last)

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from matplotlib.figure import Figure
 from small import small_experiment
 
 from fedsim import Run, cli, run
-from fedsim.results.figures import draw_clients
+from fedsim.results.figures import Line, draw_clients, draw_lines
 from fedsim.results.report import Report
 from fedsim.results.summary import summarise
 
@@ -600,6 +601,144 @@ def test_too_many_lines_for_one_figure(
     report = Report([make_grid(tmp_path / "one" / "1", by_one)])  # type: ignore[arg-type]
     assert len(report.curves()[0].panels) == 1
     assert [line for _, line in report.legend()][7:] == ["lr=7", "3 others"]
+
+
+@pytest.fixture
+def as_regression(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> Callable[..., Path]:
+    """A run with other tables: those of a regression, the first round's R² far below 0."""
+
+    def as_regression(method: str, seed: int, r2: list[float], worst: float = -7.0) -> Path:
+        done = runs[method, 10, seed]
+        path = shutil.copytree(done.path, tmp_path / f"{method}-{seed}")
+        r2s = np.array(r2)
+        rounds = done.rounds.drop(columns=[c for c in done.rounds if "accuracy" in c]).assign(
+            r2=r2s, loss=1 - r2s, rmse=np.sqrt(1 - r2s), mae=np.sqrt(1 - r2s) / 2,
+            client_r2=r2s - 1, worst_client_r2=worst,
+        )  # fmt: skip
+        rounds.to_parquet(path / "rounds.parquet")
+        clients = done.clients.drop(columns="test_accuracy")
+        tested = clients["test_loss"].notna()
+        values = np.where(clients["client"] == 3, worst, 0.5 - clients["client"] / 10)
+        clients.assign(test_r2=np.where(tested, values, np.nan)).to_parquet(
+            path / "clients.parquet"
+        )
+        return path
+
+    return as_regression
+
+
+class TestRegression:
+    """Tables of runs with R² instead of accuracy."""
+
+    def test_the_page_speaks_of_r2(self, as_regression: Callable[..., Path]) -> None:
+        folders = [
+            as_regression(method, seed, [first, -1, 0, 0.3, 0.5, 0.6 + seed / 10])
+            for method, first in (("fedavg", -3e4), ("fedprox", -2.0))
+            for seed in (0, 1)
+        ]
+        report = Report(folders)
+        text = report.html()
+        words = re.sub(r"<style.*?</style>|<script.*?</script>", "", text, flags=re.DOTALL)
+        assert "accuracy" not in words.lower()
+        assert "R² on the central test set" in words
+        assert "R² against communication" in words
+        assert report.results().caption == "Test R² and communication"
+        assert report.finding.startswith(
+            "Highest test R², as mean of the last 5 rounds evaluated: 0.0900 ±"
+        )
+        assert report.judged == "test R² of each client, in the round evaluated last"
+        assert [figure.heading for figure in report.curves()] == [
+            "Test R² by round (from −1 up)",
+            "Test loss by round (logarithmic)",
+            "Test error, root mean square (RMSE) by round (logarithmic)",
+            "Test error, mean absolute (MAE) by round (logarithmic)",
+            "Training loss, mean over examples by round",
+            "R² on the clients’ own tests, mean by round",
+            "R² of the worst client by round",
+        ]
+        assert "R² is mean ± standard deviation over seeds" in report.latex()
+
+    def test_what_is_far_below_0_does_not_press_the_rest_flat(
+        self, as_regression: Callable[..., Path]
+    ) -> None:
+        folders = [
+            as_regression("fedavg", seed, [-2e38 * (seed + 1), -3, 0.1, 0.2, 0.4, 0.5], -1e30)
+            for seed in (0, 1)
+        ]
+        report = Report(folders)
+        (curve,) = report.traffic()
+        assert curve.heading == "Test R² by bytes sent (from −1 up)"
+        ((_, svg),) = curve.panels
+        heights = [float(y) for y in re.findall(r"[ML] -?[\d.]+ (-?[\d.]+)", svg)]
+        assert 3e4 < max(map(abs, heights)) < 1e6  # browsers can draw that, and it is cut off
+        assert {"−1.0", "0.0", "0.4"} <= set(re.findall(r">([−\d.]+)</text>", svg))
+        (clients,) = report.client_figures()
+        assert clients.heading == "Clients by test R² (from −1 up)"
+        assert "worst: client 3 (seed 0), -1e+30" in clients.panels[0][1]
+        row = [datum.text for datum in report.client_table().rows[0]]
+        assert row[2] == "-1e+30"
+
+    def test_where_nothing_is_above_0_all_is_shown(
+        self, as_regression: Callable[..., Path]
+    ) -> None:
+        report = Report([as_regression("fedavg", 0, [-60, -50, -40, -30, -20, -10])])
+        curve = report.curves()[0]
+        assert curve.heading == "Test R² by round"
+        assert {"−60", "−20"} <= set(re.findall(r">([−\d.]+)</text>", curve.panels[0][1]))
+        assert report.finding == (
+            "Test R²: -10.0000 in the last round, -30.0000 as mean of the last 5 evaluated."
+        )
+
+    def test_constant_targets_have_no_r2(self, as_regression: Callable[..., Path]) -> None:
+        report = Report([as_regression("fedavg", 0, [np.nan] * 6, np.nan)])
+        assert "R² against" not in report.html()
+        assert report.results().rows[0][1].text == "–"
+
+    def test_beside_a_classification(
+        self, as_regression: Callable[..., Path], runs: Mapping[tuple[str, float, int], Run]
+    ) -> None:
+        one = as_regression("fedprox", 0, [-2, -1, 0, 0.3, 0.5, 0.6])
+        report = Report([runs["fedavg", 10, 0].path, one])
+        assert report.score == "accuracy or R²"
+        assert "Accuracy or R² against communication" in report.html()
+        assert report.finding == ""
+        last = [row[2] for row in report.results().rows]
+        assert [(datum.note, datum.best) for datum in last] == [("accuracy", False), ("R²", False)]
+        assert last[1].text == "0.6000"
+        assert [f.heading for f in report.traffic()] == [
+            "Test accuracy by bytes sent",
+            "Test R² by bytes sent (from −1 up)",
+        ]
+
+    @needs_chromium
+    def test_in_chromium(
+        self, browser: Browser, as_regression: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        folders = [
+            as_regression("fedavg", seed, [-2e38 * (seed + 1), -3, 0.1, 0.2, 0.4, 0.5], -9)
+            for seed in (0, 1)
+        ]
+        page = tmp_path / "report.html"
+        page.write_text(Report(folders).html())
+        browser.open(page)
+        events = [event["method"] for event in browser.events]
+        assert "Log.entryAdded" not in events
+        assert "Runtime.exceptionThrown" not in events
+        assert browser.run("document.querySelectorAll('svg.figure').length") == 9
+
+
+def test_a_target_far_out_of_sight_leaves_the_figure_as_it_is() -> None:
+    values = np.array([0.090, 0.095, 0.1])
+    line = Line(0, np.arange(3.0), values, values, values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib's, of axes without any room
+        svg = draw_lines("t", [line], xlabel="round", limits=(0.09, 0.1), target=0.9)
+    assert "target" not in svg
+    assert "target 0.095" in draw_lines(
+        "t", [line], xlabel="round", limits=(0.09, 0.1), target=0.095
+    )
 
 
 def test_a_search(tmp_path: Path) -> None:

@@ -245,12 +245,12 @@ def altered() -> Iterator[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
 
 
 def test_the_hash_chains_every_record_but_times_and_tracebacks() -> None:
-    expected = chained("", ROW, CLIENT_ROWS)
+    expected = chained("", [ROW, *CLIENT_ROWS])
     for key, row, client_rows in altered():
-        assert (chained("", row, client_rows) == expected) == (key in ("seconds", "error")), key
-    assert chained("before", ROW, CLIENT_ROWS) != expected
+        assert (chained("", [row, *client_rows]) == expected) == (key in ("seconds", "error")), key
+    assert chained("before", [ROW, *CLIENT_ROWS]) != expected
     shuffled = {key: ROW[key] for key in reversed(ROW)}
-    assert chained("", shuffled, CLIENT_ROWS) == expected
+    assert chained("", [shuffled, *CLIENT_ROWS]) == expected
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.results.summary import cell_label, of_run, summarise
+from fedsim.results.summary import (
+    cell_label,
+    digits,
+    in_words,
+    of_run,
+    score_of,
+    scores_of,
+    summarise,
+)
 
 
 def rounds(accuracy: list[float], bytes_each: int = 10) -> pd.DataFrame:
@@ -24,6 +32,11 @@ def rounds(accuracy: list[float], bytes_each: int = 10) -> pd.DataFrame:
             "total_bytes_down": sent,
         }
     )
+
+
+def regression(r2: list[float]) -> pd.DataFrame:
+    """The same of a regression."""
+    return rounds(r2).rename(columns={"accuracy": "r2"}).assign(loss=2.0, rmse=1.4, mae=1.0)
 
 
 def table(runs: dict[tuple[str, float, int], list[float]]) -> pd.DataFrame:
@@ -59,6 +72,74 @@ class TestOneRun:
         found = of_run(rounds([0.1, 0.2]).drop(columns="accuracy"), target=0.1)
         assert found["total_bytes"] == 40
         assert all(math.isnan(found[k]) for k in ("last", "best", "last5", "bytes_to_target"))
+
+
+class TestRegression:
+    """R² stands where accuracy does, and may be far below 0, or NaN."""
+
+    def test_figures_of_a_run(self) -> None:
+        found = of_run(regression([-40.0, math.nan, -1.0, 0.2, 0.6]), target=0.5)
+        assert (found["last"], found["best"]) == (0.6, 0.6)
+        assert found["last5"] == pytest.approx(-40.2 / 4)
+        assert found["bytes_to_target"] == 100
+
+    def test_constant_targets_leave_no_score(self) -> None:
+        rows = regression([math.nan, math.nan])
+        assert score_of(rows) is None
+        found = of_run(rows, target=0.5)
+        assert all(math.isnan(found[k]) for k in ("last", "best", "last5", "bytes_to_target"))
+
+    def test_cells_are_compared_by_it(self) -> None:
+        runs = {"fedavg": ([-9.0, -7.0], [-8.0, -6.0]), "fedprox": ([0.1, 0.3], [0.1, 0.5])}
+        table = pd.concat(
+            regression(r2).assign(method=method, seed=seed)
+            for method, seeds in runs.items()
+            for seed, r2 in enumerate(seeds)
+        )
+        found = summarise(table, ["method"], {"method": "fedavg"}, target=0.4)
+        assert list(found["last_mean"]) == [-6.5, 0.4]
+        assert list(found["reached"]) == [0, 1]
+        assert found["p_value"][1] < 0.05
+
+    def test_runs_of_both_kinds_keep_their_own(self) -> None:
+        both = pd.concat(
+            [rounds([0.5, 0.7]).assign(seed=0, data="a"), regression([-2, 0.1]).assign(data="b")]
+        ).fillna({"seed": 0})
+        assert [score.words for score in scores_of(both)] == ["accuracy", "R²"]
+        assert in_words(scores_of(both)) == "accuracy or R²"
+        assert list(summarise(both, ["data"])["last_mean"]) == [0.7, 0.1]
+
+    @given(st.lists(st.floats(-1e9, 1), min_size=1, max_size=30))
+    def test_the_best_is_the_highest(self, r2: list[float]) -> None:
+        found = of_run(regression(r2), target=0.5)
+        assert found["best"] == max(r2)
+        assert (found["best"] >= 0.5) == (not math.isnan(found["bytes_to_target"]))
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"accuracy": 0.0}, "accuracy"),
+        ({"accuracy": None, "r2": -3.0}, "r2"),
+        ({"r2": math.nan, "rmse": 1.0}, None),
+        ({"round": 1}, None),
+    ],
+)
+def test_the_score_of_a_round(row: dict[str, Any], column: str | None) -> None:
+    score = score_of(row)
+    assert (score.column if score else None) == column
+
+
+def test_before_anything_is_on_record_a_score_is_called_accuracy() -> None:
+    assert in_words(scores_of(pd.DataFrame())) == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("score", "text"),
+    [(0.98765, "0.9877"), (-12.5, "-12.5000"), (-1.5e12, "-1.5e+12"), (math.nan, "nan")],
+)
+def test_digits(score: float, text: str) -> None:
+    assert digits(score) == text
 
 
 class TestCells:

@@ -158,6 +158,10 @@ engine: {kind: local}
         ),
         ("grid: {axes: {train.batch_size: [8]}, concurrent: 0}", "grid.concurrent: "),
         (
+            "grid: {axes: {r2: {a: {train.batch_size: 8}}}}",
+            "small.yaml:8: grid.axes.r2: is not the name of an axis; call the axis otherwise",
+        ),
+        (
             "grid: {axes: {method.mu: [0.1, 1], method: {b: {method: {name: fedprox}}}}}",
             "small.yaml:8: grid.axes: both 'method.mu' and 'method' set method.mu",
         ),

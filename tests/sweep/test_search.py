@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from small import small_experiment
 from fedsim import Experiment, load, run
 from fedsim.cli import main
 from fedsim.errors import ClusterError
+from fedsim.federation import Federation
+from fedsim.methods import State
+from fedsim.methods.fedavg import FedAvg
 from fedsim.sheet import Sheet
 from fedsim.sweep import pareto
 from fedsim.sweep.search import SearchFolder, read, run_search
@@ -84,6 +88,10 @@ BEST = "\n  objectives: {accuracy: max}"
         (
             ONE + "  objectives: {worst_client_accuracy: max}",
             "small.yaml:10: search.objectives.worst_client_accuracy: needs evaluate.clients=true",
+        ),
+        (
+            ONE + "  objectives: {client_r2: max}",
+            "small.yaml:10: search.objectives.client_r2: needs evaluate.clients=true",
         ),
         (
             "  space: {method.nu: {type: float, low: 0.1, high: 1}}" + BEST,
@@ -153,6 +161,16 @@ def test_the_corners_stand_for_all_trials() -> None:
     ]
 
 
+class LikeRegression(FedAvg):
+    """On record what a regression has: no accuracy, and R² from errors with a variance of 0.1."""
+
+    name: str = "sweep.test_search:LikeRegression"
+
+    def evaluate(self, fed: Federation, state: State) -> None:
+        wrong = 1 - fed.evaluate(state.weights)["accuracy"]
+        fed.log(loss=wrong**2, rmse=wrong, mae=wrong / 2, r2=1 - wrong**2 / 0.1)
+
+
 class TestOnRay:
     def test_trials_that_cannot_fit_are_refused_at_once(
         self, tmp_path: Path, own_ray: None
@@ -191,6 +209,27 @@ class TestOnRay:
         assert best.train.optimizer.lr == 0.3
         done = load(folder.path / trials["folder"][0])
         assert done.rounds["accuracy"].iloc[-1] == trials["accuracy"][0]
+
+    def test_a_regression_is_tuned_for_little_error(self, tmp_path: Path, own_ray: None) -> None:
+        search = {
+            "space": {"train.optimizer.lr": [0.3, 0.0001]},
+            "objectives": {"rmse": "min"},
+            "sampler": "random",
+            "seed": 11,
+            "trials": 2,
+            "concurrent": 1,
+            "asha": {"grace": 2, "reduction": 2},
+        }
+        lines: list[str] = []
+        whole = content(search, train={"rounds": 4, "local_epochs": 2})
+        whole["method"] = {"name": "sweep.test_search:LikeRegression"}
+        folder = run_search(Sheet(whole), tmp_path, lines.append)
+        trials = folder.table("trials")
+        assert list(trials["status"]) == ["finished", "stopped"]
+        assert trials["rmse"][0] < trials["rmse"][1]
+        assert re.search(r"train.optimizer.lr=0.3: R² -?\d\.\d{4} after round 4$", lines[1])
+        assert re.search(r"stopped early, rmse 0\.\d+ after round 2$", lines[2])
+        assert Experiment.load(folder.path / "best.yaml").train.optimizer.lr == 0.3
 
 
 def command(*words: str, cwd: Path) -> subprocess.Popen[str]:
@@ -298,3 +337,10 @@ def test_objectives_are_columns_of_the_last_round() -> None:
         value(row, "los")
     with pytest.raises(Exception, match="it reports accuracy, round, total_bytes_down"):
         value(row, "loss")
+
+
+def test_an_r2_of_constant_targets_is_no_objective() -> None:
+    row = {"rmse": 0.5, "r2": float("nan"), "total_bytes_up": 10, "total_bytes_down": 30}
+    assert value(row, "rmse") == 0.5
+    with pytest.raises(Exception, match=r"'r2' is not .* reports rmse, total_bytes_down, total_"):
+        value(row, "r2")
