@@ -19,7 +19,7 @@ from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.federation import EngineSettings
 from fedsim.methods import Method, methods
-from fedsim.models import Model, models
+from fedsim.models import Model, RuleModel, models
 from fedsim.sheet import Sheet
 from fedsim.training import Train
 
@@ -83,6 +83,15 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
+        if self.method.of_rules != isinstance(self.model, RuleModel):
+            fitting = [n for n, m in methods.items() if m.of_rules != self.method.of_rules]
+            learns, found = "networks", "a rule model"
+            if self.method.of_rules:
+                learns, found = "rule models", "a network"
+            raise ExperimentError(
+                f"method.name={self.method.name} learns {learns}, model.name={self.model.name} is "
+                f"{found}; methods for it: {', '.join(fitting)}"
+            )
         self.method.check(self.train)
         if self.evaluate.clients and self.partition.test_fraction == 0:
             raise ExperimentError(

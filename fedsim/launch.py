@@ -11,12 +11,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.federation import Engine, EngineSettings, LocalEngine, Setup
+from fedsim.federation import Engine, EngineSettings, LocalEngine, Setup, limit_threads
 from fedsim.federation.placement import Node, plan_actors, starting
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.loggers import environment, with_loggers
@@ -213,7 +211,7 @@ def _with_actors(
     from fedsim.federation.ray_engine import RayEngine
 
     # The server trains with as many threads as a client actor, as the local engine does.
-    torch.set_num_threads(folder.experiment.engine.cpus_per_actor)
+    limit_threads(folder.experiment.engine.cpus_per_actor)
     dataset, holdings = ray.get(data)
     engine = RayEngine(folder.experiment.engine, actors, setup, *data)
     yield from _logged(folder, setup, dataset, holdings, engine)

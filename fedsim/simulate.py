@@ -14,14 +14,14 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
+from safetensors.numpy import save
 
 from fedsim import atomic
 from fedsim.data import Dataset, Holdings
@@ -30,7 +30,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation import Federation, Setup, cohort_size, draw_cohort, pick_device
 from fedsim.federation.checkpoint import Checkpoints, pack
 from fedsim.federation.engine import Engine
-from fedsim.methods import Method, State
+from fedsim.methods import Method, State, methods
 from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import check_loggers
 from fedsim.results.tables import Table
@@ -67,7 +67,14 @@ def prepare(
         shape=dataset.shape,
         classes=len(dataset.classes),
     )
-    experiment.method.check_data(dataset, holdings, _try_model(setup))
+    if setup.classes == 0 and not experiment.method.regresses:
+        raise ExperimentError(
+            f"method.name={experiment.method.name} learns classes, and the target of "
+            f"data.name={experiment.data.name} is a number; methods for it: "
+            + ", ".join(n for n, m in methods.items() if m.regresses and not m.of_rules)
+        )
+    network = setup.build_model() if experiment.method.of_rules else _try_model(setup)
+    experiment.method.check_data(dataset, holdings, network)
     return dataset, holdings, setup
 
 
@@ -91,10 +98,11 @@ def _try_model(setup: Setup) -> torch.nn.Module:
             f"{name} does not take the data's inputs of shape {setup.shape}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if found != (1, setup.classes):
+    if found != (1, setup.outputs):
         raise ExperimentError(
-            f"{name} returns logits of shape {found} for one input; "
-            f"the data's {setup.classes} classes want {(1, setup.classes)}"
+            f"{name} returns {'logits' if setup.classes else 'outputs'} of shape {found} for one "
+            f"input; {f'the {setup.classes} classes' if setup.classes else 'the target'} of the "
+            f"data want{'s' * (not setup.classes)} {(1, setup.outputs)}"
         )
     return network
 
@@ -126,7 +134,8 @@ def simulate(
     folder.update(server_device=str(device))
     fed = Federation(setup, dataset, holdings, engine, V, device)
     checkpoints = Checkpoints(folder.path / "weights")
-    rounds, clients = tables = Table(folder.path, "rounds"), Table(folder.path, "clients")
+    tables = [Table(folder.path, name) for name in ("rounds", "clients", "explanations")]
+    rounds, clients, explanations = tables
     with torch_stream(setup.seed, "server", 0, device=device):
         initial = method.init(fed)
     done = False
@@ -152,12 +161,13 @@ def simulate(
                     method.evaluate(fed, state)
                     if experiment.evaluate.clients:
                         method.evaluate_clients(fed, state)
-                record, client_rows = fed.records()
+                record, client_rows, explained = fed.records()
                 row = summarise(t, record, client_rows, ledger)
-                ledger["chain"] = chained(ledger["chain"], row, client_rows)
+                ledger["chain"] = chained(ledger["chain"], [row, *client_rows, *explained])
                 row["seconds"] = time.perf_counter() - started
                 rounds.add([row])
                 clients.add(client_rows)
+                explanations.add(explained)
                 every = experiment.checkpoint.every
                 if t == last or (every and t % every == 0):
                     with _writing(folder):
@@ -170,13 +180,13 @@ def simulate(
             done = True
         except StateLost as lost:
             yield f"{lost}; falling back to the last checkpoint"
-    named = fed.model.named(torch.tensor(state.weights))
+    arrays = method.global_model(fed, state)
     with _writing(folder):
         for table in tables:
             table.finish()
         atomic.write(
             folder.path / "weights" / "final.safetensors",
-            save({name: tensor.contiguous() for name, tensor in named.items()}),
+            save({n: np.ascontiguousarray(array) for n, array in arrays.items()}),
         )
         folder.update(result_hash=result_hash(ledger["chain"], state))
 
@@ -207,14 +217,15 @@ def summarise(
     Sums are exactly rounded (`math.fsum`), so that no order of clients can change a bit.
     """
     trained = [r for r in client_rows if "loss" in r and "samples" in r]
-    tested = [r["test_accuracy"] for r in client_rows if "test_accuracy" in r]
     row: dict[str, Any] = {"round": t, **record}
     if trained:
         samples = sum(r["samples"] for r in trained)
         row["train_loss"] = math.fsum(r["loss"] * r["samples"] for r in trained) / samples
-    if tested:
-        row["client_accuracy"] = math.fsum(tested) / len(tested)
-        row["worst_client_accuracy"] = min(tested)
+    for score in ("accuracy", "r2"):
+        tested = [r[f"test_{score}"] for r in client_rows if f"test_{score}" in r]
+        if tested:
+            row[f"client_{score}"] = math.fsum(tested) / len(tested)
+            row[f"worst_client_{score}"] = min(tested)
     row["clients"] = sum("steps" in r for r in client_rows)
     row["failed"] = sum("error" in r for r in client_rows)
     for way in ("up", "down"):
@@ -227,10 +238,10 @@ def summarise(
     return row
 
 
-def chained(chain: str, row: Mapping[str, Any], client_rows: list[dict[str, Any]]) -> str:
+def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
     """The hash of all records up to this round; times and tracebacks are left out."""
     varying = {"seconds", "error"}
-    content = [{k: v for k, v in r.items() if k not in varying} for r in [row, *client_rows]]
+    content = [{k: v for k, v in r.items() if k not in varying} for r in records]
     return hashlib.sha256((chain + json.dumps(content, sort_keys=True)).encode()).hexdigest()
 
 

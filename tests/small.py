@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import Experiment
+from fedsim.methods import methods
 
 # Actors find the modules of the tests.
 HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
 
+
+# Methods that learn networks; those that learn rules have tests of their own.
+NETWORK_METHODS = [name for name, method in methods.items() if not method.of_rules]
 
 # What a method needs beside its name to work on small experiments.
 NEEDS: dict[str, dict[str, Any]] = {

@@ -22,12 +22,12 @@ from fedsim.component import Registry
 from fedsim.data import datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.methods import methods
-from fedsim.models import models
+from fedsim.models import RuleModel, models
 
 QUICKSTART = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
 REGISTRIES = {"data": datasets, "partition": partitions, "model": models, "method": methods}
 # What has no default.
-NEEDED = {"clients": 4, "alpha": 0.5, "column": "writer", "path": "some/file.npz", "label": "y"}
+NEEDED = {"clients": 4, "alpha": 0.5, "column": "writer", "path": "some/file.npz"}
 BASE: dict[str, Any] = {
     "data": {"name": "digits"},
     "partition": {"kind": "iid", "clients": 4},
@@ -53,7 +53,15 @@ def components() -> Iterator[Any]:
 def test_defaults_of_every_component(section: str, registry: Registry[Any], name: str) -> None:
     fields = registry.find(name).model_fields
     content = {key: NEEDED[key] for key, field in fields.items() if field.is_required()}
-    experiment = Experiment.from_dict({**BASE, section: {registry.key: name, **content}})
+    if name == "table":  # a label or a target
+        content["label"] = "y"
+    others = dict(BASE)
+    if issubclass(registry.find(name), RuleModel) or getattr(
+        registry.find(name), "of_rules", False
+    ):
+        others |= {"model": {"name": "tsk"}, "method": {"name": "openfl_xai"}}
+        others["train"] = {"rounds": 1}
+    experiment = Experiment.from_dict({**others, section: {registry.key: name, **content}})
     assert type(getattr(experiment, section)) is registry.find(name)
     assert reread(experiment) == experiment
     assert yaml.safe_load(experiment.to_yaml())[section].keys() == fields.keys()

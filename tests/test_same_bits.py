@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from small import HERE, small_experiment, with_method
+from small import HERE, NETWORK_METHODS, small_experiment, with_method
 
 from fedsim import Run, load, resume, run
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
-from fedsim.methods import methods
 
 TESTS = Path(__file__).parent
 Finish = Callable[..., Run]
@@ -49,7 +48,7 @@ def client_actors() -> list[int]:
 
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
-    @pytest.mark.parametrize("name", [name for name, _ in methods.items()])
+    @pytest.mark.parametrize("name", NETWORK_METHODS)
     def test_one_actor_and_three_of_which_one_is_killed_give_the_hash_of_the_local_engine(
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:

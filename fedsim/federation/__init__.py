@@ -1,7 +1,13 @@
 """The federation: clients, engines, exact sums, checkpoints."""
 
 from fedsim.federation.client import Client, Update
-from fedsim.federation.engine import Engine, EngineSettings, LocalEngine, pick_device
+from fedsim.federation.engine import (
+    Engine,
+    EngineSettings,
+    LocalEngine,
+    limit_threads,
+    pick_device,
+)
 from fedsim.federation.federation import (
     Cohort,
     Federation,
@@ -28,5 +34,6 @@ __all__ = [
     "Vector",
     "cohort_size",
     "draw_cohort",
+    "limit_threads",
     "pick_device",
 ]

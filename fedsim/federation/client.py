@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from functools import cached_property
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.federation.host import Examples, Host
+from fedsim.federation.host import Examples, Host, Table
+from fedsim.models import RuleModel, Rules
 from fedsim.streams import numpy_stream
 from fedsim.training import (
     Context,
@@ -22,8 +24,10 @@ from fedsim.training import (
     Task,
     Train,
     Trained,
-    cross_entropy,
+    default_loss,
     evaluate,
+    regression_scores,
+    scores,
 )
 
 
@@ -134,6 +138,11 @@ class Client:
         """The client's labelled training examples."""
         return self._host.examples(self._host.holdings.train[self.id])
 
+    @property
+    def table(self) -> Table:
+        """The client's labelled training examples as rows of a table."""
+        return self._host.table(self._host.holdings.train[self.id])
+
     @cached_property
     def unlabelled(self) -> Tensor:
         """Inputs of the client's examples whose labels it does not know, (n, ...)."""
@@ -143,6 +152,26 @@ class Client:
     def test(self) -> Examples:
         """The client's own test examples."""
         return self._host.examples(self._host.holdings.test[self.id])
+
+    @property
+    def test_table(self) -> Table:
+        """The client's own test examples as rows of a table."""
+        return self._host.table(self._host.holdings.test[self.id])
+
+    @property
+    def central_test(self) -> Examples:
+        """The central test set, which a real client would not have: for diagnostics."""
+        return self._host.test_examples(slice(None))
+
+    @property
+    def central_table(self) -> Table:
+        """The central test set as rows of a table, for diagnostics."""
+        return self._host.test_table
+
+    @property
+    def rules(self) -> RuleModel:
+        """The experiment's rule model."""
+        return self._host.setup.rules
 
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream of this client's own, for one purpose in this round.
@@ -157,7 +186,7 @@ class Client:
     def train(
         self,
         weights: Tensor,
-        loss: Loss = cross_entropy,
+        loss: Loss = default_loss,
         gradient: Gradient | None = None,
         perturb: Gradient | None = None,
         part: slice | None = None,
@@ -207,15 +236,26 @@ class Client:
         return vector.clone() if vector.untyped_storage().data_ptr() == network else vector
 
     def evaluate(self, weights: Tensor) -> None:
-        """Report test_loss and test_accuracy of a model on the client's own test examples.
+        """Report test_loss and test_accuracy (or test_r2) on the client's own test examples.
 
         A client without test examples reports nothing.
         """
         if len(self.test) == 0:
             return
         self.model.load(weights)
-        loss, right = evaluate(self.model, self.test.x, self.test.y)
-        self.report(test_loss=loss / len(self.test), test_accuracy=right / len(self.test))
+        totals = evaluate(self.model, self.test.x, self.test.y)
+        self._report_test(scores(totals, self.test.y.cpu().numpy()))
+
+    def evaluate_rules(self, rules: Rules) -> None:
+        """Report test_loss and test_r2 of a rule base on the client's own test examples."""
+        test = self.test_table
+        if len(test):
+            self._report_test(regression_scores(self.rules.predict(rules, test.x).values, test.y))
+
+    def _report_test(self, found: Mapping[str, float]) -> None:
+        for name in ("loss", "accuracy", "r2"):
+            if not math.isnan(found.get(name, math.nan)):  # R² of equal targets is none
+                self.report(**{f"test_{name}": found[name]})
 
     def report(self, **scalars: float | int) -> None:
         """Put scalars of this client and round on record, in clients.parquet.

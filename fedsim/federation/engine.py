@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
+from threadpoolctl import threadpool_limits
 
 from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
@@ -50,6 +51,23 @@ def pick_device(settings: EngineSettings) -> torch.device:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     return torch.device("cuda")
+
+
+def limit_threads(count: int) -> Callable[[], None]:
+    """Let torch and NumPy compute with so many threads, which can change a product's last bit.
+
+    Returns:
+        What undoes it.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    limits = threadpool_limits(count, user_api="blas")
+
+    def undo() -> None:
+        torch.set_num_threads(before)
+        limits.restore_original_limits()
+
+    return undo
 
 
 @dataclass
@@ -131,8 +149,7 @@ class Engine(ABC):
 class LocalEngine(Engine):
     """All client work in this process, one block after another.
 
-    Uses as many threads as an actor would, because the number of threads can change the last bit
-    of a matrix product.
+    Uses as many threads as an actor would.
     """
 
     def __init__(
@@ -140,8 +157,8 @@ class LocalEngine(Engine):
     ) -> None:
         super().__init__()
         self._settings = settings
-        self._before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-        torch.set_num_threads(settings.cpus_per_actor)
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        self._undo_threads = limit_threads(settings.cpus_per_actor)
         self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
 
     def run(
@@ -171,6 +188,5 @@ class LocalEngine(Engine):
         return state
 
     def close(self) -> None:
-        threads, deterministic = self._before
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        self._undo_threads()
+        torch.use_deterministic_algorithms(self._deterministic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -17,12 +17,13 @@ from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClientError, RunError
 from fedsim.federation.client import Update, record
 from fedsim.federation.engine import Engine, Handle, Outcome
-from fedsim.federation.host import Examples, Host, Setup
+from fedsim.federation.host import Examples, Host, Setup, Table
 from fedsim.federation.sums import ExactSum
 from fedsim.federation.wire import Unsent, nbytes
 from fedsim.federation.worker import TEST_SHARD, Call
+from fedsim.models import RuleModel
 from fedsim.streams import numpy_stream
-from fedsim.training import FlatModel
+from fedsim.training import FlatModel, scores
 
 Cohort = NDArray[np.int64]  # client ids, ascending
 Vector = NDArray[np.float32]
@@ -75,6 +76,8 @@ class Federation:
         num_clients: K.
         num_classes: C.
         shape: of one input.
+        features: the names of a table's inputs, if they have any.
+        target: the name of what is predicted, if it has one.
         settings: the experiment's `train` section.
         round: t.
         model: the network in this process, for its layout and for training on the server.
@@ -93,6 +96,7 @@ class Federation:
         self.num_clients = len(holdings)
         self.num_classes = setup.classes
         self.shape = setup.shape
+        self.features, self.target = dataset.features, dataset.target
         self.settings = setup.train
         self.seed = setup.seed
         self.device = device
@@ -101,8 +105,8 @@ class Federation:
         self._initial = self._host.model.weights()
         self._holdings = holdings
         self._samples = holdings.train.lengths
-        self._num_test = len(dataset.test_y)
-        self._shards = range(math.ceil(self._num_test / TEST_SHARD))
+        self._test_y = dataset.test_y
+        self._shards = range(math.ceil(len(dataset.test_y) / TEST_SHARD))
         self._clients_per_step = clients_per_step
         self._engine = engine
         self._states: dict[int, Handle] = {}
@@ -110,6 +114,7 @@ class Federation:
         self._one_off = False
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
+        self._explained: list[dict[str, Any]] = []
 
     # -- for methods ---------------------------------------------------------------------------
 
@@ -137,6 +142,21 @@ class Federation:
     def labelled_data(self) -> Examples:
         """All clients' labelled examples together, for baselines that no federation could run."""
         return self._host.examples(np.sort(self._holdings.train.values))
+
+    @property
+    def labelled_table(self) -> Table:
+        """All clients' labelled examples together, as rows of a table."""
+        return self._host.table(np.sort(self._holdings.train.values))
+
+    @property
+    def test_table(self) -> Table:
+        """The central test set, as rows of a table."""
+        return self._host.test_table
+
+    @property
+    def rules(self) -> RuleModel:
+        """The experiment's rule model."""
+        return self._host.setup.rules
 
     def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         """An array as a tensor of its own on the server's device."""
@@ -241,7 +261,7 @@ class Federation:
         self._call(function, "each", cohort, arguments)
 
     def evaluate(self, weights: Vector) -> dict[str, float]:
-        """loss (mean cross-entropy) and accuracy of a model on the central test set.
+        """The scores of a network on the central test set; see `fedsim.training.scores`.
 
         The test set is cut into shards of a fixed size, which the engine spreads.
         """
@@ -250,9 +270,9 @@ class Federation:
         arguments = {"weights": weights}
         _freeze(arguments)
         rows = self._engine.run(call, blocks, arguments, {}).rows
-        loss = math.fsum(row["loss_sum"] for row in rows.values())
-        right = sum(row["right"] for row in rows.values())
-        return {"loss": loss / self._num_test, "accuracy": right / self._num_test}
+        names = rows[0].keys()
+        totals = {name: math.fsum(row[name] for row in rows.values()) for name in names}
+        return scores(totals, self._test_y)
 
     def log(self, **scalars: float | int | str) -> None:
         """Put scalars of this round on record, in rounds.parquet.
@@ -262,16 +282,30 @@ class Federation:
         """
         self._record.update(record(scalars, RESERVED))
 
+    def explain(
+        self, explainer: str, rows: Iterable[Mapping[str, float | int | str | None]]
+    ) -> None:
+        """Put explanations of this round on record, in explanations.parquet.
+
+        Args:
+            explainer: who explains; a column, like `round`.
+            rows: what each explanation says in numbers and words.
+        """
+        columns = frozenset({"round", "explainer"})
+        for row in rows:
+            known = {"round": self.round, "explainer": explainer}
+            self._explained.append({**known, **record(row, columns)})
+
     # -- for the loop of a run -----------------------------------------------------------------
 
     def begin_round(self, t: int) -> None:
         """Start the records of round t."""
-        self.round, self._record, self._rows = t, {}, {}
+        self.round, self._record, self._rows, self._explained = t, {}, {}, []
 
-    def records(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """What was put on record since `begin_round`: of the round, and of each client."""
+    def records(self) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+        """What was put on record since `begin_round`: of the round, each client, explanations."""
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
-        return dict(self._record), rows
+        return dict(self._record), rows, list(self._explained)
 
     def states(self) -> dict[int, Handle]:
         """Handles of all kept client states. A state that changes gets a new handle."""

@@ -13,17 +13,28 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import Dataset, Holdings
-from fedsim.models import Model
+from fedsim.models import Model, RuleModel
 from fedsim.streams import torch_stream
 from fedsim.training import FlatModel, Stack, Task, Train, Trained, in_words, lacks_memory, train
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs (n, ...) float32 and labels (n,) int64, on the client's device."""
+    """Inputs (n, ...) float32 and labels (n,) int64, or targets (n,) float32, on the device."""
 
     x: Tensor
     y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Inputs (n, F) and targets (n,), float64 as in the data set: what rules learn from."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.y)
@@ -40,12 +51,23 @@ class Setup:
     # imports.
     functions: Any
     shape: tuple[int, ...]
-    classes: int
+    classes: int  # 0 for a regression
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network returns for one input."""
+        return self.classes or 1
+
+    @property
+    def rules(self) -> RuleModel:
+        """The model as the rule model that it is (a method of rules is refused on others)."""
+        assert isinstance(self.model, RuleModel)
+        return self.model
 
     def build_model(self) -> nn.Module:
         """The network with the run's initial weights, the same wherever it is built."""
         with torch_stream(self.seed, "init"):
-            return self.model.build(self.shape, self.classes)
+            return self.model.build(self.shape, self.outputs)
 
 
 class Host:
@@ -67,6 +89,8 @@ class Host:
     @cached_property
     def obstacle(self) -> str | None:
         """Why this network cannot be trained in stacks, in words; None if it can."""
+        if self.model.num_parameters == 0:
+            return "the model has no weights to train"
         few = self.examples(self.holdings.train.values[:5])
         if len(few) < 5:
             return "there are too few examples to try it"
@@ -96,14 +120,27 @@ class Host:
         """A part of the central test set."""
         return self.prepare(self._dataset.test_x[part], self._dataset.test_y[part])
 
-    def prepare(self, x: NDArray[np.generic], y: NDArray[np.int64]) -> Examples:
+    def table(self, indices: NDArray[np.int64]) -> Table:
+        """Training examples by index, as the rows of a table."""
+        return Table(_float64(self._dataset.x[indices]), _float64(self._dataset.y[indices]))
+
+    @property
+    def test_table(self) -> Table:
+        """The central test set."""
+        return Table(_float64(self._dataset.test_x), _float64(self._dataset.test_y))
+
+    def prepare(self, x: NDArray[np.generic], y: NDArray[Any]) -> Examples:
         """Examples as the network takes them: scaled and normalised as the data set's are."""
         inputs = torch.tensor(x, device=self.device)
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.float() / 255
+        inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
         if self._dataset.mean:
             per_channel = (-1, *[1] * (inputs.dim() - 2))
             mean = torch.tensor(self._dataset.mean, device=self.device).view(per_channel)
             std = torch.tensor(self._dataset.std, device=self.device).view(per_channel)
             inputs = (inputs - mean) / std
-        return Examples(inputs, torch.tensor(y, device=self.device))
+        labels = torch.tensor(y, device=self.device)
+        return Examples(inputs, labels.float() if labels.is_floating_point() else labels)
+
+
+def _float64(values: NDArray[Any]) -> NDArray[np.float64]:
+    return values.astype(np.float64, copy=False)

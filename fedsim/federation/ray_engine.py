@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from numpy.typing import NDArray
 from ray._private.state import actors as actor_table
 from ray.exceptions import (
@@ -33,6 +32,7 @@ from fedsim.federation.engine import (
     EngineSettings,
     Handle,
     Outcome,
+    limit_threads,
     pick_device,
 )
 from fedsim.federation.host import Host, Setup
@@ -57,7 +57,7 @@ class ClientActor:
     def __init__(
         self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
     ) -> None:
-        torch.set_num_threads(settings.cpus_per_actor)
+        limit_threads(settings.cpus_per_actor)
         _keep_freed_memory()
         self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
 

@@ -384,8 +384,7 @@ class Worker:
     def _test_shard(self, shard: int) -> dict[str, Any]:
         examples = self.host.test_examples(slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD))
         self.host.model.load(self._sent["weights"])
-        loss, right = evaluate(self.host.model, examples.x, examples.y)
-        return {"loss_sum": loss, "right": right}
+        return {**evaluate(self.host.model, examples.x, examples.y)}
 
 
 def _different(tasks: Sequence[Task]) -> str | None:

@@ -14,7 +14,9 @@ from fedsim.methods import (  # fills the registry
     fedgen,
     fedprox,
     fedsam,
+    local,
     moon,
+    openfl_xai,
     scaffold,
     semifl,
 )
@@ -36,8 +38,10 @@ __all__ = [
     "fedgen",
     "fedprox",
     "fedsam",
+    "local",
     "methods",
     "moon",
+    "openfl_xai",
     "scaffold",
     "semifl",
 ]

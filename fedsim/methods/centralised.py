@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from fedsim.federation import Federation
 from fedsim.methods.method import Method, State, methods
@@ -18,6 +19,7 @@ class Centralised(Method[State]):
     """
 
     name: str = "centralised"
+    regresses: ClassVar[bool] = True
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

@@ -198,7 +198,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
             distillation: (n, D) features to score.
         """
         from sklearn.linear_model import LogisticRegression
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+        from threadpoolctl import threadpool_limits
 
         h = torch.cat([own, negatives]).cpu().double().numpy()
         scale = max(np.linalg.norm(h, axis=1).max(), FLOOR)  # features may all be zero

@@ -7,6 +7,7 @@ AISTATS 2017, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ class FedAvg(Method[State]):
     """Federated averaging: w ← Σ_k n_k·w_k / Σ_k n_k (McMahan et al. 2017)."""
 
     name: str = "fedavg"
+    regresses: ClassVar[bool] = True
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

@@ -7,6 +7,7 @@ Classification, 2019, section 4.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -36,6 +37,7 @@ class FedAvgM(Method[FedAvgMState]):
     """
 
     name: str = "fedavgm"
+    regresses: ClassVar[bool] = True
     beta: float = Field(0.9, ge=0, lt=1)
     server_lr: float = Field(1.0, gt=0)
 

@@ -7,7 +7,7 @@ Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Cla
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class FedBABU(Method[State]):
     """
 
     name: str = "fedbabu"
+    regresses: ClassVar[bool] = True
     fine_tune: Literal["nothing", "head", "all"] = "nothing"
     fine_tune_epochs: int = Field(5, ge=1)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ class FedDyn(Method[FedDynState]):
     """
 
     name: str = "feddyn"
+    regresses: ClassVar[bool] = True
     alpha: float = Field(0.01, gt=0)
     scale: Literal["samples", "none"] = "samples"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ class State:
     round can be a checkpoint. Arrays are never changed in place.
 
     Attributes:
-        weights: (size,) the global model.
+        weights: (size,) the global network; (0,) where the model is none.
     """
 
     weights: Vector
@@ -38,9 +39,15 @@ class Method(Section, ABC, Generic[S]):
     """A federated algorithm: two functions on the server, and the client functions they call.
 
     The fields of a method are its hyper-parameters: the keys of the experiment's `method` section.
+
+    Attributes:
+        of_rules: it learns rule models, not networks.
+        regresses: it can learn a number, not classes alone.
     """
 
     name: str
+    of_rules: ClassVar[bool] = False
+    regresses: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, fed: Federation) -> S:
@@ -55,7 +62,7 @@ class Method(Section, ABC, Generic[S]):
         """
 
     def evaluate(self, fed: Federation, state: S) -> None:
-        """Put the state's scores on record: loss and accuracy of the global model."""
+        """Put the state's scores on record: those of the global model on the central test set."""
         fed.log(**fed.evaluate(state.weights))
 
     def evaluate_clients(self, fed: Federation, state: S) -> None:
@@ -65,6 +72,10 @@ class Method(Section, ABC, Generic[S]):
     def local_test(self, client: Client, weights: Tensor) -> None:
         """(client) Evaluate on the client's own test examples."""
         client.evaluate(weights)
+
+    def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
+        """The arrays of the global model by name, as the run's `weights/` keep them."""
+        return fed.model.named_arrays(state.weights)
 
     def check(self, train: Train) -> None:
         """Refuse training settings that the method cannot work with.

@@ -6,6 +6,7 @@ Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -35,6 +36,7 @@ class Moon(FedAvg):
     """
 
     name: str = "moon"
+    regresses: ClassVar[bool] = False
     mu: float = Field(1.0, ge=0)
     tau: float = Field(0.5, gt=0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ class Scaffold(Method[ScaffoldState]):
     """
 
     name: str = "scaffold"
+    regresses: ClassVar[bool] = True
     server_lr: float = Field(1.0, gt=0)
 
     def check(self, train: Train) -> None:

@@ -33,7 +33,7 @@ class Classifier(nn.Module):
         return logits
 
 
-def classifier(features: nn.Module, size: int, classes: int, projection: int | None) -> Classifier:
+def classifier(features: nn.Module, size: int, outputs: int, projection: int | None) -> Classifier:
     """A classifier on representations of that size, or on what a projection makes of them.
 
     Args:
@@ -43,20 +43,20 @@ def classifier(features: nn.Module, size: int, classes: int, projection: int | N
     if projection is not None:
         hidden = nn.Linear(size, size), nn.ReLU(), nn.Linear(size, projection)
         features, size = nn.Sequential(features, *hidden), projection
-    return Classifier(features, nn.Linear(size, classes))
+    return Classifier(features, nn.Linear(size, outputs))
 
 
 class Model(Section):
-    """A network architecture: a component of the `model` section."""
+    """What is learnt, a network or a rule base: a component of the `model` section."""
 
     name: str
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """A network with PyTorch's own initialisation, from torch's current random state.
 
         Args:
             shape: of one input, without the batch axis; images are (channels, height, width).
-            classes: how many logits to return.
+            outputs: how many numbers to return: a logit for each class, or 1 for a regression.
 
         Raises:
             ExperimentError: the architecture does not take inputs of that shape.
@@ -65,7 +65,7 @@ class Model(Section):
 
 
 class UserModel(Model):
-    """A function of the user's own: `f(shape, classes, **keywords) -> nn.Module`.
+    """A function of the user's own: `f(shape, outputs, **keywords) -> nn.Module`.
 
     Named `package.module:function`; the section's other keys are its keywords.
     """
@@ -76,7 +76,7 @@ class UserModel(Model):
     def _keywords_fit(self) -> UserModel:
         function = self._function()
         parameters = list(inspect.signature(function).parameters.values())
-        known = [p.name for p in parameters[2:]]  # after shape and classes
+        known = [p.name for p in parameters[2:]]  # after shape and outputs
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             for key in self.model_extra or {}:
                 if key not in known:
@@ -91,9 +91,9 @@ class UserModel(Model):
         function: Callable[..., nn.Module] = import_object(self.name, "model")
         return function
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         keywords: dict[str, Any] = self.model_extra or {}
-        return self._function()(shape, classes, **keywords)
+        return self._function()(shape, outputs, **keywords)
 
 
 class _Models(Registry[Model]):

@@ -27,12 +27,12 @@ class Mlp(Model):
     hidden: tuple[Width, ...] = (200, 200)
     projection: Width | None = None
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         sizes = (math.prod(shape), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in pairwise(sizes):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        return classifier(nn.Sequential(*layers), sizes[-1], classes, self.projection)
+        for before, after in pairwise(sizes):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return classifier(nn.Sequential(*layers), sizes[-1], outputs, self.projection)
 
 
 @models.register
@@ -53,7 +53,7 @@ class Cnn(Model):
     projection: Width | None = None
     padding: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, height, width = image_shape(self.name, shape, smallest=4)
         first, second = self.channels
         padding = self.padding
@@ -69,7 +69,7 @@ class Cnn(Model):
             nn.MaxPool2d(2),
             nn.Flatten(),
         )
-        return classifier(features, representation_size(features, shape), classes, self.projection)
+        return classifier(features, representation_size(features, shape), outputs, self.projection)
 
 
 @models.register
@@ -118,7 +118,7 @@ class ResNet8(Model):
     width: int = Field(64, ge=1)
     projection: Width | None = None
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, _, _ = image_shape(self.name, shape, smallest=8)
         w = self.width
         features = nn.Sequential(
@@ -132,4 +132,4 @@ class ResNet8(Model):
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
         )
-        return classifier(features, 8 * w, classes, self.projection)
+        return classifier(features, 8 * w, outputs, self.projection)

@@ -11,7 +11,10 @@ from fedsim.training.local import (
     Train,
     Trained,
     cross_entropy,
+    default_loss,
     evaluate,
+    regression_scores,
+    scores,
     train,
 )
 from fedsim.training.stack import (
@@ -34,11 +37,14 @@ __all__ = [
     "Train",
     "Trained",
     "cross_entropy",
+    "default_loss",
     "evaluate",
     "generator_state",
     "in_words",
     "lacks_memory",
+    "regression_scores",
     "representation",
+    "scores",
     "set_generator_state",
     "train",
 ]

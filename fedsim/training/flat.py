@@ -97,6 +97,10 @@ class FlatModel:
         """Views of a vector of `size` (or, without the buffers, of P) entries, by layer name."""
         return named(self.shapes, vector)
 
+    def named_arrays(self, vector: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """The layers of a vector that lies in main memory."""
+        return {name: layer.numpy() for name, layer in self.named(torch.tensor(vector)).items()}
+
     def part(self, name: str) -> slice:
         """Where the parameters of a submodule (`head`, `features.0`) lie in the vector.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from fedsim.training.flat import FlatModel
 
 # A method's own vectors, by name: (P,) or (size,) each.
 Context = Mapping[str, Tensor]
-# (network, inputs (B, ...), labels (B,), context) -> losses (B,), one for each example.
+# (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one an example.
 Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
 # (gradient g (P,), parameters w (P,), context) -> (P,). Over the last axis alone, so that it
 # serves a stack of clients (V, P) as well: `g.norm(dim=-1, keepdim=True)`, never `g.norm()`.
@@ -125,6 +127,13 @@ def cross_entropy(network: nn.Module, x: Tensor, y: Tensor, context: Context) ->
     return nn.functional.cross_entropy(network(x), y, reduction="none")
 
 
+def default_loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+    """Cross-entropy where y are class indices, squared error where they are targets: (B,)."""
+    if y.is_floating_point():
+        return torch.square(network(x).squeeze(-1) - y)
+    return cross_entropy(network, x, y, context)
+
+
 @dataclass(frozen=True)
 class Hooks:
     """What a method changes about local training. Clients are stacked if theirs are the same.
@@ -137,7 +146,7 @@ class Hooks:
         part: the parameters that are trained, if not all: a range of the flat vector.
     """
 
-    loss: Loss = cross_entropy
+    loss: Loss = default_loss
     gradient: Gradient | None = None
     perturb: Gradient | None = None
     part: slice = field(default_factory=lambda: slice(None))
@@ -150,7 +159,7 @@ class Task:
     Args:
         weights: (size,) where to start.
         x: (n, ...) inputs.
-        y: (n,) labels.
+        y: (n,) labels or targets.
         lr: learning rate η.
         epochs: passes over the examples.
         rng: decides the order of the examples.
@@ -244,16 +253,60 @@ def change(g: Tensor, w: Tensor, hooks: Hooks, context: Context, settings: Train
 
 
 @torch.no_grad()
-def evaluate(model: FlatModel, x: Tensor, y: Tensor) -> tuple[float, int]:
-    """Summed cross-entropy and the number of right answers of the model on n examples.
+def evaluate(model: FlatModel, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Totals over n examples, which `scores` makes scores of.
 
     In batches of a fixed size, so that the figures do not depend on who evaluates.
+
+    Returns:
+        The summed cross-entropy (`loss`) and the number of `right` answers; for a regression the
+        sums of `squared` and of `absolute` errors.
     """
     model.module.eval()
-    loss, right = 0.0, 0
+    loss, right, squared, absolute = 0.0, 0, 0.0, 0.0
     for start in range(0, len(y), EVALUATION_BATCH):
-        logits = model.module(x[start : start + EVALUATION_BATCH])
+        outputs = model.module(x[start : start + EVALUATION_BATCH])
         labels = y[start : start + EVALUATION_BATCH]
-        loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
-        right += int((logits.argmax(dim=1) == labels).sum())
-    return loss, right
+        if y.is_floating_point():
+            errors = (outputs.squeeze(-1) - labels).double()
+            squared += float(errors.square().sum())
+            absolute += float(errors.abs().sum())
+        else:
+            loss += float(nn.functional.cross_entropy(outputs, labels, reduction="sum"))
+            right += int((outputs.argmax(dim=1) == labels).sum())
+    if y.is_floating_point():
+        return {"squared": squared, "absolute": absolute}
+    return {"loss": loss, "right": right}
+
+
+def scores(totals: Mapping[str, float], y: NDArray[Any]) -> dict[str, float]:
+    """What a model is worth on n examples.
+
+    Args:
+        totals: of `evaluate`, over all of them.
+        y: (n,) their labels or targets.
+
+    Returns:
+        `loss` (mean cross-entropy) and `accuracy`; for a regression `loss` (mean squared error),
+        `rmse`, `mae` and `r2` = 1 - Σ(y - ŷ)² / Σ(y - ȳ)², NaN if all targets are the same.
+    """
+    n = len(y)
+    if "right" in totals:
+        return {"loss": totals["loss"] / n, "accuracy": totals["right"] / n}
+    mse = totals["squared"] / n
+    spread = float(np.square(y - np.mean(y, dtype=np.float64)).sum(dtype=np.float64))
+    return {
+        "loss": mse,
+        "rmse": math.sqrt(mse),
+        "mae": totals["absolute"] / n,
+        "r2": 1 - totals["squared"] / spread if spread else math.nan,
+    }
+
+
+def regression_scores(
+    predictions: NDArray[np.float64], y: NDArray[np.float64]
+) -> dict[str, float]:
+    """The scores of (n,) predictions of targets."""
+    errors = predictions - y
+    totals = {"squared": float(np.square(errors).sum()), "absolute": float(np.abs(errors).sum())}
+    return scores(totals, y)

@@ -99,7 +99,7 @@ def test_scalars_of_a_round_become_plain_numbers() -> None:
     fed = federation()
     fed.begin_round(1)
     fed.log(norm=np.float32(0.5), phase="train")
-    assert fed.records() == ({"norm": 0.5, "phase": "train"}, [])
+    assert fed.records() == ({"norm": 0.5, "phase": "train"}, [], [])
     assert type(fed.records()[0]["norm"]) is float
     with pytest.raises(ValueError, match="'bytes_up' is a column that is filled anyway"):
         fed.log(bytes_up=3)

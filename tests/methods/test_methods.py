@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import small_experiment, with_method
+from small import NETWORK_METHODS, small_experiment, with_method
 from torch import nn
 
 from fedsim import Experiment, Run, resume, run
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
-from fedsim.methods import methods
 from fedsim.simulate import Progress, prepare
 from fedsim.streams import numpy_stream, torch_stream
 
 Finish = Callable[..., Run]
-NAMES = [name for name, _ in methods.items()]
 
 WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
 BODY = 4 * (64 * 32 + 32)
@@ -58,18 +56,20 @@ def server_states(experiment: Experiment) -> list[Any]:
     return states
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NETWORK_METHODS)
 class TestEveryMethod:
     def test_learns(self, finish: Finish, name: str) -> None:
         done = finish(**with_method(name, train={"rounds": 20, "local_epochs": 2}))
-        assert done.rounds["accuracy"].iloc[-1] > 0.8
+        # Alone, a client that holds few classes learns no others.
+        assert done.rounds["accuracy"].iloc[-1] > (0.4 if name == "local" else 0.8)
 
     def test_counts_its_bytes(self, finish: Finish, name: str) -> None:
         if name in VARYING:
             pytest.skip(f"test_{name}.py counts what each round sends")
         done = finish(**with_method(name, train={"rounds": 3, "participation": 0.5}))
-        if name == "centralised":
-            assert len(done.clients) == done.rounds["total_bytes_up"].iloc[-1] == 0
+        if name in ("centralised", "local"):
+            assert done.rounds["total_bytes_up"].iloc[-1] == 0
+            assert done.rounds["total_bytes_down"].iloc[-1] == 0
             return
         assert len(done.clients) == 3 * 5
         for way in (0, 1):
@@ -129,6 +129,8 @@ class TestEveryMethod:
             np.testing.assert_array_equal(getattr(again, field), getattr(third, field))
 
     def test_batch_norm_statistics_are_averaged(self, name: str) -> None:
+        if name == "local":
+            pytest.skip("nothing is averaged")
         experiment = small_experiment(
             **with_method(
                 name,

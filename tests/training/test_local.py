@@ -335,11 +335,11 @@ def test_evaluate_is_one_big_batch(net: Any, n: int) -> None:
     flat.module(torch.randn(50, 5))  # batch norm's statistics are not those of a new network
     before = flat.weights()
     x, y = examples(n)
-    loss, right = evaluate(flat, x, y)
+    totals = evaluate(flat, x, y)
     logits = flat.module.eval()(x).detach()
     chances = torch.softmax(logits.double(), dim=1)[torch.arange(n), y]
-    assert loss == pytest.approx(-float(torch.log(chances).sum()), rel=1e-4)
-    assert right == sum(int(row.argmax()) == int(label) for row, label in zip(logits, y))  # noqa: B905
+    assert totals["loss"] == pytest.approx(-float(torch.log(chances).sum()), rel=1e-4)
+    assert totals["right"] == sum(int(row.argmax()) == int(label) for row, label in zip(logits, y))  # noqa: B905
     np.testing.assert_array_equal(flat.weights(), before)
 
 

@@ -1,0 +1,1 @@
+"""Explanations of models, and what they are worth."""

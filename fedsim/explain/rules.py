@@ -1,0 +1,164 @@
+"""Rule bases explained: all rules in words, the rule behind one prediction, how readable they are.
+
+A global explanation is the whole rule base, the weightiest rule first. A local one is the rule
+that decided a prediction: how strongly it fired, how well each of its conditions holds, and what
+each feature contributes to its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.models.rules import Array, Prediction, Rule, RuleModel, Rules, quality
+
+
+def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
+    """«IF x1 is LOW AND x2 is HIGH THEN y = 0.2 + 1.5·x1 - 0.3·x2»."""
+    conditions = " AND ".join(condition.words for condition in rule.conditions)
+    terms = [f"{rule.consequent[0]:.4g}"]
+    for name, coefficient in zip(names, rule.consequent[1:], strict=True):
+        if coefficient:
+            terms.append(f"{'-' if coefficient < 0 else '+'} {abs(coefficient):.4g}·{name}")
+    return f"{f'IF {conditions} THEN ' if conditions else ''}{target} = {' '.join(terms)}"
+
+
+def global_explanation(
+    rules: Sequence[Rule],
+    found: Prediction,
+    y: Array,
+    sources: NDArray[np.int64],
+    names: Sequence[str],
+    target: str = "y",
+) -> list[dict[str, Any]]:
+    """The whole rule base, the weightiest rule first: a row for each rule.
+
+    Args:
+        rules: R of them.
+        found: what they make of n examples,
+        y: (n,) and the targets of these.
+        sources: (R,) from how many clients each rule comes.
+        names: of the features.
+        target: the name of what is predicted.
+
+    Returns:
+        By column: `rule` (counted from 1 in the order of the rule base), `text`, `conditions`
+        (how many), `weight`, `support` and `confidence` on the examples (see
+        `fedsim.models.rules.quality`), `fires` (share of the examples), `decides` (share),
+        `sources`.
+    """
+    support, confidence = quality(found, y)
+    fires = (found.firing > 0).mean(axis=0)
+    decides = np.bincount(found.deciding, minlength=len(rules)) / len(y)
+    order = sorted(range(len(rules)), key=lambda j: -rules[j].weight)
+    return [
+        {
+            "rule": j + 1,
+            "text": in_words(rules[j], names, target),
+            "conditions": len(rules[j].conditions),
+            "weight": rules[j].weight,
+            "support": float(support[j]),
+            "confidence": float(confidence[j]),
+            "fires": float(fires[j]),
+            "decides": float(decides[j]),
+            "sources": int(sources[j]),
+        }
+        for j in order
+    ]
+
+
+def measures(
+    rules: Sequence[Rule], found: Prediction, sources: NDArray[np.int64]
+) -> dict[str, float]:
+    """How interpretable a rule base is.
+
+    Returns:
+        `rules`, their number; `rule_length`, conditions of a rule, mean; `coverage`, the share of
+        the examples for which a rule fires; `active_rules`, rules that fire for an example, mean;
+        `shared_rules`, how many come from two clients or more; `sources`, clients that a rule
+        comes from, mean.
+    """
+    active = (found.firing > 0).sum(axis=1)
+    return {
+        "rules": len(rules),
+        "rule_length": float(np.mean([len(rule.conditions) for rule in rules])),
+        "coverage": float((active > 0).mean()),
+        "active_rules": float(active.mean()),
+        "shared_rules": int((sources > 1).sum()),
+        "sources": float(sources.mean()),
+    }
+
+
+@dataclass(frozen=True)
+class LocalExplanation:
+    """Why the rules predict what they predict for one input.
+
+    Args:
+        prediction: of the rule base.
+        number: of the rule that decided, counted from 1 in the order of the rule base.
+        rule: that rule.
+        firing: its firing strength; 0 where no rule fires and it decides for want of others.
+        active: how many rules fire.
+        output: of that rule, which is the prediction unless outputs are averaged.
+        x: (F,) the input.
+        memberships: how well each condition of the rule holds.
+        contributions: (F + 1,) what the constant and each feature add to the rule's output.
+    """
+
+    prediction: float
+    number: int
+    rule: Rule
+    firing: float
+    active: int
+    output: float
+    x: Array
+    memberships: Array
+    contributions: Array
+
+    def in_words(self, names: Sequence[str], target: str = "y") -> str:
+        """As a few lines of text."""
+        lines = [f"{target} = {self.prediction:.6g}, by rule {self.number}: "]
+        if self.firing:
+            others = f", {self.active - 1} other(s) fire too" if self.active > 1 else ""
+            lines[0] += f"it fires with strength {self.firing:.4g}{others}"
+        else:
+            lines[0] += "no rule fires, and it has the greatest weight"
+        if not np.isclose(self.output, self.prediction):
+            lines.append(f"  (the mean of all rules that fire; alone it says {self.output:.6g})")
+        width = max((len(condition.words) for condition in self.rule.conditions), default=0)
+        lines.append("  its conditions, and how well they hold:")
+        for condition, membership in zip(self.rule.conditions, self.memberships, strict=True):
+            value = f"{names[condition.feature]} = {self.x[condition.feature]:.4g}"
+            lines.append(f"    {condition.words:{width}}  {membership:5.3f}   {value}")
+        lines.append(f"  its output, {self.output:.6g}, is the sum of:")
+        lines.append(f"    {self.contributions[0]:+10.4g}   constant")
+        parts = self.contributions[1:]
+        for f in np.argsort(-np.abs(parts), kind="stable"):
+            if self.rule.consequent[1 + f]:
+                product = f"{self.rule.consequent[1 + f]:.4g} × {names[f]} ({self.x[f]:.4g})"
+                lines.append(f"    {parts[f]:+10.4g}   {product}")
+        return "\n".join(lines)
+
+
+def local_explanation(
+    model: RuleModel, rules: Rules, x: Array, names: Sequence[str]
+) -> LocalExplanation:
+    """Why the rules predict what they predict for one (F,) input."""
+    found = model.predict(rules, x[None])
+    j = int(found.deciding[0])
+    rule = model.explain(rules, names)[j]
+    return LocalExplanation(
+        prediction=float(found.values[0]),
+        number=j + 1,
+        rule=rule,
+        firing=float(found.firing[0, j]),
+        active=int((found.firing[0] > 0).sum()),
+        output=float(found.outputs[0, j]),
+        x=x,
+        memberships=np.array([c.membership(float(x[c.feature])) for c in rule.conditions]),
+        contributions=rule.consequent * np.concatenate([[1.0], x]),
+    )

@@ -1,0 +1,55 @@
+"""Training without a federation: what every client comes to by itself."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedsim.federation import Client, Federation, Unsent, Vector
+from fedsim.methods.method import Method, State, methods
+from fedsim.training import evaluate, scores
+
+
+@methods.register
+class Local(Method[State]):
+    """Each client trains a model of its own, and nothing is sent: what a federation must beat.
+
+    A round is `train.local_epochs` more epochs, with a new optimiser. Scores are the mean of the
+    clients' models' scores on the central test set.
+    """
+
+    name: str = "local"
+    regresses: ClassVar[bool] = True
+
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        fed.each(self.local_training, fed.sample(t), initial=Unsent(state.weights))
+        return state
+
+    def local_training(self, client: Client, initial: Tensor) -> None:
+        """(client) Go on training the client's own model."""
+        client.state["weights"] = client.train(client.state.get("weights", initial))
+
+    def evaluate(self, fed: Federation, state: State) -> None:
+        everyone = range(fed.num_clients)
+        found = fed.gather(self.local_scores, everyone, initial=Unsent(state.weights)).values()
+        by_name = {name: [scores[name] for scores in found] for name in next(iter(found))}
+        fed.log(**{name: math.fsum(each) / len(each) for name, each in by_name.items()})
+
+    def local_scores(self, client: Client, initial: Tensor) -> dict[str, float]:
+        """(client) What the client's own model is worth on the central test set."""
+        client.model.load(client.state.get("weights", initial))
+        test = client.central_test
+        return scores(evaluate(client.model, test.x, test.y), test.y.cpu().numpy())
+
+    def local_test(self, client: Client, weights: Tensor) -> None:
+        """(client) Evaluate the client's own model on its own test examples."""
+        client.evaluate(client.state.get("weights", weights))
+
+    def global_model(self, fed: Federation, state: State) -> dict[str, Vector]:
+        """None: the clients' models are with their kept states, in the last checkpoint."""
+        return {}

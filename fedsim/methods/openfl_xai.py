@@ -1,0 +1,164 @@
+"""OpenFL-XAI: every client learns rules, and the server merges them, once.
+
+Daole et al., OpenFL-XAI: Federated learning of explainable artificial intelligence models in
+Python, SoftwareX 23 (2023). How rules are learnt, merged and applied is the model's affair:
+`model.name=tsk` is the paper's, and any `RuleModel` will do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import ExperimentError
+from fedsim.explain.rules import global_explanation, measures
+from fedsim.federation import Client, Federation, Unsent
+from fedsim.federation.wire import to_arrays
+from fedsim.methods.method import Method, State, methods
+from fedsim.models.rules import Rules, check_table, feature_names
+from fedsim.training import Train, regression_scores
+
+
+@dataclass(frozen=True)
+class RuleState(State):
+    """The global rule base.
+
+    Attributes:
+        rules: its arrays; none before the first round.
+        sources: (R,) how many clients' bases each rule comes from.
+    """
+
+    rules: Rules
+    sources: NDArray[np.int64]
+
+
+class RuleMethod(Method[RuleState]):
+    """What methods that learn rule models have in common."""
+
+    of_rules: ClassVar[bool] = True
+    regresses: ClassVar[bool] = True
+
+    def init(self, fed: Federation) -> RuleState:
+        return RuleState(fed.initial_weights(), {}, np.empty(0, dtype=np.int64))
+
+    def check(self, train: Train) -> None:
+        if train.rounds != 1:
+            raise ExperimentError(
+                f"method.name={self.name} learns in a single round, in which every client's rules "
+                f"are merged: train.rounds must be 1, not {train.rounds}"
+            )
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        if dataset.classes:
+            raise ExperimentError(
+                f"method.name={self.name} learns a number, and the data set has "
+                f"{len(dataset.classes)} classes"
+            )
+        check_table(dataset.x, dataset.y, feature_names(dataset.shape[0], dataset.features))
+
+    def evaluate(self, fed: Federation, state: RuleState) -> None:
+        """Scores on the central test set, how interpretable the rules are, and all of them."""
+        test, names = fed.test_table, feature_names(fed.shape[0], fed.features)
+        found = fed.rules.predict(state.rules, test.x)
+        rules = fed.rules.explain(state.rules, names)
+        fed.log(**regression_scores(found.values, test.y))
+        fed.log(**measures(rules, found, state.sources))
+        target = fed.target or "y"
+        rows = global_explanation(rules, found, test.y, state.sources, names, target)
+        fed.explain("rules", rows)
+
+    def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
+        fed.each(self.local_rule_test, range(fed.num_clients), rules=Unsent(state.rules))
+
+    def local_rule_test(self, client: Client, rules: dict[str, Any]) -> None:
+        """(client) The global rules on the client's own test examples."""
+        client.evaluate_rules(to_arrays(rules))
+
+    def global_model(self, fed: Federation, state: RuleState) -> Rules:
+        return state.rules
+
+
+@methods.register
+class OpenFLXAI(RuleMethod):
+    """Rules learnt by each client, juxtaposed and merged in one round (Daole et al. 2023).
+
+    Antecedents, consequents and weights travel as float32; the clients that take part get the
+    global base back (the released program leaves it at the server).
+    """
+
+    name: str = "openfl_xai"
+
+    def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
+        cohort = fed.sample(t)
+        bases = fed.gather(self.local_rules, cohort)
+        rules, sources = fed.rules.merge(list(bases.values()))
+        fed.each(self.receive, list(bases), rules=rules)
+        return replace(state, rules=rules, sources=sources)
+
+    def local_rules(self, client: Client) -> Rules:
+        """(client) The client's own rules, as they are sent."""
+        table = client.table
+        rules = client.rules.train(table.x, table.y, client.rng("rules"))
+        client.report(rules=len(rules["weights"]))
+        return {name: array.astype(np.float32) for name, array in rules.items()}
+
+    def receive(self, client: Client, rules: dict[str, Any]) -> None:
+        """(client) The global rules; for how many of the client's examples does one fire?"""
+        found = client.rules.predict(to_arrays(rules), client.table.x)
+        client.report(coverage=float((found.firing > 0).any(axis=1).mean()))
+
+
+@methods.register
+class CentralisedRules(RuleMethod):
+    """The same rule learner on all clients' examples together; no federation could run it."""
+
+    name: str = "centralised_rules"
+
+    def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
+        union = fed.labelled_table
+        rules = fed.rules.train(union.x, union.y, fed.rng("rules"))
+        return replace(state, rules=rules, sources=np.ones(len(rules["weights"]), dtype=np.int64))
+
+
+@methods.register
+class LocalRules(RuleMethod):
+    """Each client's own rules, never merged, and nothing sent.
+
+    Scores and measures are the mean over the clients' rule bases, on the central test set.
+    """
+
+    name: str = "local_rules"
+
+    def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
+        fed.each(self.local_learning, fed.sample(t))
+        return state
+
+    def local_learning(self, client: Client) -> None:
+        """(client) The client's own rules, kept."""
+        table = client.table
+        client.state["rules"] = client.rules.train(table.x, table.y, client.rng("rules"))
+
+    def evaluate(self, fed: Federation, state: RuleState) -> None:
+        found = fed.gather(self.local_scores, fed.sample(fed.round)).values()
+        means = {name: [scores[name] for scores in found] for name in next(iter(found))}
+        fed.log(**{name: math.fsum(each) / len(each) for name, each in means.items()})
+
+    def local_scores(self, client: Client) -> dict[str, float]:
+        """(client) What the client's own rules are worth on the central test set."""
+        rules, test = to_arrays(client.state["rules"]), client.central_table
+        found = client.rules.predict(rules, test.x)
+        names = feature_names(test.x.shape[1])
+        once = np.ones(len(rules["weights"]), dtype=np.int64)
+        scores = regression_scores(found.values, test.y)
+        client.report(r2=scores["r2"], rules=len(once))
+        return scores | measures(client.rules.explain(rules, names), found, once)
+
+    def local_rule_test(self, client: Client, rules: dict[str, Any]) -> None:
+        """(client) The client's own rules on its own test examples."""
+        client.evaluate_rules(to_arrays(client.state["rules"]))

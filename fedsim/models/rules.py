@@ -1,0 +1,171 @@
+"""What a rule model is: trained on a client, merged at the server, read by a person.
+
+A rule says what the output is where its conditions hold. How well they hold for an input, its
+firing strength, is 0 or 1 for crisp rules and between them for fuzzy ones.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fedsim.errors import DataError
+from fedsim.models.model import Model
+
+Array = NDArray[np.float64]
+# The arrays of a rule base, by name: a row of each is a rule.
+Rules = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What R rules make of n inputs.
+
+    Args:
+        values: (n,) what the rule base predicts.
+        deciding: (n,) the rule that decides, or counts most, by index.
+        firing: (n, R) firing strengths.
+        outputs: (n, R) each rule's own output.
+    """
+
+    values: Array
+    deciding: NDArray[np.int64]
+    firing: Array
+    outputs: Array
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition of a rule, on one feature.
+
+    Args:
+        feature: which, by index.
+        words: «x3 is LOW».
+        membership: how well it holds for a value of the feature, 0 to 1.
+    """
+
+    feature: int
+    words: str
+    membership: Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule as a person reads it.
+
+    Args:
+        conditions: all of them must hold.
+        consequent: (F + 1,) the output: constant first, then a coefficient for each feature.
+        weight: what it counts with.
+    """
+
+    conditions: tuple[Condition, ...]
+    consequent: Array
+    weight: float
+
+
+class RuleModel(Model, ABC):
+    """Rules of one kind: how they are trained, merged, applied and explained.
+
+    A rule model of one's own extends this class and is named `package.module:Name`. It learns a
+    number from a table whose inputs lie in [0, 1]; with the method `openfl_xai` in a federation.
+    """
+
+    @abstractmethod
+    def train(self, x: Array, y: Array, rng: np.random.Generator) -> Rules:
+        """A client's own rules.
+
+        Args:
+            x: (n, F) inputs in [0, 1].
+            y: (n,) targets.
+            rng: for what is left to chance.
+
+        Raises:
+            DataError: these cannot be learnt from; see `check_table`.
+        """
+
+    @abstractmethod
+    def merge(self, bases: Sequence[Rules]) -> tuple[Rules, NDArray[np.int64]]:
+        """The global rules, and (R,) from how many of the bases each of them comes.
+
+        Args:
+            bases: of the clients, in their order.
+        """
+
+    @abstractmethod
+    def predict(self, rules: Rules, x: Array) -> Prediction:
+        """Apply rules to (n, F) inputs."""
+
+    @abstractmethod
+    def explain(self, rules: Rules, names: Sequence[str]) -> list[Rule]:
+        """The rules as a person reads them.
+
+        Args:
+            names: of the F features.
+        """
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A network without weights: there is none."""
+        return nn.Module()
+
+
+def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
+    """Refuse what rules cannot be learnt from.
+
+    Raises:
+        DataError: x is no table, there is no row, a value is no finite number, an input lies
+            outside [0, 1].
+    """
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise DataError(
+            f"rules are learnt from a table of inputs (n, features) and targets (n,); these have "
+            f"shapes {x.shape} and {y.shape}"
+        )
+    if len(x) == 0:
+        raise DataError("rules cannot be learnt from no example")
+    for column, name in enumerate(names):
+        values = x[:, column]
+        wrong = np.flatnonzero(~np.isfinite(values))
+        if len(wrong):
+            raise DataError(f"input '{name}' is {values[wrong[0]]} in row {wrong[0]}")
+        wrong = np.flatnonzero((values < 0) | (values > 1))
+        if len(wrong):
+            raise DataError(
+                f"input '{name}' is {values[wrong[0]]:g} in row {wrong[0]}; rules are learnt from "
+                "inputs in [0, 1] (data.scale=minmax scales a table's)"
+            )
+    wrong = np.flatnonzero(~np.isfinite(y))
+    if len(wrong):
+        raise DataError(f"the target is {y[wrong[0]]} in row {wrong[0]}")
+
+
+def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The features' names, or x1, x2, … where they have none.
+
+    Raises:
+        DataError: there are names, but not one for each feature.
+    """
+    if names and len(names) != count:
+        raise DataError(f"{len(names)} names for {count} features")
+    return tuple(names) or tuple(f"x{f + 1}" for f in range(count))
+
+
+def quality(found: Prediction, y: Array) -> tuple[Array, Array]:
+    """Support and confidence of each rule on n examples: (R,) each, between 0 and 1.
+
+    With the firing strengths w_ij and m_ij = 1 - |ŷ_ij - y_i|, the error min-max normalised over
+    all examples and rules: support = Σ_i w_ij·m_ij / n, confidence = Σ_i w_ij·m_ij / Σ_i w_ij
+    (0 for a rule that never fires).
+    """
+    errors = np.abs(found.outputs - y[:, None])
+    spread = errors.max() - errors.min()
+    m = 1 - (errors - errors.min()) / spread if spread else np.ones_like(errors)
+    total, fitting = found.firing.sum(axis=0), (found.firing * m).sum(axis=0)
+    confidence = np.divide(fitting, total, out=np.zeros_like(total), where=total > 0)
+    return fitting / len(y), confidence

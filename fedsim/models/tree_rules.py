@@ -1,0 +1,119 @@
+"""Crisp rules that are the leaves of regression trees: a second, simple kind of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.models.model import models
+from fedsim.models.rules import (
+    Array,
+    Condition,
+    Prediction,
+    Rule,
+    RuleModel,
+    Rules,
+    check_table,
+    feature_names,
+)
+
+# Of a side without a bound: finite, so that it can be sent like any other.
+LEAST, GREATEST = np.finfo(np.float32).min, np.finfo(np.float32).max
+
+
+@models.register
+class TreeRules(RuleModel):
+    """Intervals and a constant: the leaves of each client's regression tree (scikit-learn).
+
+        IF x1 > 0.25 AND x3 ≤ 0.5 THEN y = 0.4
+
+    A rule base is `low` and `high` (R, F), a rule holds where low < x ≤ high in every feature;
+    `values` (R,) and `weights` (R,), the number of examples in the leaf. An input is in one leaf
+    of each client's tree; the prediction is their mean, weighted by the weights.
+
+    Args:
+        rules: the most leaves of a tree.
+        min_samples: the fewest examples in a leaf.
+    """
+
+    name: str = "tree_rules"
+    rules: int = Field(16, ge=2)
+    min_samples: int = Field(5, ge=1)
+
+    def train(self, x: Array, y: Array, rng: np.random.Generator) -> Rules:
+        from sklearn.tree import DecisionTreeRegressor
+
+        check_table(x, y, feature_names(x.shape[-1]))
+        tree = DecisionTreeRegressor(
+            max_leaf_nodes=self.rules,
+            min_samples_leaf=self.min_samples,
+            random_state=int(rng.integers(2**31)),
+        )
+        tree = tree.fit(x, y).tree_
+        low = np.full((tree.node_count, x.shape[1]), LEAST, np.float64)
+        high = np.full_like(low, GREATEST)
+        for node in range(tree.node_count):  # parents come before their children
+            left, right = tree.children_left[node], tree.children_right[node]
+            if left != right:
+                for child in (left, right):
+                    low[child], high[child] = low[node], high[node]
+                high[left, tree.feature[node]] = tree.threshold[node]
+                low[right, tree.feature[node]] = tree.threshold[node]
+        leaves = np.flatnonzero(tree.children_left == tree.children_right)
+        return {
+            "low": low[leaves],
+            "high": high[leaves],
+            "values": tree.value[leaves, 0, 0],
+            "weights": tree.weighted_n_node_samples[leaves],
+        }
+
+    def merge(self, bases: Sequence[Rules]) -> tuple[Rules, NDArray[np.int64]]:
+        """All clients' rules; those with equal intervals as one, with the examples of all."""
+        low, high, values, weights = (
+            np.concatenate([b[name] for b in bases]) for name in bases[0]
+        )
+        boxes, rule = np.unique(np.hstack([low, high]), axis=0, return_inverse=True)
+        total, weighted = np.zeros((2, len(boxes)), weights.dtype)
+        np.add.at(total, rule, weights)
+        np.add.at(weighted, rule, weights * values)
+        low, high = np.hsplit(boxes, 2)
+        merged = {"low": low, "high": high, "values": weighted / total, "weights": total}
+        return merged, np.bincount(rule)
+
+    def predict(self, rules: Rules, x: Array) -> Prediction:
+        holds = np.ones((len(x), len(rules["weights"])), dtype=np.bool_)
+        for f in range(x.shape[1]):
+            holds &= (rules["low"][:, f] < x[:, f, None]) & (x[:, f, None] <= rules["high"][:, f])
+        w = holds * rules["weights"].astype(np.float64)
+        outputs = np.repeat(rules["values"].astype(np.float64)[None], len(x), axis=0)
+        values = (w * outputs).sum(axis=1) / w.sum(axis=1)
+        return Prediction(values, w.argmax(axis=1), holds.astype(np.float64), outputs)
+
+    def explain(self, rules: Rules, names: Sequence[str]) -> list[Rule]:
+        def conditions(low: Array, high: Array) -> tuple[Condition, ...]:
+            found = []
+            for f, name in enumerate(names):
+                bounds = (float(low[f]), float(high[f]))
+                below, above = bounds[0] > LEAST, bounds[1] < GREATEST
+                if below and above:
+                    words = f"{bounds[0]:.3g} < {name} ≤ {bounds[1]:.3g}"
+                elif below or above:
+                    words = f"{name} > {bounds[0]:.3g}" if below else f"{name} ≤ {bounds[1]:.3g}"
+                else:
+                    continue
+                found.append(
+                    Condition(f, words, lambda v, b=bounds: float(b[0] < v <= b[1]))  # type: ignore[misc]
+                )
+            return tuple(found)
+
+        return [
+            Rule(
+                conditions(low, high),
+                np.concatenate([[value], np.zeros(len(names))]),
+                float(weight),
+            )
+            for low, high, value, weight in zip(*rules.values(), strict=True)
+        ]

@@ -1,0 +1,587 @@
+"""Takagi-Sugeno-Kang rules: the published model to the last bit, and what the formulas say."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from fedsim.errors import DataError
+from fedsim.models.rules import Prediction, Rules, feature_names, quality
+from fedsim.models.tsk import FILES, Tsk, fuzzy_c_means, read_published, write_published
+from fedsim.training import regression_scores
+
+RNG = np.random.default_rng(0)  # nothing is drawn from it: the seed of the clusters is fixed
+ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"), "openfl_xai")
+real = pytest.mark.skipif(not ROOT.is_dir(), reason="OpenFL-XAI's files are not at hand")
+# The order in which the published model's collaborators were added up.
+PUBLISHED_ORDER = (0, 4, 3, 1, 2)
+Table = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def table(part: str, folder: str = "") -> Table:
+    x, y = (np.load(ROOT / "data" / folder / f"{name}_{part}.npy") for name in "Xy")
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def bases() -> list[Rules]:
+    """What each collaborator learns, in float64."""
+    return [Tsk().train(*table("train", f"col{k}"), RNG) for k in range(5)]
+
+
+@pytest.fixture(scope="module")
+def sent(bases: list[Rules]) -> list[Rules]:
+    """The same as it travels."""
+    return [{name: a.astype(np.float32) for name, a in base.items()} for base in bases]
+
+
+@pytest.fixture(scope="module")
+def published() -> Rules:
+    return read_published(ROOT / "global_models" / "tsk")
+
+
+def score(model: Tsk, rules: Rules, data: Table) -> dict[str, float]:
+    return regression_scores(model.predict(rules, data[0]).values, data[1])
+
+
+@real
+class TestThePublishedModel:
+    """Acceptance values of the published program, T1 to T7."""
+
+    def test_t1_rules_of_each_collaborator(self, bases: list[Rules]) -> None:
+        assert [len(base["weights"]) for base in bases] == [7, 15, 10, 12, 16]
+
+    @pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::17])
+    def test_t2_antecedents_in_any_order(
+        self, sent: list[Rules], published: Rules, order: tuple[int, ...]
+    ) -> None:
+        merged, sources = Tsk().merge([sent[k] for k in order])
+        np.testing.assert_array_equal(merged["antecedents"], published["antecedents"])
+        # In how many of the five bases each of the 25 antecedents is.
+        assert sources.tolist() == [
+            *(5, 1, 1, 1, 1, 4, 1, 3, 1, 3, 2, 1, 1),
+            *(5, 3, 4, 2, 1, 1, 4, 4, 3, 3, 1, 4),
+        ]
+
+    def test_t3_weights_bit_for_bit(self, sent: list[Rules], published: Rules) -> None:
+        for order in (PUBLISHED_ORDER, (4, 3, 2, 1, 0)):
+            merged, _ = Tsk().merge([sent[k] for k in order])
+            assert merged["weights"].dtype == np.float32
+            assert merged["weights"].tobytes() == published["weights"].tobytes()
+
+    def test_t3_and_t4_in_any_order(self, sent: list[Rules], published: Rules) -> None:
+        in_order, _ = Tsk().merge(sent)
+        np.testing.assert_allclose(in_order["weights"], published["weights"], rtol=0, atol=2e-9)
+        for order in itertools.permutations(range(5)):
+            merged, _ = Tsk().merge([sent[k] for k in order])
+            # One unit in the last place of a weight of 0.044 is 3.7e-9.
+            np.testing.assert_allclose(merged["weights"], published["weights"], rtol=0, atol=4e-9)
+            np.testing.assert_allclose(
+                merged["consequents"], published["consequents"], rtol=0, atol=1e-4
+            )
+
+    def test_t4_consequents_in_the_published_order(
+        self, sent: list[Rules], published: Rules
+    ) -> None:
+        merged, _ = Tsk().merge([sent[k] for k in PUBLISHED_ORDER])
+        found, expected = merged["consequents"], published["consequents"]
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-10)
+
+    def test_t5_predictions(self, published: Rules) -> None:
+        x, y = table("test")
+        found = Tsk().predict(published, x)
+        assert found.values[-1] == pytest.approx(0.42924082724972834, abs=1e-12)
+        assert y[-1] == 0
+        assert found.deciding[-1] + 1 == 17
+        first = [0.36653574, 0.00933534, -0.02862657, 0.64220762, 0.89279271]
+        np.testing.assert_allclose(found.values[:5], first, rtol=0, atol=6e-9)
+        assert (found.deciding[:5] + 1).tolist() == [16, 1, 1, 25, 25]
+        assert found.values.sum() == pytest.approx(157.33995653, abs=6e-9)
+        assert (found.firing == 0).all(axis=1).sum() == 83
+        assert (found.firing > 0).sum(axis=1).mean() == pytest.approx(3.409465, abs=6e-7)
+
+    def test_t5_how_often_each_rule_wins(self, published: Rules) -> None:
+        wins = np.bincount(Tsk().predict(published, table("test")[0]).deciding)
+        assert wins.tolist() == [
+            *(199, 8, 3, 7, 1, 5, 13, 10, 5, 13, 4, 7, 6),
+            *(28, 4, 29, 3, 5, 13, 27, 74, 2, 6, 3, 11),
+        ]
+
+    def test_t6_scores_of_the_winner_rule(self, published: Rules) -> None:
+        found = score(Tsk(), published, table("test"))
+        assert found["loss"] == pytest.approx(0.110645, abs=6e-7)
+        assert found["rmse"] == pytest.approx(0.332633, abs=6e-7)
+        assert found["mae"] == pytest.approx(0.20622, abs=6e-6)
+        assert found["r2"] == pytest.approx(0.394484, abs=6e-7)
+        expected = [
+            (0.206113, -0.183113),
+            (0.182081, -0.225182),
+            (0.110645, 0.394484),
+            (0.158611, 0.134429),
+            (0.06841, 0.630841),
+        ]
+        for k, (mse, r2) in enumerate(expected):
+            own = score(Tsk(), published, table("test", f"col{k}"))
+            assert (own["loss"], own["r2"]) == pytest.approx((mse, r2), abs=6e-7)
+        everything = score(Tsk(), published, all_tests())
+        assert (everything["loss"], everything["r2"]) == pytest.approx(
+            (0.145387, 0.210178), abs=6e-7
+        )
+
+    def test_t6_scores_of_the_weighted_average(self, published: Rules) -> None:
+        model = Tsk(inference="average")
+        one, everything = (score(model, published, data) for data in (table("test"), all_tests()))
+        assert (one["loss"], one["r2"]) == pytest.approx((0.109622, 0.400083), abs=6e-7)
+        assert (everything["loss"], everything["r2"]) == pytest.approx(
+            (0.142565, 0.225508), abs=1.1e-6
+        )
+
+    def test_t6_local_and_centralised(self, bases: list[Rules]) -> None:
+        expected = [
+            (0.210348, -0.207423),
+            (0.159926, -0.076107),
+            (0.117613, 0.356347),
+            (0.176604, 0.036242),
+            (0.085822, 0.536883),
+        ]
+        for k, (mse, r2) in enumerate(expected):
+            own = score(Tsk(), bases[k], table("test", f"col{k}"))
+            assert (own["loss"], own["r2"]) == pytest.approx((mse, r2), abs=3e-6)
+        parts = [table("train", f"col{k}") for k in range(5)]
+        union = Tsk().train(*(np.concatenate(part) for part in zip(*parts, strict=True)), RNG)
+        assert len(union["weights"]) == 13
+        assert score(Tsk(), union, all_tests())["r2"] == pytest.approx(0.241757, abs=6e-7)
+
+    def test_t7_predictions_hardly_depend_on_the_order(
+        self, bases: list[Rules], sent: list[Rules]
+    ) -> None:
+        x, _ = all_tests()
+        orders = list(itertools.permutations(range(5)))
+        found = np.array(
+            [Tsk().predict(Tsk().merge([sent[k] for k in order])[0], x).values for order in orders]
+        )
+        assert orders[0] == (0, 1, 2, 3, 4)
+        assert np.abs(found - found[0]).max() <= 6e-5
+        precise = Tsk().predict(Tsk().merge(bases)[0], x).values
+        assert np.abs(found - precise).max() <= 8.2e-5
+
+
+def all_tests() -> Table:
+    parts = [table("test", f"col{k}") for k in range(5)]
+    x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return x, y
+
+
+# the formulas, written out
+
+
+def examples(n: int = 60, features: int = 3, seed: int = 0) -> Table:
+    rng = np.random.default_rng(seed)
+    x = rng.random((n, features))
+    return x, np.sin(3 * x[:, 0]) + x[:, -1] ** 2
+
+
+def slow_membership(value: float, s: int, terms: int) -> float:
+    half_width = 1 / (terms - 1)
+    return max(0.0, 1 - abs(value - s * half_width) / half_width)
+
+
+def slow_training(model: Tsk, x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """The same rules, number by number; consequents by the pseudo-inverse."""
+    n, F = x.shape
+    z = np.column_stack([x, y])
+    U = np.random.RandomState(0).rand(n, model.rules)
+    for _ in range(1000):
+        U = U / U.sum(axis=1, keepdims=True)
+        centres = np.array(
+            [
+                sum(U[i, c] ** 2 * z[i] for i in range(n)) / sum(U[i, c] ** 2 for i in range(n))
+                for c in range(model.rules)
+            ]
+        )
+        new = np.empty_like(U)
+        for i in range(n):
+            inverse = [1 / math.dist(z[i], centre) ** 2 for centre in centres]
+            new[i] = np.array(inverse) / sum(inverse)
+        change, U = math.sqrt(((new - U) ** 2).sum()), new
+        if change < 0.005:
+            break
+    found = set()
+    for centre in centres:
+        sets = []
+        for f in range(F):
+            degrees = [slow_membership(centre[f], s, model.terms) for s in range(model.terms)]
+            sets.append(degrees.index(max(degrees)))
+        found.add(tuple(sets))
+    antecedents = sorted(found)
+    w = [
+        [
+            math.prod(slow_membership(x[i, f], a[f], model.terms) for f in range(F))
+            for a in antecedents
+        ]
+        for i in range(n)
+    ]
+    w = np.array(w)
+    design = np.column_stack([np.ones(n), x])
+    consequents = []
+    for j in range(len(antecedents)):
+        root = np.diag(np.sqrt(w[:, j]))
+        consequents.append(np.linalg.pinv(root @ design, rcond=1e-13) @ (root @ y))
+    errors = np.array([[abs(design[i] @ c - y[i]) for c in consequents] for i in range(n)])
+    fitting = 1 - (errors - errors.min()) / (errors.max() - errors.min())
+    weights = []
+    for j in range(len(antecedents)):
+        good, total = (w[:, j] * fitting[:, j]).sum(), w[:, j].sum()
+        support, confidence = good / n, good / total
+        weights.append(2 * support * confidence / (support + confidence))
+    return np.array(antecedents), np.array(consequents), np.array(weights)
+
+
+@pytest.mark.parametrize("terms", [2, 3, 5])
+def test_training_is_as_written_out(terms: int) -> None:
+    model, (x, y) = Tsk(rules=8, terms=terms), examples()
+    antecedents, consequents, weights = slow_training(model, x, y)
+    found = model.train(x, y, RNG)
+    np.testing.assert_array_equal(found["antecedents"], antecedents)
+    np.testing.assert_allclose(found["consequents"], consequents, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found["weights"], weights, rtol=1e-9)
+
+
+def test_order_zero_is_the_mean_of_what_fires() -> None:
+    model, (x, y) = Tsk(rules=8, order=0), examples()
+    rules = model.train(x, y, RNG)
+    assert rules["consequents"].shape == (len(rules["weights"]), 1)
+    w = model.firing(rules["antecedents"], x)
+    for j, (constant,) in enumerate(rules["consequents"]):
+        assert constant == pytest.approx(np.average(y, weights=w[:, j]))
+    found = model.predict(rules, x)
+    np.testing.assert_array_equal(found.values, rules["consequents"][found.deciding, 0])
+
+
+@pytest.mark.parametrize("inference", ["winner", "average"])
+def test_prediction_is_as_written_out(inference: Any) -> None:
+    model, (x, y) = Tsk(rules=8, inference=inference), examples()
+    rules = model.train(x, y, RNG)
+    for value, row in zip(model.predict(rules, x).values, x, strict=True):
+        fired = [
+            (math.prod(slow_membership(row[f], a, 3) for f, a in enumerate(antecedent)), weight)
+            for antecedent, weight in zip(rules["antecedents"], rules["weights"], strict=True)
+        ]
+        outputs = [c[0] + c[1:] @ row for c in rules["consequents"]]
+        if inference == "winner":
+            expected = outputs[fired.index(max(fired))]
+        else:
+            total = sum(w for w, _ in fired)
+            expected = sum(w * o for (w, _), o in zip(fired, outputs, strict=True)) / total
+        assert value == pytest.approx(expected)
+
+
+def base(antecedents: Any, weights: Any, consequents: Any = None) -> Rules:
+    A = np.array(antecedents, dtype=np.float32)
+    if consequents is None:
+        consequents = np.arange(len(A) * (A.shape[1] + 1)).reshape(len(A), -1)
+    return {
+        "antecedents": A,
+        "consequents": np.array(consequents, dtype=np.float32),
+        "weights": np.array(weights, dtype=np.float32),
+    }
+
+
+def test_ties_go_to_the_greater_weight_then_to_the_first() -> None:
+    middle = np.array([[0.25]])  # half LOW, half MEDIUM
+    for weights, winner in (((0.1, 0.2), 1), ((0.2, 0.1), 0), ((0.2, 0.2), 0)):
+        found = Tsk().predict(base([[0], [1]], weights), middle)
+        assert found.firing.tolist() == [[0.5, 0.5]]
+        assert found.deciding[0] == winner
+
+
+@pytest.mark.parametrize("inference", ["winner", "average"])
+def test_where_no_rule_fires_the_weightiest_decides(inference: Any) -> None:
+    rules = base([[0], [1]], [0.1, 0.2], [[1, 0], [2, 0]])
+    found = Tsk(inference=inference).predict(rules, np.array([[1.0], [7.0], [-3.0]]))
+    assert not found.firing.any()
+    assert found.deciding.tolist() == [1, 1, 1]
+    assert found.values.tolist() == [2, 2, 2]
+
+
+def test_values_outside_the_range_fall_off_as_inside() -> None:
+    """Predictions take them (a test set scaled by the training set's range has some)."""
+    memberships = Tsk().memberships(np.array([-0.25, 1.25, 1.5, 2.0]))
+    assert memberships.tolist() == [[0.5, 0, 0], [0, 0, 0.5], [0, 0, 0], [0, 0, 0]]
+
+
+@given(value=st.floats(0, 1), terms=st.integers(2, 9))
+def test_the_sets_are_a_partition(value: float, terms: int) -> None:
+    memberships = Tsk(terms=terms).memberships(np.array([value]))
+    assert memberships.sum() == pytest.approx(1)
+    assert (memberships > 0).sum() <= 2
+
+
+# merging
+
+
+@st.composite
+def some_bases(draw: st.DrawFn) -> list[Rules]:
+    F = draw(st.integers(1, 3))
+    found = []
+    for _ in range(draw(st.integers(1, 5))):
+        rows = draw(
+            st.lists(st.tuples(*[st.integers(0, 2)] * F), min_size=1, max_size=6, unique=True)
+        )
+        values = st.floats(-10, 10, width=32)
+        consequents = draw(arrays(np.float32, (len(rows), F + 1), elements=values))
+        weights = draw(
+            arrays(
+                np.float32, len(rows), elements=st.floats(0, 1, width=32, allow_subnormal=False)
+            )
+        )
+        found.append(base(rows, weights, consequents))
+    return found
+
+
+@given(bases=some_bases(), data=st.data())
+def test_merging_in_another_order_is_the_same_but_for_rounding(
+    bases: list[Rules], data: st.DataObject
+) -> None:
+    one, sources = Tsk().merge(bases)
+    other, again = Tsk().merge(data.draw(st.permutations(bases)))
+    np.testing.assert_array_equal(one["antecedents"], other["antecedents"])
+    np.testing.assert_array_equal(sources, again)
+    for name in ("consequents", "weights"):
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-4)
+
+
+@given(bases=some_bases())
+def test_merging_is_the_weighted_mean(bases: list[Rules]) -> None:
+    merged, sources = Tsk().merge(bases)
+    rows = [tuple(a) for a in merged["antecedents"]]
+    assert rows == sorted(set(rows))
+    for row, consequent, weight, count in zip(
+        rows, merged["consequents"], merged["weights"], sources, strict=True
+    ):
+        same = [
+            (c.astype(float), float(w))
+            for b in bases
+            for a, c, w in zip(*(b[name] for name in FILES), strict=True)
+            if tuple(a) == row
+        ]
+        assert len(same) == count
+        total = sum(w for _, w in same)
+        expected = (
+            sum(w * c for c, w in same) / total if total else sum(c for c, _ in same) / count
+        )
+        assert weight == pytest.approx(total / count, rel=1e-5, abs=1e-6)
+        if total > 1e-3:  # below, what is lost to rounding counts
+            np.testing.assert_allclose(consequent, expected, rtol=1e-4, atol=1e-4)
+
+
+@given(bases=some_bases(), times=st.integers(2, 4))
+def test_duplicated_clients_change_nothing(bases: list[Rules], times: int) -> None:
+    once, sources = Tsk().merge(bases)
+    more, counted = Tsk().merge(bases * times)
+    np.testing.assert_array_equal(counted, times * sources)
+    for name in FILES:
+        np.testing.assert_allclose(once[name], more[name], rtol=1e-4, atol=1e-4)
+
+
+def test_disjoint_antecedents_are_juxtaposed_untouched() -> None:
+    one = base([[0, 2], [1, 0]], [0.3, 0.1], [[0.1, 0.7, 0.3], [1, 2, 3]])
+    other = base([[0, 0]], [0.7], [[0.3, 0.9, 1e-7]])
+    merged, sources = Tsk().merge([one, other])
+    assert sources.tolist() == [1, 1, 1]
+    for name in FILES:
+        expected = np.concatenate([other[name], one[name]])
+        assert merged[name].tobytes() == expected.tobytes()
+
+
+def test_a_single_base_is_only_sorted() -> None:
+    rules = base([[2], [0]], [0.3, 0.7])
+    merged, _ = Tsk().merge([rules])
+    for name in FILES:
+        assert merged[name].tobytes() == rules[name][::-1].tobytes()
+
+
+def test_rules_without_any_weight_are_merged_plainly() -> None:
+    merged, _ = Tsk().merge([base([[0]], [0], [[1, 2]]), base([[0]], [0], [[3, 6]])])
+    assert merged["consequents"].tolist() == [[2, 4]]
+    assert merged["weights"].tolist() == [0]
+
+
+def test_bases_of_different_features_are_refused() -> None:
+    with pytest.raises(DataError, match="different features and consequents: 1 and 2, 2 and 3"):
+        Tsk().merge([base([[0]], [1]), base([[0, 1]], [1])])
+
+
+# what is awkward to learn from
+
+
+def test_one_example() -> None:
+    """One rule, which goes through the example; it is all that there is to support it."""
+    x, y = np.array([[0.2, 0.9]]), np.array([0.7])
+    rules = Tsk().train(x, y, RNG)
+    assert rules["antecedents"].tolist() == [[0, 2]]
+    assert Tsk().predict(rules, x).values == pytest.approx([0.7])
+    w = (1 - 0.2 / 0.5) * (1 - 0.1 / 0.5)  # support w, confidence 1
+    assert rules["weights"] == pytest.approx([2 * w / (w + 1)])
+
+
+@pytest.mark.parametrize("n", [2, 5, 29])
+def test_fewer_examples_than_clusters(n: int) -> None:
+    x, y = examples(n)
+    rules = Tsk().train(x, y, RNG)
+    assert 1 <= len(rules["weights"]) <= 30
+    assert all(np.isfinite(array).all() for array in rules.values())
+
+
+def test_a_constant_column_costs_nothing() -> None:
+    """Its coefficient is the smallest that will do, and predictions are those without it."""
+    x, y = examples(80, features=2)
+    with_constant = np.column_stack([x, np.full(len(x), 1.0)])
+    plain, wide = Tsk(rules=6).train(x, y, RNG), Tsk(rules=6).train(with_constant, y, RNG)
+    assert set(wide["antecedents"][:, 2]) == {2}
+    np.testing.assert_allclose(
+        Tsk().predict(wide, with_constant).values, Tsk().predict(plain, x).values, atol=1e-6
+    )
+    # The constant and the coefficient of a column of ones share what one would have alone.
+    np.testing.assert_allclose(wide["consequents"][:, 0], wide["consequents"][:, 3], atol=1e-8)
+
+
+def test_equal_examples() -> None:
+    x, y = np.full((40, 3), 0.4), np.full(40, 0.3)
+    rules = Tsk().train(x, y, RNG)
+    assert len(rules["weights"]) == 1
+    assert Tsk().predict(rules, x).values == pytest.approx(np.full(40, 0.3))
+
+
+def test_a_rule_that_never_fires_weighs_nothing() -> None:
+    """A centre may lie where each feature's set is that of some example, but of none together."""
+    x = np.array([[0.0, 0.5], [0.5, 0.0], [1.0, 1.0]] * 10)
+    y = np.arange(30.0)
+    model = Tsk()
+    w = model.firing(np.array([[0, 0], [2, 2]]), x)
+    assert not w[:, 0].any()
+    consequents = model._fit(w, x, y)
+    assert not consequents[0].any()
+    assert not Tsk(order=0)._fit(w, x, y)[0].any()
+    outputs = np.column_stack([np.ones(30), x]) @ consequents.T
+    support, confidence = quality(Prediction(y, np.zeros(30, np.int64), w, outputs), y)
+    assert support[0] == confidence[0] == 0 < support[1]
+
+
+BAD: list[tuple[Any, Any, str]] = [
+    (np.array([[0.1, np.nan]]), np.array([1.0]), r"input 'x2' is nan in row 0"),
+    (np.array([[0.1], [np.inf]]), np.zeros(2), r"input 'x1' is inf in row 1"),
+    (np.array([[0.1], [1.5]]), np.zeros(2), r"input 'x1' is 1.5 in row 1; .* \[0, 1\]"),
+    (np.array([[-0.1]]), np.zeros(1), r"input 'x1' is -0.1 in row 0; .*data.scale=minmax"),
+    (np.array([[0.1]]), np.array([np.nan]), r"the target is nan in row 0"),
+    (np.empty((0, 2)), np.empty(0), r"from no example"),
+    (np.zeros((2, 2, 2)), np.zeros(2), r"a table of inputs .* shapes \(2, 2, 2\) and \(2,\)"),
+    (np.zeros((2, 2)), np.zeros(3), r"shapes \(2, 2\) and \(3,\)"),
+]
+
+
+@pytest.mark.parametrize(("x", "y", "message"), BAD)
+def test_what_cannot_be_learnt_from_is_refused(x: Any, y: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Tsk().train(x, y, RNG)
+
+
+def test_names_of_features() -> None:
+    assert feature_names(3) == ("x1", "x2", "x3")
+    assert feature_names(2, ["a", "b"]) == ("a", "b")
+    with pytest.raises(DataError, match="2 names for 3 features"):
+        feature_names(3, ["a", "b"])
+
+
+@settings(max_examples=25)
+@given(
+    n=st.integers(1, 40), F=st.integers(1, 4), order=st.sampled_from([0, 1]), seed=st.integers()
+)
+def test_whatever_is_learnt_is_finite(n: int, F: int, order: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((n, F)).round(int(rng.integers(0, 3))), rng.random(n).round(1)
+    model = Tsk(rules=12, order=order)
+    rules = model.train(x, y, rng)
+    assert all(np.isfinite(array).all() for array in rules.values())
+    assert (rules["weights"] >= 0).all()
+    assert (rules["weights"] <= 1 + 1e-12).all()
+    assert np.isfinite(model.predict(rules, x).values).all()
+
+
+def test_clusters_of_each_clients_own() -> None:
+    x, y = examples(200)
+    model = Tsk(seed=None)
+    one, again, other = (model.train(x, y, np.random.default_rng(s))["weights"] for s in (1, 1, 2))
+    assert one.tobytes() == again.tobytes() != other.tobytes()
+
+
+def test_fuzzy_c_means_finds_separate_groups() -> None:
+    rng = np.random.default_rng(0)
+    true = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    z = np.concatenate([c + 0.01 * rng.standard_normal((50, 2)) for c in true])
+    centres = fuzzy_c_means(z, rng.random((150, 3)), 2.0)
+    nearest = np.linalg.norm(centres[:, None] - true, axis=2).argmin(axis=1)
+    assert sorted(nearest) == [0, 1, 2]
+    np.testing.assert_allclose(centres, true[nearest], atol=0.01)
+
+
+# files
+
+
+def test_the_published_layout_and_back(tmp_path: Path) -> None:
+    model, (x, y) = Tsk(rules=8), examples()
+    rules = model.train(x, y, RNG)
+    write_published(tmp_path / "tsk", rules)
+    assert sorted(p.name for p in (tmp_path / "tsk").iterdir()) == sorted(FILES.values())
+    found = read_published(tmp_path / "tsk")
+    for name, array in found.items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, rules[name].astype(np.float32))
+    np.testing.assert_allclose(
+        model.predict(found, x).values, model.predict(rules, x).values, atol=1e-3
+    )
+
+
+@real
+def test_published_files_are_written_as_they_were(tmp_path: Path, published: Rules) -> None:
+    write_published(tmp_path, published)
+    for file in FILES.values():
+        original = (ROOT / "global_models" / "tsk" / file).read_bytes()
+        assert (tmp_path / file).read_bytes() == original
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("weights", np.zeros(3), r"antecedents \(2, 1\), consequents \(2, 2\) and weights \(3,\)"),
+        ("consequents", np.zeros((2, 3)), r"do not belong together; \(R, F\)"),
+        ("weights", np.array([np.nan, 1]), "no finite numbers"),
+        ("weights", np.array(["a", "b"]), "holds <U1, not numbers"),
+        ("antecedents", np.array([[0.5], [1]]), "antecedents are indices of fuzzy sets"),
+        ("antecedents", np.array([[-1], [1]]), "antecedents are indices of fuzzy sets"),
+    ],
+)
+def test_files_that_are_no_rule_base(tmp_path: Path, name: str, array: Any, message: str) -> None:
+    write_published(tmp_path, base([[0], [1]], [0.5, 0.5]))
+    np.save(tmp_path / FILES[name], array)
+    with pytest.raises(DataError, match=message):
+        read_published(tmp_path)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"TSK_global_model_rules_antec.npy: cannot be read: "):
+        read_published(tmp_path)
+    (tmp_path / FILES["antecedents"]).write_bytes(b"no array")
+    with pytest.raises(DataError, match=r"antec.npy: cannot be read: "):
+        read_published(tmp_path)
