@@ -159,6 +159,6 @@ def local_explanation(
         active=int((found.firing[0] > 0).sum()),
         output=float(found.outputs[0, j]),
         x=x,
-        memberships=np.array([c.membership(float(x[c.feature])) for c in rule.conditions]),
+        memberships=np.array([float(c.membership(x[c.feature])) for c in rule.conditions]),
         contributions=rule.consequent * np.concatenate([[1.0], x]),
     )

@@ -47,12 +47,14 @@ class Condition:
     Args:
         feature: which, by index.
         words: «x3 is LOW».
-        membership: how well it holds for a value of the feature, 0 to 1.
+        term: «LOW», if features share their words; else the same as `words`.
+        membership: how well it holds, 0 to 1, for values of the feature, of any shape.
     """
 
     feature: int
     words: str
-    membership: Callable[[float], float]
+    term: str
+    membership: Callable[[Array], Array]
 
 
 @dataclass(frozen=True)

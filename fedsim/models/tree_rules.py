@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,9 +105,7 @@ class TreeRules(RuleModel):
                     words = f"{name} > {bounds[0]:.3g}" if below else f"{name} ≤ {bounds[1]:.3g}"
                 else:
                     continue
-                found.append(
-                    Condition(f, words, lambda v, b=bounds: float(b[0] < v <= b[1]))  # type: ignore[misc]
-                )
+                found.append(Condition(f, words, words, partial(_within, *bounds)))
             return tuple(found)
 
         return [
@@ -117,3 +116,7 @@ class TreeRules(RuleModel):
             )
             for low, high, value, weight in zip(*rules.values(), strict=True)
         ]
+
+
+def _within(low: float, high: float, values: Array) -> Array:
+    return ((low < values) & (values <= high)).astype(np.float64)

@@ -186,10 +186,8 @@ class Tsk(RuleModel):
         terms = _TERMS.get(self.terms) or [f"SET {s + 1}" for s in range(self.terms)]
 
         def condition(f: int, s: int) -> Condition:
-            def membership(value: float) -> float:
-                return float(self.memberships(np.array([value]))[0, s])
-
-            return Condition(f, f"{names[f]} is {terms[s]}", membership)
+            words = f"{names[f]} is {terms[s]}"
+            return Condition(f, words, terms[s], lambda values: self.memberships(values)[..., s])
 
         F = len(names)
         consequents = np.zeros((len(rules["weights"]), F + 1))
