@@ -18,6 +18,8 @@ from small import small_experiment
 
 from fedsim import Run, cli, load
 from fedsim._torchvision import import_torchvision
+from fedsim.cli import runs
+from fedsim.cli.console import short
 from fedsim.data import datasets, partitions
 from fedsim.methods import methods
 from fedsim.models import models
@@ -93,8 +95,8 @@ def test_a_regression_is_judged_by_r2(
     make_regression(done.path, [-12345.678, 0.52, 0.5])
     regression = load(done.path)
     for row in regression.rounds.to_dict("records"):
-        cli._Screen().show({str(key): value for key, value in row.items()})
-    cli._summary(regression)
+        runs._Screen().show({str(key): value for key, value in row.items()})
+    runs._summary(regression)
     text = capsys.readouterr().out
     assert re.search(r"^round 1/0  R² -12345\.7  [\d.]+ kB sent$", text, re.MULTILINE)
     assert re.search(r"^round 3/0  R² 0\.5000  ", text, re.MULTILINE)
@@ -111,8 +113,8 @@ def test_targets_that_are_all_the_same_have_no_r2(
     make_regression(done.path, [math.nan] * 3)
     regression = load(done.path)
     (*_, last) = regression.rounds.to_dict("records")
-    cli._Screen().show({str(key): value for key, value in last.items()})
-    cli._summary(regression)
+    runs._Screen().show({str(key): value for key, value in last.items()})
+    runs._summary(regression)
     text = capsys.readouterr().out
     assert re.search(r"^round 3/0  [\d.]+ kB sent$", text, re.MULTILINE)
     assert "R²" not in text
@@ -121,16 +123,16 @@ def test_targets_that_are_all_the_same_have_no_r2(
 def test_a_grid_of_regressions_is_judged_by_r2(
     finish: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = []
+    entries = []
     for seed in (0, 1):
         done = finish(train={"rounds": 3}, seed=seed)
         make_regression(done.path, [-3e9, 0.3, 0.5 + seed / 10])
-        runs.append(({"mu": 1}, seed, load(done.path)))
-    rounds = tidy(runs)
+        entries.append(({"mu": 1}, seed, load(done.path)))
+    rounds = tidy(entries)
     facts = {"name": "g", "axes": ["mu"], "baseline": None, "target": 0.4, "cells": []}
     folder = GridFolder.make(tmp_path / "g" / "1", "name: g\n", facts)
     write_tables(folder.path, {"rounds": rounds, "summary": summarise(rounds, ["mu"], target=0.4)})
-    cli._grid_summary(folder)
+    runs._grid_summary(folder)
     text = capsys.readouterr().out
     assert "R²: mean ± standard deviation over seeds" in text
     assert "0.5500 ± 0.0707" in text
@@ -144,15 +146,15 @@ def test_the_folder_of_a_run_is_never_cut_off(
 ) -> None:
     done = finish(train={"rounds": 1}, name="n" * 90)
     screen = io.StringIO()
-    monkeypatch.setattr(cli, "out", Console(file=screen, width=80, soft_wrap=True))
-    cli._summary(done)
-    assert cli._short(done.path) in re.sub(r"\s", "", screen.getvalue())
+    monkeypatch.setattr(runs, "out", Console(file=screen, width=80, soft_wrap=True))
+    runs._summary(done)
+    assert short(done.path) in re.sub(r"\s", "", screen.getvalue())
     assert done.result_hash in screen.getvalue()
 
 
 def test_a_terminal_gets_one_live_line(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(cli, "out", Console(file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr(runs, "out", Console(file=screen, force_terminal=True, width=100))
     code, _, _ = say("run", "small.yaml")
     assert code == 0
     text = screen.getvalue()

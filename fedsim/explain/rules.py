@@ -16,15 +16,24 @@ from numpy.typing import NDArray
 
 from fedsim.models.rules import Array, Prediction, Rule, RuleModel, Rules, quality
 
+NEGLIGIBLE = 1e-9  # a coefficient, relative to the greatest of its rule
+
 
 def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
     """«IF x1 is LOW AND x2 is HIGH THEN y = 0.2 + 1.5·x1 - 0.3·x2»."""
     conditions = " AND ".join(condition.words for condition in rule.conditions)
     terms = [f"{rule.consequent[0]:.4g}"]
-    for name, coefficient in zip(names, rule.consequent[1:], strict=True):
+    for name, coefficient in zip(names, _rounded(rule)[1:], strict=True):
         if coefficient:
             terms.append(f"{'-' if coefficient < 0 else '+'} {abs(coefficient):.4g}·{name}")
     return f"{f'IF {conditions} THEN ' if conditions else ''}{target} = {' '.join(terms)}"
+
+
+def _rounded(rule: Rule) -> Array:
+    """The consequent without what is left of 0 after rounding: inputs lie in [0, 1]."""
+    size = np.abs(rule.consequent)
+    kept: Array = np.where(size > NEGLIGIBLE * size.max(), rule.consequent, 0)
+    return kept
 
 
 def global_explanation(
@@ -136,10 +145,10 @@ class LocalExplanation:
             lines.append(f"    {condition.words:{width}}  {membership:5.3f}   {value}")
         lines.append(f"  its output, {self.output:.6g}, is the sum of:")
         lines.append(f"    {self.contributions[0]:+10.4g}   constant")
-        parts = self.contributions[1:]
+        parts, coefficients = self.contributions[1:], _rounded(self.rule)[1:]
         for f in np.argsort(-np.abs(parts), kind="stable"):
-            if self.rule.consequent[1 + f]:
-                product = f"{self.rule.consequent[1 + f]:.4g} × {names[f]} ({self.x[f]:.4g})"
+            if coefficients[f]:
+                product = f"{coefficients[f]:.4g} × {names[f]} ({self.x[f]:.4g})"
                 lines.append(f"    {parts[f]:+10.4g}   {product}")
         return "\n".join(lines)
 

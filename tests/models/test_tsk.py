@@ -506,7 +506,10 @@ def test_names_of_features() -> None:
 
 @settings(max_examples=25)
 @given(
-    n=st.integers(1, 40), F=st.integers(1, 4), order=st.sampled_from([0, 1]), seed=st.integers()
+    n=st.integers(1, 40),
+    F=st.integers(1, 4),
+    order=st.sampled_from([0, 1]),
+    seed=st.integers(0, 2**32),
 )
 def test_whatever_is_learnt_is_finite(n: int, F: int, order: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)

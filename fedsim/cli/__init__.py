@@ -1,0 +1,34 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from fedsim.cli import runs as _runs  # they add their commands, in the order of the help
+
+# isort: split
+from fedsim.cli import look as _look
+
+# isort: split
+from fedsim.cli import jobs as _jobs
+from fedsim.cli.console import app, err
+from fedsim.errors import FedsimError
+
+__all__ = ["app", "main"]
+del _jobs, _look, _runs
+
+
+def main() -> None:
+    """Run the command line; errors meant for a person become one message and an exit code."""
+    sys.path.insert(0, "")  # so that the user's own `module:Name` is found beside their files
+    if os.environ.get("RAY_JOB_STOP_SIGNAL") == "SIGINT":
+        # This is a job, to be stopped so; a cluster that was started in a shell's background
+        # ignores that signal, and so would all that it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        app()
+    except FedsimError as error:
+        err.print(f"error: {error}", markup=False, highlight=False)
+        sys.exit(error.exit_code)

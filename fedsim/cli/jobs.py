@@ -1,0 +1,97 @@
+"""Commands that send work to a cluster, and bring its results."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedsim.cli.console import File, Overrides, app, err, out, short
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the cluster's dashboard: http://head:8265. "
+        r"\[default: RAY_API_SERVER_ADDRESS, or RAY_ADDRESS]",
+        show_default=False,
+    ),
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id.", show_default=False)]
+
+
+@app.command("submit")
+def submit_command(
+    file: File,
+    overrides: Overrides = None,
+    address: Address = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the job, as often as you like.", show_default=False),
+    ] = None,
+    out_folder: Annotated[
+        str, typer.Option("--out", help="Where results of jobs lie on the cluster.")
+    ] = "~/fedsim-jobs",
+) -> None:
+    """Send a run, grid or search to a Ray cluster, and follow its log."""
+    from fedsim.sweep.submit import follow, submit
+
+    cluster, job = submit(address, file, overrides or [], env or [], out_folder)
+    where = f"{job.id} --address {address}" if address else job.id
+    out.print(f"job {job.id}: fedsim {job.kind}, into {job.folder} on the cluster", markup=False)
+    try:
+        follow(cluster, job, lambda text: typer.echo(text, nl=False))
+    except KeyboardInterrupt:
+        err.print(
+            f"\nthe job goes on without being followed; to stop it, and to bring its results:\n"
+            f"  fedsim stop {where}\n  fedsim fetch {where}",
+            markup=False,
+            highlight=False,
+        )
+        sys.exit(130)
+    out.print(f"to bring the results here:\n  fedsim fetch {where}", markup=False)
+
+
+@app.command("jobs")
+def jobs_command(address: Address = None) -> None:
+    """List what was sent to a cluster."""
+    from fedsim.sweep.submit import Cluster, jobs
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("job", "what", "status", "started", "took"):
+        table.add_column(column, no_wrap=column == "job", overflow="fold")
+    for job in jobs(Cluster(address)):
+        began = job.started or time.time()
+        table.add_row(
+            job.id,
+            f"{job.kind} {job.name}",
+            job.status.lower(),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
+            f"{(job.ended or time.time()) - began:.0f} s",
+        )
+    out.print(table if table.row_count else "no jobs")
+
+
+@app.command("stop")
+def stop_command(job: JobId, address: Address = None) -> None:
+    """Stop a job; what it has done so far stays."""
+    from fedsim.sweep.submit import Cluster, stop
+
+    stop(Cluster(address), job)
+    out.print(f"stopped: {job}", markup=False)
+
+
+@app.command("fetch")
+def fetch_command(
+    job: JobId,
+    address: Address = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where runs lie.")] = Path("runs"),
+) -> None:
+    """Bring the results of a job here, also of one that still goes on."""
+    from fedsim.sweep.submit import Cluster, fetch
+
+    for folder in fetch(Cluster(address), job, out_folder):
+        out.print(f"fetched: {short(folder)}", markup=False)

@@ -1,0 +1,193 @@
+"""Commands that show things: components, data, the cluster, results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from fedsim import atomic
+from fedsim.cli.console import File, Overrides, app, out, short
+from fedsim.component import first_line
+from fedsim.data import datasets, partitions
+from fedsim.data.labels import draw_labels, label_names, label_table
+from fedsim.errors import RunError
+from fedsim.experiment import Experiment
+from fedsim.federation import cohort_size
+from fedsim.federation.federation import cut_blocks
+from fedsim.federation.placement import Node, actors_on, plan_actors
+from fedsim.launch import connect
+from fedsim.methods import methods
+from fedsim.models import models
+from fedsim.simulate import prepare
+
+
+class Sort(StrEnum):
+    """What there are lists of."""
+
+    methods = "methods"
+    datasets = "datasets"
+    models = "models"
+    partitions = "partitions"
+
+
+@app.command("list")
+def list_command(
+    sort: Annotated[Sort, typer.Argument(help="What to list.", show_default=False)],
+) -> None:
+    """List what an experiment can name, with the keys that each takes and their defaults."""
+    registry: Any = {
+        Sort.methods: methods,
+        Sort.datasets: datasets,
+        Sort.models: models,
+        Sort.partitions: partitions,
+    }[sort]
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "keys", "what it is"):
+        table.add_column(column)
+    for name, component in registry.items():
+        keys = []
+        for key, field in component.model_fields.items():
+            if key != registry.key:
+                keys.append(key if field.is_required() else f"{key}={_plain(field.default)}")
+        table.add_row(name, "\n".join(keys), first_line(component), end_section=True)
+    out.print(table)
+    out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)
+
+
+@app.command("data")
+def data_command(
+    file: File,
+    overrides: Overrides = None,
+    picture: Annotated[
+        Path | None, typer.Option(help=r"Where to draw it. \[default: <name>-labels.png]")
+    ] = None,
+) -> None:
+    """Show who holds which labels, as a table and as a picture."""
+    experiment = Experiment.load(file, overrides or [])
+    dataset, holdings, _ = prepare(experiment)
+    counts, names = label_table(dataset, holdings), label_names(dataset)
+    table = Table(box=None, pad_edge=False)
+    for column in ("client", *names, "all", "labelled", "unlabelled", "test"):
+        table.add_column(column, justify="right")
+    shown = min(len(counts), 30)
+    for k in range(shown):
+        parts = (holdings.train[k], holdings.unlabelled[k], holdings.test[k])
+        cells = [*counts[k], counts[k].sum(), *map(len, parts)]
+        table.add_row(str(k), *(str(n) if n else "·" for n in cells))
+    out.print(table)
+    if shown < len(counts):
+        out.print(f"… and {len(counts) - shown} clients more")
+    sizes = counts.sum(axis=1)
+    axis, groups = (
+        ("class", "classes") if dataset.classes else ("target", "parts of the target's range")
+    )
+    out.print(
+        f"\n{len(counts)} clients, {sizes.sum():,} of {len(dataset.y):,} training examples; "
+        f"a client holds {sizes.min()} to {sizes.max()}, and "
+        f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
+    )
+    path = picture or Path(f"{experiment.name}-labels.png")
+    draw_labels(counts, names, path, axis)
+    out.print(f"drawn: {path}")
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Of runs, grids and searches; several are compared.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ],
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The page; if not given, report.html, in the folder if there is only one.",
+            show_default=False,
+        ),
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(help="Write the results as a LaTeX table, too.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the summary table, too.")] = None,
+) -> None:
+    """Show runs on one web page, with curves, tables and all that is known of them."""
+    from fedsim.results.report import Report
+
+    report = Report(folders)
+    files = {page or Path(folders[0] if len(folders) == 1 else "", "report.html"): report.html()}
+    if latex:
+        files[latex] = report.latex()
+    if csv:
+        files[csv] = report.csv()
+    for path, text in files.items():
+        if path.is_dir():
+            raise RunError(f"{path}: is a folder, not a file to write")
+        try:
+            atomic.write(path, text.encode())
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        out.print(f"written: {short(path.absolute())}", markup=False)
+
+
+@app.command("doctor")
+def doctor_command(
+    file: Annotated[Path | None, typer.Argument(help="An experiment file (YAML).")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Say what Ray sees, and what an experiment would get of it."""
+    import ray
+    import torch
+
+    experiment = Experiment.load(file, overrides or []) if file else None
+    out.print(f"python {sys.version.split()[0]}, torch {torch.__version__}, ray {ray.__version__}")
+    cards = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+    out.print(f"GPUs that torch sees in this process: {', '.join(cards) or 'none'}")
+    connect(experiment.engine if experiment else None)
+    try:
+        nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
+        out.print(f"Ray at {ray.get_runtime_context().gcs_address}: {len(nodes)} node(s)")
+        for node in nodes:
+            out.print(f"  {node.describe()}")
+        if experiment is not None:
+            _diagnose(experiment, nodes)
+    finally:
+        ray.shutdown()
+
+
+def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
+    """What the experiment would get. Raises what would stop it."""
+    _, holdings, _ = prepare(experiment)
+    cohort = cohort_size(experiment.train.participation, len(holdings))
+    sizes = holdings.train.lengths
+    out.print(
+        f"{experiment.name}: {len(holdings)} clients with {sizes.min()} to {sizes.max()} training "
+        f"examples, {cohort} of them a round"
+    )
+    if experiment.engine.kind == "local":
+        out.print("engine.kind=local: everything in one process, Ray is not used")
+        return
+    actors = plan_actors(experiment.engine, nodes)
+    blocks = len(cut_blocks(np.arange(cohort), sizes[:cohort]))
+    out.print(
+        f"{actors} client actor(s) of {experiment.engine.cpus_per_actor} CPU(s) and "
+        f"{experiment.engine.gpus_per_actor:g} GPU(s); at most "
+        f"{' + '.join(str(actors_on(node, experiment.engine)) for node in nodes)} fit"
+    )
+    out.print(f"{blocks} blocks of clients a round, about {cohort / actors:.1f} clients an actor")
+    if blocks < actors:
+        out.print(f"{actors - blocks} actor(s) will idle: a round has {blocks} blocks only")
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,334 @@
+"""Commands that run experiments: one, a grid, a search."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from fedsim.cli.console import File, OutFolder, Overrides, app, err, out, short, size
+from fedsim.errors import BadInput, RunError
+from fedsim.experiment import Experiment
+from fedsim.launch import resume, run
+from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.run import Run
+from fedsim.results.summary import digits, in_words, score_of, scores_of
+from fedsim.sheet import Sheet
+from fedsim.simulate import Progress
+
+if TYPE_CHECKING:  # they take a second to import, and few commands need them
+    from fedsim.sweep.grid import GridFolder
+    from fedsim.sweep.search import SearchFolder
+
+FileOrFolder = Annotated[
+    Path,
+    typer.Argument(help="An experiment file; with --resume, a folder.", show_default=False),
+]
+GoOn = Annotated[
+    bool, typer.Option("--resume", help="Go on with the folder given: run what is missing.")
+]
+
+
+@app.command("run")
+def run_command(
+    file: File,
+    overrides: Overrides = None,
+    out_folder: OutFolder = Path("runs"),
+    name: Annotated[
+        str | None, typer.Option(help="Instead of the experiment's name.", show_default=False)
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the complete experiment, and stop.")
+    ] = False,
+) -> None:
+    """Run an experiment."""
+    changes = [*(overrides or []), *([f"name={json.dumps(name)}"] if name else [])]
+    experiment = Experiment.load(file, changes)
+    if print_config:
+        out.print(experiment.to_yaml(), end="", markup=False)
+        return
+    with _Screen() as screen:
+        done = run(experiment, out_folder, screen.show, screen.start)
+    _summary(done)
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+) -> None:
+    """Go on with a run that broke off, from its last checkpoint."""
+    with _Screen() as screen:
+        done = resume(folder, screen.show, screen.start)
+    _summary(done)
+
+
+@app.command("grid")
+def grid_command(
+    file: FileOrFolder,
+    overrides: Overrides = None,
+    out_folder: OutFolder = Path("runs"),
+    go_on: GoOn = False,
+) -> None:
+    """Run every cell of an experiment file's grid section."""
+    from fedsim.sweep.grid import resume_grid, run_grid
+
+    with _Lines("grid") as lines:
+        if go_on:
+            folder = resume_grid(_only_folder(file, overrides), lines.tell, lines.start)
+        else:
+            folder = run_grid(
+                Sheet.read(file, overrides or []), out_folder, lines.tell, lines.start
+            )
+        lines.end(folder.manifest["status"])
+    _grid_summary(folder)
+    _tell_failures([run for run in folder.manifest["cells"] if run["status"] == "failed"])
+
+
+@app.command("tune")
+def tune_command(
+    file: FileOrFolder,
+    overrides: Overrides = None,
+    out_folder: OutFolder = Path("runs"),
+    go_on: GoOn = False,
+) -> None:
+    """Tune the hyper-parameters of an experiment file's search section."""
+    from fedsim.sweep.search import resume_search, run_search
+
+    with _Lines("tune") as lines:
+        if go_on:
+            folder = resume_search(_only_folder(file, overrides), lines.tell, lines.start)
+        else:
+            sheet = Sheet.read(file, overrides or [])
+            folder = run_search(sheet, out_folder, lines.tell, lines.start)
+        lines.end(folder.manifest["status"])
+    _search_summary(folder)
+    trials = folder.table("trials")
+    _tell_failures(trials[trials["status"] == "failed"].to_dict("records"))
+
+
+def _only_folder(path: Path, overrides: Sequence[str] | None) -> Path:
+    if overrides:
+        raise BadInput(f"--resume goes on with what is in {path}; it takes no overrides")
+    return path
+
+
+class _Lines:
+    """Progress of a grid or a search: a line for each run that ends."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._folder: Folder | None = None
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def start(self, folder: Folder) -> None:
+        self._folder = folder
+        out.print(f"{folder.kind} folder: {short(folder.path)}", markup=False)
+
+    def tell(self, line: str) -> None:
+        out.print(line, markup=False)
+
+    def end(self, status: str) -> None:
+        if status == "interrupted":
+            raise KeyboardInterrupt
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or self._folder is None:
+            return
+        how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
+        err.print(
+            f"{how}; to go on:\n  fedsim {self._command} --resume {short(self._folder.path)}",
+            markup=False,
+            highlight=False,
+        )
+        if issubclass(kind, KeyboardInterrupt):
+            sys.exit(130)
+
+
+def _grid_summary(folder: GridFolder) -> None:
+    """The end of a grid as a table."""
+    summary = folder.table("summary")
+    if summary.empty:
+        return
+    axes = list(folder.manifest["axes"])
+    table = Table(box=None, pad_edge=False)
+    figures = {"last": "last round", "best": "best round", "last5": "mean of last 5"}
+    for column in (*axes, "seeds", *figures.values(), "sent"):
+        table.add_column(column, justify="left" if column in axes else "right")
+    tested, aimed = "p_value" in summary, "reached" in summary
+    if aimed:
+        table.add_column(f"sent to reach {folder.manifest['target']:g}", justify="right")
+    if tested:
+        table.add_column("p", justify="right")
+    for row in summary.to_dict("records"):  # iterrows would make floats of counts
+        cells = [str(row[axis]) for axis in axes] + [str(row["seeds"])]
+        cells += [_spread(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
+        cells.append(size(row["total_bytes_mean"]))
+        if aimed:
+            reached = f"({row['reached']}/{row['seeds']})"
+            some = row["reached"] > 0
+            cells.append(f"{size(row['bytes_to_target_mean'])} {reached}" if some else "never")
+        if tested:
+            cells.append("" if np.isnan(row["p_value"]) else f"{row['p_value']:.3f}")
+        table.add_row(*cells)
+    out.print(table)
+    score = in_words(scores_of(folder.table("rounds")))
+    words = f"{score}: mean ± standard deviation over seeds"
+    if tested:
+        against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
+        words += f"; p: one-tailed Welch test, mean of last 5 above that of {against}"
+    out.print(words, markup=False)
+    out.print(f"grid folder: {short(folder.path)}", markup=False)
+
+
+def _spread(mean: float, std: float) -> str:
+    return digits(mean) if np.isnan(std) else f"{digits(mean)} ± {digits(std)}"
+
+
+def _search_summary(folder: SearchFolder) -> None:
+    """The end of a search as a table: its Pareto front, or its five best."""
+    objectives = folder.manifest["objectives"]
+    several = len(objectives) > 1
+    rows = folder.table("trials")
+    rows = rows[rows["status"] == "finished"]
+    if rows.empty:
+        raise RunError(f"no trial came to its end; {folder.path / 'trials.csv'} says why")
+    if several:
+        rows = folder.table("pareto")
+    name, mode = next(iter(objectives.items()))
+    rows = rows.sort_values(name, ascending=mode == "min", kind="stable")
+    rows = rows if several else rows.head(5)
+    table = Table(box=None, pad_edge=False)
+    for column in ("trial", *folder.manifest["space"], *objectives):
+        table.add_column(column, justify="right")
+    for _, row in rows.iterrows():
+        values = [row[key] for key in (*folder.manifest["space"], *objectives)]
+        table.add_row(
+            str(row["trial"]),
+            *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
+        )
+    out.print(table)
+    out.print(
+        "the Pareto front of the trials; pareto.png shows it" if several else "the best trials",
+        markup=False,
+    )
+    shares = folder.table("importance")
+    for objective in objectives:
+        ranked = shares.sort_values(objective, ascending=False)
+        words = ", ".join(
+            f"{key} {share:.2f}"
+            for key, share in zip(ranked["hyper-parameter"], ranked[objective], strict=True)
+            if not np.isnan(share)
+        )
+        if words:
+            out.print(f"importance for {objective}: {words}", markup=False)
+    out.print(f"best, ready to run: fedsim run {short(folder.path / 'best.yaml')}", markup=False)
+    out.print(f"search folder: {short(folder.path)}", markup=False)
+
+
+def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
+    """Name the runs that failed, if there are any, and leave with exit code 1."""
+    if failed:
+        lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
+        raise RunError(f"{len(failed)} run(s) failed:{lines}")
+
+
+class _Screen:
+    """Progress of a run: one live line on a terminal, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._folder: RunFolder | None = None
+        self._first = self._latest = self._rounds = 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> _Screen:
+        return self
+
+    def start(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._rounds = folder.experiment.train.rounds
+        out.print(f"run folder: {short(folder.path)}", markup=False)
+        if out.is_terminal:
+            self._bar = Bar(
+                TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(compact=True),
+                console=out,
+                transient=True,
+            )
+            self._bar.add_task("starting", total=self._rounds)
+            self._bar.start()
+
+    def show(self, event: Progress) -> None:
+        if isinstance(event, str):
+            (self._bar.console if self._bar else out).print(event, markup=False)
+            return
+        self._latest = event["round"]
+        if not self._first:
+            self._first, self._began = self._latest, time.monotonic()
+        line = self._line(event)
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=self._latest, description=line)
+        else:
+            out.print(f"round {self._latest}/{self._rounds}  {line}", markup=False)
+
+    def _line(self, row: dict[str, Any]) -> str:
+        score = score_of(row)
+        parts = [] if score is None else [f"{score.words} {digits(row[score.column])}"]
+        traffic = row["total_bytes_up"] + row["total_bytes_down"]
+        parts.append(f"{size(traffic)} sent")
+        if self._latest > self._first:
+            rate = (self._latest - self._first) / (time.monotonic() - self._began)
+            parts.append(f"{rate:.2g} rounds/s")
+        return "  ".join(parts)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+        if kind is None or self._folder is None:
+            return
+        how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
+        when = f" after round {self._latest}" if self._latest else ""
+        err.print(
+            f"{how}{when}; to go on:\n  fedsim resume {short(self._folder.path)}",
+            markup=False,
+            highlight=False,
+        )
+        if issubclass(kind, KeyboardInterrupt):
+            sys.exit(130)
+
+
+def _summary(done: Run) -> None:
+    """The end of a run as a small table."""
+    rounds = done.rounds
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a path that is cut off opens nothing
+    score = score_of(rounds)
+    if score is not None:
+        scores = rounds[score.column].dropna()
+        best = int(scores.argmax())
+        table.add_row(f"{score.words}, last round", digits(scores.iloc[-1]))
+        table.add_row(f"{score.words}, mean of last 5", digits(scores.iloc[-5:].mean()))
+        table.add_row(
+            f"{score.words}, best",
+            f"{digits(scores.iloc[best])} (round {rounds.loc[scores.index[best], 'round']})",
+        )
+    last = rounds.iloc[-1]
+    table.add_row("sent up, down", f"{size(last.total_bytes_up)}, {size(last.total_bytes_down)}")
+    table.add_row("time", f"{done.manifest['wall_seconds']:.1f} s")
+    table.add_row("result hash", done.result_hash)
+    table.add_row("run folder", short(done.path))
+    out.print(table)
