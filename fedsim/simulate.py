@@ -226,7 +226,7 @@ def summarise(
         if tested:
             row[f"client_{score}"] = math.fsum(tested) / len(tested)
             row[f"worst_client_{score}"] = min(tested)
-    row["clients"] = sum("steps" in r for r in client_rows)
+    row["clients"] = sum("steps" in r or "rules" in r for r in client_rows)  # that have learnt
     row["failed"] = sum("error" in r for r in client_rows)
     for way in ("up", "down"):
         if any(f"one_off_{way}" in r for r in client_rows):

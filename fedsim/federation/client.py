@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.federation.host import Examples, Host, Table
 from fedsim.models import RuleModel, Rules
+from fedsim.models.rules import count
 from fedsim.streams import numpy_stream
 from fedsim.training import (
     Context,
@@ -245,6 +246,13 @@ class Client:
         self.model.load(weights)
         totals = evaluate(self.model, self.test.x, self.test.y)
         self._report_test(scores(totals, self.test.y.cpu().numpy()))
+
+    def train_rules(self) -> Rules:
+        """The client's own rules, learnt from its labelled examples; reports how many they are."""
+        table = self.table
+        found = self.rules.train(table.x, table.y, self.rng("rules"))
+        self.report(rules=count(found))
+        return found
 
     def evaluate_rules(self, rules: Rules) -> None:
         """Report test_loss and test_r2 of a rule base on the client's own test examples."""

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import Dataset, Holdings
-from fedsim.errors import ExperimentError
+from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.rules import global_explanation, measures
 from fedsim.federation import Client, Federation, Unsent
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.method import Method, State, methods
-from fedsim.models.rules import Rules, check_table, feature_names
+from fedsim.models.rules import Rules, check_table, count, feature_names
 from fedsim.training import Train, regression_scores
 
 
@@ -97,15 +97,15 @@ class OpenFLXAI(RuleMethod):
     def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
         cohort = fed.sample(t)
         bases = fed.gather(self.local_rules, cohort)
+        if not bases:
+            raise RunError(f"round {t}: every client of the cohort was skipped")
         rules, sources = fed.rules.merge(list(bases.values()))
         fed.each(self.receive, list(bases), rules=rules)
         return replace(state, rules=rules, sources=sources)
 
     def local_rules(self, client: Client) -> Rules:
         """(client) The client's own rules, as they are sent."""
-        table = client.table
-        rules = client.rules.train(table.x, table.y, client.rng("rules"))
-        client.report(rules=len(rules["weights"]))
+        rules = client.train_rules()
         return {name: array.astype(np.float32) for name, array in rules.items()}
 
     def receive(self, client: Client, rules: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class CentralisedRules(RuleMethod):
     def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
         union = fed.labelled_table
         rules = fed.rules.train(union.x, union.y, fed.rng("rules"))
-        return replace(state, rules=rules, sources=np.ones(len(rules["weights"]), dtype=np.int64))
+        return replace(state, rules=rules, sources=np.ones(count(rules), dtype=np.int64))
 
 
 @methods.register
@@ -141,24 +141,32 @@ class LocalRules(RuleMethod):
 
     def local_learning(self, client: Client) -> None:
         """(client) The client's own rules, kept."""
-        table = client.table
-        client.state["rules"] = client.rules.train(table.x, table.y, client.rng("rules"))
+        client.state["rules"] = client.train_rules()
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
-        found = fed.gather(self.local_scores, fed.sample(fed.round)).values()
-        means = {name: [scores[name] for scores in found] for name in next(iter(found))}
+        everyone = fed.gather(self.local_scores, fed.sample(fed.round)).values()
+        found = [scores for scores in everyone if scores]
+        if not found:
+            raise RunError(f"round {fed.round}: every client of the cohort was skipped")
+        means = {name: [scores[name] for scores in found] for name in found[0]}
         fed.log(**{name: math.fsum(each) / len(each) for name, each in means.items()})
 
     def local_scores(self, client: Client) -> dict[str, float]:
-        """(client) What the client's own rules are worth on the central test set."""
+        """(client) What the client's own rules are worth on the central test set, if it has any."""
+        if "rules" not in client.state:
+            return {}
         rules, test = to_arrays(client.state["rules"]), client.central_table
         found = client.rules.predict(rules, test.x)
         names = feature_names(test.x.shape[1])
-        once = np.ones(len(rules["weights"]), dtype=np.int64)
+        once = np.ones(count(rules), dtype=np.int64)
         scores = regression_scores(found.values, test.y)
-        client.report(r2=scores["r2"], rules=len(once))
+        client.report(r2=scores["r2"])
         return scores | measures(client.rules.explain(rules, names), found, once)
 
-    def local_rule_test(self, client: Client, rules: dict[str, Any]) -> None:
+    def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
+        fed.each(self.own_test, fed.sample(fed.round))
+
+    def own_test(self, client: Client) -> None:
         """(client) The client's own rules on its own test examples."""
-        client.evaluate_rules(to_arrays(client.state["rules"]))
+        if "rules" in client.state:
+            client.evaluate_rules(to_arrays(client.state["rules"]))

@@ -98,7 +98,10 @@ class UserModel(Model):
 
 class _Models(Registry[Model]):
     def _import(self, name: str) -> type[Model]:
-        if not callable(import_object(name, self.what)):
+        found = import_object(name, self.what)
+        if isinstance(found, type) and issubclass(found, Model):
+            return super()._import(name)
+        if not callable(found):
             raise PydanticCustomError(
                 "not_a_function", "model '{name}' is not a function", {"name": name}
             )

@@ -117,6 +117,11 @@ class RuleModel(Model, ABC):
         return nn.Module()
 
 
+def count(rules: Rules) -> int:
+    """R, how many rules a base holds."""
+    return len(next(iter(rules.values())))
+
+
 def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
     """Refuse what rules cannot be learnt from.
 

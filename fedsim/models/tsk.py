@@ -74,6 +74,10 @@ class Tsk(RuleModel):
     Fewer examples than clusters, a single one, and constant columns are no obstacle: clusters
     share examples, and the least norm decides between equal fits.
 
+    Where examples are spread evenly over many dimensions, clusters with a fuzziness of 2 all come
+    to lie in the middle, and what is left is a single rule: a linear regression. A fuzziness
+    nearer to 1 keeps them apart.
+
     Args:
         terms: fuzzy sets of each feature.
         rules: clusters, the most rules that a client can have.

@@ -1,0 +1,407 @@
+"""Federated rules: the published model through the whole simulator, and its baselines."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from numpy.typing import NDArray
+from small import HERE, NEEDS, small_experiment
+
+from fedsim import Run, load, resume, run
+from fedsim.errors import BadInput, DataError, ExperimentError, RunError
+from fedsim.federation import Federation, LocalEngine
+from fedsim.methods import methods
+from fedsim.models import RuleModel, Rules, models
+from fedsim.models.rules import Array, Prediction, Rule
+from fedsim.models.tsk import FILES, Tsk, read_published
+from fedsim.simulate import prepare
+from fedsim.streams import numpy_stream
+from fedsim.training import regression_scores
+
+ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
+real = pytest.mark.skipif(
+    not (ROOT / "openfl_xai").is_dir(), reason="OpenFL-XAI's files are not at hand"
+)
+NAMES = [name for name, method in methods.items() if method.of_rules]
+# With the published fuzziness, clusters of evenly spread examples all lie in the middle.
+KINDS = {
+    name: {"name": name, **({"rules": 6, "fuzziness": 1.2} if name == "tsk" else {})}
+    for name, model in models.items()
+    if issubclass(model, RuleModel)
+}
+SMALL: dict[str, Any] = {
+    "data": {"name": "friedman", "samples": 300, "test_samples": 100, "features": 5},
+    "partition": {"kind": "iid", "clients": 5},
+    "model": {"name": "tsk"},
+    "method": {"name": "openfl_xai"},
+    "train": {"rounds": 1},
+}
+PUBLISHED: dict[str, Any] = {
+    **SMALL,
+    "data": {"name": "openfl_xai"},
+    "partition": {"kind": "natural", "column": "collaborator"},
+}
+
+
+class Constant(RuleModel):
+    """A rule model of a user's own: always the mean."""
+
+    name: str = "test_openfl_xai:Constant"
+
+    def train(self, x: Array, y: Array, rng: np.random.Generator) -> Rules:
+        return {"means": np.array([y.mean()]), "weights": np.array([float(len(y))])}
+
+    def merge(self, bases: Sequence[Rules]) -> tuple[Rules, NDArray[np.int64]]:
+        means, weights = (np.concatenate([b[n] for b in bases]) for n in ("means", "weights"))
+        merged = {"means": np.array([np.average(means, weights=weights)]), "weights": weights[:1]}
+        return merged, np.array([len(bases)])
+
+    def predict(self, rules: Rules, x: Array) -> Prediction:
+        values = np.full(len(x), float(rules["means"][0]))
+        ones = np.ones((len(x), 1))
+        return Prediction(values, np.zeros(len(x), np.int64), ones, values[:, None])
+
+    def explain(self, rules: Rules, names: Sequence[str]) -> list[Rule]:
+        consequent = np.zeros(len(names) + 1)
+        consequent[0] = rules["means"][0]
+        return [Rule((), consequent, float(rules["weights"][0]))]
+
+
+@pytest.fixture
+def finish(tmp_path: Path) -> Callable[..., Run]:
+    def finish(**sections: Any) -> Run:
+        return run(small_experiment(**{**SMALL, **sections}), tmp_path / "runs")
+
+    return finish
+
+
+# the published model
+
+
+@real
+class TestThePublishedFederation:
+    def test_comes_to_the_published_rules(self, finish: Callable[..., Run]) -> None:
+        done = finish(**PUBLISHED)
+        expected = read_published(ROOT / "openfl_xai" / "global_models" / "tsk")
+        found = {name: array.numpy() for name, array in done.weights().items()}
+        assert found.keys() == expected.keys() == FILES.keys()
+        np.testing.assert_array_equal(found["antecedents"], expected["antecedents"])
+        np.testing.assert_allclose(found["weights"], expected["weights"], rtol=0, atol=2e-9)
+        np.testing.assert_allclose(found["consequents"], expected["consequents"], atol=1e-4)
+
+    def test_sends_what_the_published_program_sends(self, finish: Callable[..., Run]) -> None:
+        done = finish(**PUBLISHED)
+        assert done.clients["rules"].tolist() == [7, 15, 10, 12, 16]
+        assert done.clients["bytes_up"].tolist() == [896, 1920, 1280, 1536, 2048]
+        assert (done.clients["bytes_down"] == 3200).all()  # 25 rules of 32 floats
+        (row,) = done.rounds.to_dict("records")
+        assert (row["clients"], row["rules"], row["shared_rules"]) == (5, 25, 14)
+        assert row["rule_length"] == 15
+        assert row["sources"] == 60 / 25
+
+    def test_scores(self, finish: Callable[..., Run]) -> None:
+        (row,) = finish(**PUBLISHED).rounds.to_dict("records")
+        assert (row["loss"], row["r2"]) == pytest.approx((0.145387, 0.210178), abs=3e-6)
+        centralised = {**PUBLISHED, "method": {"name": "centralised_rules"}}
+        (row,) = finish(**centralised).rounds.to_dict("records")
+        assert (row["rules"], row["r2"]) == (13, pytest.approx(0.241757, abs=6e-7))
+
+    def test_every_rule_is_on_record(self, finish: Callable[..., Run]) -> None:
+        rules = finish(**PUBLISHED).explanations
+        assert len(rules) == 25
+        assert set(rules["explainer"]) == {"rules"}
+        assert sorted(rules["rule"]) == list(range(1, 26))
+        assert rules["weight"].is_monotonic_decreasing
+        assert rules["decides"].sum() == pytest.approx(1)
+        first = rules.iloc[0]
+        assert (first["rule"], first["sources"], first["conditions"]) == (1, 5, 15)
+        assert first["text"].startswith("IF x1 is LOW AND x2 is LOW AND ")
+        assert " AND x15 is MEDIUM THEN y = -0.003715" in first["text"]
+
+
+@pytest.fixture
+def five_cpus() -> Iterator[None]:
+    ray.init(
+        num_cpus=5,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env=HERE,
+        logging_level=logging.ERROR,
+    )
+    yield
+    ray.shutdown()
+
+
+@real
+@pytest.mark.usefixtures("five_cpus")
+def test_one_and_five_actors_give_the_same_bits(tmp_path: Path) -> None:
+    local = run(small_experiment(**PUBLISHED), tmp_path)
+    for actors in (1, 5):
+        engine = {"kind": "ray", "actors": actors}
+        done = run(small_experiment(**PUBLISHED, engine=engine), tmp_path)
+        assert done.manifest["actors"] == actors
+        assert done.result_hash == local.result_hash
+        assert done.explanations.equals(local.explanations)
+
+
+# every method of rules, with every kind of rules
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+class TestEveryRuleMethod:
+    def test_learns(self, finish: Callable[..., Run], name: str, kind: str) -> None:
+        done = finish(
+            data={"name": "friedman", "samples": 2000, "noise": 0.0, "features": 5},
+            model=KINDS[kind],
+            method={"name": name},
+        )
+        (row,) = done.rounds.to_dict("records")
+        assert row["r2"] > 0.3
+        assert row["rmse"] == pytest.approx(row["loss"] ** 0.5, rel=0.05)
+        assert row["rules"] >= 2
+        assert 0 < row["coverage"] <= 1
+
+    def test_the_same_again(self, finish: Callable[..., Run], name: str, kind: str) -> None:
+        sections = {"model": KINDS[kind], "method": {"name": name}}
+        one, other = finish(**sections), finish(**sections)
+        assert one.result_hash == other.result_hash
+        if name != "centralised_rules":  # whom the partition does not matter
+            assert finish(**sections, seed=1).result_hash != one.result_hash
+
+    def test_each_clients_own_tests(
+        self, finish: Callable[..., Run], name: str, kind: str
+    ) -> None:
+        done = finish(
+            model=KINDS[kind],
+            method={"name": name},
+            partition={"kind": "iid", "clients": 5, "test_fraction": 0.2},
+            evaluate={"clients": True},
+        )
+        tested = done.clients["test_r2"]
+        assert len(tested) == 5
+        assert done.rounds["client_r2"][0] == pytest.approx(tested.mean())
+        assert done.rounds["worst_client_r2"][0] == tested.min()
+
+    def test_goes_on_where_it_was_interrupted(
+        self, finish: Callable[..., Run], tmp_path: Path, name: str, kind: str
+    ) -> None:
+        sections = {"model": KINDS[kind], "method": {"name": name}}
+        undisturbed = finish(**sections)
+
+        def interrupt(event: Any) -> None:
+            if isinstance(event, dict):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(small_experiment(**{**SMALL, **sections}), tmp_path / "again", interrupt)
+        (folder,) = (tmp_path / "again" / "small").iterdir()
+        resumed = resume(folder)
+        assert resumed.result_hash == undisturbed.result_hash
+        assert resumed.explanations.equals(undisturbed.explanations)
+
+
+def test_what_a_cohort_learns_is_merged_as_written_out(finish: Callable[..., Run]) -> None:
+    done = finish(train={"rounds": 1, "participation": 0.6})
+    experiment = done.experiment
+    dataset, holdings, setup = prepare(experiment)
+    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
+    cohort = Federation(setup, dataset, holdings, engine).sample(1)
+    assert len(cohort) == len(done.clients) == 3
+    bases = []
+    for k in cohort:
+        rows = holdings.train[k]
+        rng = numpy_stream(experiment.seed, "local_rules/rules", 1, int(k))
+        base = Tsk().train(dataset.x[rows], dataset.y[rows], rng)
+        bases.append({name: array.astype(np.float32) for name, array in base.items()})
+    merged, _ = Tsk().merge(bases)
+    found = done.weights()
+    for name, array in merged.items():
+        assert found[name].numpy().tobytes() == array.tobytes()
+    scores = regression_scores(Tsk().predict(merged, dataset.test_x).values, dataset.test_y)
+    assert done.rounds["r2"][0] == scores["r2"]
+    engine.close()
+
+
+def test_centralised_rules_are_those_of_all_examples(finish: Callable[..., Run]) -> None:
+    done = finish(method={"name": "centralised_rules"})
+    dataset = done.experiment.data.load()
+    rules = Tsk().train(dataset.x, dataset.y, np.random.default_rng(0))
+    for name, array in done.weights().items():
+        np.testing.assert_array_equal(array.numpy(), rules[name])
+    assert done.rounds["total_bytes_up"][0] == done.rounds["total_bytes_down"][0] == 0
+
+
+def test_local_rules_are_scored_one_by_one(finish: Callable[..., Run]) -> None:
+    done = finish(method={"name": "local_rules"})
+    dataset, holdings, _ = prepare(done.experiment)
+    found = []
+    for rows in holdings.train:
+        rules = Tsk().train(dataset.x[rows], dataset.y[rows], np.random.default_rng(0))
+        found.append(
+            regression_scores(Tsk().predict(rules, dataset.test_x).values, dataset.test_y)["r2"]
+        )
+    np.testing.assert_allclose(done.clients["r2"], found)
+    assert done.rounds["r2"][0] == pytest.approx(np.mean(found))
+    assert done.rounds["total_bytes_up"][0] == done.rounds["total_bytes_down"][0] == 0
+    assert done.weights() == {}
+
+
+def test_a_rule_model_of_ones_own(finish: Callable[..., Run]) -> None:
+    done = finish(model={"name": "test_openfl_xai:Constant"})
+    mean = done.experiment.data.load().y.mean()
+    assert done.weights()["means"].item() == pytest.approx(mean)
+    assert done.explanations["text"].tolist() == [f"y = {mean:.4g}"]
+    assert done.explanations["sources"].tolist() == [5]
+    assert done.rounds["rule_length"][0] == 0
+
+
+@pytest.mark.parametrize("clients", [60, 300])
+def test_a_client_may_have_a_single_example(finish: Callable[..., Run], clients: int) -> None:
+    done = finish(partition={"kind": "iid", "clients": clients})
+    assert done.clients["samples"].min() == 300 // clients
+    assert np.isfinite(done.rounds["r2"][0])
+
+
+# what cannot be
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    (
+        {"method": {"name": "fedavg"}},
+        r"method.name=fedavg learns networks, model.name=tsk is a rule model; methods for it: "
+        "centralised_rules, local_rules, openfl_xai",
+    ),
+    (
+        {"model": {"name": "mlp"}},
+        r"method.name=openfl_xai learns rule models, model.name=mlp is a network; methods for "
+        "it: centralised, .*fedavg",
+    ),
+    (
+        {"train": {"rounds": 2}},
+        r"method.name=openfl_xai learns in a single round.*train.rounds must be 1, not 2",
+    ),
+    (
+        {"data": {"name": "synthetic"}},
+        "method.name=openfl_xai learns a number, and the data set has 10 classes",
+    ),
+    (
+        {"data": {"name": "table", "path": "wide.csv", "target": "y"}},
+        r"input 'a' is 30 in row \d+; rules are learnt from inputs in \[0, 1\] "
+        r"\(data.scale=minmax scales a table's\)",
+    ),
+    (
+        {"model": {"name": "test_openfl_xai:Unfinished"}},
+        "model 'test_openfl_xai:Unfinished' lacks explain, merge, predict, train",
+    ),
+    ({"model": {"name": "tsk", "terms": 1}}, "model.terms: must be greater than or equal to 2"),
+]
+
+
+class Unfinished(RuleModel):
+    """A rule model that lacks all its functions."""
+
+
+@pytest.mark.parametrize(("sections", "message"), BAD)
+def test_what_does_not_fit_is_refused(
+    sections: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wide.csv").write_text("a,b,y\n" + "30,0.5,1\n20,0.1,2\n" * 20)
+    with pytest.raises(BadInput, match=message):
+        run(small_experiment(**{**SMALL, **sections}), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_scaled_table_is_learnt_from(
+    finish: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).uniform(10, 30, (200, 2))
+    rows = [f"{a},{b},{a * b}" for a, b in x]
+    Path("wide.csv").write_text("\n".join(["height,width,area", *rows]))
+    done = finish(data={"name": "table", "path": "wide.csv", "target": "area", "scale": "minmax"})
+    assert done.rounds["r2"][0] > 0.9
+    assert done.explanations["text"].str.contains("IF height is ").all()
+    assert done.explanations["text"].str.contains(" THEN area = ").all()
+
+
+class Failing(Tsk):
+    """Rules that clients with a low first target cannot learn."""
+
+    name: str = "test_openfl_xai:Failing"
+    least: float = 0.5
+
+    def train(self, x: Array, y: Array, rng: np.random.Generator) -> Rules:
+        if y[0] < self.least:
+            raise DataError("too low")
+        return super().train(x, y, rng)
+
+
+@pytest.mark.parametrize("name", ["openfl_xai", "local_rules"])
+def test_clients_that_fail_are_skipped(finish: Callable[..., Run], name: str) -> None:
+    sections = {
+        "model": {"name": "test_openfl_xai:Failing"},
+        "method": {"name": name},
+        "train": {"rounds": 1, "on_client_error": "skip"},
+    }
+    done = finish(**sections)
+    failed = done.clients["error"].notna()
+    assert 0 < failed.sum() < 5
+    assert done.clients["error"][failed].str.contains("too low").all()
+    assert done.rounds["clients"][0] == 5 - failed.sum()
+    sections["model"]["least"] = 9  # type: ignore[assignment]
+    with pytest.raises(RunError, match="round 1: every client of the cohort was skipped"):
+        finish(**sections)
+
+
+# networks on the same data
+
+
+@pytest.mark.parametrize("name", [n for n, m in methods.items() if m.regresses and not m.of_rules])
+def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> None:
+    done = finish(
+        model={"name": "mlp", "hidden": [32]},
+        method={"name": name},
+        train={"rounds": 30, "local_epochs": 2, "optimizer": {"lr": 0.2}},
+    )
+    assert done.rounds["r2"].iloc[-1] > 0.4
+    assert load(done.path).rounds["r2"].equals(done.rounds["r2"])
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, m in methods.items() if not m.regresses and not m.of_rules]
+)
+def test_methods_for_classes_refuse_numbers(finish: Callable[..., Run], name: str) -> None:
+    message = f"method.name={name} learns classes.*methods for it: .*fedavg"
+    sections = {"method": {"name": name}, **NEEDS.get(name, {}), "train": {"rounds": 20}}
+    partition = {**SMALL["partition"], **sections.pop("partition", {})}
+    with pytest.raises(ExperimentError, match=message):
+        finish(model={"name": "mlp"}, **sections, partition=partition)
+
+
+def test_scores_of_a_network_are_as_written_out(finish: Callable[..., Run]) -> None:
+    done = finish(
+        model={"name": "mlp", "hidden": [8]},
+        method={"name": "fedavg"},
+        train={"rounds": 2, "optimizer": {"lr": 0.1}},
+    )
+    dataset, _, setup = prepare(done.experiment)
+    network = setup.build_model()
+    network.load_state_dict(done.weights())
+    predicted = network(torch.tensor(dataset.test_x).float()).detach().squeeze(1).double().numpy()
+    errors = predicted - dataset.test_y
+    last = done.rounds.iloc[-1]
+    assert last["loss"] == pytest.approx((errors**2).mean(), rel=1e-5)
+    assert last["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
+    assert last["r2"] == pytest.approx(
+        1 - (errors**2).sum() / ((dataset.test_y - dataset.test_y.mean()) ** 2).sum(), rel=1e-4
+    )
