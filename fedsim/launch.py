@@ -72,7 +72,7 @@ def resume(
         if folder.manifest["status"] == "finished":
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         dataset, holdings, setup = prepare(folder.experiment)
-        _same_data(folder, dataset, holdings)
+        same_data(folder, dataset, holdings)
         with _cluster(folder.experiment.engine) as actors:
             on_start(folder)
             return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
@@ -105,7 +105,7 @@ def drive(
     with alone(path):
         if (path / "manifest.json").exists():
             folder = RunFolder.open(path)
-            _same_data(folder, dataset, holdings)
+            same_data(folder, dataset, holdings)
         else:
             facts = {**hashes(dataset, holdings, experiment.method), "clients": len(holdings)}
             folder = RunFolder.create(experiment, path, facts)
@@ -118,7 +118,12 @@ def drive(
         return _carry_through(folder, events, actors, on_progress)
 
 
-def _same_data(folder: RunFolder, dataset: Dataset, holdings: Holdings) -> None:
+def same_data(folder: RunFolder, dataset: Dataset, holdings: Holdings) -> None:
+    """Refuse data that are not those which the run started with.
+
+    Raises:
+        RunFolderError: they changed.
+    """
     found = hashes(dataset, holdings, folder.experiment.method)
     if any(folder.manifest.get(name) != h for name, h in found.items()):
         raise RunFolderError(f"{folder.path}: the data changed since the run started")

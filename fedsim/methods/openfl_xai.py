@@ -152,7 +152,7 @@ class LocalRules(RuleMethod):
         fed.log(**{name: math.fsum(each) / len(each) for name, each in means.items()})
 
     def local_scores(self, client: Client) -> dict[str, float]:
-        """(client) What the client's own rules are worth on the central test set, if it has any."""
+        """(client) What the client's rules, if it has any, are worth on the central test set."""
         if "rules" not in client.state:
             return {}
         rules, test = to_arrays(client.state["rules"]), client.central_table
