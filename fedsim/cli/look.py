@@ -187,7 +187,7 @@ def explain_command(
         out.print(found.in_words(final.names, final.target), markup=False)
     explained, prediction = final.explain(), final.predict()
     try:
-        pictures = run.path / "pictures"
+        pictures = run.path / "explanations"
         pictures.mkdir(exist_ok=True)
         draw_partitions(explained, final.test_x, final.names, pictures / "partitions.png")
         draw_rules(explained, final.sources, final.names, pictures / "rules.png")

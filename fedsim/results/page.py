@@ -16,6 +16,9 @@ from fedsim.results.figures import size
 from fedsim.results.summary import digits
 
 
+_WORDS = 60  # letters; what is longer is prose
+
+
 @dataclass(frozen=True)
 class Column:
     """Of a table.
@@ -24,15 +27,19 @@ class Column:
         figure: figures stand to the right.
         high: much is good, so that the first click puts the highest first.
         code: hashes and folders, which may be broken anywhere.
+        prose: sentences, in several lines.
     """
 
     title: str
     figure: bool = False
     high: bool = False
     code: bool = False
+    prose: bool = False
 
     @property
     def kind(self) -> str:
+        if self.prose:
+            return "prose"
         return "figure" if self.figure else "code" if self.code else "word"
 
 
@@ -93,7 +100,15 @@ def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> Ta
         name: pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
         for name, values in content.items()
     }
-    columns = [Column(str(n), figure, code=n == "folder") for n, figure in is_figure.items()]
+    columns = [
+        Column(
+            str(name),
+            figure,
+            code=name == "folder",
+            prose=not figure and bool((content[name].astype(str).str.len() > _WORDS).any()),
+        )
+        for name, figure in is_figure.items()
+    ]
     in_bytes = [
         column.figure and "bytes" in column.title and content[column.title].max() >= 1000
         for column in columns

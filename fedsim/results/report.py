@@ -78,6 +78,8 @@ _JUDGED = {
 }
 _LINES = 6  # cells in one figure, if there can be several
 _ROWS = 10  # cells in one figure of clients
+_EXPLAINED = 6  # settings whose explanations are shown as tables
+_ROWS_EXPLAINED = 8  # rows of such a table
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,11 @@ class Report:
         if not any(entry.run for entry in self.entries):
             return ""
         seeds = len({entry.seed for entry in self.entries})
+        rounds = _listed(self._settings("train.rounds"))
         return (
             f"{_listed(self._settings('method'))} on {_listed(self._settings('data'))}: "
             f"{_listed(self._facts('clients'))} clients, "
-            f"{_listed(self._settings('train.rounds'))} rounds, "
+            f"{rounds} round{'s' * (rounds != '1')}, "
             f"{seeds} seed{'s' * (seeds > 1)}."
         )
 
@@ -394,7 +397,9 @@ class Report:
         return named + ([(figures.swatch(None), f"{others} others")] if others else [])
 
     def curves(self) -> list[Figure]:
-        """What is on record of each round."""
+        """What is on record of each round, if there is more than one."""
+        if self.rounds.empty or self.rounds["round"].max() == 1:
+            return []
         found = [m for m in _MEASURES if m in self.rounds and self.rounds[m].notna().any()]
         panels = {cell.panel for cell in self.cells}
         if len(panels) > 1:
@@ -402,7 +407,9 @@ class Report:
         return [figure for measure in found if (figure := self._draw(measure))]
 
     def traffic(self) -> list[Figure]:
-        """Scores against communication."""
+        """Scores against communication, if that is more than a single point."""
+        if len(self.rounds) < 2:
+            return []
         drawn = [self._draw(score.column, in_bytes=True) for score in self.scores]
         return [figure for figure in drawn if figure]
 
@@ -515,15 +522,18 @@ class Report:
 
     # -- explanations, searches -------------------------------------------------------------------
 
-    def explanations(self) -> list[tuple[str, list[Picture]]]:
-        """The pictures of each run that has any."""
+    def explanations(self) -> list[tuple[str, Table | None, list[Picture]]]:
+        """What each run explains: its pictures; and as a table, for one seed of a few settings."""
+        first = [cell.entries[0] for cell in self.cells][:_EXPLAINED]
         found = []
         for entry in self.entries:
-            if entry.run is not None:
-                files = sorted((entry.run.path / "explanations").glob("*"))
-                pictures = [Picture.read(f) for f in files if f.suffix.lower() in (".png", ".svg")]
-                if pictures:
-                    found.append((f"{label(entry.cell)}, seed {entry.seed}", pictures))
+            if entry.run is None:
+                continue
+            files = sorted((entry.run.path / "explanations").glob("*"))
+            pictures = [Picture.read(f) for f in files if f.suffix.lower() in (".png", ".svg")]
+            table = _explained(entry.run.explanations) if entry in first else None
+            if pictures or table:
+                found.append((f"{label(entry.cell)}, seed {entry.seed}", table, pictures))
         return found
 
     def searches(self) -> list[Search]:
@@ -602,6 +612,16 @@ class Report:
             for manifest in manifests or [folder.manifest for folder in self._searches]
         )
         return [(count, list(facts)) for facts, count in counts.items()]
+
+
+def _explained(rows: pd.DataFrame) -> Table | None:
+    """The explanations of the last round, as they were put on record; the first of many."""
+    if rows.empty:
+        return None
+    last = rows[rows["round"] == rows["round"].max()].drop(columns=["round", "explainer"])
+    words = f"; the first {_ROWS_EXPLAINED} of {len(last)}" if len(last) > _ROWS_EXPLAINED else ""
+    caption = f"{_listed(_distinct(rows['explainer']))}, after the last round{words}"
+    return plain(caption[0].upper() + caption[1:], last.head(_ROWS_EXPLAINED))
 
 
 def _experiment(path: Path) -> str:
