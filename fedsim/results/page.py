@@ -15,7 +15,6 @@ from fedsim.results.cells import DASH, Value
 from fedsim.results.figures import size
 from fedsim.results.summary import digits
 
-
 _WORDS = 60  # letters; what is longer is prose
 
 

@@ -1,0 +1,162 @@
+"""`fedsim explain`: the rules of a run in words, in pictures, and as files of OpenFL-XAI."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small import small_experiment
+
+from fedsim import Run, run
+from fedsim.cli import main
+from fedsim.models.tsk import FILES, Tsk, read_published
+from fedsim.results.report import Report
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Say:
+    """Run a command; its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(1, 3, (300, 3))
+    rows = [",".join(f"{v:.6g}" for v in [*row, row[0] * row[1] - row[2]]) for row in x]
+    Path("rates.csv").write_text("\n".join(["bond,bill,note,rate", *rows]))
+
+    def say(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsim", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = int(left.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return say
+
+
+def learn(**sections: Any) -> Run:
+    experiment = small_experiment(
+        **{
+            "data": {"name": "table", "path": "rates.csv", "target": "rate", "scale": "minmax"},
+            "partition": {"kind": "iid", "clients": 4},
+            "model": {"name": "tsk", "rules": 6, "fuzziness": 1.2},
+            "method": {"name": "openfl_xai"},
+            "train": {"rounds": 1},
+            **sections,
+        }
+    )
+    return run(experiment, "runs")
+
+
+def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
+    done = learn()
+    code, text, _ = say("explain", str(done.path), "--row", "5", "--row", "0", "--most", "3")
+    assert code == 0
+    (row,) = done.rounds.to_dict("records")
+    assert text.startswith(f"{row['rules']} rules of 3 conditions on average, ")
+    assert f"for {row['coverage']:.1%} of the test set a rule fires" in text
+    listed = re.findall(
+        r"^rule (\d+): weight .*\n  (IF bond is .* THEN rate = .*)$", text, re.M
+    )
+    expected = done.explanations.head(3)
+    assert [int(number) for number, _ in listed] == expected["rule"].tolist()
+    assert [words for _, words in listed] == expected["text"].tolist()
+    assert f"… and {row['rules'] - 3} more, in runs/small/" in text
+    dataset = done.experiment.data.load()
+    rules = {name: array.numpy() for name, array in done.weights().items()}
+    model = done.experiment.model
+    assert isinstance(model, Tsk)
+    found = model.predict(rules, dataset.test_x.astype(float))
+    for k in (5, 0):
+        assert f"row {k} of the test set, where rate is {dataset.test_y[k]:.6g}:" in text
+        assert f"rate = {found.values[k]:.6g}, by rule {found.deciding[k] + 1}: " in text
+    for name in ("partitions", "rules", "activations"):
+        picture = done.path / "explanations" / f"{name}.png"
+        assert f"written: {picture.relative_to(Path.cwd())}" in text
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_rules_travel_to_openfl_xai_and_back(say: Say) -> None:
+    done = learn()
+    code, text, _ = say("explain", str(done.path), "--npy", "for_them")
+    assert code == 0
+    assert text.endswith("written: for_them\n")
+    assert sorted(p.name for p in Path("for_them").iterdir()) == sorted(FILES.values())
+    found = read_published(Path("for_them"))
+    for name, array in done.weights().items():
+        np.testing.assert_array_equal(found[name], array.numpy())
+
+
+def test_crisp_rules(say: Say) -> None:
+    done = learn(model={"name": "tree_rules", "rules": 4})
+    code, text, _ = say("explain", str(done.path), "--row", "1")
+    assert code == 0
+    assert re.search(r"^  IF .*(≤|>).* THEN rate = \S+$", text, re.MULTILINE)
+    assert "(the mean of all rules that fire; alone it says" in text
+    assert (done.path / "explanations" / "rules.png").exists()
+    code, _, complaint = say("explain", str(done.path), "--npy", "for_them")
+    assert code == 2
+    assert complaint == (
+        "error: --npy: OpenFL-XAI knows rules of model.name=tsk, not tree_rules\n"
+    )
+
+
+def test_the_report_shows_them(say: Say) -> None:
+    done = learn()
+    say("explain", str(done.path))
+    ((heading, table, pictures),) = Report([done.path]).explanations()
+    assert heading == "openfl_xai, seed 0"
+    assert table is not None
+    assert table.caption.startswith("Rules, after the last round")
+    assert [row[0].text for row in table.rows] == [
+        str(number) for number in done.explanations["rule"].head(8)
+    ]
+    assert [picture.words for picture in pictures] == ["activations", "partitions", "rules"]
+    assert Report([done.path]).curves() == []  # a single round
+    code, _, _ = say("report", str(done.path))
+    assert code == 0
+    assert "IF bond is" in (done.path / "report.html").read_text()
+
+
+def test_what_cannot_be_explained_is_said(say: Say) -> None:
+    network = learn(method={"name": "fedavg"}, model={"name": "mlp"})
+    alone = learn(method={"name": "local_rules"})
+    done = learn()
+    for folder, words, message in [
+        (network.path, [], "model.name=mlp is a network; what is explained is rules"),
+        (alone.path, [], "method.name=local_rules leaves no global rules"),
+        (done.path, ["--row", "60"], "there is no row 60 in the test set; it has 60, counted"),
+        (done.path, ["--row", "-1"], "there is no row -1 in the test set"),
+        (Path("nowhere"), [], "there is no such folder"),
+    ]:
+        code, text, complaint = say("explain", str(folder), *words)
+        assert (code, text) == (2, "")
+        assert message in complaint
+    (done.path / "explanations").mkdir()
+    (done.path / "explanations" / "rules.png").mkdir()
+    code, _, complaint = say("explain", str(done.path))
+    assert code == 1
+    assert "explanations/rules.png: cannot be written: " in complaint
+
+
+def test_other_data_than_the_runs_is_refused(say: Say) -> None:
+    done = learn()
+    rates = Path("rates.csv")
+    rates.write_text(rates.read_text().replace("bond", "band"))
+    code, _, _ = say("explain", str(done.path))
+    assert code == 0  # names are not what was learnt from
+    lines = rates.read_text().splitlines()
+    rates.write_text("\n".join([*lines[:-1], "9,9,9,9"]))
+    code, _, complaint = say("explain", str(done.path))
+    assert code == 2
+    assert "the data changed since the run started" in complaint
