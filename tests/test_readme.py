@@ -61,6 +61,9 @@ def test_commands(workplace: Path, line: str) -> None:
             words[k : k + 1] = [str(path) for path in workplace.glob(word)]
     text = call(workplace, "-m", "fedsim", *words)
     assert text
+    if line.startswith("fedsim explain"):
+        (shown,) = (block for block in blocks("text") if "by rule" in block)
+        assert shown in text
     if "my_method" in line:
         # The README's method is FedProx, to the bit.
         theirs = Experiment.load(

@@ -397,9 +397,7 @@ class Report:
         return named + ([(figures.swatch(None), f"{others} others")] if others else [])
 
     def curves(self) -> list[Figure]:
-        """What is on record of each round, if there is more than one."""
-        if self.rounds.empty or self.rounds["round"].max() == 1:
-            return []
+        """What is on record of each round, of runs with more than one."""
         found = [m for m in _MEASURES if m in self.rounds and self.rounds[m].notna().any()]
         panels = {cell.panel for cell in self.cells}
         if len(panels) > 1:
@@ -419,7 +417,7 @@ class Report:
         for key, rows in self.rounds.groupby(self.axes, sort=False):
             cell = self._cell(dict(zip(self.axes, key, strict=True)))
             line = _line(rows, measure, cell.style, in_bytes)
-            if line is not None:
+            if line is not None and (in_bytes or len(line.x) > 1):
                 panels.setdefault(cell.panel, []).append((cell, line))
         lines = [line for panel in panels.values() for _, line in panel]
         if not lines:
