@@ -65,9 +65,7 @@ def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
     (row,) = done.rounds.to_dict("records")
     assert text.startswith(f"{row['rules']} rules of 3 conditions on average, ")
     assert f"for {row['coverage']:.1%} of the test set a rule fires" in text
-    listed = re.findall(
-        r"^rule (\d+): weight .*\n  (IF bond is .* THEN rate = .*)$", text, re.M
-    )
+    listed = re.findall(r"^rule (\d+): weight .*\n  (IF bond is .* THEN rate = .*)$", text, re.M)
     expected = done.explanations.head(3)
     assert [int(number) for number, _ in listed] == expected["rule"].tolist()
     assert [words for _, words in listed] == expected["text"].tolist()
