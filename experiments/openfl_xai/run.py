@@ -60,7 +60,29 @@ def answer_f1(data: Path, out: Path) -> str:
         f"\nWorst of all 120 orders: weights {worst['weights']:.2g}, consequents "
         f"{worst['consequents']:.2g}. Result hash {run.result_hash}."
     )
+    lines += ["", *_scores(data, published, bases)]
     return "\n".join(lines)
+
+
+def _scores(data: Path, published: Rules, bases: list[Rules]) -> list[str]:
+    """R² of the published rules, and of each collaborator's own, on the files' test sets."""
+
+    def r2(rules: Rules, folder: str, model: Tsk) -> float:
+        x, y = (np.load(data / "openfl_xai" / "data" / folder / f"{n}_test.npy") for n in "Xy")
+        return regression_scores(model.predict(rules, x).values, y)["r2"]
+
+    winner, average = Tsk(), Tsk(inference="average")
+    lines = [
+        f"data/X_test.npy: R² {r2(published, '', winner):.4f} with the winner rule, "
+        f"{r2(published, '', average):.4f} with the average",
+        "",
+        "| | " + " | ".join(f"col{k}" for k in range(5)) + " |",
+        "| --- " * 6 + "|",
+    ]
+    for what, rules in (("its own rules", bases), ("the federated rules", [published] * 5)):
+        cells = [f"{r2(base, f'col{k}', winner):.3f}" for k, base in enumerate(rules)]
+        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _compare(what: str, found: Rules, published: Rules) -> str:
@@ -98,7 +120,9 @@ def tabulate(results: pd.DataFrame) -> str:
         else:
             cells += [f"{rows[c].mean():.1f}" for c in ("rules", "rule_length")]
             cells.append(f"{rows['coverage'].mean():.1%}")
-            cells += [f"{rows[c].mean():.1f}" for c in ("active_rules", "shared_rules")]
+            cells.append(f"{rows['active_rules'].mean():.1f}")
+            federated = (rows["sent"] > 0).any()
+            cells.append(f"{rows['shared_rules'].mean():.1f}" if federated else "–")
         cells.append(f"{rows['sent'].mean():,.0f}")
         lines.append(f"| {learner} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

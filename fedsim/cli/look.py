@@ -19,14 +19,16 @@ from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
+from fedsim.explain.rules import measures_in_words, row_in_words
+from fedsim.explained import FinalRules
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
 from fedsim.launch import connect
 from fedsim.methods import methods
 from fedsim.models import models
-from fedsim.results.rules import FinalRules
-from fedsim.results.run import Run, load
+from fedsim.models.tsk import Tsk, write_published
+from fedsim.results.run import load
 from fedsim.simulate import prepare
 
 
@@ -156,53 +158,35 @@ def explain_command(
     ] = None,
 ) -> None:
     """Explain the rules that a run came to: in words, and as pictures in its folder."""
-    from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
-    from fedsim.models.tsk import Tsk, write_published
-
     run = load(folder)
     final = FinalRules.of(run)
-    if npy is not None and not isinstance(final.model, Tsk):
-        raise BadInput(f"--npy: OpenFL-XAI knows rules of model.name=tsk, not {final.model.name}")
+    if npy is not None and not (isinstance(final.model, Tsk) and final.model.terms == 3):
+        raise BadInput(
+            "--npy: OpenFL-XAI knows rules of model.name=tsk with model.terms=3, not those of "
+            "this run"
+        )
     why = [final.explain_row(k) for k in row or []]
-    last = run.rounds.iloc[-1]
-    out.print(
-        f"{last['rules']:.0f} rules of {last['rule_length']:.3g} conditions on average, "
-        f"{last['shared_rules']:.0f} of them from two clients or more; for {last['coverage']:.1%} "
-        f"of the test set a rule fires, {last['active_rules']:.3g} on average",
-        markup=False,
-    )
+    last = run.rounds.to_dict("records")[-1]
+    out.print(measures_in_words({str(k): v for k, v in last.items()}), markup=False)
     rules = run.explanations[run.explanations["round"] == last["round"]]
     for rule in rules.head(most).to_dict("records"):
-        out.print(
-            f"\nrule {rule['rule']}: weight {rule['weight']:.4g}, support {rule['support']:.4g}, "
-            f"confidence {rule['confidence']:.4g}, fires for {rule['fires']:.1%}, decides "
-            f"{rule['decides']:.1%}, from {rule['sources']} client(s)\n  {rule['text']}",
-            markup=False,
-        )
+        out.print(f"\n{row_in_words({str(k): v for k, v in rule.items()})}", markup=False)
     if len(rules) > most:
-        out.print(f"\n… and {len(rules) - most} more, in {_explanations_file(run)}", markup=False)
+        file = short(run.path / "explanations.parquet")
+        out.print(f"\n… and {len(rules) - most} more, in {file}", markup=False)
     for k, found in zip(row or [], why, strict=True):
-        out.print(f"\nrow {k} of the test set, where {final.target} is ", end="", markup=False)
-        out.print(f"{final.dataset.test_y[k]:.6g}:", markup=False)
+        truth = f"{final.target} is {final.dataset.test_y[k]:.6g}"
+        out.print(f"\nrow {k} of the test set, where {truth}:", markup=False)
         out.print(found.in_words(final.names, final.target), markup=False)
-    explained, prediction = final.explain(), final.predict()
     try:
-        pictures = run.path / "explanations"
-        pictures.mkdir(exist_ok=True)
-        draw_partitions(explained, final.test_x, final.names, pictures / "partitions.png")
-        draw_rules(explained, final.sources, final.names, pictures / "rules.png")
-        draw_activations(prediction, pictures / "activations.png")
+        written = final.draw(run.path / "explanations")
         if npy is not None:
             write_published(npy, final.rules)
+            written.append(npy)
     except OSError as error:
         raise RunError(f"{error.filename}: cannot be written: {error.strerror}") from error
-    written = [pictures / f"{name}.png" for name in ("partitions", "rules", "activations")]
-    for path in [*written, *([npy] if npy else [])]:
+    for path in written:
         out.print(f"written: {short(path.absolute())}", markup=False)
-
-
-def _explanations_file(run: Run) -> str:
-    return short(run.path / "explanations.parquet")
 
 
 @app.command("doctor")

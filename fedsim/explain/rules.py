@@ -7,7 +7,7 @@ each feature contributes to its output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ def global_explanation(
         `fedsim.models.rules.quality`), `fires` (share of the examples), `decides` (share),
         `sources`.
     """
-    support, confidence = quality(found, y)
+    support, confidence = quality(found.firing, found.outputs, y)
     fires = (found.firing > 0).mean(axis=0)
     decides = np.bincount(found.deciding, minlength=len(rules)) / len(y)
     order = sorted(range(len(rules)), key=lambda j: -rules[j].weight)
@@ -102,6 +102,28 @@ def measures(
     }
 
 
+def row_in_words(row: Mapping[str, Any]) -> str:
+    """A row of a global explanation as two lines of text."""
+    figures = ", ".join(f"{name} {row[name]:.4g}" for name in ("weight", "support", "confidence"))
+    from_clients = f", from {row['sources']} client(s)" if row["sources"] else ""
+    return (
+        f"rule {row['rule']}: {figures}, fires for {row['fires']:.1%}, decides "
+        f"{row['decides']:.1%}{from_clients}\n  {row['text']}"
+    )
+
+
+def measures_in_words(found: Mapping[str, Any]) -> str:
+    """What `measures` found, as a sentence."""
+    shared = ""
+    if found["sources"]:
+        shared = f"{found['shared_rules']:.0f} of them from two clients or more; "
+    return (
+        f"{found['rules']:.0f} rules of {found['rule_length']:.3g} conditions on average; {shared}"
+        f"for {found['coverage']:.1%} of the test set a rule fires, "
+        f"{found['active_rules']:.3g} on average"
+    )
+
+
 @dataclass(frozen=True)
 class LocalExplanation:
     """Why the rules predict what they predict for one input.
@@ -135,7 +157,7 @@ class LocalExplanation:
             others = f", {self.active - 1} other(s) fire too" if self.active > 1 else ""
             lines[0] += f"it fires with strength {self.firing:.4g}{others}"
         else:
-            lines[0] += "no rule fires, and it has the greatest weight"
+            lines[0] += "no rule fires, and it decides for want of one"
         if not np.isclose(self.output, self.prediction):
             lines.append(f"  (the mean of all rules that fire; alone it says {self.output:.6g})")
         width = max((len(condition.words) for condition in self.rule.conditions), default=0)

@@ -54,11 +54,13 @@ def pick_device(settings: EngineSettings) -> torch.device:
 
 
 def limit_threads(count: int) -> Callable[[], None]:
-    """Let torch and NumPy compute with so many threads, which can change a product's last bit.
+    """Let torch, NumPy and SciPy compute with so many threads: more may change a last bit.
 
     Returns:
         What undoes it.
     """
+    import scipy.linalg  # noqa: F401  # only what is loaded can be limited
+
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     limits = threadpool_limits(count, user_api="blas")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, Unsent, Vector
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import Method, State, log_means, methods
 from fedsim.training import evaluate, scores
 
 
@@ -16,8 +16,8 @@ from fedsim.training import evaluate, scores
 class Local(Method[State]):
     """Each client trains a model of its own, and nothing is sent: what a federation must beat.
 
-    A round is `train.local_epochs` more epochs, with a new optimiser. Scores are the mean of the
-    clients' models' scores on the central test set.
+    A round is `train.local_epochs` more epochs, with a new optimiser. Scores are the mean over the
+    models of all clients that have trained so far, on the central test set.
     """
 
     name: str = "local"
@@ -32,17 +32,19 @@ class Local(Method[State]):
 
     def local_training(self, client: Client, initial: Tensor) -> None:
         """(client) Go on training the client's own model."""
-        client.state["weights"] = client.train(client.state.get("weights", initial))
+        trained = client.train(client.state.get("weights", initial))
+        if not torch.isfinite(trained).all():
+            raise ValueError("NaN or infinite weights; a smaller learning rate may help")
+        client.state["weights"] = trained
 
     def evaluate(self, fed: Federation, state: State) -> None:
-        everyone = range(fed.num_clients)
-        found = fed.gather(self.local_scores, everyone, initial=Unsent(state.weights)).values()
-        by_name = {name: [scores[name] for scores in found] for name in next(iter(found))}
-        fed.log(**{name: math.fsum(each) / len(each) for name, each in by_name.items()})
+        log_means(fed, fed.gather(self.local_scores, range(fed.num_clients)).values())
 
-    def local_scores(self, client: Client, initial: Tensor) -> dict[str, float]:
-        """(client) What the client's own model is worth on the central test set."""
-        client.model.load(client.state.get("weights", initial))
+    def local_scores(self, client: Client) -> dict[str, float]:
+        """(client) What the client's own model, if any, is worth on the central test set."""
+        if "weights" not in client.state:
+            return {}
+        client.model.load(client.state["weights"])
         test = client.central_test
         return scores(evaluate(client.model, test.x, test.y), test.y.cpu().numpy())
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.component import Registry, Section
 from fedsim.data import Dataset, Holdings
-from fedsim.errors import ExperimentError
+from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import Client, Federation, Unsent, Vector
 from fedsim.models import Classifier
 from fedsim.training import Train
@@ -99,6 +100,18 @@ class Method(Section, ABC, Generic[S]):
         A run is only resumed on the same.
         """
         return []
+
+
+def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
+    """Put the means of clients' scores on record; those that sent none are left out.
+
+    Raises:
+        RunError: no client has any.
+    """
+    scores = [own for own in found if own]
+    if not scores:
+        raise RunError(f"round {fed.round}: no client has a model: all were skipped")
+    fed.log(**{name: math.fsum(own[name] for own in scores) / len(scores) for name in scores[0]})
 
 
 def needs_classifier(name: str, network: nn.Module) -> Classifier:

@@ -7,7 +7,6 @@ Python, SoftwareX 23 (2023). How rules are learnt, merged and applied is the mod
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,7 +19,7 @@ from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.rules import global_explanation, measures
 from fedsim.federation import Client, Federation, Unsent
 from fedsim.federation.wire import to_arrays
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import Method, State, log_means, methods
 from fedsim.models.rules import Rules, check_table, count, feature_names
 from fedsim.training import Train, regression_scores
 
@@ -31,7 +30,7 @@ class RuleState(State):
 
     Attributes:
         rules: its arrays; none before the first round.
-        sources: (R,) how many clients' bases each rule comes from.
+        sources: (R,) how many clients' bases each rule comes from; 0 if it is nobody's own.
     """
 
     rules: Rules
@@ -50,15 +49,16 @@ class RuleMethod(Method[RuleState]):
     def check(self, train: Train) -> None:
         if train.rounds != 1:
             raise ExperimentError(
-                f"method.name={self.name} learns in a single round, in which every client's rules "
-                f"are merged: train.rounds must be 1, not {train.rounds}"
+                f"method.name={self.name} learns rules once: train.rounds must be 1, not "
+                f"{train.rounds}"
             )
 
     def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
         if dataset.classes:
             raise ExperimentError(
-                f"method.name={self.name} learns a number, and the data set has "
-                f"{len(dataset.classes)} classes"
+                f"method.name={self.name} learns a number, and the target of "
+                f"the data set is one of {len(dataset.classes)} classes (a table's number is "
+                "data.target)"
             )
         check_table(dataset.x, dataset.y, feature_names(dataset.shape[0], dataset.features))
 
@@ -111,7 +111,7 @@ class OpenFLXAI(RuleMethod):
     def receive(self, client: Client, rules: dict[str, Any]) -> None:
         """(client) The global rules; for how many of the client's examples does one fire?"""
         found = client.rules.predict(to_arrays(rules), client.table.x)
-        client.report(coverage=float((found.firing > 0).any(axis=1).mean()))
+        client.report(own_coverage=float((found.firing > 0).any(axis=1).mean()))
 
 
 @methods.register
@@ -123,7 +123,7 @@ class CentralisedRules(RuleMethod):
     def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
         union = fed.labelled_table
         rules = fed.rules.train(union.x, union.y, fed.rng("rules"))
-        return replace(state, rules=rules, sources=np.ones(count(rules), dtype=np.int64))
+        return replace(state, rules=rules, sources=np.zeros(count(rules), dtype=np.int64))
 
 
 @methods.register
@@ -144,12 +144,7 @@ class LocalRules(RuleMethod):
         client.state["rules"] = client.train_rules()
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
-        everyone = fed.gather(self.local_scores, fed.sample(fed.round)).values()
-        found = [scores for scores in everyone if scores]
-        if not found:
-            raise RunError(f"round {fed.round}: every client of the cohort was skipped")
-        means = {name: [scores[name] for scores in found] for name in found[0]}
-        fed.log(**{name: math.fsum(each) / len(each) for name, each in means.items()})
+        log_means(fed, fed.gather(self.local_scores, fed.sample(fed.round)).values())
 
     def local_scores(self, client: Client) -> dict[str, float]:
         """(client) What the client's rules, if it has any, are worth on the central test set."""

@@ -19,6 +19,7 @@ from fedsim.errors import DataError
 from fedsim.models.model import Model
 
 Array = NDArray[np.float64]
+ROUNDING = 1e-12  # relative errors of this size are no errors of a rule
 # The arrays of a rule base, by name: a row of each is a rule.
 Rules = dict[str, NDArray[Any]]
 
@@ -77,6 +78,8 @@ class RuleModel(Model, ABC):
 
     A rule model of one's own extends this class and is named `package.module:Name`. It learns a
     number from a table whose inputs lie in [0, 1]; with the method `openfl_xai` in a federation.
+    Each array of a rule base has a row for each rule. As they are sent, before `merge`, all are
+    float32.
     """
 
     @abstractmethod
@@ -140,16 +143,16 @@ def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
         values = x[:, column]
         wrong = np.flatnonzero(~np.isfinite(values))
         if len(wrong):
-            raise DataError(f"input '{name}' is {values[wrong[0]]} in row {wrong[0]}")
+            raise DataError(f"input '{name}' is {values[wrong[0]]} in example {wrong[0]}")
         wrong = np.flatnonzero((values < 0) | (values > 1))
         if len(wrong):
             raise DataError(
-                f"input '{name}' is {values[wrong[0]]:g} in row {wrong[0]}; rules are learnt from "
-                "inputs in [0, 1] (data.scale=minmax scales a table's)"
+                f"input '{name}' is {values[wrong[0]]:g} in example {wrong[0]}; rules are learnt "
+                "from inputs in [0, 1] (data.scale=minmax scales a table's)"
             )
     wrong = np.flatnonzero(~np.isfinite(y))
     if len(wrong):
-        raise DataError(f"the target is {y[wrong[0]]} in row {wrong[0]}")
+        raise DataError(f"the target is {y[wrong[0]]} in example {wrong[0]}")
 
 
 def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
@@ -163,16 +166,22 @@ def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(names) or tuple(f"x{f + 1}" for f in range(count))
 
 
-def quality(found: Prediction, y: Array) -> tuple[Array, Array]:
+def quality(firing: Array, outputs: Array, y: Array) -> tuple[Array, Array]:
     """Support and confidence of each rule on n examples: (R,) each, between 0 and 1.
 
     With the firing strengths w_ij and m_ij = 1 - |ŷ_ij - y_i|, the error min-max normalised over
     all examples and rules: support = Σ_i w_ij·m_ij / n, confidence = Σ_i w_ij·m_ij / Σ_i w_ij
-    (0 for a rule that never fires).
+    (0 for a rule that never fires). Where all errors are equal but for rounding, m = 1.
+
+    Args:
+        firing: (n, R) strengths w.
+        outputs: (n, R) ŷ, each rule's own.
+        y: (n,) targets.
     """
-    errors = np.abs(found.outputs - y[:, None])
+    errors = np.abs(outputs - y[:, None])
     spread = errors.max() - errors.min()
-    m = 1 - (errors - errors.min()) / spread if spread else np.ones_like(errors)
-    total, fitting = found.firing.sum(axis=0), (found.firing * m).sum(axis=0)
+    exact = spread <= ROUNDING * np.abs(y).max()
+    m = np.ones_like(errors) if exact else 1 - (errors - errors.min()) / spread
+    total, fitting = firing.sum(axis=0), (firing * m).sum(axis=0)
     confidence = np.divide(fitting, total, out=np.zeros_like(total), where=total > 0)
     return fitting / len(y), confidence

@@ -77,6 +77,7 @@ class TreeRules(RuleModel):
             np.concatenate([b[name] for b in bases]) for name in bases[0]
         )
         boxes, rule = np.unique(np.hstack([low, high]), axis=0, return_inverse=True)
+        rule = rule.ravel()  # of which NumPy 2.0 makes a column
         total, weighted = np.zeros((2, len(boxes)), weights.dtype)
         np.add.at(total, rule, weights)
         np.add.at(weighted, rule, weights * values)
@@ -100,9 +101,9 @@ class TreeRules(RuleModel):
                 bounds = (float(low[f]), float(high[f]))
                 below, above = bounds[0] > LEAST, bounds[1] < GREATEST
                 if below and above:
-                    words = f"{bounds[0]:.3g} < {name} ≤ {bounds[1]:.3g}"
+                    words = f"{bounds[0]:.6g} < {name} ≤ {bounds[1]:.6g}"
                 elif below or above:
-                    words = f"{name} > {bounds[0]:.3g}" if below else f"{name} ≤ {bounds[1]:.3g}"
+                    words = f"{name} > {bounds[0]:.6g}" if below else f"{name} ≤ {bounds[1]:.6g}"
                 else:
                     continue
                 found.append(Condition(f, words, words, partial(_within, *bounds)))

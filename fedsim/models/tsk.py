@@ -95,7 +95,7 @@ class Tsk(RuleModel):
     rules: int = Field(30, ge=1)
     order: Literal[0, 1] = 1
     inference: Literal["winner", "average"] = "winner"
-    fuzziness: float = Field(2.0, gt=1)
+    fuzziness: float = Field(2.0, gt=1, le=100)
     seed: int | None = Field(0, ge=0, lt=2**32)
 
     def train(self, x: Array, y: Array, rng: np.random.Generator) -> Rules:
@@ -109,8 +109,7 @@ class Tsk(RuleModel):
         antecedents = np.unique(nearest_sets, axis=0)
         w = self.firing(antecedents, x)
         consequents = self._fit(w, x, y)
-        found = Prediction(y, np.zeros(len(y), np.int64), w, _outputs(consequents, x))
-        S, C = quality(found, y)
+        S, C = quality(w, _outputs(consequents, x), y)
         weights = np.divide(2 * S * C, S + C, out=np.zeros_like(S), where=S + C > 0)
         return {"antecedents": antecedents, "consequents": consequents, "weights": weights}
 
@@ -158,6 +157,7 @@ class Tsk(RuleModel):
             np.concatenate([base[name] for base in bases]) for name in FILES
         )
         unique, rule = np.unique(antecedents, axis=0, return_inverse=True)
+        rule = rule.ravel()  # of which NumPy 2.0 makes a column
         count = np.bincount(rule, minlength=len(unique))
         total, weighted, plain = (
             np.zeros((len(unique), *rest), weights.dtype)
@@ -278,6 +278,6 @@ def read_published(folder: Path) -> Rules:
         )
     if not all(np.isfinite(array).all() for array in rules.values()):
         raise DataError(f"{folder}: holds values that are no finite numbers")
-    if (A.astype(np.int64) != A).any() or A.min() < 0:
-        raise DataError(f"{folder}: antecedents are indices of fuzzy sets, 0, 1, …")
+    if not np.isin(A, (0, 1, 2)).all():
+        raise DataError(f"{folder}: antecedents are indices of three fuzzy sets: 0, 1, 2")
     return rules

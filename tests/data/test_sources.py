@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,21 @@ def test_synthetic():
     np.testing.assert_array_equal(data.y, again.y)
     other = sources.Synthetic(samples=5000, shape=(2, 3), classes=7, seed=1).load()
     assert not np.array_equal(data.y, other.y)
+
+
+def test_friedman_is_its_formula() -> None:
+    data = datasets.parse({"name": "friedman", "samples": 500, "features": 7, "noise": 0}).load()
+    assert data.x.shape == (500, 7)
+    assert data.x.dtype == data.y.dtype == np.float64
+    assert data.classes == ()
+    for row, y in zip(data.x, data.y, strict=True):
+        value = 10 * math.sin(math.pi * row[0] * row[1]) + 20 * (row[2] - 0.5) ** 2
+        assert y == pytest.approx((value + 10 * row[3] + 5 * row[4]) / 30)
+    assert ((data.y >= 0) & (data.y <= 1)).all()
+    assert len(np.unique(np.concatenate([data.x, data.test_x]))) == 700 * 7
+    noisy = datasets.parse({"name": "friedman", "samples": 500, "features": 7, "noise": 3}).load()
+    np.testing.assert_array_equal(noisy.x, data.x)
+    assert np.std(noisy.y - data.y) == pytest.approx(0.1, rel=0.1)
 
 
 @pytest.mark.parametrize(

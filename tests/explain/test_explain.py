@@ -63,7 +63,7 @@ def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
     code, text, _ = say("explain", str(done.path), "--row", "5", "--row", "0", "--most", "3")
     assert code == 0
     (row,) = done.rounds.to_dict("records")
-    assert text.startswith(f"{row['rules']} rules of 3 conditions on average, ")
+    assert text.startswith(f"{row['rules']} rules of 3 conditions on average; ")
     assert f"for {row['coverage']:.1%} of the test set a rule fires" in text
     listed = re.findall(r"^rule (\d+): weight .*\n  (IF bond is .* THEN rate = .*)$", text, re.M)
     expected = done.explanations.head(3)
@@ -105,7 +105,8 @@ def test_crisp_rules(say: Say) -> None:
     code, _, complaint = say("explain", str(done.path), "--npy", "for_them")
     assert code == 2
     assert complaint == (
-        "error: --npy: OpenFL-XAI knows rules of model.name=tsk, not tree_rules\n"
+        "error: --npy: OpenFL-XAI knows rules of model.name=tsk with model.terms=3, not those of "
+        "this run\n"
     )
 
 

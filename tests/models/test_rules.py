@@ -18,7 +18,7 @@ from fedsim.explain.rules import (
     measures,
 )
 from fedsim.models import RuleModel, models
-from fedsim.models.rules import Condition, Prediction, Rule, Rules, quality
+from fedsim.models.rules import Condition, Rule, Rules, quality
 from fedsim.models.tree_rules import TreeRules
 from fedsim.models.tsk import Tsk
 
@@ -167,7 +167,7 @@ class TestEveryRuleModel:
     def test_refuses_what_is_no_input(self, model: RuleModel, value: float) -> None:
         x, y = examples(5)
         x[3, 1] = value
-        with pytest.raises(DataError, match=r"^input 'x2' is \S+ in row 3"):
+        with pytest.raises(DataError, match=r"^input 'x2' is \S+ in example 3"):
             model.train(x, y, np.random.default_rng(0))
 
 
@@ -228,8 +228,8 @@ def test_a_leaf_in_words() -> None:
     rules = TreeRules(rules=3).train(x, (x[:, 0] > 0.5) + 2.0 * (x[:, 0] > 0.8), RNG)
     words = sorted(in_words(rule, ["dose"]) for rule in TreeRules().explain(rules, ["dose"]))
     assert words == [
-        "IF 0.5 < dose ≤ 0.808 THEN y = 1",
-        "IF dose > 0.808 THEN y = 3",
+        "IF 0.5 < dose ≤ 0.807692 THEN y = 1",
+        "IF dose > 0.807692 THEN y = 3",
         "IF dose ≤ 0.5 THEN y = 0",
     ]
 
@@ -298,7 +298,7 @@ def test_a_local_explanation_where_no_rule_fires() -> None:
     why = local_explanation(model, rules, np.array([0.2, 0.1]), ["a", "b"])
     assert (why.number, why.firing, why.active) == (2, 0, 0)
     assert why.in_words(["a", "b"]).startswith(
-        "y = 0.9, by rule 2: no rule fires, and it has the greatest weight\n"
+        "y = 0.9, by rule 2: no rule fires, and it decides for want of one\n"
     )
 
 
@@ -329,7 +329,7 @@ def test_the_global_explanation_and_its_measures() -> None:
     assert second["fires"] == 0.25
     assert second["decides"] == 0.5  # once because no rule fires
     assert (first["sources"], first["conditions"]) == (3, 2)
-    support, confidence = quality(found, y)
+    support, confidence = quality(found.firing, found.outputs, y)
     assert first["support"] == support[0]
     assert first["confidence"] == confidence[0]
     assert measures(explained, found, sources) == {
@@ -345,14 +345,20 @@ def test_the_global_explanation_and_its_measures() -> None:
 def test_support_and_confidence_as_written_out() -> None:
     rng = np.random.default_rng(3)
     firing, outputs, y = rng.random((9, 4)), rng.random((9, 4)), rng.random(9)
-    found = Prediction(y, np.zeros(9, np.int64), firing, outputs)
     errors = [[abs(outputs[i, j] - y[i]) for j in range(4)] for i in range(9)]
     low, high = np.min(errors), np.max(errors)
     for j in range(4):
         good = sum(firing[i, j] * (1 - (errors[i][j] - low) / (high - low)) for i in range(9))
-        support, confidence = quality(found, y)
+        support, confidence = quality(firing, outputs, y)
         assert support[j] == pytest.approx(good / 9)
         assert confidence[j] == pytest.approx(good / firing[:, j].sum())
+
+
+def test_fits_that_are_exact_but_for_rounding() -> None:
+    y = np.array([0.3, 0.7])
+    outputs = np.array([[0.3, 0.3 + 1e-16], [0.7 - 1e-16, 0.7]])
+    support, confidence = quality(np.ones((2, 2)), outputs, y)
+    assert support.tolist() == confidence.tolist() == [1, 1]
 
 
 def test_a_rule_without_conditions() -> None:

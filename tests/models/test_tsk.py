@@ -1,4 +1,4 @@
-"""Takagi-Sugeno-Kang rules: the published model to the last bit, and what the formulas say."""
+"""Takagi-Sugeno-Kang rules: the published model, and what the formulas say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from fedsim.errors import DataError
-from fedsim.models.rules import Prediction, Rules, feature_names, quality
+from fedsim.models.rules import Rules, feature_names, quality
 from fedsim.models.tsk import FILES, Tsk, fuzzy_c_means, read_published, write_published
 from fedsim.training import regression_scores
 
@@ -96,7 +96,11 @@ class TestThePublishedModel:
         merged, _ = Tsk().merge([sent[k] for k in PUBLISHED_ORDER])
         found, expected = merged["consequents"], published["consequents"]
         assert found.dtype == np.float32
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-10)
+        large = np.abs(expected) > 1e-10  # the others would be 0 but for rounding
+        assert np.abs(found.astype(float) - expected)[~large].max() <= 1e-10
+        # Bit for bit; but another processor may round one of the least squares' sums otherwise.
+        assert (found[large] != expected[large]).sum() <= 2
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
     def test_t5_predictions(self, published: Rules) -> None:
         x, y = table("test")
@@ -144,7 +148,7 @@ class TestThePublishedModel:
         one, everything = (score(model, published, data) for data in (table("test"), all_tests()))
         assert (one["loss"], one["r2"]) == pytest.approx((0.109622, 0.400083), abs=6e-7)
         assert (everything["loss"], everything["r2"]) == pytest.approx(
-            (0.142565, 0.225508), abs=1.1e-6
+            (0.142565, 0.225508), abs=6e-7
         )
 
     def test_t6_local_and_centralised(self, bases: list[Rules]) -> None:
@@ -157,7 +161,7 @@ class TestThePublishedModel:
         ]
         for k, (mse, r2) in enumerate(expected):
             own = score(Tsk(), bases[k], table("test", f"col{k}"))
-            assert (own["loss"], own["r2"]) == pytest.approx((mse, r2), abs=3e-6)
+            assert (own["loss"], own["r2"]) == pytest.approx((mse, r2), abs=6e-7)
         parts = [table("train", f"col{k}") for k in range(5)]
         union = Tsk().train(*(np.concatenate(part) for part in zip(*parts, strict=True)), RNG)
         assert len(union["weights"]) == 13
@@ -475,16 +479,16 @@ def test_a_rule_that_never_fires_weighs_nothing() -> None:
     assert not consequents[0].any()
     assert not Tsk(order=0)._fit(w, x, y)[0].any()
     outputs = np.column_stack([np.ones(30), x]) @ consequents.T
-    support, confidence = quality(Prediction(y, np.zeros(30, np.int64), w, outputs), y)
+    support, confidence = quality(w, outputs, y)
     assert support[0] == confidence[0] == 0 < support[1]
 
 
 BAD: list[tuple[Any, Any, str]] = [
-    (np.array([[0.1, np.nan]]), np.array([1.0]), r"input 'x2' is nan in row 0"),
-    (np.array([[0.1], [np.inf]]), np.zeros(2), r"input 'x1' is inf in row 1"),
-    (np.array([[0.1], [1.5]]), np.zeros(2), r"input 'x1' is 1.5 in row 1; .* \[0, 1\]"),
-    (np.array([[-0.1]]), np.zeros(1), r"input 'x1' is -0.1 in row 0; .*data.scale=minmax"),
-    (np.array([[0.1]]), np.array([np.nan]), r"the target is nan in row 0"),
+    (np.array([[0.1, np.nan]]), np.array([1.0]), r"input 'x2' is nan in example 0"),
+    (np.array([[0.1], [np.inf]]), np.zeros(2), r"input 'x1' is inf in example 1"),
+    (np.array([[0.1], [1.5]]), np.zeros(2), r"input 'x1' is 1.5 in example 1; .* \[0, 1\]"),
+    (np.array([[-0.1]]), np.zeros(1), r"input 'x1' is -0.1 in example 0; .*data.scale=minmax"),
+    (np.array([[0.1]]), np.array([np.nan]), r"the target is nan in example 0"),
     (np.empty((0, 2)), np.empty(0), r"from no example"),
     (np.zeros((2, 2, 2)), np.zeros(2), r"a table of inputs .* shapes \(2, 2, 2\) and \(2,\)"),
     (np.zeros((2, 2)), np.zeros(3), r"shapes \(2, 2\) and \(3,\)"),
@@ -571,8 +575,9 @@ def test_published_files_are_written_as_they_were(tmp_path: Path, published: Rul
         ("consequents", np.zeros((2, 3)), r"do not belong together; \(R, F\)"),
         ("weights", np.array([np.nan, 1]), "no finite numbers"),
         ("weights", np.array(["a", "b"]), "holds <U1, not numbers"),
-        ("antecedents", np.array([[0.5], [1]]), "antecedents are indices of fuzzy sets"),
-        ("antecedents", np.array([[-1], [1]]), "antecedents are indices of fuzzy sets"),
+        ("antecedents", np.array([[0.5], [1]]), "antecedents are indices of three fuzzy sets"),
+        ("antecedents", np.array([[-1], [1]]), "antecedents are indices of three fuzzy sets"),
+        ("antecedents", np.array([[3], [1]]), "antecedents are indices of three fuzzy sets"),
     ],
 )
 def test_files_that_are_no_rule_base(tmp_path: Path, name: str, array: Any, message: str) -> None:

@@ -1,14 +1,20 @@
-"""The rules that a run came to, with the data to explain them on."""
+"""The rules that a run came to, with the data to explain them on.
+
+    final = FinalRules.of(fedsim.load(path))
+    print(final.explain_row(0).in_words(final.names))
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.errors import RunFolderError
+from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
 from fedsim.explain.rules import LocalExplanation, local_explanation
 from fedsim.launch import same_data
 from fedsim.models import RuleModel, Rules
@@ -80,6 +86,20 @@ class FinalRules:
     def explain(self) -> list[Rule]:
         """The rules, in their order."""
         return self.model.explain(self.rules, self.names)
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Draw partitions, rules and activations into a folder; their paths.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        folder.mkdir(exist_ok=True)
+        paths = [folder / f"{name}.png" for name in ("partitions", "rules", "activations")]
+        rules = self.explain()
+        draw_partitions(rules, self.test_x, self.names, paths[0])
+        draw_rules(rules, self.sources, self.names, paths[1])
+        draw_activations(self.predict(), paths[2])
+        return paths
 
     def explain_row(self, row: int) -> LocalExplanation:
         """Why the rules predict what they predict for a row of the central test set.
