@@ -1,0 +1,585 @@
+"""What a network's answer owes to each entry of its input: pixel attributions.
+
+An attribution gives every entry of an input x a signed number, its relevance for the logit f_y(x)
+of the example's own true class y. Positive speaks for the class, negative against it; nothing is
+made absolute. FedXDS removes the pixels of least relevance before it shares an image.
+
+FedXDS's released code departs from this in what it explains: LRP starts from the classes of all
+labels in the batch at once, gradients and integrated gradients from all logits. Here it is one
+class, the example's own, for every attribution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+from torch import Tensor, nn
+
+from fedsim._torchvision import import_torchvision
+from fedsim.component import Registry, Section, import_object
+from fedsim.errors import ExperimentError
+from fedsim.models.networks import _Block
+
+# Rows at a time: always the same, because the bits of a matrix product depend on how many.
+BATCH = 64
+
+_COMPARED = 8  # rows on which a canonised network must do what the network does
+
+
+class Attribution(Section, ABC):
+    """How much each entry of an input matters to a network: one way to measure it."""
+
+    name: str
+
+    def check(self, network: nn.Module) -> None:
+        """Refuse networks that the attribution cannot explain, before anything starts.
+
+        Raises:
+            ExperimentError: it names the layer, and says what would do.
+        """
+
+    @abstractmethod
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        """The signed relevance of every input entry for the logit of the example's own class.
+
+        Computed in evaluation mode. The network is left exactly as it was: its modes, parameters,
+        gradients and hooks. Torch's global random generators are not touched.
+
+        Args:
+            network: inputs (B, ...) to logits (B, classes).
+            x: (B, ...) floating-point inputs, on the network's device.
+            y: (B,) class indices.
+            rng: for what is random.
+
+        Returns:
+            Like x.
+
+        Raises:
+            ExperimentError: the inputs, or the network, cannot be explained in this way.
+        """
+
+
+attributions: Registry[Attribution] = Registry("attribution", Attribution)  # type: ignore[type-abstract]
+
+
+def heatmap(relevance: Tensor) -> Tensor:
+    """The sum over the channels: (B, C, H, W) to (B, H, W); vectors (B, F) stay as they are."""
+    return relevance.sum(1) if relevance.dim() > 2 else relevance
+
+
+class _OfGradients(Attribution):
+    """What is made of gradients of f_y with respect to inputs: for any differentiable network."""
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        _refuse_integers(self.name, x)
+        x, found = x.detach(), torch.empty_like(x)
+        with _evaluation(network), _differentiable_rnn(network, x):
+            for rows in _batches(x):
+                found[rows] = self._explain(_Gradient(self.name, network, y[rows]), x[rows], rng)
+        return found
+
+    @abstractmethod
+    def _explain(
+        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        """The relevance of one batch.
+
+        Args:
+            gradient: ∂f_y/∂x at a batch of inputs.
+            x: (b, ...) inputs, b ≤ BATCH.
+            rng: for what is random.
+        """
+
+
+@attributions.register
+class Gradient(_OfGradients):
+    """How the logit changes with each entry: R = ∂f_y(x)/∂x.
+
+    Source: Simonyan et al. (ICLR 2014 workshop), without the absolute value.
+    """
+
+    name: str = "gradient"
+
+    def _explain(
+        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        return gradient(x)
+
+
+@attributions.register
+class GradientXInput(_OfGradients):
+    """Gradient times input: R = x ⊙ ∂f_y(x)/∂x.
+
+    Of a piecewise linear network without biases, the relevances sum to the logit.
+
+    Source: Shrikumar et al. (2016), «Not Just a Black Box».
+    """
+
+    name: str = "gradient_x_input"
+
+    def _explain(
+        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        return x * gradient(x)
+
+
+@attributions.register
+class SmoothGrad(_OfGradients):
+    """The mean gradient around an input: R = 1/n Σ_i ∂f_y(x + ε_i)/∂x, ε_i ~ N(0, σ²).
+
+    σ = noise·(max x − min x) for each example by itself. All n samples are noisy, as in the paper;
+    Zennit leaves the last one clean. FedXDS's code for it fails, so there is none to follow.
+
+    Args:
+        noise: σ as a share of the example's range.
+        samples: n.
+
+    Source: Smilkov et al. (2017).
+    """
+
+    name: str = "smoothgrad"
+    noise: float = Field(0.1, ge=0)
+    samples: int = Field(20, ge=1)
+
+    def _explain(
+        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        rows = x.flatten(1)
+        spread = (rows.amax(1) - rows.amin(1)).view(-1, *[1] * (x.dim() - 1))
+        # an example's samples are drawn together, so that the draws do not depend on the batch
+        draws = rng.standard_normal((len(x), self.samples, *x.shape[1:]), dtype=np.float32)
+        total = torch.zeros_like(x)
+        for i in range(self.samples):
+            total += gradient(x + self.noise * spread * torch.from_numpy(draws[:, i]).to(x))
+        return total / self.samples
+
+
+@attributions.register
+class IntegratedGradients(_OfGradients):
+    """Gradients along the way from zero to an input: R = x ⊙ 1/m Σ_{k=1..m} ∂f_y(k/m·x)/∂x.
+
+    The baseline is zero in the normalised space: the mean pixel. With many steps the relevances
+    sum to f_y(x) − f_y(0).
+
+    Args:
+        steps: m; FedXDS takes 20.
+
+    Source: Sundararajan et al. (ICML 2017), the sum of their section 5.
+    """
+
+    name: str = "integrated_gradients"
+    steps: int = Field(20, ge=1)
+
+    def _explain(
+        self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        total = torch.zeros_like(x)
+        for k in range(1, self.steps + 1):
+            total += gradient(k / self.steps * x)
+        return x * total / self.steps
+
+
+@attributions.register
+class Random(Attribution):
+    """A control that knows nothing of the network: R ~ U[−1, 1) for each entry."""
+
+    name: str = "random"
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        _refuse_integers(self.name, x)
+        draws = rng.random(tuple(x.shape), dtype=np.float32)
+        return 2 * torch.from_numpy(draws).to(x) - 1
+
+
+@attributions.register
+class Lrp(Attribution):
+    """Layer-wise relevance propagation: f_y(x) handed down layer by layer, by Zennit's rules.
+
+    The relevance of the outputs is one-hot, f_y(x) for the class y and 0 for the others. A layer
+    with inputs a (J,) and outputs z_k = Σ_j a_j w_jk + b_k hands on what its outputs got:
+
+    - ε: R_j = Σ_k a_j w_jk / (z_k + ε·sign z_k) · R_k. Batch norm is merged into the layer before
+      it, sums of residual branches and average pooling are layers with w = 1, activations hand on
+      unchanged, maximum pooling hands on to the maximum.
+    - z⁺: as ε, with only the positive products a_j w_jk and b_k⁺.
+    - γ: as ε, with w_jk + γ·w_jk⁺ (γ = 1/4; the mirror image for z_k < 0).
+    - flat: R_j = Σ_k R_k / |inputs of k|, whatever a and w are.
+    - box: a_j w_jk − l_j w_jk⁺ − h_j w_jk⁻ in place of a_j w_jk, for inputs within [l, h].
+
+    Composites (which rule where):
+
+    ====================  ================  =================  ==============
+    name                  first layer       convolutions       linear layers
+    ====================  ================  =================  ==============
+    epsilon_plus_flat     flat              z⁺                 ε
+    epsilon_gamma_box     box (if it is a   γ                  ε
+                          convolution)
+    epsilon               ε                 ε                  ε
+    ====================  ================  =================  ==============
+
+    Relevance is lost to biases (those of merged batch norm too): without any, the relevances sum
+    to f_y(x), as far as each rule allows.
+
+    What it can see: modules. Sums within fedsim's and torchvision's residual blocks are made
+    modules first; a network with sums of its own needs a canonizer of its own, and is refused
+    without one once it is called. Other operations written out in a `forward` (not modules) hand
+    on relevance as they hand on gradients, so use modules for pooling and scaling.
+
+    Args:
+        composite: which rules.
+        epsilon: ε.
+        low: l, the least value of a pixel for each channel, or one for all: (0 − mean)/std for
+            pixels in [0, 1]. Without it, the least and greatest values of each image's own
+            channels: a box that holds the image, needs no knowledge of the data, and does not
+            depend on other images.
+        high: h, the greatest value: (1 − mean)/std.
+        canonizer: `package.module:Name` of a class or function that, called without arguments,
+            gives a `zennit.canonizers.Canonizer`, for residual networks of the user's own. It is
+            applied after fedsim's, to a copy.
+
+    Source: Bach et al. (PLoS ONE 2015) for ε, z⁺; Montavon et al. (Pattern Recognition 2017;
+    LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`. FedXDS's code
+    starts from one for every class among the batch's labels, here it is the example's own logit.
+    Zennit's merge leaves each batch norm dividing by √(1 + eps); here it divides by 1.
+    """
+
+    name: str = "lrp"
+    composite: Literal["epsilon_plus_flat", "epsilon_gamma_box", "epsilon"] = "epsilon_plus_flat"
+    epsilon: float = Field(1e-6, gt=0)
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+    canonizer: str | None = None
+
+    @field_validator("canonizer")
+    @classmethod
+    def _is_canonizer(cls, name: str | None) -> str | None:
+        if name is not None:
+            _own_canonizer(name)
+        return name
+
+    @model_validator(mode="after")
+    def _box_fits(self) -> Lrp:
+        low, high = self.low, self.high
+        if low is None and high is None:
+            return self
+        if self.composite != "epsilon_gamma_box":
+            raise ValueError("low and high belong to composite: epsilon_gamma_box")
+        if low is None or high is None or not low or len(low) != len(high):
+            raise ValueError("low and high go together, a value of each for every channel")
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            raise ValueError("low must be below high")
+        return self
+
+    def check(self, network: nn.Module) -> None:
+        """Refuse layers without a rule.
+
+        Raises:
+            ExperimentError: it names the first of them.
+        """
+        self._canonised(network)
+
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        _refuse_integers(self.name, x)
+        canonised = self._canonised(network)
+        found = torch.empty_like(x)
+        with _evaluation(network):
+            self._refuse_changed(network, canonised, x[:_COMPARED])
+        for rows in _batches(x):
+            with self._rules(x[rows]).context(canonised), self._order(canonised) as order:
+                inputs = x[rows].detach().clone().requires_grad_()
+                with torch.enable_grad():
+                    logits = canonised(inputs)
+                if rows.start == 0:
+                    self._refuse_unseen(canonised, logits, order)
+                initial = _one_hot(logits, y[rows]) * logits.detach()
+                (found[rows],) = torch.autograd.grad(logits, inputs, initial)
+        return found
+
+    def _canonised(self, network: nn.Module) -> nn.Module:
+        """A copy in evaluation, with batch norm merged and sums made modules.
+
+        Raises:
+            ExperimentError: a layer has no rule.
+        """
+        canonizers, torchvision = _zennit("canonizers"), _zennit("torchvision")
+        steps = [
+            canonizers.SequentialMergeBatchNorm(),
+            canonizers.AttributeCanonizer(_block_with_sum),
+            torchvision.ResNetBottleneckCanonizer(),
+            torchvision.ResNetBasicBlockCanonizer(),
+        ]
+        if self.canonizer is not None:
+            steps.append(_own_canonizer(self.canonizer))
+        for name, module in network.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+                module.weight is None or module.running_mean is None
+            ):
+                what = "batch norm without weights or without running statistics cannot be merged"
+                self._refuse(name, module, what)
+        canonised = copy.deepcopy(network).eval()
+        merged = []
+        for step in steps:
+            for done in step.apply(canonised):
+                if isinstance(done, canonizers.MergeBatchNorm):
+                    done.batch_norm.eps = 0  # what is left of it does nothing
+                    merged.append(done.batch_norm)
+        canonised.requires_grad_(False)
+        self._refuse_unknown(canonised, merged)
+        return canonised
+
+    def _refuse_unknown(self, canonised: nn.Module, merged: list[nn.Module]) -> None:
+        types = _zennit("types")
+        known = (*_LAYERS, types.Linear, types.AvgPool, types.MaxPool, _zennit("layer").Sum)
+        for name, module in canonised.named_modules():
+            if isinstance(module, known):
+                continue
+            if isinstance(module, types.BatchNorm):
+                if not any(module is other for other in merged):
+                    what = "batch norm can be merged only into a convolution or linear layer "
+                    self._refuse(name, module, what + "defined right before it")
+            elif next(module.parameters(recurse=False), None) is not None:
+                self._refuse(name, module, "no rule for its parameters")
+            elif next(module.children(), None) is None and not _hands_on(module):
+                self._refuse(name, module, "no rule for it")
+
+    def _refuse(self, name: str, module: nn.Module, what: str) -> None:
+        where = f"layer {name}" if name else "the network itself"
+        raise ExperimentError(
+            f"attribution {self.name}: {where} ({type(module).__name__}): {what}. LRP takes "
+            "convolutions, linear layers, batch norm right after them, ReLU and its like, "
+            "pooling, flattening and dropout; attributions for any differentiable network: "
+            "gradient, gradient_x_input, smoothgrad, integrated_gradients"
+        )
+
+    def _refuse_changed(self, network: nn.Module, canonised: nn.Module, x: Tensor) -> None:
+        """Merging goes by the order of definition, which need not be that of the calls."""
+        with torch.no_grad():
+            before, after = network(x), canonised(x)
+        scale = before.nan_to_num().abs().amax().item() if before.numel() else 0.0
+        if not torch.allclose(before, after, rtol=0, atol=1e-2 * scale + 1e-6, equal_nan=True):
+            raise ExperimentError(
+                f"attribution {self.name}: with batch norm merged and sums made modules, the "
+                "network computes something else. Define its layers in the order in which they "
+                "are called, and each batch norm right after the one layer that it follows"
+            )
+
+    def _rules(self, x: Tensor) -> Any:
+        """The Zennit composite for one batch."""
+        composites, types = _zennit("composites"), _zennit("types")
+        if self.composite == "epsilon_plus_flat":
+            return composites.EpsilonPlusFlat(epsilon=self.epsilon)
+        if self.composite == "epsilon_gamma_box":
+            return composites.EpsilonGammaBox(*self._box(x), epsilon=self.epsilon)
+        epsilon = _zennit("rules").Epsilon(epsilon=self.epsilon)
+        return composites.LayerMapComposite(
+            [*composites.layer_map_base(), (types.Linear, epsilon)]
+        )
+
+    def _box(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and greatest values, (1 or b, 1 or C, 1, ...)."""
+        if self.low is None or self.high is None:
+            axes = tuple(range(2, x.dim())) or (1,)
+            return x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
+        if len(self.low) not in (1, x.shape[1]):
+            raise ExperimentError(
+                f"attribution {self.name}: low and high have {len(self.low)} values, "
+                f"the inputs {x.shape[1]} channels"
+            )
+        shape = 1, len(self.low), *[1] * (x.dim() - 2)
+        return x.new_tensor(self.low).view(shape), x.new_tensor(self.high).view(shape)
+
+    @contextlib.contextmanager
+    def _order(self, canonised: nn.Module) -> Iterator[list[nn.Module]]:
+        """Within, the layers whose rules look at their inputs are listed as they are called."""
+        types = _zennit("types")
+        ruled = types.Linear, types.AvgPool, _zennit("layer").Sum
+        called: list[nn.Module] = []
+        handles = [
+            module.register_forward_hook(lambda module, *_: called.append(module))
+            for module in canonised.modules()
+            if isinstance(module, ruled)
+        ]
+        try:
+            yield called
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _refuse_unseen(
+        self, canonised: nn.Module, logits: Tensor, called: list[nn.Module]
+    ) -> None:
+        """What only a call shows: sums that are no modules, layers called twice, a late first."""
+        joined = _joined(logits)
+        if joined is not None:
+            raise ExperimentError(
+                f"attribution {self.name}: a forward of the network joins two branches "
+                f"({joined}) where LRP cannot see it. Name a canonizer that makes it a "
+                "zennit.layer.Sum (attribution field canonizer: package.module:Name), or use "
+                "gradient, gradient_x_input, smoothgrad or integrated_gradients"
+            )
+        for name, module in canonised.named_modules():
+            if sum(module is other for other in called) > 1:
+                self._refuse(name, module, "called more than once in a forward pass")
+        if self.composite == "epsilon":
+            return
+        types = _zennit("types")
+        sort = types.Linear if self.composite == "epsilon_plus_flat" else types.Convolution
+        for name, module in canonised.named_modules():
+            if isinstance(module, sort):
+                linear = [other for other in called if isinstance(other, types.Linear)]
+                if linear and linear[0] is not module:
+                    what = f"defined first, and so under the first rule of {self.composite}, but "
+                    self._refuse(name, module, what + "another layer is called before it")
+                return
+
+
+# Layers that need no rule of their own: their gradient, or the rule for activations, is right.
+# Sigmoid, Softplus and their like are missing: they give what is relevant to an input of zero.
+_LAYERS = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU),
+    *(nn.SiLU, nn.Hardswish, nn.Hardtanh, nn.Tanh, nn.Softsign, nn.Hardshrink, nn.Softshrink),
+    *(nn.Tanhshrink, nn.Flatten, nn.Unflatten, nn.Identity, nn.modules.dropout._DropoutNd),
+)
+
+
+def _zennit(part: str) -> Any:
+    import_torchvision("zennit")
+    return import_torchvision(f"zennit.{part}")
+
+
+def _own_canonizer(name: str) -> Any:
+    """The user's canonizer.
+
+    Raises:
+        PydanticCustomError: there is none of that name.
+    """
+    base = _zennit("canonizers").Canonizer  # first: the user's module imports it too
+    make = import_object(name, "canonizer")
+    try:
+        made = make()
+    except Exception as error:  # whatever the user's own raises
+        raise PydanticCustomError(
+            "not_a_canonizer",
+            "canonizer '{name}' cannot be called without arguments: {error}",
+            {"name": name, "error": str(error) or type(error).__name__},
+        ) from error
+    if not isinstance(made, base):
+        raise PydanticCustomError(
+            "not_a_canonizer",
+            "'{name}' gives no zennit.canonizers.Canonizer, but {type}",
+            {"name": name, "type": type(made).__name__},
+        )
+    return made
+
+
+def _block_with_sum(name: str, module: nn.Module) -> dict[str, Any] | None:
+    """For a Zennit AttributeCanonizer: the sum in our residual block as a module."""
+    if not isinstance(module, _Block):
+        return None
+
+    def forward(x: Tensor) -> Tensor:
+        out = module.relu(module.bn1(module.conv1(x)))
+        out = module.bn2(module.conv2(out))
+        branches = torch.stack([out, module.shortcut(x)], dim=-1)
+        activated: Tensor = module.relu(module.canonizer_sum(branches))  # type: ignore[operator]
+        return activated
+
+    return {"forward": forward, "canonizer_sum": _zennit("layer").Sum()}
+
+
+def _hands_on(module: nn.Module) -> bool:
+    """Whether a module without parameters returns its very input in evaluation (dropout)."""
+    values = torch.tensor([-1.0, 1.0]).view(1, 2, 1, 1)
+    probe = values.clone()
+    try:
+        return module(probe) is probe and torch.equal(probe, values)
+    except Exception:  # whatever a module makes of an input that is none
+        return False
+
+
+def _joined(logits: Tensor) -> str | None:
+    """The name of an operation with two differentiable operands, concatenation aside."""
+    todo, seen = [logits.grad_fn], {logits.grad_fn}
+    while todo:
+        node = todo.pop()
+        if node is None:
+            continue
+        inputs = [before for before, _ in node.next_functions if before is not None]
+        if len(inputs) > 1 and node.name() not in ("CatBackward0", "StackBackward0"):
+            return node.name().rstrip("0123456789").removesuffix("Backward").lower()
+        todo += [before for before in inputs if before not in seen]
+        seen.update(inputs)
+    return None
+
+
+class _Gradient:
+    """∂f_y/∂x of a network at a batch of inputs."""
+
+    def __init__(self, name: str, network: nn.Module, y: Tensor) -> None:
+        self.name, self.network, self.y = name, network, y
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inputs = x.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            logits = self.network(inputs)
+        found = None
+        if logits.requires_grad:
+            one_hot = _one_hot(logits, self.y)
+            (found,) = torch.autograd.grad(logits, inputs, one_hot, allow_unused=True)
+        if found is None:
+            raise ExperimentError(
+                f"attribution {self.name}: the network's outputs cannot be differentiated with "
+                "respect to its inputs"
+            )
+        return found
+
+
+def _one_hot(logits: Tensor, y: Tensor) -> Tensor:
+    return torch.zeros_like(logits).scatter_(1, y.to(logits.device).long()[:, None], 1)
+
+
+def _batches(x: Tensor) -> Iterable[slice]:
+    return (slice(start, start + BATCH) for start in range(0, len(x), BATCH))
+
+
+def _refuse_integers(name: str, x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ExperimentError(
+            f"attribution {name}: needs inputs of floating point, such as images; "
+            f"these are {str(x.dtype).removeprefix('torch.')}"
+        )
+
+
+@contextlib.contextmanager
+def _evaluation(network: nn.Module) -> Iterator[None]:
+    """Within, all modules are in evaluation; then each is in the mode that it was in."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _differentiable_rnn(network: nn.Module, x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """cuDNN's recurrent layers have no gradient in evaluation; PyTorch's own have."""
+    if x.is_cuda and any(isinstance(module, nn.RNNBase) for module in network.modules()):
+        return torch.backends.cudnn.flags(enabled=False)
+    return contextlib.nullcontext()
