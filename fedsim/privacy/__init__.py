@@ -1,0 +1,1 @@
+"""Privacy: calibrated noise, and what it guarantees."""
