@@ -1,7 +1,7 @@
 """The rules that a run came to, with the data to explain them on.
 
-    final = FinalRules.of(fedsim.load(path))
-    print(final.explain_row(0).in_words(final.names))
+final = FinalRules.of(fedsim.load(path))
+print(final.explain_row(0).in_words(final.names))
 """
 
 from __future__ import annotations

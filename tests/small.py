@@ -22,6 +22,13 @@ NEEDS: dict[str, dict[str, Any]] = {
     "fedfed": {"method": {"name": "fedfed", "distillation_rounds": 2, "width": 4}},
     "fedftg": {"method": {"name": "fedftg", "width": 8, "iterations": 1}},
     "fedgen": {"train": {"optimizer": {"lr": 0.01}}},
+    "fedxds": {
+        "method": {
+            "name": "fedxds",
+            "warmup_rounds": 2,
+            "attribution": {"name": "lrp", "composite": "epsilon"},
+        }
+    },
     "semifl": {"partition": {"server_fraction": 0.1}},
 }
 

@@ -153,10 +153,10 @@ class LocalRules(RuleMethod):
         rules, test = to_arrays(client.state["rules"]), client.central_table
         found = client.rules.predict(rules, test.x)
         names = feature_names(test.x.shape[1])
-        once = np.ones(count(rules), dtype=np.int64)
+        nobody = np.zeros(count(rules), dtype=np.int64)
         scores = regression_scores(found.values, test.y)
         client.report(r2=scores["r2"])
-        return scores | measures(client.rules.explain(rules, names), found, once)
+        return scores | measures(client.rules.explain(rules, names), found, nobody)
 
     def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
         fed.each(self.own_test, fed.sample(fed.round))

@@ -1,0 +1,295 @@
+"""FedXDS: share, once and with noise, the pixels that a model looks at, and train on them too.
+
+The paper's main text and supplement (ICCV 2025) leave much to the released code; where code and
+text differ, the text is followed, and the code is an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic_core import PydanticCustomError
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.data import Dataset, Holdings
+from fedsim.data.partition import take_stratified
+from fedsim.errors import ExperimentError
+from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
+from fedsim.explain.masking import keep_relevant, scaled
+from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.methods.method import Method, State, methods
+from fedsim.privacy.gaussian import analytic_sigma, clip
+from fedsim.training import Loss, Train
+
+Pool = NDArray[Any]  # float32, or uint8 levels
+
+
+@dataclass(frozen=True)
+class FedXDSState(State):
+    """Where the method stands, and the pool by then.
+
+    Attributes:
+        phase: of the round to come: `warm up`, `share` or `train`.
+        shared: (m, C, H, W) the pool, as it was sent. Empty before it is shared.
+        labels: (m,) of its images.
+    """
+
+    phase: str
+    shared: Pool
+    labels: NDArray[np.unsignedinteger[Any]]
+
+
+@methods.register
+class FedXDS(Method[FedXDSState]):
+    """FedAvg on local data and a pool of attribution-masked, noisy images.
+
+    1. `warmup_rounds` rounds of FedAvg.
+    2. In one round each client takes a class-stratified `fraction` of its images, attributes to
+       each pixel h(x) its relevance for the true class (of the warm-up model), keeps the most
+       relevant: f(x) = x ⊙ m, clips f(x) to the L2 norm `clip`, adds N(0, σ²), and sends this and
+       the label. Everybody receives the pool of all. Images are as the network takes them,
+       normalised; a removed pixel is 0 there.
+    3. FedAvg from new initial weights. A step's loss is CE(local batch) + CE(batch of the pool),
+       in two forward passes; a client goes through the pool in an order of its own, again and
+       again.
+
+    The noise gives f, for a fixed mask m, (ε, δ)-metric privacy: ε per unit of L2 distance of two
+    images (`fedsim.privacy.gaussian.guarantee`). The mask depends on the image, though, and
+    where it differs nothing is guaranteed: x ↦ x ⊙ m(x) can jump.
+
+    Nothing is shared of a `fraction` of 0: FedAvg. Local images are not augmented (the released
+    code crops, flips, and more), and clients count with n_k (there, with their batches).
+
+    Args:
+        warmup_rounds: of phase 1.
+        attribution: whose relevances; see `fedsim.explain.attribution`.
+        attribute_with: the `global` warm-up model, or the `local` one that each client trains
+            from it once more, as in the released code.
+        removed: s, percentage of each image's pixels that are removed.
+        mask: `binary`, which the guarantee needs, or `soft`: pixels kept are multiplied with their
+            relevance, scaled from the image's least (0) to its greatest (1), as the released code
+            does.
+        fraction: share of each client's images that it sends.
+        clip: largest L2 norm of an image before noise; null for none.
+        sigma: σ; if not given, it follows from epsilon and delta, for images at a unit distance,
+            by the analytic Gaussian mechanism.
+        epsilon, delta: the guarantee, instead of σ.
+        noise_on: `retained` pixels, as in the paper, or `all`, as in the released code.
+        encoding: of the images sent: `float32`, or `uint8`, 256 levels from the least normalised
+            pixel - 3σ to the greatest + 3σ, of which one is 0.
+        start: of phase 3: `fresh` weights, or `continue` with the warm-up model.
+    """
+
+    name: str = "fedxds"
+    warmup_rounds: int = Field(10, ge=0)
+    attribution: Annotated[SerializeAsAny[Attribution], BeforeValidator(attributions.parse)] = (
+        Lrp()
+    )
+    attribute_with: Literal["global", "local"] = "global"
+    removed: float = Field(80.0, ge=0, lt=100)
+    mask: Literal["binary", "soft"] = "binary"
+    fraction: float = Field(1.0, ge=0, le=1)
+    clip: float | None = Field(10.0, gt=0)
+    sigma: float | None = Field(None, ge=0)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
+    noise_on: Literal["retained", "all"] = "retained"
+    encoding: Literal["float32", "uint8"] = "float32"
+    start: Literal["fresh", "continue"] = "fresh"
+
+    @model_validator(mode="after")
+    def _one_noise(self) -> FedXDS:
+        guarantee = (self.epsilon is not None, self.delta is not None)
+        if self.sigma is not None and any(guarantee):
+            problem = "give sigma, or epsilon and delta, not both"
+            raise PydanticCustomError("noise", problem)
+        if guarantee in ((True, False), (False, True)):
+            raise PydanticCustomError("noise", "epsilon and delta belong together")
+        return self
+
+    @property
+    def noise(self) -> float:
+        """σ: as given, or for (ε, δ); 0.15, the released code's, if neither is."""
+        if self.sigma is not None:
+            return self.sigma
+        if self.epsilon is not None and self.delta is not None:
+            return analytic_sigma(self.epsilon, self.delta)
+        return 0.15
+
+    def check(self, train: Train) -> None:
+        least = self.warmup_rounds + 2
+        if self.fraction and train.rounds < least:
+            raise ExperimentError(
+                f"method.warmup_rounds={self.warmup_rounds} and a round of sharing leave none of "
+                f"train.rounds={train.rounds} to train the model in; it takes "
+                f"train.rounds={least} or more"
+            )
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        if len(dataset.shape) != 3:
+            raise ExperimentError(
+                f"method.name={self.name} takes images (channels, height, width); the data's "
+                f"inputs have shape {dataset.shape}"
+            )
+        self.attribution.check(network)
+        self._insist_on_differences(network)
+        images = int(np.round(self.fraction * holdings.train.lengths).sum())
+        pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
+        free = psutil.virtual_memory().available
+        if 2 * pool > free:  # the server's, and a client's copy
+            raise ExperimentError(
+                f"method.name={self.name} shares a pool of {images:,} images, "
+                f"{pool / 1e9:.1f} GB, of which two copies must fit into {free / 1e9:.1f} GB of "
+                "free memory; lower method.fraction, or set method.encoding=uint8"
+            )
+
+    # -- the server ----------------------------------------------------------------------------
+
+    def init(self, fed: Federation) -> FedXDSState:
+        encoding = np.uint8 if self.encoding == "uint8" else np.float32
+        return FedXDSState(
+            weights=fed.initial_weights(),
+            phase=("warm up" if self.warmup_rounds else "share") if self.fraction else "train",
+            shared=np.empty((0, *fed.shape), dtype=encoding),
+            labels=np.empty(0, dtype=np.min_scalar_type(fed.num_classes - 1)),
+        )
+
+    def round(self, fed: Federation, state: FedXDSState, t: int) -> FedXDSState:
+        fed.log(phase=state.phase)
+        if state.phase == "share":
+            return self.sharing_round(fed, state)
+        mean = fed.mean(
+            self.local_update,
+            fed.sample(t),
+            weights=state.weights,
+            shared=Unsent(state.shared),  # each client has had the pool since it was shared
+            labels=Unsent(state.labels),
+            levels=Unsent(self.levels(fed)),
+        )
+        phase = "share" if state.phase == "warm up" and t == self.warmup_rounds else state.phase
+        return replace(state, weights=mean.weights, phase=phase)
+
+    def sharing_round(self, fed: Federation, state: FedXDSState) -> FedXDSState:
+        """Phase 2: every client's masked images, pooled and sent to every client."""
+        everyone = np.arange(fed.num_clients)
+        with fed.one_off():
+            sent = fed.gather(
+                self.share, everyone, weights=state.weights, levels=Unsent(self.levels(fed))
+            )
+            shared: Pool = np.concatenate([state.shared, *(i["shared"] for i in sent.values())])
+            labels = np.concatenate([state.labels, *(i["labels"] for i in sent.values())])
+            fed.each(self.receive, everyone, shared=shared, labels=labels)
+        fed.log(pool=len(labels))
+        weights = fed.initial_weights() if self.start == "fresh" else state.weights
+        return replace(state, weights=weights, phase="train", shared=shared, labels=labels)
+
+    def levels(self, fed: Federation) -> NDArray[np.float32]:
+        """(2,) the width of a uint8 level, and which level is 0."""
+        edges = np.zeros((2, *fed.shape), dtype=np.float32)
+        edges[1] = 1  # pixels of 0 and of 1, as the network takes them
+        x = fed.prepare(edges, np.zeros(2, dtype=np.int64)).x
+        low, high = min(float(x.min()), 0.0) - 3 * self.noise, float(x.max()) + 3 * self.noise
+        width = (high - low) / 255
+        return np.array([width, round(-low / width)], dtype=np.float32)
+
+    # -- the clients ---------------------------------------------------------------------------
+
+    def share(self, client: Client, weights: Tensor, levels: Tensor) -> Mapping[str, Any]:
+        """(client) Its masked images with noise, and their labels."""
+        if self.attribute_with == "local":
+            weights = client.train(weights)
+        client.model.load(weights)
+        y = client.data.y.cpu().numpy()
+        rows, _ = take_stratified(np.arange(len(y)), y, self.fraction, client.rng("share"))
+        x, labels = client.data.x[rows], client.data.y[rows]
+        relevance = self.attribution.relevance(
+            client.model.module, x, labels, client.rng("attribution")
+        )
+        m = self.masks(heatmap(relevance))[:, None]
+        f = x * m
+        if self.clip is not None:
+            f = clip(f, self.clip)
+        drawn = client.rng("noise").standard_normal(f.shape, dtype=np.float32)
+        noise = self.noise * torch.from_numpy(drawn).to(client.device)
+        f = f + (noise * (m > 0) if self.noise_on == "retained" else noise)
+        client.report(shared=len(rows))
+        return {
+            "shared": encode(f, levels) if self.encoding == "uint8" else f,
+            "labels": y[rows].astype(np.min_scalar_type(client.num_classes - 1)),
+        }
+
+    def receive(self, client: Client, shared: Tensor, labels: Tensor) -> None:
+        """(client) Takes the pool. The simulation hands it out again in each round."""
+
+    def local_update(
+        self, client: Client, weights: Tensor, shared: Tensor, labels: Tensor, levels: Tensor
+    ) -> Update:
+        """(client) As in FedAvg, on local data and the pool."""
+        if len(labels):
+            trained = client.train(weights, loss=self.both(client, shared, labels, levels))
+        else:
+            trained = client.train(weights)
+        return Update(weights=trained, weight=client.num_samples)
+
+    # -- within --------------------------------------------------------------------------------
+
+    def masks(self, heatmaps: Tensor) -> Tensor:
+        """(B, H, W) what pixels are multiplied with: 0 and 1, or relevances between them."""
+        kept = keep_relevant(heatmaps, self.removed)
+        return kept * scaled(heatmaps) if self.mask == "soft" else kept.to(heatmaps.dtype)
+
+    def _insist_on_differences(self, network: nn.Module) -> None:
+        """Refuse LRP's flat rule where it makes all pixels equally relevant."""
+        if not isinstance(self.attribution, Lrp) or "flat" not in self.attribution.composite:
+            return
+        weighted = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        layers = [(n, m) for n, m in network.named_modules() if isinstance(m, weighted)]
+        if layers and isinstance(layers[0][1], nn.Linear):
+            raise ExperimentError(
+                f"method.attribution.composite={self.attribution.composite} gives all inputs of a "
+                f"first layer that is fully connected ('{layers[0][0]}') the same relevance, so "
+                "that no pixel can be kept before another; use method.attribution.composite="
+                "epsilon, or a convolutional model"
+            )
+
+    def both(self, client: Client, shared: Tensor, labels: Tensor, levels: Tensor) -> Loss:
+        """Cross-entropy of each local example, plus the mean of a batch of the pool.
+
+        It is the client's own, because it goes through the pool in the client's order.
+        """
+        rows = cycle(len(labels), client.rng("pool"))
+        size = min(client.settings.batch_size, len(labels))
+
+        def loss(network: nn.Module, x: Tensor, y: Tensor, _: Mapping[str, Tensor]) -> Tensor:
+            drawn = torch.tensor(list(islice(rows, size)), device=x.device)
+            images = decode(shared[drawn], levels)
+            of_pool = cross_entropy(network(images), labels[drawn].long())
+            return cross_entropy(network(x), y, reduction="none") + of_pool
+
+        return loss
+
+
+def cycle(count: int, rng: np.random.Generator) -> Iterator[int]:
+    """Rows 0 to count - 1 in one random order, again and again."""
+    order = rng.permutation(count).tolist()
+    while True:
+        yield from order
+
+
+def encode(x: Tensor, levels: Tensor) -> Tensor:
+    """Images as the nearest of 256 levels, one of which is 0."""
+    return torch.clamp(torch.round(x / levels[0]) + levels[1], 0, 255).to(torch.uint8)
+
+
+def decode(x: Tensor, levels: Tensor) -> Tensor:
+    """Images of the pool as the network takes them."""
+    return (x.float() - levels[1]) * levels[0] if x.dtype == torch.uint8 else x

@@ -1,0 +1,337 @@
+"""FedXDS: what is shared, how it is trained on, what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import small_experiment
+from torch import nn
+
+from fedsim import Experiment, Run, resume, run
+from fedsim.errors import BadInput
+from fedsim.explain.attribution import attributions, heatmap
+from fedsim.federation import Federation, LocalEngine
+from fedsim.methods.fedxds import FedXDS, FedXDSState, decode, encode
+from fedsim.models import models
+from fedsim.privacy.gaussian import analytic_sigma
+from fedsim.simulate import prepare
+from fedsim.streams import numpy_stream, torch_stream
+
+Finish = Callable[..., Run]
+# LRP of a fully connected network.
+LRP = {"name": "lrp", "composite": "epsilon"}
+FEDXDS: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 2, "attribution": LRP}
+TRAIN = {"rounds": 5, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}}
+
+
+def experiment(train: dict[str, Any] | None = None, **fields: Any) -> Experiment:
+    return small_experiment(method={**FEDXDS, **fields}, train={**TRAIN, **(train or {})})
+
+
+def play(made: Experiment) -> tuple[Federation, FedXDS, list[FedXDSState]]:
+    """The federation, and the server's states before the first round and after each."""
+    dataset, holdings, setup = prepare(made)
+    fed = Federation(setup, dataset, holdings, LocalEngine(made.engine, setup, dataset, holdings))
+    method = made.method
+    assert isinstance(method, FedXDS)
+    with torch_stream(made.seed, "server", 0):
+        states = [method.init(fed)]
+    for t in range(1, made.train.rounds + 1):
+        fed.begin_round(t)
+        with torch_stream(made.seed, "server", t):
+            states.append(method.round(fed, states[-1], t))
+    return fed, method, states
+
+
+# phases
+
+
+def test_the_phases(finish: Finish) -> None:
+    done = finish(method=FEDXDS, train=TRAIN)
+    assert done.rounds["phase"].tolist() == ["warm up"] * 2 + ["share"] + ["train"] * 2
+    assert done.rounds["pool"].dropna().tolist() == [1437]
+
+
+def test_warm_up_is_fedavg() -> None:
+    _, _, states = play(experiment())
+    *_, plain = play_fedavg(2)
+    np.testing.assert_array_equal(states[2].weights, plain.weights)
+
+
+def play_fedavg(rounds: int) -> list[Any]:
+    made = small_experiment(train={**TRAIN, "rounds": rounds})
+    dataset, holdings, setup = prepare(made)
+    fed = Federation(setup, dataset, holdings, LocalEngine(made.engine, setup, dataset, holdings))
+    states = [made.method.init(fed)]
+    for t in range(1, rounds + 1):
+        fed.begin_round(t)
+        states.append(made.method.round(fed, states[-1], t))
+    return states
+
+
+def test_with_nothing_shared_it_is_fedavg() -> None:
+    _, _, states = play(experiment(fraction=0.0))
+    assert [s.phase for s in states] == ["train"] * 6
+    np.testing.assert_array_equal(states[-1].weights, play_fedavg(5)[-1].weights)
+
+
+@pytest.mark.parametrize("start", ["fresh", "continue"])
+def test_where_training_starts(start: str) -> None:
+    fed, _, states = play(experiment(start=start))
+    expected = fed.initial_weights() if start == "fresh" else states[2].weights
+    np.testing.assert_array_equal(states[3].weights, expected)
+    assert states[3].phase == "train"
+
+
+def test_without_warm_up_an_untrained_model_attributes() -> None:
+    _, _, states = play(experiment(warmup_rounds=0))
+    assert [s.phase for s in states] == ["share"] + ["train"] * 5
+    assert len(states[1].labels) == 1437
+
+
+# what is shared
+
+
+def shared_of(made: Experiment) -> tuple[Any, Any, Any]:
+    """Per client: its own images, the images it shared, and its masks; in the pool's order."""
+    fed, method, states = play(made)
+    dataset, holdings, setup = prepare(made)
+    pool, start, found = states[3].shared, 0, []
+    network = setup.build_model()
+    named = fed.model.named(torch.tensor(states[2].weights))
+    network.load_state_dict({n: t.clone() for n, t in named.items()})
+    for k in range(fed.num_clients):
+        x = torch.tensor(dataset.x[holdings.train[k]])
+        y = torch.tensor(dataset.y[holdings.train[k]])
+        if method.fraction < 1:
+            break
+        rng = numpy_stream(made.seed, "share/attribution", 3, k)
+        h = heatmap(method.attribution.relevance(network, x, y, rng))
+        found.append((x, torch.tensor(pool[start : start + len(y)]), h, y))
+        np.testing.assert_array_equal(states[3].labels[start : start + len(y)], y.numpy())
+        start += len(y)
+    return found, method, states
+
+
+@pytest.mark.parametrize("name", [name for name, _ in attributions.items()])
+def test_the_most_relevant_pixels_are_shared(name: str) -> None:
+    own = LRP if name == "lrp" else {"name": name}
+    made = experiment(attribution=own, sigma=0.0, clip=None, removed=75)
+    found, _, _ = shared_of(made)
+    for x, shared, h, _ in found:
+        for image, item, heat in zip(x[:10, 0], shared[:10, 0], h[:10], strict=True):
+            threshold = heat.flatten().kthvalue(48).values  # 75 % of 64
+            kept = heat >= threshold
+            torch.testing.assert_close(item[kept], image[kept])
+            assert not item[~kept].any()
+
+
+def test_soft_masks_weigh_what_they_keep() -> None:
+    made = experiment(sigma=0.0, clip=None, removed=75, mask="soft")
+    found, _, _ = shared_of(made)
+    x, shared, h, _ = found[0]
+    for image, item, heat in zip(x[:10, 0], shared[:10, 0], h[:10], strict=True):
+        weight = (heat - heat.min()) / (heat.max() - heat.min())
+        weight[heat < heat.flatten().kthvalue(48).values] = 0
+        torch.testing.assert_close(item, image * weight)
+
+
+@pytest.mark.parametrize("noise_on", ["retained", "all"])
+def test_noise_is_where_it_is_asked_for(noise_on: str) -> None:
+    quiet = experiment(sigma=0.0, clip=None, removed=50)
+    noisy = experiment(sigma=0.5, clip=None, removed=50, noise_on=noise_on)
+    (_, _, before), (_, _, after) = shared_of(quiet), shared_of(noisy)
+    noise = after[3].shared - before[3].shared
+    (found, _, _) = shared_of(quiet)
+    start = 0
+    for x, _, h, _ in found:
+        least = h.flatten(1).kthvalue(32, dim=1).values
+        kept = h >= least[:, None, None]
+        own = torch.tensor(noise[start : start + len(x)])[:, 0]
+        start += len(x)
+        assert (own[kept] != 0).all()
+        assert bool((own[~kept] != 0).all()) == (noise_on == "all")
+    assert noise[noise != 0].std() == pytest.approx(0.5, rel=0.02)
+
+
+def test_images_are_clipped_before_noise() -> None:
+    found, _, _ = shared_of(experiment(sigma=0.0, clip=0.5, removed=0.0))
+    for x, shared, _, _ in found:
+        norms = shared.flatten(1).norm(dim=1)
+        assert (norms <= 0.5 + 1e-5).all()
+        torch.testing.assert_close(
+            shared, x * (0.5 / x.flatten(1).norm(dim=1)).clamp(max=1)[:, None, None, None]
+        )
+
+
+def test_a_fraction_is_shared_by_class() -> None:
+    made = experiment(fraction=0.5)
+    fed, _, states = play(made)
+    dataset, holdings, _ = prepare(made)
+    start = 0
+    for k in range(fed.num_clients):
+        y = dataset.y[holdings.train[k]]
+        count = round(0.5 * len(y))
+        labels = np.bincount(states[3].labels[start : start + count], minlength=10)
+        start += count
+        assert (np.abs(labels - 0.5 * np.bincount(y, minlength=10)) < 1).all()
+    assert start == len(states[3].labels)
+
+
+def test_noise_from_a_guarantee() -> None:
+    made = experiment(epsilon=5.0, delta=1e-5)
+    assert isinstance(made.method, FedXDS)
+    assert made.method.noise == analytic_sigma(5.0, 1e-5)
+    assert FedXDS().noise == 0.15
+
+
+def test_another_models_attributions() -> None:
+    """Each client's own, trained once more: another mask."""
+    quiet = {"sigma": 0.0, "clip": None}
+    _, _, one = play(experiment(**quiet))
+    _, _, other = play(experiment(**quiet, attribute_with="local"))
+    assert one[3].shared.shape == other[3].shared.shape
+    assert 0 < np.mean((one[3].shared != 0) != (other[3].shared != 0)) < 0.5
+
+
+# bytes
+
+
+@pytest.mark.parametrize(("encoding", "size"), [("float32", 4), ("uint8", 1)])
+def test_the_pool_is_counted_both_ways(finish: Finish, encoding: str, size: int) -> None:
+    done = finish(method={**FEDXDS, "encoding": encoding}, train=TRAIN)
+    share = done.clients[done.clients["round"] == 3]
+    model = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    item = size * 64 + 1
+    assert (share["one_off_up"] == share["samples"] * item).all()
+    assert (share["one_off_down"] == model + 1437 * item).all()
+    others = done.clients[done.clients["round"] != 3]
+    assert (others["bytes_up"] == model).all()
+    assert (others["bytes_down"] == model).all()
+    assert done.rounds["one_off_up"].sum() == 1437 * item
+
+
+def test_levels_keep_zero_and_lose_half_a_level() -> None:
+    made = experiment(encoding="uint8")
+    fed, method, states = play(made)
+    levels = torch.tensor(method.levels(fed))
+    x = torch.linspace(-0.4, 1.4, 1000)
+    again = decode(encode(x, levels), levels)
+    assert (again - x).abs().max() <= levels[0] / 2 + 1e-6
+    assert decode(encode(torch.zeros(3), levels), levels).tolist() == [0, 0, 0]
+    assert states[3].shared.dtype == np.uint8
+    exact = play(experiment())[2][3].shared
+    decoded = decode(torch.tensor(states[3].shared), levels).numpy()
+    inside = (exact > -3 * 0.15) & (exact < 1 + 3 * 0.15)
+    assert np.abs(decoded - exact)[inside].max() <= float(levels[0]) / 2 + 1e-6
+
+
+# training on both
+
+
+def test_a_step_is_on_a_local_batch_and_one_of_the_pool() -> None:
+    made = experiment(train={"rounds": 4})
+    _, _, states = play(made)
+    dataset, holdings, setup = prepare(made)
+    total, weighted = 0, np.zeros_like(states[4].weights, dtype=np.float64)
+    pool = torch.tensor(states[3].shared)
+    pool_labels = torch.tensor(states[3].labels.astype(np.int64))
+    for k in range(10):
+        network = setup.build_model()
+        x = torch.tensor(dataset.x[holdings.train[k]])
+        y = torch.tensor(dataset.y[holdings.train[k]])
+        batches = numpy_stream(made.seed, "local_update/batches", 4, k)
+        rows = numpy_stream(made.seed, "local_update/pool", 4, k).permutation(len(pool))
+        sgd = torch.optim.SGD(network.parameters(), lr=0.1)
+        for step, batch in enumerate(torch.tensor(batches.permutation(len(y))).split(16)):
+            drawn = torch.tensor(rows.take(range(16 * step, 16 * step + 16), mode="wrap"))
+            sgd.zero_grad()
+            loss = nn.functional.cross_entropy(network(x[batch]), y[batch])
+            loss = loss + nn.functional.cross_entropy(network(pool[drawn]), pool_labels[drawn])
+            loss.backward()
+            sgd.step()
+        w = nn.utils.parameters_to_vector(network.parameters()).detach().double().numpy()
+        weighted += len(y) * w
+        total += len(y)
+    np.testing.assert_allclose(states[4].weights, weighted / total, atol=1e-5)
+
+
+@pytest.mark.parametrize("after", [1, 3, 4])
+def test_resumed_in_each_phase(finish: Finish, tmp_path: Path, after: int) -> None:
+    method = FEDXDS
+    sections = {"method": method, "train": TRAIN, "checkpoint": {"every": 1}}
+    undisturbed = finish(**sections)
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_experiment(**sections), tmp_path / "again", interrupt)
+    (folder,) = (tmp_path / "again" / "small").iterdir()
+    events: list[Any] = []
+    assert resume(folder, events.append).result_hash == undisturbed.result_hash
+    assert f"going on after round {after}" in events
+
+
+# what cannot be
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"removed": 100}, "method.removed: must be less than 100"),
+    ({"removed": -1}, "method.removed: must be greater than or equal to 0"),
+    ({"fraction": 1.5}, "method.fraction: must be less than or equal to 1"),
+    ({"epsilon": 0.0, "delta": 1e-5}, "method.epsilon: must be greater than 0"),
+    ({"epsilon": 1.0, "delta": 1.0}, "method.delta: must be less than 1"),
+    ({"epsilon": 1.0}, "epsilon and delta belong together"),
+    ({"sigma": 0.1, "epsilon": 1.0, "delta": 0.1}, "give sigma, or epsilon and delta, not both"),
+    ({"warmup_rounds": 4}, "leave none of train.rounds=5.* it takes train.rounds=6 or more"),
+    ({"attribution": {"name": "lpr"}}, "method.attribution.name: unknown .*did you mean 'lrp'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD)
+def test_what_does_not_fit_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        experiment(**fields)
+
+
+def test_vectors_are_refused(tmp_path: Path) -> None:
+    made = small_experiment(data={"name": "synthetic"}, method=FEDXDS, train=TRAIN)
+    with pytest.raises(BadInput, match=r"takes images .* inputs have shape \(16,\)"):
+        run(made, tmp_path)
+
+
+def test_a_flat_rule_that_tells_no_pixel_from_another_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"'features.1'\) the same relevance"):
+        run(experiment(attribution={"name": "lrp"}), tmp_path)
+
+
+def test_layers_that_the_attribution_does_not_support_are_named(tmp_path: Path) -> None:
+    made = experiment(train={"rounds": 5})
+    made = made.model_copy(update={"model": models.parse({"name": "test_fedxds:normed"})})
+    with pytest.raises(BadInput, match=r"layer 1 \(LayerNorm\): no rule"):
+        run(made, tmp_path)
+
+
+def normed(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    size = math.prod(shape)
+    return nn.Sequential(nn.Flatten(), nn.LayerNorm(size), nn.Linear(size, outputs))
+
+
+def test_a_pool_too_large_is_refused_with_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Memory:
+        available = 500_000
+
+    monkeypatch.setattr("psutil.virtual_memory", Memory)
+    with pytest.raises(BadInput, match=r"a pool of 1,437 images, 0.0 GB, .*method.fraction"):
+        run(experiment(), tmp_path)
+    run(experiment(encoding="uint8"), tmp_path)
