@@ -21,6 +21,7 @@ from fedsim._torchvision import import_torchvision
 from fedsim.cli import runs
 from fedsim.cli.console import short
 from fedsim.data import datasets, partitions
+from fedsim.explain.attribution import attributions
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.results.summary import summarise, tidy
@@ -49,7 +50,13 @@ def say(
 
 @pytest.mark.parametrize(
     ("sort", "registry"),
-    [("methods", methods), ("datasets", datasets), ("models", models), ("partitions", partitions)],
+    [
+        ("methods", methods),
+        ("datasets", datasets),
+        ("models", models),
+        ("partitions", partitions),
+        ("attributions", attributions),
+    ],
 )
 def test_list_names_everything_with_keys_and_first_lines(
     say: Say, sort: str, registry: Any

@@ -19,6 +19,7 @@ from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
+from fedsim.explain.attribution import attributions
 from fedsim.explain.rules import measures_in_words, row_in_words
 from fedsim.explained import FinalRules
 from fedsim.federation import cohort_size
@@ -39,6 +40,7 @@ class Sort(StrEnum):
     datasets = "datasets"
     models = "models"
     partitions = "partitions"
+    attributions = "attributions"
 
 
 @app.command("list")
@@ -51,6 +53,7 @@ def list_command(
         Sort.datasets: datasets,
         Sort.models: models,
         Sort.partitions: partitions,
+        Sort.attributions: attributions,
     }[sort]
     table = Table(box=None, pad_edge=False)
     for column in ("name", "keys", "what it is"):
