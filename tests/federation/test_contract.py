@@ -38,7 +38,7 @@ class TestHabits:
             "train": {"rounds": 8, "on_client_error": "skip"},
         }
         local = finish(**common)
-        on_ray = finish(**common, engine={"kind": "ray", "actors": 3})
+        on_ray = finish(**common, engine={"kind": "ray", "actors": 2})
         assert on_ray.result_hash == local.result_hash
 
         def interrupt(event: Progress) -> None:
