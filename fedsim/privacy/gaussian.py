@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import brentq
-from scipy.special import erfcx, ndtr, ndtri
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
@@ -249,6 +247,8 @@ def _delta(s: float, mu: float) -> float:
     As ε = (t² − s²)/2, e^ε·Φ(−t) is e^(−s²/2)·erfcx(t/√2)/2, where erfcx(x) = e^(x²)·erfc(x): no
     e^ε overflows. Φ(−s) is the same of s, so that the difference keeps its digits far out, too.
     """
+    from scipy.special import erfcx, ndtr  # here and below, because SciPy is slow to import
+
     height = math.exp(-s * s / 2) / 2
     rest = float(erfcx((s + mu) / math.sqrt(2)))
     if s > 0:
@@ -258,11 +258,15 @@ def _delta(s: float, mu: float) -> float:
 
 def _enough(delta: float) -> float:
     """An s for which δ(ε) < δ: it is below Φ(−s), and this is 1 beyond where Φ(−s) = δ."""
+    from scipy.special import ndtri
+
     return 1 - float(ndtri(delta))
 
 
 def _root(f: Callable[[float], float], low: float, high: float) -> float:
     """Where f is 0 between two points at which its signs differ, as exactly as doubles allow."""
+    from scipy.optimize import brentq
+
     return float(brentq(f, low, high, xtol=1e-20, rtol=1e-15, maxiter=1000))
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from safetensors.torch import load_file
 
@@ -14,6 +13,9 @@ from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.results.folder import RunFolder
 from fedsim.results.tables import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Run:

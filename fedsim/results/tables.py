@@ -6,14 +6,16 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedsim import atomic
 from fedsim.errors import RunError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Table:
@@ -68,6 +70,8 @@ class Table:
 
     def read(self) -> pd.DataFrame:
         """All rows on disk."""
+        import pandas as pd  # here, because client actors import this module and need no pandas
+
         if self._file.exists():
             return pd.read_parquet(self._file)
         parts = self._part_files()
