@@ -13,6 +13,22 @@ from small import HERE, small_experiment
 
 from fedsim import Run, run
 
+# Files with tests that start Ray. Some start a cluster for all on the machine, which no other test
+# must meet: they all run in one process, one after another, while another takes the rest.
+ON_RAY = {
+    *("test_bad_input", "test_cli", "test_cluster", "test_contract", "test_grid", "test_launch"),
+    *("test_loggers", "test_notebooks", "test_openfl_xai", "test_placement", "test_preflight"),
+    *("test_readme", "test_run", "test_same_bits", "test_search", "test_submit"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tell pytest-xdist what belongs together: whole files, and all of Ray's, which come first."""
+    items.sort(key=lambda item: item.path.stem not in ON_RAY)
+    for item in items:
+        stem = item.path.stem
+        item.add_marker(pytest.mark.xdist_group("ray" if stem in ON_RAY else stem))
+
 
 @pytest.fixture
 def finish(tmp_path: Path) -> Callable[..., Run]:
