@@ -13,9 +13,10 @@ free_port() {
     python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 }
 
-# A process id may have been given to another process since, as after a reboot.
+# A process id may have been given to another process since, as after a reboot. (-ww: whole lines,
+# however narrow the terminal.)
 is_ours() {
-    [[ $(ps -o args= -p "$1") == *"ray start"*"--temp-dir=$folder/"* ]]
+    [[ $(ps -ww -o args= -p "$1") == *"ray start"*"--temp-dir=$folder/"* ]]
 }
 
 ours() {
