@@ -45,6 +45,7 @@ stop() {
 # up after a while.
 launch() {
     local pid
+    : >"$folder/$1.log" # there before it is looked into
     nohup ray start --block --temp-dir="$folder/$1" --num-cpus="$cpus" \
         --object-store-memory=2000000000 --dashboard-agent-listen-port=0 \
         --min-worker-port=0 --max-worker-port=0 "${@:2}" >"$folder/$1.log" 2>&1 </dev/null &
