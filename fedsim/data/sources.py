@@ -89,24 +89,14 @@ def stratified_split(
     Raises:
         DataError: a class has fewer than 2 examples, or a part is smaller than the classes.
     """
-    from sklearn.model_selection import train_test_split
-
     present, counts = np.unique(y, return_counts=True)
     if counts.min() < 2:
         raise DataError(
             f"{what}: class '{classes[present[counts.argmin()]]}' has 1 example; to split off a "
             f"test set takes at least 2 of each class"
         )
-    try:
-        train, test = train_test_split(
-            np.arange(len(y)), test_size=test_fraction, stratify=y, random_state=0
-        )
-    except ValueError as error:
-        raise DataError(
-            f"{what}: {len(y)} examples of {len(present)} classes cannot be split with "
-            f"test_fraction={test_fraction}: {error}"
-        ) from error
-    return np.sort(train), np.sort(test)
+    examples = f"{len(y)} examples of {len(present)} classes"
+    return _split(len(y), test_fraction, f"{what}: {examples}", y)
 
 
 def _split_dataset(
@@ -132,13 +122,21 @@ def random_split(
     Raises:
         DataError: no row is left to train on.
     """
+    return _split(count, test_fraction, f"{what}: {count} examples", None)
+
+
+def _split(
+    count: int, test_fraction: float, what: str, strata: NDArray[np.int64] | None
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     from sklearn.model_selection import train_test_split
 
     try:
-        train, test = train_test_split(np.arange(count), test_size=test_fraction, random_state=0)
+        train, test = train_test_split(
+            np.arange(count), test_size=test_fraction, stratify=strata, random_state=0
+        )
     except ValueError as error:
         raise DataError(
-            f"{what}: {count} examples cannot be split with test_fraction={test_fraction}: {error}"
+            f"{what} cannot be split with test_fraction={test_fraction}: {error}"
         ) from error
     return np.sort(train), np.sort(test)
 

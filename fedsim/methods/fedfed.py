@@ -23,7 +23,7 @@ from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Unsent, Update, Vector
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.training import FlatModel, Loss, Train
 from fedsim.training import cross_entropy as plain
@@ -140,13 +140,8 @@ class FedFed(Method[FedFedState]):
     average: Literal["samples", "uniform"] = "samples"
 
     def check(self, train: Train) -> None:
-        least = self.distillation_rounds + 2
-        if self.distillation_rounds and train.rounds < least:
-            raise ExperimentError(
-                f"method.distillation_rounds={self.distillation_rounds} and a round of sharing "
-                f"leave none of train.rounds={train.rounds} to train the model in; it takes "
-                f"train.rounds={least} or more"
-            )
+        if self.distillation_rounds:
+            check_rounds_left("distillation_rounds", self.distillation_rounds, train)
 
     def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
         shape, x = dataset.shape, dataset.x

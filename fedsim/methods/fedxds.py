@@ -26,7 +26,7 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
 from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, Unsent, Update
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.privacy.gaussian import analytic_sigma, clip
 from fedsim.training import Loss, Train
 
@@ -126,13 +126,8 @@ class FedXDS(Method[FedXDSState]):
         return 0.15
 
     def check(self, train: Train) -> None:
-        least = self.warmup_rounds + 2
-        if self.fraction and train.rounds < least:
-            raise ExperimentError(
-                f"method.warmup_rounds={self.warmup_rounds} and a round of sharing leave none of "
-                f"train.rounds={train.rounds} to train the model in; it takes "
-                f"train.rounds={least} or more"
-            )
+        if self.fraction:
+            check_rounds_left("warmup_rounds", self.warmup_rounds, train)
 
     def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
         if len(dataset.shape) != 3:
@@ -197,7 +192,8 @@ class FedXDS(Method[FedXDSState]):
         edges = np.zeros((2, *fed.shape), dtype=np.float32)
         edges[1] = 1  # pixels of 0 and of 1, as the network takes them
         x = fed.prepare(edges, np.zeros(2, dtype=np.int64)).x
-        low, high = min(float(x.min()), 0.0) - 3 * self.noise, float(x.max()) + 3 * self.noise
+        beyond = 3 * self.noise
+        low, high = min(float(x.min()), 0.0) - beyond, float(x.max()) + beyond
         width = (high - low) / 255
         return np.array([width, round(-low / width)], dtype=np.float32)
 

@@ -102,6 +102,24 @@ class Method(Section, ABC, Generic[S]):
         return []
 
 
+def check_rounds_left(key: str, before: int, train: Train) -> None:
+    """Refuse as many rounds before a round of sharing as leave none to train the model in.
+
+    Args:
+        key: of the method, which says how many rounds come `before`.
+
+    Raises:
+        ExperimentError: with how many rounds it takes.
+    """
+    least = before + 2
+    if train.rounds < least:
+        raise ExperimentError(
+            f"method.{key}={before} and a round of sharing leave none of "
+            f"train.rounds={train.rounds} to train the model in; it takes train.rounds={least} or "
+            "more"
+        )
+
+
 def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
     """Put the means of clients' scores on record; those that sent none are left out.
 
