@@ -120,6 +120,11 @@ class Host:
         """A part of the central test set."""
         return self.prepare(self._dataset.test_x[part], self._dataset.test_y[part])
 
+    @cached_property
+    def central_test(self) -> Examples:
+        """The whole central test set; kept, because all clients of this process ask for it."""
+        return self.test_examples(slice(None))
+
     def table(self, indices: NDArray[np.int64]) -> Table:
         """Training examples by index, as the rows of a table."""
         return Table(_float64(self._dataset.x[indices]), _float64(self._dataset.y[indices]))
