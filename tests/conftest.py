@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-from small import HERE, small_experiment
+from small import private_ray, small_experiment
 from xdist.scheduler import LoadScopeScheduling
 
 from fedsim import Run, run
@@ -53,13 +51,5 @@ def finish(tmp_path: Path) -> Callable[..., Run]:
 @pytest.fixture(scope="class")
 def own_ray() -> Iterator[None]:
     """A private Ray with four CPUs and one logical GPU, which has no card behind it."""
-    ray.init(
-        num_cpus=4,
-        num_gpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env=HERE,
-        logging_level=logging.ERROR,
-    )
-    yield
-    ray.shutdown()
+    with private_ray(num_cpus=4, num_gpus=1):
+        yield

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from fedsim import Experiment
 from fedsim.methods import methods
@@ -60,3 +65,17 @@ def small_experiment(**sections: Any) -> Experiment:
             {**known, **section} if isinstance(section, dict) and not named else section
         )
     return Experiment.from_dict(content)
+
+
+@contextmanager
+def private_ray(**resources: int) -> Iterator[None]:
+    """A Ray of the test's own, whose workers find the modules of the tests."""
+    ray.init(
+        **resources,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env=HERE,
+        logging_level=logging.ERROR,
+    )
+    yield
+    ray.shutdown()

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 from small import small_experiment
+from test_methods import federation, server_states
 from torch import nn
 
 from fedsim import Experiment, Run, resume, run
 from fedsim.errors import BadInput
 from fedsim.explain.attribution import attributions, heatmap
-from fedsim.federation import Federation, LocalEngine
 from fedsim.methods.fedxds import FedXDS, FedXDSState, decode, encode
 from fedsim.models import models
 from fedsim.privacy.gaussian import analytic_sigma
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream, torch_stream
+from fedsim.streams import numpy_stream
 
 Finish = Callable[..., Run]
 # LRP of a fully connected network.
@@ -34,21 +34,6 @@ def experiment(train: dict[str, Any] | None = None, **fields: Any) -> Experiment
     return small_experiment(method={**FEDXDS, **fields}, train={**TRAIN, **(train or {})})
 
 
-def play(made: Experiment) -> tuple[Federation, FedXDS, list[FedXDSState]]:
-    """The federation, and the server's states before the first round and after each."""
-    dataset, holdings, setup = prepare(made)
-    fed = Federation(setup, dataset, holdings, LocalEngine(made.engine, setup, dataset, holdings))
-    method = made.method
-    assert isinstance(method, FedXDS)
-    with torch_stream(made.seed, "server", 0):
-        states = [method.init(fed)]
-    for t in range(1, made.train.rounds + 1):
-        fed.begin_round(t)
-        with torch_stream(made.seed, "server", t):
-            states.append(method.round(fed, states[-1], t))
-    return fed, method, states
-
-
 # phases
 
 
@@ -59,38 +44,32 @@ def test_the_phases(finish: Finish) -> None:
 
 
 def test_warm_up_is_fedavg() -> None:
-    _, _, states = play(experiment())
+    states = server_states(experiment())
     *_, plain = play_fedavg(2)
     np.testing.assert_array_equal(states[2].weights, plain.weights)
 
 
 def play_fedavg(rounds: int) -> list[Any]:
-    made = small_experiment(train={**TRAIN, "rounds": rounds})
-    dataset, holdings, setup = prepare(made)
-    fed = Federation(setup, dataset, holdings, LocalEngine(made.engine, setup, dataset, holdings))
-    states = [made.method.init(fed)]
-    for t in range(1, rounds + 1):
-        fed.begin_round(t)
-        states.append(made.method.round(fed, states[-1], t))
-    return states
+    return server_states(small_experiment(train={**TRAIN, "rounds": rounds}))
 
 
 def test_with_nothing_shared_it_is_fedavg() -> None:
-    _, _, states = play(experiment(fraction=0.0))
+    states = server_states(experiment(fraction=0.0))
     assert [s.phase for s in states] == ["train"] * 6
     np.testing.assert_array_equal(states[-1].weights, play_fedavg(5)[-1].weights)
 
 
 @pytest.mark.parametrize("start", ["fresh", "continue"])
 def test_where_training_starts(start: str) -> None:
-    fed, _, states = play(experiment(start=start))
-    expected = fed.initial_weights() if start == "fresh" else states[2].weights
+    made = experiment(start=start)
+    states = server_states(made)
+    expected = federation(made).initial_weights() if start == "fresh" else states[2].weights
     np.testing.assert_array_equal(states[3].weights, expected)
     assert states[3].phase == "train"
 
 
 def test_without_warm_up_an_untrained_model_attributes() -> None:
-    _, _, states = play(experiment(warmup_rounds=0))
+    states = server_states(experiment(warmup_rounds=0))
     assert [s.phase for s in states] == ["share"] + ["train"] * 5
     assert len(states[1].labels) == 1437
 
@@ -98,9 +77,13 @@ def test_without_warm_up_an_untrained_model_attributes() -> None:
 # what is shared
 
 
-def shared_of(made: Experiment) -> tuple[Any, Any, Any]:
-    """Per client: its own images, the images it shared, and its masks; in the pool's order."""
-    fed, method, states = play(made)
+def shared_of(made: Experiment) -> tuple[list[tuple[torch.Tensor, ...]], list[FedXDSState]]:
+    """Of each client its images, what it shared of them, and the heatmaps; the server's states.
+
+    All of each client's images must be shared.
+    """
+    fed, method, states = federation(made), made.method, server_states(made)
+    assert isinstance(method, FedXDS)
     dataset, holdings, setup = prepare(made)
     pool, start, found = states[3].shared, 0, []
     network = setup.build_model()
@@ -109,22 +92,20 @@ def shared_of(made: Experiment) -> tuple[Any, Any, Any]:
     for k in range(fed.num_clients):
         x = torch.tensor(dataset.x[holdings.train[k]])
         y = torch.tensor(dataset.y[holdings.train[k]])
-        if method.fraction < 1:
-            break
         rng = numpy_stream(made.seed, "share/attribution", 3, k)
         h = heatmap(method.attribution.relevance(network, x, y, rng))
-        found.append((x, torch.tensor(pool[start : start + len(y)]), h, y))
+        found.append((x, torch.tensor(pool[start : start + len(y)]), h))
         np.testing.assert_array_equal(states[3].labels[start : start + len(y)], y.numpy())
         start += len(y)
-    return found, method, states
+    return found, states
 
 
 @pytest.mark.parametrize("name", [name for name, _ in attributions.items()])
 def test_the_most_relevant_pixels_are_shared(name: str) -> None:
     own = LRP if name == "lrp" else {"name": name}
     made = experiment(attribution=own, sigma=0.0, clip=None, removed=75)
-    found, _, _ = shared_of(made)
-    for x, shared, h, _ in found:
+    found, _ = shared_of(made)
+    for x, shared, h in found:
         for image, item, heat in zip(x[:10, 0], shared[:10, 0], h[:10], strict=True):
             threshold = heat.flatten().kthvalue(48).values  # 75 % of 64
             kept = heat >= threshold
@@ -134,8 +115,8 @@ def test_the_most_relevant_pixels_are_shared(name: str) -> None:
 
 def test_soft_masks_weigh_what_they_keep() -> None:
     made = experiment(sigma=0.0, clip=None, removed=75, mask="soft")
-    found, _, _ = shared_of(made)
-    x, shared, h, _ = found[0]
+    found, _ = shared_of(made)
+    x, shared, h = found[0]
     for image, item, heat in zip(x[:10, 0], shared[:10, 0], h[:10], strict=True):
         weight = (heat - heat.min()) / (heat.max() - heat.min())
         weight[heat < heat.flatten().kthvalue(48).values] = 0
@@ -146,11 +127,10 @@ def test_soft_masks_weigh_what_they_keep() -> None:
 def test_noise_is_where_it_is_asked_for(noise_on: str) -> None:
     quiet = experiment(sigma=0.0, clip=None, removed=50)
     noisy = experiment(sigma=0.5, clip=None, removed=50, noise_on=noise_on)
-    (_, _, before), (_, _, after) = shared_of(quiet), shared_of(noisy)
+    (found, before), (_, after) = shared_of(quiet), shared_of(noisy)
     noise = after[3].shared - before[3].shared
-    (found, _, _) = shared_of(quiet)
     start = 0
-    for x, _, h, _ in found:
+    for x, _, h in found:
         least = h.flatten(1).kthvalue(32, dim=1).values
         kept = h >= least[:, None, None]
         own = torch.tensor(noise[start : start + len(x)])[:, 0]
@@ -161,8 +141,8 @@ def test_noise_is_where_it_is_asked_for(noise_on: str) -> None:
 
 
 def test_images_are_clipped_before_noise() -> None:
-    found, _, _ = shared_of(experiment(sigma=0.0, clip=0.5, removed=0.0))
-    for x, shared, _, _ in found:
+    found, _ = shared_of(experiment(sigma=0.0, clip=0.5, removed=0.0))
+    for x, shared, _ in found:
         norms = shared.flatten(1).norm(dim=1)
         assert (norms <= 0.5 + 1e-5).all()
         torch.testing.assert_close(
@@ -172,7 +152,7 @@ def test_images_are_clipped_before_noise() -> None:
 
 def test_a_fraction_is_shared_by_class() -> None:
     made = experiment(fraction=0.5)
-    fed, _, states = play(made)
+    fed, states = federation(made), server_states(made)
     dataset, holdings, _ = prepare(made)
     start = 0
     for k in range(fed.num_clients):
@@ -194,8 +174,8 @@ def test_noise_from_a_guarantee() -> None:
 def test_another_models_attributions() -> None:
     """Each client's own, trained once more: another mask."""
     quiet = {"sigma": 0.0, "clip": None}
-    _, _, one = play(experiment(**quiet))
-    _, _, other = play(experiment(**quiet, attribute_with="local"))
+    one = server_states(experiment(**quiet))
+    other = server_states(experiment(**quiet, attribute_with="local"))
     assert one[3].shared.shape == other[3].shared.shape
     assert 0 < np.mean((one[3].shared != 0) != (other[3].shared != 0)) < 0.5
 
@@ -219,14 +199,15 @@ def test_the_pool_is_counted_both_ways(finish: Finish, encoding: str, size: int)
 
 def test_levels_keep_zero_and_lose_half_a_level() -> None:
     made = experiment(encoding="uint8")
-    fed, method, states = play(made)
+    fed, method, states = federation(made), made.method, server_states(made)
+    assert isinstance(method, FedXDS)
     levels = torch.tensor(method.levels(fed))
     x = torch.linspace(-0.4, 1.4, 1000)
     again = decode(encode(x, levels), levels)
     assert (again - x).abs().max() <= levels[0] / 2 + 1e-6
     assert decode(encode(torch.zeros(3), levels), levels).tolist() == [0, 0, 0]
     assert states[3].shared.dtype == np.uint8
-    exact = play(experiment())[2][3].shared
+    exact = server_states(experiment())[3].shared
     decoded = decode(torch.tensor(states[3].shared), levels).numpy()
     inside = (exact > -3 * 0.15) & (exact < 1 + 3 * 0.15)
     assert np.abs(decoded - exact)[inside].max() <= float(levels[0]) / 2 + 1e-6
@@ -237,7 +218,7 @@ def test_levels_keep_zero_and_lose_half_a_level() -> None:
 
 def test_a_step_is_on_a_local_batch_and_one_of_the_pool() -> None:
     made = experiment(train={"rounds": 4})
-    _, _, states = play(made)
+    states = server_states(made)
     dataset, holdings, setup = prepare(made)
     total, weighted = 0, np.zeros_like(states[4].weights, dtype=np.float64)
     pool = torch.tensor(states[3].shared)

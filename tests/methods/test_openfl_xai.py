@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from numpy.typing import NDArray
-from small import HERE, NEEDS, small_experiment
+from small import NEEDS, private_ray, small_experiment
 
 from fedsim import Run, load, resume, run
 from fedsim.errors import BadInput, DataError, ExperimentError, RunError
-from fedsim.federation import Federation, LocalEngine
+from fedsim.federation import draw_cohort
 from fedsim.methods import methods
 from fedsim.models import RuleModel, Rules, models
 from fedsim.models.rules import Array, Prediction, Rule
@@ -129,15 +127,8 @@ class TestThePublishedFederation:
 
 @pytest.fixture(scope="class")
 def five_cpus() -> Iterator[None]:
-    ray.init(
-        num_cpus=5,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env=HERE,
-        logging_level=logging.ERROR,
-    )
-    yield
-    ray.shutdown()
+    with private_ray(num_cpus=5):
+        yield
 
 
 @pytest.mark.usefixtures("five_cpus")
@@ -225,9 +216,8 @@ class TestEveryRuleMethod:
 def test_what_a_cohort_learns_is_merged_as_written_out(finish: Callable[..., Run]) -> None:
     done = finish(train={"rounds": 1, "participation": 0.6})
     experiment = done.experiment
-    dataset, holdings, setup = prepare(experiment)
-    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
-    cohort = Federation(setup, dataset, holdings, engine).sample(1)
+    dataset, holdings, _ = prepare(experiment)
+    cohort = draw_cohort(experiment.seed, 0.6, len(holdings), 1)
     assert len(cohort) == len(done.clients) == 3
     bases = []
     for k in cohort:
@@ -241,7 +231,6 @@ def test_what_a_cohort_learns_is_merged_as_written_out(finish: Callable[..., Run
         assert found[name].numpy().tobytes() == array.tobytes()
     scores = regression_scores(Tsk().predict(merged, dataset.test_x).values, dataset.test_y)
     assert done.rounds["r2"][0] == scores["r2"]
-    engine.close()
 
 
 def test_centralised_rules_are_those_of_all_examples(finish: Callable[..., Run]) -> None:
