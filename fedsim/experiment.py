@@ -20,6 +20,7 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import EngineSettings
 from fedsim.methods import Method, methods
 from fedsim.models import Model, RuleModel, models
+from fedsim.privacy.central import Privacy
 from fedsim.sheet import Sheet
 from fedsim.training import Train
 
@@ -66,6 +67,7 @@ class Experiment(Section):
     train: Train = Train()
     engine: EngineSettings = EngineSettings()
     evaluate: Evaluate = Evaluate()
+    privacy: Privacy | None = None
     checkpoint: Checkpoint = Checkpoint()
     loggers: tuple[str, ...] = ()
 
@@ -93,6 +95,12 @@ class Experiment(Section):
                 f"{found}; methods for it: {', '.join(fitting)}"
             )
         self.method.check(self.train)
+        if self.privacy is not None and not self.method.only_sums:
+            covered = [n for n, m in methods.items() if m.only_sums]
+            raise ExperimentError(
+                f"privacy: covers what clients send as sums, and method.name={self.method.name} "
+                f"takes more from them; methods that it covers: {', '.join(covered)}"
+            )
         if self.evaluate.clients and self.partition.test_fraction == 0:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,7 @@ from fedsim.federation import Federation, Setup, cohort_size, draw_cohort, pick_
 from fedsim.federation.checkpoint import Checkpoints, pack
 from fedsim.federation.engine import Engine
 from fedsim.methods import Method, State, methods
+from fedsim.privacy.central import Privacy, Release
 from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import check_loggers
 from fedsim.results.tables import Table
@@ -66,6 +68,7 @@ def prepare(
         functions=experiment.method,
         shape=dataset.shape,
         classes=len(dataset.classes),
+        privacy=experiment.privacy,
     )
     if setup.classes == 0 and not experiment.method.regresses:
         raise ExperimentError(
@@ -74,6 +77,8 @@ def prepare(
             + ", ".join(n for n, m in methods.items() if m.regresses and not m.of_rules)
         )
     network = setup.build_model() if experiment.method.of_rules else _try_model(setup)
+    if setup.privacy is not None and isinstance(network, torch.nn.Module):
+        _bears_noise(network, experiment.model.name)
     experiment.method.check_data(dataset, holdings, network)
     return dataset, holdings, setup
 
@@ -105,6 +110,16 @@ def _try_model(setup: Setup) -> torch.nn.Module:
             f"data want{'s' * (not setup.classes)} {(1, setup.outputs)}"
         )
     return network
+
+
+def _bears_noise(network: torch.nn.Module, name: str) -> None:
+    """Refuse noise on running statistics: a variance would end up below 0."""
+    for layer, buffer in network.named_buffers():
+        if buffer.is_floating_point():
+            raise ExperimentError(
+                f"privacy: adds noise to all that clients send, and model.name={name} has "
+                f"statistics that do not bear it ('{layer}'); take a model without batch norm"
+            )
 
 
 def simulate(
@@ -162,6 +177,8 @@ def simulate(
                     if experiment.evaluate.clients:
                         method.evaluate_clients(fed, state)
                 record, client_rows, explained = fed.records()
+                if setup.privacy is not None:
+                    record["epsilon"] = spent(setup.privacy, fed.releases, ledger)
                 row = summarise(t, record, client_rows, ledger)
                 ledger["chain"] = chained(ledger["chain"], [row, *client_rows, *explained])
                 row["seconds"] = time.perf_counter() - started
@@ -203,10 +220,18 @@ def _writing(folder: RunFolder) -> Iterator[None]:
 def new_ledger() -> dict[str, Any]:
     """What is carried from round to round beside the state, and saved with it.
 
-    Totals of bytes, and a chain of hashes: each round's is that of its records and of the chain
-    before it.
+    Totals of bytes, what was released with noise (sampling rate, sums a round, rounds), and a
+    chain of hashes: each round's is that of its records and of the chain before it.
     """
-    return {"total_bytes_up": 0, "total_bytes_down": 0, "chain": ""}
+    return {"total_bytes_up": 0, "total_bytes_down": 0, "releases": [], "chain": ""}
+
+
+def spent(privacy: Privacy, releases: Iterable[Release], ledger: dict[str, Any]) -> float:
+    """ε by now, after a round with these releases more."""
+    rounds = Counter({(q, r): n for q, r, n in ledger["releases"]})
+    rounds.update(releases)
+    ledger["releases"] = [[q, r, n] for (q, r), n in sorted(rounds.items())]
+    return privacy.epsilon(rounds)
 
 
 def summarise(

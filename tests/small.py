@@ -11,7 +11,10 @@ from typing import Any
 import ray
 
 from fedsim import Experiment
+from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
+from fedsim.simulate import prepare
+from fedsim.streams import torch_stream
 
 # Actors find the modules of the tests.
 HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
@@ -65,6 +68,24 @@ def small_experiment(**sections: Any) -> Experiment:
             {**known, **section} if isinstance(section, dict) and not named else section
         )
     return Experiment.from_dict(content)
+
+
+def federation(experiment: Experiment) -> Federation:
+    dataset, holdings, setup = prepare(experiment)
+    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
+    return Federation(setup, dataset, holdings, engine)
+
+
+def server_states(experiment: Experiment) -> list[Any]:
+    """The server's state before the first round and after each."""
+    fed, method = federation(experiment), experiment.method
+    with torch_stream(experiment.seed, "server", 0):
+        states = [method.init(fed)]
+    for t in range(1, experiment.train.rounds + 1):
+        fed.begin_round(t)
+        with torch_stream(experiment.seed, "server", t):
+            states.append(method.round(fed, states[-1], t))
+    return states
 
 
 @contextmanager

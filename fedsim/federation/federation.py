@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from fedsim.federation.sums import ExactSum
 from fedsim.federation.wire import Unsent, nbytes
 from fedsim.federation.worker import TEST_SHARD, Call
 from fedsim.models import RuleModel
+from fedsim.privacy.central import Privacy, Release
 from fedsim.streams import numpy_stream
 from fedsim.training import FlatModel, scores
 
@@ -32,6 +34,7 @@ CPU = torch.device("cpu")
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
     {"round", "clients", "failed", "seconds"}
+    | {"epsilon"}
     | {f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")}
 )
 
@@ -41,10 +44,10 @@ class Mean:
 
     Attributes:
         count: how many clients contributed: fewer than the cohort if some were skipped, or had
-            nothing to send.
+            nothing to send. Under `privacy`, which must not tell, the expected number.
     """
 
-    def __init__(self, vectors: Mapping[str, Vector], count: int) -> None:
+    def __init__(self, vectors: Mapping[str, Vector], count: float) -> None:
         self._vectors = vectors
         self.count = count
 
@@ -112,6 +115,8 @@ class Federation:
         self._states: dict[int, Handle] = {}
         self._serial = 0
         self._one_off = False
+        self._privacy = setup.privacy
+        self._sums: Counter[float] = Counter()
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._explained: list[dict[str, Any]] = []
@@ -141,11 +146,13 @@ class Federation:
     @property
     def labelled_data(self) -> Examples:
         """All clients' labelled examples together, for baselines that no federation could run."""
+        self._insist_on_sums("reads the clients' examples")
         return self._host.examples(np.sort(self._holdings.train.values))
 
     @property
     def labelled_table(self) -> Table:
         """All clients' labelled examples together, as rows of a table."""
+        self._insist_on_sums("reads the clients' examples")
         return self._host.table(np.sort(self._holdings.train.values))
 
     @property
@@ -166,6 +173,12 @@ class Federation:
         """Further examples (another data set's), scaled and normalised as the run's data are."""
         return self._host.prepare(x, y)
 
+    def pixels(self) -> Vector:
+        """(2, C, 1, 1) what pixels of 0 and of 1 are to the network: how images are normalised."""
+        edges = np.zeros((2, self.shape[0], 1, 1), dtype=np.float32)
+        edges[1] = 1
+        return np.array(self.prepare(edges, np.zeros(2, dtype=np.int64)).x.cpu())
+
     def rng(self, purpose: str) -> np.random.Generator:
         """The server's random stream for one purpose in this round."""
         return numpy_stream(self.seed, f"server/{purpose}", self.round)
@@ -185,8 +198,12 @@ class Federation:
         return self._samples
 
     def sample(self, t: int) -> Cohort:
-        """The clients that take part in round t, drawn without replacement."""
-        return draw_cohort(self.seed, self.settings.participation, self.num_clients, t)
+        """The clients that take part in round t, drawn without replacement.
+
+        Under `privacy` each client is drawn by itself, so that their number varies.
+        """
+        poisson = self._privacy is not None
+        return draw_cohort(self.seed, self.settings.participation, self.num_clients, t, poisson)
 
     def mean(
         self, function: Callable[..., Update], cohort: Sequence[int] | Cohort, **arguments: Any
@@ -194,7 +211,8 @@ class Federation:
         """Run a client function on a cohort and average the updates: Σ weight·vector / Σ weight.
 
         Contributions are added where they are computed, and the sum is the same bits in any
-        order; see `fedsim.federation.sums`.
+        order; see `fedsim.federation.sums`. Under `privacy` it is the noisy mean of
+        `fedsim.privacy.central`.
 
         Args:
             function: a method of the running Method; takes a client and the arguments.
@@ -206,6 +224,8 @@ class Federation:
             ClientError: a client failed (`train.on_client_error: stop`).
             RunError: every client of the cohort was skipped, or their weights sum to 0.
         """
+        if self._privacy is not None:
+            return self._noisy_mean(self._privacy, function, cohort, arguments)
         outcome = self._call(function, "mean", cohort, arguments)
         if not outcome.weights and (outcome.rows or not outcome.failures):
             return Mean({}, 0)  # all that did not fail had nothing to send
@@ -229,6 +249,7 @@ class Federation:
         Messages are arrays, tensors or numbers, or dicts and lists of them; tensors come back as
         arrays. In ascending order of clients; those that were skipped are missing.
         """
+        self._insist_on_sums(f"gathers what each client sends ({function.__name__})")
         return dict(sorted(self._call(function, "gather", cohort, arguments).items.items()))
 
     def average(self, models: Mapping[int, Vector]) -> Vector:
@@ -301,6 +322,12 @@ class Federation:
     def begin_round(self, t: int) -> None:
         """Start the records of round t."""
         self.round, self._record, self._rows, self._explained = t, {}, {}, []
+        self._sums = Counter()
+
+    @property
+    def releases(self) -> list[Release]:
+        """What was released with noise since `begin_round`."""
+        return sorted(self._sums.items())
 
     def records(self) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
         """What was put on record since `begin_round`: of the round, each client, explanations."""
@@ -320,6 +347,42 @@ class Federation:
         self._states = {id: self._engine.keep(state) for id, state in states.items()}
 
     # -- within --------------------------------------------------------------------------------
+
+    def _noisy_mean(
+        self,
+        privacy: Privacy,
+        function: Callable[..., Update],
+        cohort: Sequence[int] | Cohort,
+        arguments: Mapping[str, Any],
+    ) -> Mean:
+        """reference + (Σ_k clipped change + N(0, (zS)²)) / expected number of clients."""
+        drawn = np.array_equal(cohort, self.sample(self.round))
+        q = self.settings.participation if drawn else 1.0
+        count = q * self.num_clients if drawn else float(len(cohort))
+        # Where nobody was drawn, client 0 shows what is sent, which counts for nothing.
+        outcome = self._call(function, "mean", cohort if len(cohort) else [0], arguments)
+        if not outcome.sums:
+            raise RunError(
+                f"round {self.round}: no client of the cohort sent anything to add noise to"
+                + _first(outcome)
+            )
+        self._sums[q] += 1
+        rng = self.rng(f"privacy/{self._sums.total()}")
+        mean = {}
+        for (name, size), total in sorted(outcome.sums.items()):
+            noise = privacy.noise_multiplier * privacy.clip * rng.standard_normal(size)
+            change = ((total.value() if len(cohort) else 0.0) + noise) / count
+            sent = arguments.get(name)
+            reference = sent if isinstance(sent, np.ndarray) and sent.size == size else 0.0
+            mean[name] = (reference + change).astype(np.float32)
+        return Mean(mean, count)
+
+    def _insist_on_sums(self, does: str) -> None:
+        """Refuse what noise on sums does not cover."""
+        if self._privacy is not None:
+            raise RunError(
+                f"the method {does}, which `privacy` does not cover: it covers sums alone"
+            )
 
     def _next_call(self, function: str, mode: Literal["mean", "gather", "each", "test"]) -> Call:
         self._serial += 1
@@ -391,8 +454,17 @@ def cohort_size(participation: float, num_clients: int) -> int:
     return round(participation * num_clients)
 
 
-def draw_cohort(seed: int, participation: float, num_clients: int, t: int) -> Cohort:
-    """The clients that take part in round t, drawn without replacement."""
+def draw_cohort(
+    seed: int, participation: float, num_clients: int, t: int, poisson: bool = False
+) -> Cohort:
+    """The clients that take part in round t, drawn without replacement.
+
+    Args:
+        poisson: draw each client by itself with that probability, for `privacy`.
+    """
+    if poisson:
+        chances = numpy_stream(seed, "cohort", t).random(num_clients)
+        return np.flatnonzero(chances < participation)
     size = cohort_size(participation, num_clients)
     if size == num_clients:
         return np.arange(size)

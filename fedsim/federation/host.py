@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset, Holdings
 from fedsim.models import Model, RuleModel
+from fedsim.privacy.central import Privacy
 from fedsim.streams import torch_stream
 from fedsim.training import FlatModel, Stack, Task, Train, Trained, in_words, lacks_memory, train
 
@@ -52,6 +53,7 @@ class Setup:
     functions: Any
     shape: tuple[int, ...]
     classes: int  # 0 for a regression
+    privacy: Privacy | None = None
 
     @property
     def outputs(self) -> int:

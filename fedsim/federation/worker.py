@@ -18,6 +18,7 @@ from fedsim.federation.client import Client, Update
 from fedsim.federation.host import Host
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
 from fedsim.federation.wire import Unsent, nbytes, same, to_arrays, to_tensors
+from fedsim.privacy.central import clipped
 from fedsim.streams import torch_stream
 from fedsim.training import (
     Task,
@@ -293,15 +294,19 @@ class Worker:
         changed = not same(kept, state)
         if call.mode == "mean":
             _check(message, sums)
-            if message.vectors:
-                result.weights[id] = message.weight
-                result.lengths[id] = {n: v.numel() for n, v in message.vectors.items()}
-            for name, vector in message.vectors.items():
+            vectors, weight = message.vectors, message.weight
+            if host.setup.privacy is not None and vectors:
+                sent = to_tensors({n: self._sent.get(n) for n in vectors}, host.device)
+                vectors, weight = clipped(vectors, sent, host.setup.privacy.clip), 1.0
+            if vectors:
+                result.weights[id] = weight
+                result.lengths[id] = {n: v.numel() for n, v in vectors.items()}
+            for name, vector in vectors.items():
                 if name not in sums:
                     sums[name] = torch.zeros(
                         vector.numel(), dtype=torch.float64, device=vector.device
                     )
-                sums[name].add_(vector.detach().reshape(-1), alpha=message.weight)
+                sums[name].add_(vector.detach().reshape(-1), alpha=weight)
             message = message.vectors
         elif call.mode == "gather":
             message = to_arrays(message)

@@ -19,6 +19,7 @@ class Centralised(Method[State]):
     """
 
     name: str = "centralised"
+    only_sums: ClassVar[bool] = False
     regresses: ClassVar[bool] = True
 
     def init(self, fed: Federation) -> State:

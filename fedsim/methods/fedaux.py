@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -87,6 +87,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     """
 
     name: str = "fedaux"
+    only_sums: ClassVar[bool] = False
     encoder: Path | None = None
     pretrain_epochs: int = Field(10, ge=0)
     regression: Literal["paper", "code"] = "paper"

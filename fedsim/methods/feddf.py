@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -36,6 +37,7 @@ class FedDF(AuxiliaryMethod[State]):
     """
 
     name: str = "feddf"
+    only_sums: ClassVar[bool] = False
     epochs: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=0)
     batch_size: int = Field(128, ge=2)

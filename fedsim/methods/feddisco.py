@@ -6,6 +6,7 @@ Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, IC
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class FedDisco(Method[FedDiscoState]):
     """
 
     name: str = "feddisco"
+    only_sums: ClassVar[bool] = False
     a: float = Field(0.5, ge=0)
     b: float = Field(0.1, ge=0)
 

@@ -60,7 +60,7 @@ class FedDyn(Method[FedDynState]):
         P = fed.model.num_parameters
         mean_samples = float(fed.num_samples.mean())
         mean = fed.mean(
-            self.local_update, fed.sample(t), server=state.server, mean_samples=mean_samples
+            self.local_update, fed.sample(t), weights=state.server, mean_samples=mean_samples
         )
         moved = mean.weights[:P] - state.server[:P]
         h = state.h + np.float32(mean.count / fed.num_clients) * moved
@@ -68,15 +68,15 @@ class FedDyn(Method[FedDynState]):
         server[:P] += h
         return FedDynState(weights=mean.weights, server=server, h=h)
 
-    def local_update(self, client: Client, server: Tensor, mean_samples: float) -> Update:
-        """(client) w_k; keeps h_k."""
-        start = client.parameters(server)
+    def local_update(self, client: Client, weights: Tensor, mean_samples: float) -> Update:
+        """(client) w_k, from w_server; keeps h_k."""
+        start = client.parameters(weights)
         h = client.state.get("h", torch.zeros_like(start))
         alpha = self.alpha
         if self.scale == "samples":
             alpha *= mean_samples / client.num_samples
         context = {"linear": h - start, "alpha": torch.full_like(start[:1], alpha)}
-        trained = client.train(server, gradient=self.regularise, context=context)
+        trained = client.train(weights, gradient=self.regularise, context=context)
         client.state["h"] = h + client.parameters(trained) - start
         return Update(weights=trained)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -131,6 +131,7 @@ class FedFed(Method[FedFedState]):
     """
 
     name: str = "fedfed"
+    only_sums: ClassVar[bool] = False
     distillation_rounds: int = Field(15, ge=0)
     distillation: Distillation = Distillation()
     width: int = Field(32, ge=2)
@@ -182,7 +183,7 @@ class FedFed(Method[FedFedState]):
             shared1=Unsent(state.shared1),  # each client has had the pool since stage 2
             shared2=Unsent(state.shared2),
             labels=Unsent(state.labels),
-            pixels=Unsent(pixels(fed, state)),
+            pixels=Unsent(fed.pixels()),
         )
         return replace(state, weights=mean.weights)
 
@@ -194,7 +195,7 @@ class FedFed(Method[FedFedState]):
             everyone if self.distillation.clients == "all" else fed.sample(t),
             weights=state.weights,
             generator=state.generator,
-            pixels=Unsent(pixels(fed, state)),
+            pixels=Unsent(fed.pixels()),
             mean_samples=float(fed.num_samples.mean()),
         )
         return replace(
@@ -209,7 +210,7 @@ class FedFed(Method[FedFedState]):
         everyone = np.arange(fed.num_clients)
         with fed.one_off():
             sent = fed.gather(
-                self.share, everyone, generator=state.generator, pixels=Unsent(pixels(fed, state))
+                self.share, everyone, generator=state.generator, pixels=Unsent(fed.pixels())
             )
             pool = {
                 name: np.concatenate([nothing, *(items[name] for items in sent.values())])
@@ -388,13 +389,6 @@ class FedFed(Method[FedFedState]):
             return losses.view(len(inputs), -1).mean(dim=0)
 
         return loss
-
-
-def pixels(fed: Federation, state: FedFedState) -> Vector:
-    """(2, C, 1, 1) what pixels of 0 and of 1 are to the network: how the data are normalised."""
-    edges = np.zeros((2, state.shared1.shape[1], 1, 1), dtype=np.float32)
-    edges[1] = 1
-    return np.array(fed.prepare(edges, np.zeros(2, dtype=np.int64)).x.cpu())
 
 
 def to_pixels(x: Tensor, pixels: Tensor) -> Tensor:

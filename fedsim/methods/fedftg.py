@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -111,6 +111,7 @@ class FedFTG(Method[FedFTGState]):
     """
 
     name: str = "fedftg"
+    only_sums: ClassVar[bool] = False
     iterations: int = Field(10, ge=0)
     student_steps: int = Field(5, ge=1)
     batch_size: int = Field(50, ge=2)

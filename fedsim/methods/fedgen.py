@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -102,6 +102,7 @@ class FedGen(Method[FedGenState]):
     """
 
     name: str = "fedgen"
+    only_sums: ClassVar[bool] = False
     a: float = Field(10.0, ge=0)
     b: float = Field(10.0, ge=0)
     decay: float = Field(0.98, gt=0, le=1)

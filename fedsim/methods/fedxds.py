@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import psutil
@@ -25,7 +25,7 @@ from fedsim.data.partition import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
 from fedsim.explain.masking import keep_relevant, scaled
-from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.federation import Client, Federation, Unsent, Update, Vector
 from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.privacy.gaussian import analytic_sigma, clip
 from fedsim.training import Loss, Train
@@ -41,11 +41,13 @@ class FedXDSState(State):
         phase: of the round to come: `warm up`, `share` or `train`.
         shared: (m, C, H, W) the pool, as it was sent. Empty before it is shared.
         labels: (m,) of its images.
+        attributor: (size,) the warm-up model, by which they were masked. Empty before.
     """
 
     phase: str
     shared: Pool
     labels: NDArray[np.unsignedinteger[Any]]
+    attributor: Vector
 
 
 @methods.register
@@ -90,6 +92,7 @@ class FedXDS(Method[FedXDSState]):
     """
 
     name: str = "fedxds"
+    only_sums: ClassVar[bool] = False
     warmup_rounds: int = Field(10, ge=0)
     attribution: Annotated[SerializeAsAny[Attribution], BeforeValidator(attributions.parse)] = (
         Lrp()
@@ -156,6 +159,7 @@ class FedXDS(Method[FedXDSState]):
             phase=("warm up" if self.warmup_rounds else "share") if self.fraction else "train",
             shared=np.empty((0, *fed.shape), dtype=encoding),
             labels=np.empty(0, dtype=np.min_scalar_type(fed.num_classes - 1)),
+            attributor=np.empty(0, dtype=np.float32),
         )
 
     def round(self, fed: Federation, state: FedXDSState, t: int) -> FedXDSState:
@@ -184,14 +188,18 @@ class FedXDS(Method[FedXDSState]):
             labels = np.concatenate([state.labels, *(i["labels"] for i in sent.values())])
             fed.each(self.receive, everyone, shared=shared, labels=labels)
         fed.log(pool=len(labels))
-        weights = fed.initial_weights() if self.start == "fresh" else state.weights
-        return replace(state, weights=weights, phase="train", shared=shared, labels=labels)
+        fed.explain(self.attribution.name, label_table(sent))
+        return FedXDSState(
+            weights=fed.initial_weights() if self.start == "fresh" else state.weights,
+            phase="train",
+            shared=shared,
+            labels=labels,
+            attributor=state.weights,
+        )
 
     def levels(self, fed: Federation) -> NDArray[np.float32]:
         """(2,) the width of a uint8 level, and which level is 0."""
-        edges = np.zeros((2, *fed.shape), dtype=np.float32)
-        edges[1] = 1  # pixels of 0 and of 1, as the network takes them
-        x = fed.prepare(edges, np.zeros(2, dtype=np.int64)).x
+        x = fed.pixels()
         beyond = 3 * self.noise
         low, high = min(float(x.min()), 0.0) - beyond, float(x.max()) + beyond
         width = (high - low) / 255
@@ -199,29 +207,28 @@ class FedXDS(Method[FedXDSState]):
 
     # -- the clients ---------------------------------------------------------------------------
 
-    def share(self, client: Client, weights: Tensor, levels: Tensor) -> Mapping[str, Any]:
-        """(client) Its masked images with noise, and their labels."""
+    def share(
+        self, client: Client, weights: Tensor, levels: Tensor, explained: bool = False
+    ) -> Mapping[str, Any]:
+        """(client) Its masked images with noise, and their labels.
+
+        Args:
+            explained: say what they came about by as well, which a real client keeps to itself.
+        """
         if self.attribute_with == "local":
             weights = client.train(weights)
         client.model.load(weights)
         y = client.data.y.cpu().numpy()
         rows, _ = take_stratified(np.arange(len(y)), y, self.fraction, client.rng("share"))
         x, labels = client.data.x[rows], client.data.y[rows]
-        relevance = self.attribution.relevance(
-            client.model.module, x, labels, client.rng("attribution")
-        )
-        m = self.masks(heatmap(relevance))[:, None]
-        f = x * m
-        if self.clip is not None:
-            f = clip(f, self.clip)
-        drawn = client.rng("noise").standard_normal(f.shape, dtype=np.float32)
-        noise = self.noise * torch.from_numpy(drawn).to(client.device)
-        f = f + (noise * (m > 0) if self.noise_on == "retained" else noise)
+        relevance, noise = client.rng("attribution"), client.rng("noise")
+        heatmaps, m, f = self.f(client.model.module, x, labels, relevance, noise)
         client.report(shared=len(rows))
-        return {
+        message = {
             "shared": encode(f, levels) if self.encoding == "uint8" else f,
             "labels": y[rows].astype(np.min_scalar_type(client.num_classes - 1)),
         }
+        return message | ({"x": x, "heatmaps": heatmaps, "masks": m} if explained else {})
 
     def receive(self, client: Client, shared: Tensor, labels: Tensor) -> None:
         """(client) Takes the pool. The simulation hands it out again in each round."""
@@ -237,6 +244,24 @@ class FedXDS(Method[FedXDSState]):
         return Update(weights=trained, weight=client.num_samples)
 
     # -- within --------------------------------------------------------------------------------
+
+    def f(
+        self,
+        network: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        relevance: np.random.Generator,
+        noise: np.random.Generator,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Heatmaps h, masks m, and f(x) = clip(x ⊙ m) + N(0, σ²) of images (B, C, H, W)."""
+        h = heatmap(self.attribution.relevance(network, x, y, relevance))
+        m = self.masks(h)
+        f = x * m[:, None]
+        if self.clip is not None:
+            f = clip(f, self.clip)
+        drawn = noise.standard_normal(f.shape, dtype=np.float32)
+        n = self.noise * torch.from_numpy(drawn).to(x.device)
+        return h, m, f + (n * (m > 0)[:, None] if self.noise_on == "retained" else n)
 
     def masks(self, heatmaps: Tensor) -> Tensor:
         """(B, H, W) what pixels are multiplied with: 0 and 1, or relevances between them."""
@@ -272,6 +297,15 @@ class FedXDS(Method[FedXDSState]):
             return cross_entropy(network(x), y, reduction="none") + of_pool
 
         return loss
+
+
+def label_table(sent: Mapping[int, Mapping[str, Any]]) -> list[dict[str, int]]:
+    """How many images of each class each client shared, where it shared any."""
+    return [
+        {"client": k, "class": int(c), "images": int(images)}
+        for k, items in sent.items()
+        for c, images in zip(*np.unique(items["labels"], return_counts=True), strict=True)
+    ]
 
 
 def cycle(count: int, rng: np.random.Generator) -> Iterator[int]:

@@ -21,6 +21,7 @@ class Local(Method[State]):
     """
 
     name: str = "local"
+    only_sums: ClassVar[bool] = False
     regresses: ClassVar[bool] = True
 
     def init(self, fed: Federation) -> State:

@@ -44,11 +44,14 @@ class Method(Section, ABC, Generic[S]):
     Attributes:
         of_rules: it learns rule models, not networks.
         regresses: it can learn a number, not classes alone.
+        only_sums: all that the server learns of clients are means of what they send, so that
+            `privacy` covers it.
     """
 
     name: str
     of_rules: ClassVar[bool] = False
     regresses: ClassVar[bool] = False
+    only_sums: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, fed: Federation) -> S:

@@ -41,6 +41,7 @@ class RuleMethod(Method[RuleState]):
     """What methods that learn rule models have in common."""
 
     of_rules: ClassVar[bool] = True
+    only_sums: ClassVar[bool] = False
     regresses: ClassVar[bool] = True
 
     def init(self, fed: Federation) -> RuleState:

@@ -68,7 +68,7 @@ class Scaffold(Method[ScaffoldState]):
         )
         weights = state.weights + mean.delta
         weights[:P] = state.weights[:P] + self.server_lr * mean.delta[:P]
-        control = state.control + (mean.count / fed.num_clients) * mean.control
+        control = state.control + (mean.count / fed.num_clients) * mean.delta_control
         return ScaffoldState(weights=weights, control=control)
 
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
@@ -78,7 +78,7 @@ class Scaffold(Method[ScaffoldState]):
         eta = client.lr / (1 - client.settings.optimizer.momentum)
         drift = client.parameters(weights - y) / (client.steps * eta)
         client.state["control"] = own - control + drift
-        return Update(delta=y - weights, control=client.state["control"] - own)
+        return Update(delta=y - weights, delta_control=client.state["control"] - own)
 
     def correct(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
         """g − c_k + c."""

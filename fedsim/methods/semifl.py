@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -91,6 +91,7 @@ class SemiFL(Method[SemiFLState]):
     """
 
     name: str = "semifl"
+    only_sums: ClassVar[bool] = False
     threshold: float = Field(0.95, ge=0, le=1)
     alpha: float = Field(0.75, gt=0)
     momentum: float = Field(0.5, ge=0, lt=1)

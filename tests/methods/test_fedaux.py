@@ -12,8 +12,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.special import expit, logit
-from small import small_experiment
-from test_methods import federation, server_states
+from small import federation, server_states, small_experiment
 from torch import nn
 
 from fedsim import Run

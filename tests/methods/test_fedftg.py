@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import small_experiment
-from test_methods import federation, server_states
+from small import federation, server_states, small_experiment
 from torch import Tensor, nn
 
 from fedsim import Run

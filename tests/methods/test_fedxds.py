@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import small_experiment
-from test_methods import federation, server_states
+from small import federation, server_states, small_experiment
 from torch import nn
 
 from fedsim import Experiment, Run, resume, run

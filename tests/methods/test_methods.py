@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import NETWORK_METHODS, small_experiment, with_method
+from small import NETWORK_METHODS, federation, server_states, small_experiment, with_method
 from torch import nn
 
 from fedsim import Experiment, Run, resume, run
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.simulate import Progress, prepare
-from fedsim.streams import numpy_stream, torch_stream
+from fedsim.streams import numpy_stream
 
 Finish = Callable[..., Run]
 
@@ -36,24 +36,6 @@ VARYING = {"fedfed", "fedgen", "fedxds", "semifl"}
 
 
 RESNET = {"name": "resnet8", "width": 2}
-
-
-def federation(experiment: Experiment) -> Federation:
-    dataset, holdings, setup = prepare(experiment)
-    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
-    return Federation(setup, dataset, holdings, engine)
-
-
-def server_states(experiment: Experiment) -> list[Any]:
-    """The server's state before the first round and after each."""
-    fed, method = federation(experiment), experiment.method
-    with torch_stream(experiment.seed, "server", 0):
-        states = [method.init(fed)]
-    for t in range(1, experiment.train.rounds + 1):
-        fed.begin_round(t)
-        with torch_stream(experiment.seed, "server", t):
-            states.append(method.round(fed, states[-1], t))
-    return states
 
 
 @pytest.mark.parametrize("name", NETWORK_METHODS)

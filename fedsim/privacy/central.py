@@ -1,0 +1,90 @@
+"""Client-level central differential privacy: what the server learns of clients, they share with
+noise.
+
+McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018), Algorithm 1
+with the estimator of a fixed denominator: a round's cohort is drawn by Poisson sampling, each
+client with probability q; what a client changed, Δ_k, is clipped to the norm S; and the mean is
+(Σ_k Δ_k + N(0, (zS)²)) / (qK).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.component import Section
+
+# (q, r): r sums over one and the same cohort of that sampling rate, in one round.
+Release = tuple[float, int]
+
+
+class Privacy(Section):
+    """Client-level differential privacy by clipping and noise at the server.
+
+    Whoever sees all that the server ever averages, and the models that it makes of it, cannot
+    tell whether a client took part at all, up to (ε, δ): column `epsilon` of the rounds. The
+    server itself is trusted. What is on record of single clients (their losses, say) serves the
+    simulation and is not covered. Clients count alike, whatever their numbers of samples, because
+    the weight of one must not depend on what it holds.
+
+    Args:
+        clip: S, largest L2 norm of what one client changes: of all vectors that it sends for one
+            mean together.
+        noise_multiplier: z, standard deviation of the noise on the sum, in units of S. 0 clips
+            only, for an ε without bound.
+        delta: δ.
+    """
+
+    clip: float = Field(gt=0)
+    noise_multiplier: float = Field(ge=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+
+    def epsilon(self, releases: Mapping[Release, int]) -> float:
+        """ε of all that was released, for neighbours that differ by one client's absence.
+
+        Args:
+            releases: for how many rounds there was which release.
+
+        Source:
+            Rényi accounting of the Poisson-subsampled Gaussian mechanism, Mironov et al. (2019).
+        """
+        if not releases:
+            return 0.0
+        if self.noise_multiplier == 0:
+            return math.inf
+        # Here, because they are slow to import.
+        import dp_accounting
+        from dp_accounting.rdp import RdpAccountant
+
+        accountant = RdpAccountant()
+        for (q, r), rounds in releases.items():
+            # r sums of one cohort are one sum of vectors √r times as long.
+            noise = dp_accounting.GaussianDpEvent(self.noise_multiplier / math.sqrt(r))
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(q, noise), rounds)
+        return float(accountant.get_epsilon(self.delta))
+
+
+def clipped(
+    vectors: Mapping[str, Tensor], references: Mapping[str, Tensor], norm: float
+) -> dict[str, Tensor]:
+    """What a client changed, all vectors together scaled to an L2 norm of at most `norm`.
+
+    Args:
+        vectors: what it would send.
+        references: what it was sent; a vector's change is its difference to the reference of its
+            name, or itself if there is none of its size.
+    """
+    changes = {}
+    for name, vector in vectors.items():
+        change = vector.detach().reshape(-1).double()
+        reference = references.get(name)
+        if isinstance(reference, Tensor) and reference.numel() == change.numel():
+            change = change - reference.reshape(-1)
+        changes[name] = change
+    total = torch.stack([change.square().sum() for change in changes.values()]).sum().sqrt()
+    scale = torch.where(total > norm, norm / total, 1.0)
+    return {name: change * scale for name, change in changes.items()}
