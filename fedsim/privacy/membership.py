@@ -1,0 +1,265 @@
+"""Membership inference: who was in the training set of a finished model.
+
+An attack gives each example a score, the higher the more likely it was trained on. `outcome` says
+how well scores tell members (clients' training examples) from non-members (test examples).
+
+Scores of the model alone are its loss, entropy and confidence. The likelihood-ratio attack (LiRA)
+compares the confidence with those of shadow models, trained with and without the example. Here it
+is an audit: its shadow models learn from the members and non-members themselves.
+
+Sources: Yeom et al., Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting
+(CSF 2018); Salem et al., ML-Leaks (NDSS 2019); Song and Mittal, Systematic Evaluation of Privacy
+Risks of Machine Learning Models (USENIX Security 2021); Carlini et al., Membership Inference
+Attacks From First Principles (S&P 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.errors import ExperimentError
+from fedsim.streams import numpy_stream, torch_stream
+from fedsim.training import FlatModel, Task, Train, train
+from fedsim.training.local import EVALUATION_BATCH
+
+MAX_FPR = 0.01
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How well an attack's scores tell members from non-members.
+
+    Args:
+        auc: area under the ROC curve; 0.5 for guessing.
+        balanced_accuracy: max (TPR + 1 − FPR)/2 over all thresholds; 0.5 for guessing. It is the
+            optimum, found with the answers at hand: an upper bound for an attacker, who has to
+            choose a threshold without them.
+        tpr: the largest TPR of the thresholds with an FPR of at most 1 %. With fewer than 100
+            non-members it is the share of members that score higher than all of them.
+    """
+
+    auc: float
+    balanced_accuracy: float
+    tpr: float
+
+
+def outcome(members: NDArray[Any], others: NDArray[Any]) -> Outcome:
+    """How well scores tell members from non-members, where a threshold t takes score ≥ t as yes.
+
+    Args:
+        members: (n,) scores of members.
+        others: (m,) scores of non-members.
+
+    Raises:
+        ExperimentError: no scores, or some that are not finite.
+
+    Source:
+        Carlini et al. (2022), §III, on why TPR at a low FPR.
+    """
+    from sklearn.metrics import auc, roc_curve  # here, because scikit-learn is slow to import
+
+    _finite(members=members, others=others)
+    truth = np.repeat([True, False], [len(members), len(others)])
+    scores = np.concatenate([members, others], dtype=np.float64)
+    # All thresholds: of steps along one line, roc_curve would leave out those between.
+    fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
+    return Outcome(
+        auc=float(auc(fpr, tpr)),
+        balanced_accuracy=float(np.max(tpr + 1 - fpr) / 2),
+        tpr=float(np.max(tpr[fpr <= MAX_FPR])),
+    )
+
+
+def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
+    """(n,) log(p_y / (1 − p_y)) = z_y − log Σ_{c≠y} e^(z_c), which is nearly Gaussian.
+
+    Args:
+        logits: (n, C) z of C ≥ 2 classes.
+        labels: (n,) y, true classes.
+
+    Source:
+        Carlini et al. (2022), §IV-C.
+    """
+    from scipy.special import logsumexp  # here and below, because SciPy is slow to import
+
+    rest = logits.astype(np.float64)
+    rows = np.arange(len(labels))
+    own = rest[rows, labels]
+    rest[rows, labels] = -np.inf
+    found: NDArray[np.float64] = own - logsumexp(rest, axis=1)
+    return found
+
+
+def loss_scores(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
+    """(n,) log p_y, the cross-entropy with its sign changed.
+
+    As −log(1 + e^(−confidence)), which tells apart p_y that all round to 1: models are very sure
+    of what they have learnt by heart.
+
+    Args:
+        logits: (n, C) of C ≥ 2 classes.
+        labels: (n,) y, true classes.
+
+    Source:
+        Yeom et al. (2018), Adversary 2.
+    """
+    return -np.logaddexp(0, -confidence(logits, labels))
+
+
+def entropy_scores(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """(n,) Σ_c p_c·log p_c, the entropy of the predicted distribution with its sign changed.
+
+    Args:
+        logits: (n, C).
+
+    Source:
+        Salem et al. (2019), adversary 3; Song and Mittal (2021).
+    """
+    from scipy.special import entr, softmax
+
+    found: NDArray[np.float64] = -entr(softmax(logits.astype(np.float64), axis=1)).sum(axis=1)
+    return found
+
+
+def lira_scores(
+    target: NDArray[Any], shadows: NDArray[Any], inside: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """(n,) log Λ = log N(target; μ_in, σ_in²) − log N(target; μ_out, σ_out²), the online attack.
+
+    Means are each example's own. Variances are global, as the paper advises for few shadow models,
+    from which an example's own cannot be estimated: σ_in² is that of all confidences of inside
+    examples about their common mean, as in the authors' code, and σ_out² that of the rest.
+
+    Args:
+        target: (n,) confidences of the model under attack.
+        shadows: (S, n) confidences of each shadow model.
+        inside: (S, n) whether the example was in that shadow model's training set.
+
+    Raises:
+        ExperimentError: fewer than two shadow models; an example never or always inside; values
+            that are not finite, or all the same.
+
+    Source:
+        Carlini et al. (2022), §IV and Algorithm 1.
+    """
+    from scipy.stats import norm
+
+    _several(len(shadows))
+    _finite(target=target, shadows=shadows)
+    for where, word in (inside, "never"), (~inside, "always"):
+        missing = np.flatnonzero(~where.any(axis=0))
+        if len(missing):
+            raise ExperimentError(
+                f"inside: {len(missing)} of {len(target)} examples (the first is {missing[0]}) "
+                f"are {word} in a shadow model's training set; LiRA needs both for each"
+            )
+
+    def log_density(where: NDArray[np.bool_]) -> NDArray[np.float64]:
+        values = shadows[where].astype(np.float64)
+        if np.ptp(values) == 0:
+            raise ExperimentError("shadows: confidences are all the same, and have no variance")
+        means = np.mean(shadows, axis=0, where=where, dtype=np.float64)
+        density: NDArray[np.float64] = norm.logpdf(target, means, values.std())
+        return density
+
+    return log_density(inside) - log_density(~inside)
+
+
+def halves(n: int, shadows: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """(S, n) which of n examples each of S shadow models trains on, at random.
+
+    Each example is in the training sets of exactly ⌊S/2⌋ shadow models, and so in some and not in
+    others; the sets are of about that share of n.
+
+    Raises:
+        ExperimentError: fewer than two shadow models.
+
+    Source:
+        Carlini et al. (2022), who let half of the shadow models train on each example.
+    """
+    _several(shadows)
+    ones = np.arange(shadows) < shadows // 2
+    return rng.permuted(np.tile(ones, (n, 1)), axis=1).T
+
+
+def shadow_confidences(
+    build: Callable[[], nn.Module],
+    x: Tensor,
+    y: Tensor,
+    inside: NDArray[np.bool_],
+    settings: Train,
+    epochs: int,
+    seed: int,
+    device: torch.device,
+) -> NDArray[np.float64]:
+    """(S, n) confidences of S shadow models, each trained on its own part of the examples.
+
+    Training is central, with the clients' optimiser, batch size and clipping, at the learning
+    rate that they begin with. Initial weights and random streams are each shadow model's own, by
+    (seed, s): no other changes them.
+
+    Args:
+        build: makes a classifier; its initial weights are from torch's own generator, which this
+            function sets, and puts back.
+        x: (n, ...) inputs.
+        y: (n,) labels.
+        inside: (S, n) which examples shadow model s trains on, as `halves` draws them.
+        settings: of the run under attack.
+        epochs: passes over a shadow model's part.
+        seed: of the random streams.
+        device: where to train.
+
+    Raises:
+        ExperimentError: a shadow model has nothing to train on.
+        ValueError: it has a single example, and batch norm.
+    """
+    empty = np.flatnonzero(~inside.any(axis=1))
+    if len(empty):
+        raise ExperimentError(f"inside: shadow model {empty[0]} has no training example")
+    x, y = x.to(device), y.to(device)
+    labels = y.cpu().numpy()
+    found = np.empty(inside.shape)
+    for s, part in enumerate(inside):
+        rows = torch.from_numpy(np.flatnonzero(part)).to(device)
+        rng = numpy_stream(seed, "shadow/batches", client=s)
+        with torch_stream(seed, "shadow/torch", client=s, device=device):  # dropout draws as well
+            model = FlatModel(build(), device)
+            start = model.vector.clone()
+            train(model, Task(start, x[rows], y[rows], settings.lr(1), epochs, rng), settings)
+        found[s] = confidence(_logits(model.module, x), labels)
+    return found
+
+
+@torch.no_grad()
+def _logits(network: nn.Module, x: Tensor) -> NDArray[np.float32]:
+    """(n, C), in eval mode, in batches of a fixed size."""
+    network.eval()
+    logits = torch.cat([network(batch) for batch in torch.split(x, EVALUATION_BATCH)])
+    found: NDArray[np.float32] = logits.cpu().numpy()
+    return found
+
+
+def _several(shadows: int) -> None:
+    if shadows < 2:
+        raise ExperimentError(
+            f"shadows={shadows}: LiRA needs at least 2 shadow models, so that each example can be "
+            "in the training set of one and not of another"
+        )
+
+
+def _finite(**named: NDArray[Any]) -> None:
+    for name, values in named.items():
+        if values.size == 0:
+            raise ExperimentError(f"{name}: there are no values")
+        bad = values.size - int(np.isfinite(values).sum())
+        if bad:
+            raise ExperimentError(
+                f"{name}: {bad} of {values.size} values are not finite; has the model diverged?"
+            )
