@@ -93,7 +93,7 @@ def descendants(pids: set[int]) -> set[int]:
 
 def ended(pids: set[int]) -> bool:
     """Whether processes are gone, or are within a while."""
-    for _ in range(100):
+    for _ in range(300):
         left = {pid for pid in pids if Path(f"/proc/{pid}").exists()}
         if not left:
             return True

@@ -206,8 +206,9 @@ def command(*words: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signals) -> None:
     undisturbed = run(small_experiment(method={"name": "scaffold"}), tmp_path / "undisturbed")
+    marker = tmp_path / "marker"
     experiment = small_experiment(
-        method={"name": "disturbing:WaitingDriver", "marker": str(tmp_path / "marker")},
+        method={"name": "disturbing:WaitingDriver", "marker": str(marker)},
         engine={"kind": "ray", "actors": 2},
     )
     file = tmp_path / "experiment.yaml"
@@ -215,7 +216,9 @@ def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signa
     first = command("run", str(file), "--out", str(tmp_path))
     assert first.stdout is not None
     for line in first.stdout:
-        if line.startswith("round 6/10"):  # the seventh waits for ever
+        if line.startswith("round 6/10"):  # the seventh waits
+            while not marker.exists():
+                time.sleep(0.05)
             first.send_signal(how)
             break
     rest = first.stdout.read()
