@@ -3,7 +3,7 @@
 from fedsim.data import sources as _sources  # fills the registry
 from fedsim.experiment import Experiment
 from fedsim.federation import Client, Federation, Unsent, Update
-from fedsim.launch import resume, run
+from fedsim.launch import reopen, resume, run
 from fedsim.methods import Method, State
 from fedsim.results.run import Run, load
 
@@ -17,6 +17,7 @@ __all__ = [
     "Unsent",
     "Update",
     "load",
+    "reopen",
     "resume",
     "run",
 ]

@@ -1,11 +1,15 @@
-"""The rules that a run came to, with the data to explain them on.
+"""What a run explains, with the data to explain it on.
 
 final = FinalRules.of(fedsim.load(path))
 print(final.explain_row(0).in_words(final.names))
+
+shared = SharedImages.of(fedsim.load(path), clients=[0, 1])
+shared.draw(folder)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
+from fedsim.data.labels import draw_labels
 from fedsim.errors import RunFolderError
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
+from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.rules import LocalExplanation, local_explanation
-from fedsim.launch import same_data
+from fedsim.federation import Unsent
+from fedsim.launch import reopen, same_data
+from fedsim.methods.fedxds import FedXDS, FedXDSState, decode
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rules import Array, Prediction, Rule, feature_names
 from fedsim.results.folder import RunFolder
@@ -113,3 +121,69 @@ class FinalRules:
                 "counted from 0"
             )
         return local_explanation(self.model, self.rules, self.test_x[row], self.names)
+
+
+@dataclass(frozen=True)
+class SharedImages:
+    """What clients of FedXDS shared, beside what they held.
+
+    Args:
+        examples: for each client asked for and each class that it shared, its first image.
+        pool: (K, classes) how many images of each class each client shared.
+        classes: their names.
+    """
+
+    examples: tuple[Example, ...]
+    pool: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: Run, clients: Sequence[int]) -> SharedImages:
+        """Of a finished run: these clients share once more, which comes to the same bits.
+
+        Raises:
+            BadInput: the run is not finished, shared nothing, has no such client, or its data is
+                not what it was.
+        """
+        method = run.experiment.method
+        if not isinstance(method, FedXDS):
+            raise RunFolderError(f"{run.path}: method.name={method.name} shares no masked images")
+        fed, state = reopen(run)
+        assert isinstance(state, FedXDSState)
+        if not len(state.labels):
+            raise RunFolderError(f"{run.path}: nothing was shared (method.fraction=0)")
+        for k in clients:
+            if not 0 <= k < fed.num_clients:
+                raise RunFolderError(
+                    f"there is no client {k}; there are {fed.num_clients}, counted from 0"
+                )
+        fed.begin_round(method.warmup_rounds + 1)
+        levels = method.levels(fed)
+        sent = fed.gather(
+            method.share, clients, weights=state.attributor, levels=Unsent(levels), explained=True
+        )
+        zero, one = fed.pixels()
+        examples = []
+        for k, items in sent.items():
+            shared = decode(fed.tensor(items["shared"]), fed.tensor(levels)).cpu().numpy()
+            labels, first = np.unique(items["labels"], return_index=True)
+            for label, i in zip(labels.tolist(), first.tolist(), strict=True):
+                held, seen = ((x - zero) / (one - zero) for x in (items["x"][i], shared[i]))
+                heatmap, mask = items["heatmaps"][i], items["masks"][i]
+                examples.append(Example(k, label, held, heatmap, mask, seen))
+        table = run.explanations
+        pool = np.zeros((fed.num_clients, fed.num_classes), dtype=np.int64)
+        pool[table["client"], table["class"]] = table["images"]
+        return cls(tuple(examples), pool, run.experiment.data.load().classes)
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Draw the images, and who shared how many of which class, into a folder; their paths.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        folder.mkdir(exist_ok=True)
+        images, pool = folder / "shared_images.png", folder / "pool.png"
+        draw_shared(self.examples, self.classes, images)
+        draw_labels(self.pool, self.classes, pool)
+        return [images, pool]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,16 +21,21 @@ from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.explain.attribution import attributions
 from fedsim.explain.rules import measures_in_words, row_in_words
-from fedsim.explained import FinalRules
+from fedsim.explained import FinalRules, SharedImages
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
 from fedsim.launch import connect
 from fedsim.methods import methods
+from fedsim.methods.fedxds import FedXDS
 from fedsim.models import models
 from fedsim.models.tsk import Tsk, write_published
-from fedsim.results.run import load
+from fedsim.privacy.gaussian import guarantee
+from fedsim.results.run import Run, load
 from fedsim.simulate import prepare
+
+MOST_CLIENTS = 30  # rows of a table
+DELTA = 1e-5  # of a guarantee, where the experiment gives σ
 
 
 class Sort(StrEnum):
@@ -83,7 +88,7 @@ def data_command(
     table = Table(box=None, pad_edge=False)
     for column in ("client", *names, "all", "labelled", "unlabelled", "test"):
         table.add_column(column, justify="right")
-    shown = min(len(counts), 30)
+    shown = min(len(counts), MOST_CLIENTS)
     for k in range(shown):
         parts = (holdings.train[k], holdings.unlabelled[k], holdings.test[k])
         cells = [*counts[k], counts[k].sum(), *map(len, parts)]
@@ -159,16 +164,56 @@ def explain_command(
         Path | None,
         typer.Option(help="Write the rules to this folder, as OpenFL-XAI's three .npy files."),
     ] = None,
+    client: Annotated[
+        list[int] | None,
+        typer.Option(help=r"Draw images that this client shared. \[default: the first four]"),
+    ] = None,
 ) -> None:
-    """Explain the rules that a run came to: in words, and as pictures in its folder."""
+    """Explain what a run came to: rules, or the images that were shared; in words and pictures."""
     run = load(folder)
+    if isinstance(run.experiment.method, FedXDS):
+        if row or npy:
+            raise BadInput("--row and --npy explain rules; this run shared images")
+        _explain_shared(run, client or range(min(4, run.manifest["clients"])))
+    elif client:
+        raise BadInput("--client shows shared images; this run shared none")
+    else:
+        _explain_rules(run, row or [], most, npy)
+
+
+def _explain_shared(run: Run, clients: Sequence[int]) -> None:
+    shared = SharedImages.of(run, clients)
+    method = run.experiment.method
+    assert isinstance(method, FedXDS)
+    table = Table(box=None, pad_edge=False)
+    for column in ("client", *shared.classes, "all"):
+        table.add_column(column, justify="right")
+    for k, row in enumerate(shared.pool[:MOST_CLIENTS].tolist()):
+        table.add_row(str(k), *(str(n) if n else "·" for n in row), str(sum(row)))
+    out.print(table)
+    if len(shared.pool) > MOST_CLIENTS:
+        out.print(f"… and {len(shared.pool) - MOST_CLIENTS} clients more")
+    out.print(
+        f"\n{shared.pool.sum():,} images are shared; of each, {method.removed:g} % of the pixels "
+        f"are removed, the least relevant by {method.attribution.name}\n",
+        markup=False,
+    )
+    if method.noise:
+        promise = guarantee(method.noise, method.delta or DELTA, method.clip)
+        out.print(promise.in_words(), markup=False)
+    else:
+        out.print("there is no noise (σ = 0): nothing is guaranteed")
+    _written(lambda: shared.draw(run.path / "explanations"))
+
+
+def _explain_rules(run: Run, row: Sequence[int], most: int, npy: Path | None) -> None:
     final = FinalRules.of(run)
     if npy is not None and not (isinstance(final.model, Tsk) and final.model.terms == 3):
         raise BadInput(
             "--npy: OpenFL-XAI knows rules of model.name=tsk with model.terms=3, not those of "
             "this run"
         )
-    why = [final.explain_row(k) for k in row or []]
+    why = [final.explain_row(k) for k in row]
     last = run.rounds.to_dict("records")[-1]
     out.print(measures_in_words({str(k): v for k, v in last.items()}), markup=False)
     rules = run.explanations[run.explanations["round"] == last["round"]]
@@ -177,15 +222,25 @@ def explain_command(
     if len(rules) > most:
         file = short(run.path / "explanations.parquet")
         out.print(f"\n… and {len(rules) - most} more, in {file}", markup=False)
-    for k, found in zip(row or [], why, strict=True):
+    for k, found in zip(row, why, strict=True):
         truth = f"{final.target} is {final.dataset.test_y[k]:.6g}"
         out.print(f"\nrow {k} of the test set, where {truth}:", markup=False)
         out.print(found.in_words(final.names, final.target), markup=False)
-    try:
+
+    def draw() -> list[Path]:
         written = final.draw(run.path / "explanations")
         if npy is not None:
             write_published(npy, final.rules)
             written.append(npy)
+        return written
+
+    _written(draw)
+
+
+def _written(draw: Callable[[], list[Path]]) -> None:
+    """Draw, and say where."""
+    try:
+        written = draw()
     except OSError as error:
         raise RunError(f"{error.filename}: cannot be written: {error.strerror}") from error
     for path in written:

@@ -1,0 +1,98 @@
+"""Images that clients share, drawn for a person: what the model looks at, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+_SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the names of rows, between clients
+_DPI, _FONT = 130, 8  # points
+_ROWS = ("held", "relevance", "kept", "shared")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image of a client, on its way into the pool.
+
+    Args:
+        client: whose.
+        label: its class, by number.
+        held: (C, H, W) pixels in [0, 1].
+        heatmap: (H, W) signed relevances.
+        mask: (H, W) what pixels were multiplied with, 0 to 1.
+        shared: (C, H, W) what left the client, in pixels; noise may take it beyond [0, 1].
+    """
+
+    client: int
+    label: int
+    held: Array
+    heatmap: Array
+    mask: Array
+    shared: Array
+
+
+def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -> None:
+    """Draw what clients share: for each client four rows, and a column for each class.
+
+    The rows: the image, its relevances (red for the class, blue against it), the mask, and what is
+    shared, cut off at 0 and 1. A class of which a client has nothing is left blank.
+
+    Args:
+        examples: at most one for each client and class.
+        names: of the classes.
+        path: of the PNG file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    clients = sorted({e.client for e in examples})
+    labels = sorted({e.label for e in examples})
+    width = _LEFT + _SIDE * len(labels)
+    height = len(clients) * (_SIDE * len(_ROWS) + _GAP)
+    figure = Figure(figsize=(width, height), dpi=_DPI)
+    FigureCanvasAgg(figure)
+    for e in examples:
+        column = labels.index(e.label)
+        top = clients.index(e.client) * (_SIDE * len(_ROWS) + _GAP) + _GAP
+        largest = float(np.abs(e.heatmap).max()) or 1.0
+        for row, kind in enumerate(_ROWS):
+            box = (
+                (_LEFT + column * _SIDE) / width,
+                1 - (top + (row + 1) * _SIDE) / height,
+                0.94 * _SIDE / width,
+                0.94 * _SIDE / height,
+            )
+            axes = figure.add_axes(box)
+            axes.set_axis_off()
+            if kind == "relevance":
+                axes.imshow(e.heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
+            elif kind == "kept":
+                axes.imshow(e.mask, cmap="gray", vmin=0, vmax=1)
+            else:
+                pixels = np.clip(e.held if kind == "held" else e.shared, 0, 1)
+                if len(pixels) == 1:
+                    axes.imshow(pixels[0], cmap="gray", vmin=0, vmax=1)
+                else:
+                    axes.imshow(np.moveaxis(pixels, 0, -1))
+            if row == 0:
+                axes.set_title(names[e.label], fontsize=_FONT, pad=2)
+    for number, client in enumerate(clients):
+        top = number * (_SIDE * len(_ROWS) + _GAP) + _GAP
+        about: dict[str, Any] = {
+            "fontsize": _FONT,
+            "va": "center",
+            "transform": figure.transFigure,
+        }
+        figure.text(
+            0.06 / width, 1 - (top - 0.12) / height, f"client {client}", weight="bold", **about
+        )
+        for row, kind in enumerate(_ROWS):
+            figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
+    figure.savefig(path)
