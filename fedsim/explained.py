@@ -148,7 +148,7 @@ class SharedImages:
         method = run.experiment.method
         if not isinstance(method, FedXDS):
             raise RunFolderError(f"{run.path}: method.name={method.name} shares no masked images")
-        fed, state = reopen(run)
+        fed, state, dataset, _, _ = reopen(run)
         assert isinstance(state, FedXDSState)
         if not len(state.labels):
             raise RunFolderError(f"{run.path}: nothing was shared (method.fraction=0)")
@@ -174,7 +174,7 @@ class SharedImages:
         table = run.explanations
         pool = np.zeros((fed.num_clients, fed.num_classes), dtype=np.int64)
         pool[table["client"], table["class"]] = table["images"]
-        return cls(tuple(examples), pool, run.experiment.data.load().classes)
+        return cls(tuple(examples), pool, dataset.classes)
 
     def draw(self, folder: Path) -> list[Path]:
         """Draw the images, and who shared how many of which class, into a folder; their paths.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
@@ -194,7 +194,17 @@ def _locally(
     yield from _logged(folder, setup, dataset, holdings, engine)
 
 
-def reopen(run: Run) -> tuple[Federation, State]:
+class Reopened(NamedTuple):
+    """A finished run, to look into: what `reopen` returns."""
+
+    fed: Federation
+    state: State
+    dataset: Dataset
+    holdings: Holdings
+    setup: Setup
+
+
+def reopen(run: Run) -> Reopened:
     """The clients of a finished run, in this process, and the server's last state.
 
     Any client function can be called once more: what it draws depends on the round, which
@@ -216,7 +226,7 @@ def reopen(run: Run) -> tuple[Federation, State]:
     if latest is None:
         raise RunFolderError(f"{run.path}: its last checkpoint is missing")
     _, state, _ = latest
-    return fed, state
+    return Reopened(fed, state, dataset, holdings, setup)
 
 
 class Driver:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small import private_ray, small_experiment
+from small import Say, private_ray, small_experiment
 from xdist.scheduler import LoadScopeScheduling
 
 from fedsim import Run, run
+from fedsim.cli import main
 
 # Files with tests that start Ray. Some start a cluster for all on the machine, which no other test
 # must meet: they all run in one process, one after another, while another takes the rest.
@@ -46,6 +48,26 @@ def finish(tmp_path: Path) -> Callable[..., Run]:
         return run(small_experiment(**sections), tmp_path / "runs")
 
     return finish
+
+
+@pytest.fixture
+def say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Say:
+    """Run a command in the test's own folder; its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def say(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsim", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = int(left.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return say
 
 
 @pytest.fixture(scope="class")

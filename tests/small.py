@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
 from fedsim.simulate import prepare
 from fedsim.streams import torch_stream
+
+# Runs a command: its words, and then its exit code, what it printed, and its complaints.
+Say = Callable[..., tuple[int, str, str]]
 
 # Actors find the modules of the tests.
 HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}

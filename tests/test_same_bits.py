@@ -71,6 +71,17 @@ class TestOnRay:
         times = ["seconds"]
         assert local.rounds.drop(columns=times).equals(two.rounds.drop(columns=times))
 
+    def test_fedxds_shares_the_same_pool_on_one_actor_and_three(self, finish: Finish) -> None:
+        """In all its phases, with each client's own model and random draws for attributions."""
+        method = {"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"}
+        method["attribution"] = {"name": "smoothgrad", "samples": 2}
+        common: dict[str, Any] = {"method": method, "train": {"rounds": 4, "participation": 0.7}}
+        local = finish(**common)
+        assert local.rounds["phase"].tolist() == ["warm up", "share", "train", "train"]
+        for actors in (1, 3):
+            there = finish(**common, engine={"kind": "ray", "actors": actors})
+            assert there.result_hash == local.result_hash
+
     @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])
     def test_so_do_stacks_of_one_size(self, finish: Finish, name: str) -> None:
         common = with_method(name, train={"participation": 0.7, "rounds": 3})

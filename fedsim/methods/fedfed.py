@@ -322,6 +322,16 @@ class FedFed(Method[FedFedState]):
 
     # -- within --------------------------------------------------------------------------------
 
+    def obscured(
+        self, fed: Federation, state: FedFedState, x: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        """(n, C, H, W) x_r + N(0, σ1²) of any images, as whoever attacks the pool can make it."""
+        vae = fed.network("generator", self.build(fed.shape))
+        vae.load(fed.tensor(state.generator))
+        rx = split(vae.module, to_pixels(x, fed.tensor(fed.pixels())))
+        drawn = rng.standard_normal(rx.shape, dtype=np.float32)
+        return rx + self.sigma1 * torch.from_numpy(drawn).to(rx.device)
+
     def build(self, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
         return partial(Autoencoder, shape, self.width, self.latent)
 

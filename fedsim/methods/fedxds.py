@@ -245,6 +245,23 @@ class FedXDS(Method[FedXDSState]):
 
     # -- within --------------------------------------------------------------------------------
 
+    def obscured(
+        self,
+        fed: Federation,
+        state: FedXDSState,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+    ) -> Tensor:
+        """(n, C, H, W) f of any images, in pixels, as whoever attacks the pool can make it."""
+        fed.model.load(fed.tensor(state.attributor))
+        _, _, f = self.f(fed.model.module, x, y, rng, rng)
+        if self.encoding == "uint8":
+            levels = fed.tensor(self.levels(fed))
+            f = decode(encode(f, levels), levels)
+        zero, one = (fed.tensor(pixel) for pixel in fed.pixels())
+        return (f - zero) / (one - zero)
+
     def f(
         self,
         network: nn.Module,

@@ -233,12 +233,12 @@ def shadow_confidences(
             model = FlatModel(build(), device)
             start = model.vector.clone()
             train(model, Task(start, x[rows], y[rows], settings.lr(1), epochs, rng), settings)
-        found[s] = confidence(_logits(model.module, x), labels)
+        found[s] = confidence(logits(model.module, x), labels)
     return found
 
 
 @torch.no_grad()
-def _logits(network: nn.Module, x: Tensor) -> NDArray[np.float32]:
+def logits(network: nn.Module, x: Tensor) -> NDArray[np.float32]:
     """(n, C), in eval mode, in batches of a fixed size."""
     network.eval()
     logits = torch.cat([network(batch) for batch in torch.split(x, EVALUATION_BATCH)])

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from small import small_experiment
+from small import Say, small_experiment
 
 from fedsim import Run, run
-from fedsim.cli import main
 from fedsim.models.tsk import FILES, Tsk, read_published
 from fedsim.results.report import Report
 
-Say = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture
-def say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Say:
-    """Run a command; its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def rates(say: Say) -> None:
+    """A table, in the folder in which commands are run."""
     rng = np.random.default_rng(0)
     x = rng.uniform(1, 3, (300, 3))
     rows = [",".join(f"{v:.6g}" for v in [*row, row[0] * row[1] - row[2]]) for row in x]
     Path("rates.csv").write_text("\n".join(["bond,bill,note,rate", *rows]))
-
-    def say(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedsim", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as left:
-            code = int(left.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return say
 
 
 def learn(**sections: Any) -> Run:

@@ -1,0 +1,179 @@
+"""How a finished run withstands attacks.
+
+attacked = Attacked(fedsim.load(path))
+attacked.infer_membership()["loss"].auc
+attacked.invert_shared().reconstructed.ssim
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.data.partition import Indices
+from fedsim.errors import RunFolderError
+from fedsim.federation import Examples
+from fedsim.launch import reopen
+from fedsim.methods.fedfed import FedFed, FedFedState
+from fedsim.methods.fedxds import FedXDS, FedXDSState
+from fedsim.privacy.inversion import (
+    Fidelity,
+    draw_reconstructions,
+    fidelity,
+    reconstruct,
+    train_denoiser,
+)
+from fedsim.privacy.membership import (
+    Outcome,
+    confidence,
+    entropy_scores,
+    halves,
+    lira_scores,
+    logits,
+    loss_scores,
+    outcome,
+    shadow_confidences,
+)
+from fedsim.results.run import Run
+from fedsim.streams import numpy_stream
+
+MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
+VICTIMS, AUXILIARY = 300, 1500  # images that are reconstructed, and that the attacker has, at most
+DRAWS, EPOCHS = 2, 8  # of noise on each of the attacker's images; passes of its denoiser
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """What an attacker makes of shared images; (n, C, H, W) tensors with pixels in [0, 1].
+
+    Args:
+        originals: of the victims.
+        items: what was shared of them, in pixels; noise may take them beyond [0, 1].
+        found: what the attacker reconstructs.
+        labels: (n,) names of their classes.
+        shared: how close `items` are to `originals`.
+        reconstructed: how close `found` is.
+    """
+
+    originals: Tensor
+    items: Tensor
+    found: Tensor
+    labels: tuple[str, ...]
+    shared: Fidelity
+    reconstructed: Fidelity
+
+    def draw(self, name: str, path: Path) -> None:
+        """Draw originals, shared items and reconstructions as a PNG file."""
+        draw_reconstructions({name: (self.items, self.found)}, self.originals, self.labels, path)
+
+
+class Attacked:
+    """A finished run of a classifier, under attack.
+
+    Raises:
+        BadInput: it is not finished, has no global classifier, or its data is not what it was.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.experiment = run.experiment
+        self.fed, self.state, self._dataset, self._holdings, self._setup = reopen(run)
+        if self.experiment.method.of_rules or not self._setup.classes or not run.weights():
+            raise RunFolderError(f"{run.path}: leaves no global classifier to attack")
+        self._path = run.path
+
+    @property
+    def shares_images(self) -> bool:
+        """Whether the method shares images that can be inverted."""
+        return isinstance(self.state, FedFedState | FedXDSState) and len(self.state.labels) > 0
+
+    def infer_membership(self, shadows: int = 0) -> dict[str, Outcome]:
+        """Tell clients' training examples from test examples by the final global model.
+
+        Args:
+            shadows: shadow models of LiRA, which is left out without. They train on halves of the
+                members and others that are examined, for as many passes as the run made over a
+                client's example.
+
+        Returns:
+            By the attack's name: `loss`, `entropy`, `lira`.
+        """
+        known = self._holdings.train.values
+        count = min(MEMBERS, len(known), len(self._dataset.test_y))
+        rng = numpy_stream(self.experiment.seed, "attack/membership")
+        members = self._training_examples(rng.choice(known, count, replace=False))
+        others = self._test_examples(rng.choice(len(self._dataset.test_y), count, replace=False))
+        x, y = torch.cat([members.x, others.x]), torch.cat([members.y, others.y])
+        labels, inside = y.cpu().numpy(), np.arange(2 * count) < count
+        self.fed.model.load(self.fed.tensor(self.state.weights))
+        seen = logits(self.fed.model.module, x)
+        scores = {"loss": loss_scores(seen, labels), "entropy": entropy_scores(seen)}
+        if shadows:
+            train, setup = self.experiment.train, self._setup
+            parts = halves(len(labels), shadows, rng)
+            trained = shadow_confidences(
+                lambda: setup.model.build(setup.shape, setup.outputs),
+                x,
+                y,
+                parts,
+                train,
+                max(1, round(train.rounds * train.local_epochs * train.participation)),
+                self.experiment.seed,
+                self.fed.device,
+            )
+            scores["lira"] = lira_scores(confidence(seen, labels), trained, parts)
+        return {name: outcome(s[inside], s[~inside]) for name, s in scores.items()}
+
+    def invert_shared(self) -> Inversion:
+        """Reconstruct clients' images from what they share, by a denoiser.
+
+        The attacker knows the mechanism and the models that it uses, and has images of the same
+        kind (of the central test set), with labels, to train its denoiser on.
+
+        Raises:
+            RunFolderError: the run shared no images.
+        """
+        if not self.shares_images:
+            raise RunFolderError(f"{self._path}: shares no images to invert")
+        known = self._holdings.train.values
+        rng = numpy_stream(self.experiment.seed, "attack/inversion")
+        victims = rng.choice(known, min(VICTIMS, len(known)), replace=False)
+        many = min(AUXILIARY, len(self._dataset.test_y))
+        own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
+        pairs = [(self._shared(own, f"draw {k}"), self._pixels(own.x)) for k in range(DRAWS)]
+        denoiser = train_denoiser(
+            torch.cat([shared for shared, _ in pairs]),
+            torch.cat([x for _, x in pairs]),
+            epochs=EPOCHS,
+            seed=self.experiment.seed,
+        )
+        held = self._training_examples(victims)
+        originals, items = self._pixels(held.x), self._shared(held, "victims")
+        found = reconstruct(denoiser, items)
+        labels = tuple(self._dataset.classes[c] for c in held.y.tolist())
+        shared, reconstructed = fidelity(originals, items), fidelity(originals, found)
+        return Inversion(originals, items, found, labels, shared, reconstructed)
+
+    def _training_examples(self, rows: Indices) -> Examples:
+        return self.fed.prepare(self._dataset.x[rows], self._dataset.y[rows])
+
+    def _test_examples(self, rows: Indices) -> Examples:
+        return self.fed.prepare(self._dataset.test_x[rows], self._dataset.test_y[rows])
+
+    def _pixels(self, x: Tensor) -> Tensor:
+        """Pixels in [0, 1] of the network's inputs."""
+        zero, one = (self.fed.tensor(pixel) for pixel in self.fed.pixels())
+        return ((x - zero) / (one - zero)).clamp(0, 1)
+
+    def _shared(self, examples: Examples, draw: str) -> Tensor:
+        """What would be shared of images, in pixels."""
+        method, state = self.experiment.method, self.state
+        rng = numpy_stream(self.experiment.seed, f"attack/{draw}")
+        if isinstance(method, FedXDS) and isinstance(state, FedXDSState):
+            return method.obscured(self.fed, state, examples.x, examples.y, rng)
+        assert isinstance(method, FedFed)
+        assert isinstance(state, FedFedState)
+        return method.obscured(self.fed, state, examples.x, rng)

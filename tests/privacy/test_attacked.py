@@ -1,0 +1,133 @@
+"""`fedsim attack`: who was trained on, and what shared images show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import Say, small_experiment
+
+from fedsim import Run, run
+from fedsim.attacked import Attacked
+from fedsim.errors import BadInput
+
+MODEL = {"name": "cnn", "channels": [4, 4]}
+FEDXDS: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1}
+FEDFED: dict[str, Any] = {"name": "fedfed", "distillation_rounds": 1, "width": 4}
+
+
+@pytest.fixture(autouse=True)
+def _little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few images and passes; results that need more say so."""
+    monkeypatch.setattr("fedsim.attacked.AUXILIARY", 300)
+    monkeypatch.setattr("fedsim.attacked.EPOCHS", 10)
+
+
+def trained(out: Path, method: dict[str, Any], rounds: int = 3, **sections: Any) -> Run:
+    train = {"rounds": rounds, **sections.pop("train", {})}
+    made = small_experiment(**{"method": method, "model": MODEL, "train": train, **sections})
+    return run(made, out)
+
+
+def test_members_are_told_from_others_where_they_are_learnt_by_heart(tmp_path: Path) -> None:
+    """Labels at random: nothing but the training examples themselves can be learnt."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((400, 16), dtype=np.float32), rng.integers(0, 4, 400)
+    np.savez(tmp_path / "noise.npz", x=x, y=y)
+    sections: dict[str, Any] = {
+        "data": {"name": "npz", "path": str(tmp_path / "noise.npz"), "test_fraction": 0.5},
+        "partition": {"kind": "iid", "clients": 2},
+        "model": {"name": "mlp", "hidden": [128]},
+    }
+    often, never = (
+        Attacked(
+            trained(tmp_path, {"name": "fedavg"}, rounds, train={"local_epochs": n}, **sections)
+        )
+        for rounds, n in ((30, 4), (1, 1))
+    )
+    for name, found in often.infer_membership(shadows=4).items():
+        assert found.auc > (0.7 if name == "entropy" else 0.9), name
+        assert found.balanced_accuracy > 0.6
+    for found in never.infer_membership().values():
+        assert found.auc < 0.65
+
+
+def test_shared_images_are_reconstructed_the_worse_the_more_noise(tmp_path: Path) -> None:
+    close = []
+    for sigma in (0.05, 0.4, 3.0):
+        method = {**FEDXDS, "removed": 0, "sigma": sigma}
+        inversion = Attacked(trained(tmp_path, method)).invert_shared()
+        close.append(inversion.reconstructed)
+        assert inversion.reconstructed.mse < inversion.shared.mse or sigma == 0.05
+    assert close[0].ssim > close[1].ssim > close[2].ssim
+    assert close[0].psnr > close[1].psnr > close[2].psnr
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FEDXDS,
+        {**FEDXDS, "encoding": "uint8"},
+        {**FEDXDS, "attribution": {"name": "random"}},
+        FEDFED,
+    ],
+)
+def test_the_attack_sees_what_was_shared(tmp_path: Path, method: dict[str, Any]) -> None:
+    """But for the noise: what it makes of a client's images is what that client shared."""
+    quiet = {"sigma1": 0.0, "sigma2": 0.0} if method["name"] == "fedfed" else {"sigma": 0.0}
+    attacked = Attacked(trained(tmp_path, {**method, **quiet}))
+    state, fed = attacked.state, attacked.fed
+    rows = np.concatenate([attacked._holdings.train[k] for k in range(10)])
+    made = attacked._shared(attacked._training_examples(rows), "try")
+    if method["name"] == "fedfed":
+        pool = torch.tensor(state.shared1)
+    elif method.get("encoding") == "uint8":
+        levels = attacked.experiment.method.levels(fed)
+        pool = (torch.tensor(state.shared).float() - levels[1]) * levels[0]
+    else:
+        pool = torch.tensor(state.shared)
+    if method.get("attribution"):  # other random maps
+        assert (made != 0).float().mean() == pytest.approx(
+            float((pool != 0).float().mean()), abs=0.02
+        )
+    else:
+        torch.testing.assert_close(made, pool, atol=1e-5, rtol=0)
+
+
+def test_in_words_numbers_and_a_picture(say: Say) -> None:
+    done = trained(Path("runs"), FEDXDS)
+    code, text, _ = say("attack", str(done.path), "--shadows", "2")
+    assert code == 0
+    found = json.loads((done.path / "attacks.json").read_text())
+    assert list(found["membership"]) == ["loss", "entropy", "lira"]
+    for name, numbers in found["membership"].items():
+        row = next(line for line in text.splitlines() if line.startswith(name))
+        assert row.split()[1:] == [f"{value:.3f}" for value in numbers.values()]
+    assert f"{found['reconstructed']['ssim']:.3f}" in text
+    picture = done.path / "explanations" / "reconstructed.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_method_that_shares_nothing(say: Say) -> None:
+    done = trained(Path("runs"), {"name": "fedavg"})
+    code, text, _ = say("attack", str(done.path))
+    assert code == 0
+    assert "membership by" in text
+    assert "shared images" not in text
+    with pytest.raises(BadInput, match="shares no images to invert"):
+        Attacked(done).invert_shared()
+
+
+def test_what_cannot_be_attacked(say: Say) -> None:
+    alone = trained(Path("runs"), {"name": "local"})
+    code, _, error = say("attack", str(alone.path))
+    assert code == 2
+    assert error.endswith(": leaves no global classifier to attack\n")
+    done = trained(Path("runs"), {"name": "fedavg"})
+    code, _, error = say("attack", str(done.path), "--shadows", "1")
+    assert code == 2
+    assert error.startswith("error: shadows=1: LiRA needs at least 2 shadow models")
