@@ -64,8 +64,11 @@ def test_commands(workplace: Path, line: str) -> None:
     text = call(workplace, "-m", "fedsim", *words)
     assert text
     if line.startswith("fedsim explain"):
-        (shown,) = (block for block in blocks("text") if "by rule" in block)
+        words = "by rule" if "fuzzy-rules" in line else "THE SAME mask"
+        (shown,) = (block for block in blocks("text") if words in block)
         assert shown in text
+    if "privacy." in line:
+        assert newest(workplace, "skewed-digits").rounds["epsilon"].is_monotonic_increasing
     if "my_method" in line:
         # The README's method is FedProx, to the bit.
         theirs = Experiment.load(

@@ -1,0 +1,260 @@
+"""Run grids of FedXDS and tabulate them: python run.py [NAME ...] [--out runs] [--done FOLDER ...]
+
+NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
+(several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA. Writes a row for
+each run to results/NAME.csv, pictures beside it, and prints the tables of the README. --cost times
+four methods, one after another, with nothing beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import ttest_ind
+
+import fedsim
+from fedsim.attacked import Attacked
+from fedsim.results.summary import of_run
+from fedsim.sheet import Sheet
+from fedsim.sweep.grid import GridFolder, run_grid
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+FEDXDS = "FedXLRP"
+TARGET = 0.7  # an accuracy to be reached
+# Runs that LiRA attacks as well; four shadow models each take as long as the run.
+LIRA = ("FedAvg", "FedAvg clipped, z 0.1", "raw, σ 0.15", "FedXLRP, σ 0.15", "FedXLRP, σ 1.5")
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def row_of(run: fedsim.Run) -> dict[str, Any]:
+    """What is reported of a run; bytes are megabytes of one client, both ways."""
+    rounds, clients = run.rounds, run.manifest["clients"]
+    scores = rounds["accuracy"].dropna()
+    late = scores[rounds["round"] > 12].diff().dropna()  # after the pool is shared
+    reached = rounds["round"][scores.index[scores >= TARGET]]
+    once = sum(rounds[c].sum() for c in ("one_off_up", "one_off_down") if c in rounds)
+    found = of_run(rounds)
+    return {
+        "accuracy": found["last5"],
+        "best": found["best"],
+        "roughness": late.std(),
+        "round_reached": reached.iloc[0] if len(reached) else np.nan,
+        "megabytes": found["total_bytes"] / clients / 1e6,
+        "megabytes_once": once / clients / 1e6,
+        "result_hash": run.result_hash,
+    }
+
+
+def attack(run: fedsim.Run, name: str, pictures: Path) -> dict[str, float]:
+    """What attacks find out of a run; the first seed's reconstructions are drawn."""
+    attacked = Attacked(run)
+    found = {"epsilon": run.rounds.get("epsilon", pd.Series([np.nan])).iloc[-1]}
+    for kind, outcome in attacked.infer_membership(4 if name in LIRA else 0).items():
+        found |= {f"{kind}_auc": outcome.auc, f"{kind}_balanced": outcome.balanced_accuracy}
+        found[f"{kind}_tpr"] = outcome.tpr
+    if attacked.shares_images:
+        inversion = attacked.invert_shared()
+        for what in ("shared", "reconstructed"):
+            close = getattr(inversion, what)
+            found |= {f"{what}_{m}": getattr(close, m) for m in ("mse", "psnr", "ssim")}
+        if run.experiment.seed == 0:
+            inversion.draw(name, pictures / f"{name.replace(', σ ', '-')}.png")
+    return found
+
+
+def collect(name: str, grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A row for each run, and all rounds of all runs, by the axes of the grid."""
+    rows, rounds = [], []
+    for grid in grids:
+        for entry in grid.manifest["cells"]:
+            if entry["status"] != "finished":
+                continue
+            run = fedsim.load(grid.path / entry["folder"])
+            cell = {**entry["cell"], "seed": entry["seed"]}
+            extra = attack(run, cell["method"], RESULTS) if name == "privacy" else {}
+            rows.append({**cell, **row_of(run), **extra})
+            sent = (run.rounds["total_bytes_up"] + run.rounds["total_bytes_down"]) / 1e6
+            of_run = run.rounds[["round", "accuracy"]].assign(
+                megabytes=sent / run.manifest["clients"], **cell
+            )
+            rounds.append(of_run.dropna(subset="accuracy"))
+    return pd.DataFrame(rows), pd.concat(rounds, ignore_index=True)
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def better(a: pd.Series, b: pd.Series) -> float:
+    """p of a one-tailed Welch's t-test that a's mean is not above b's."""
+    return float(ttest_ind(a, b, equal_var=False, alternative="greater").pvalue)
+
+
+def spread(values: pd.Series, digits: int = 3) -> str:
+    values = values.dropna()
+    if not len(values):
+        return "–"
+    std = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():.{digits}f}{std}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def heterogeneity(results: pd.DataFrame) -> Iterator[str]:
+    for alpha, part in results.groupby("alpha", sort=False):
+        yield f"\nα = {alpha}\n"
+        own = part[part["method"] == FEDXDS]["accuracy"]
+        rows = []
+        for method, runs in part.groupby("method", sort=False):
+            p = "" if method == FEDXDS else f"{better(own, runs['accuracy']):.3f}"
+            figures = [spread(runs["accuracy"]), p, spread(runs["best"])]
+            figures += [spread(runs["round_reached"], 0), spread(runs["roughness"])]
+            figures += [f"{runs[c].mean():.2f}" for c in ("megabytes", "megabytes_once")]
+            rows.append([str(method), *figures])
+        header = ["method", "accuracy", f"p ({FEDXDS} above)", "best", f"round of {TARGET:.0%}"]
+        yield table([*header, "roughness", "MB a client", "of which once"], rows)
+
+
+def by_two(results: pd.DataFrame, axis: str) -> Iterator[str]:
+    """Methods in rows, another axis in columns, and a test of FedXLRP against each method."""
+    values = results[axis].unique().tolist()
+    own = results[results["method"] == FEDXDS].sort_values([axis, "seed"])
+    rows = []
+    for method, runs in results.groupby("method", sort=False):
+        cells = [spread(runs[runs[axis] == value]["accuracy"]) for value in values]
+        p = "" if method == FEDXDS else f"{better(own['accuracy'], runs['accuracy']):.3f}"
+        rows.append([str(method), *cells, spread(runs["accuracy"]), p])
+    yield table(["method", *map(str, values), "all", f"p ({FEDXDS} above)"], rows)
+    ends = [own[own[axis] == v]["accuracy"] for v in (values[-1], values[0])]
+    yield f"\n{FEDXDS} at {values[-1]} above {values[0]}: p = {better(*ends):.3f}"
+
+
+def warmup(results: pd.DataFrame) -> Iterator[str]:
+    axis = "warm-up rounds"
+    rows = [
+        [str(n), spread(runs["accuracy"]), spread(runs["best"])]
+        for n, runs in results.groupby(axis, sort=False)
+    ]
+    yield table([axis, "accuracy", "best"], rows)
+    of = {n: runs["accuracy"] for n, runs in results.groupby(axis)}
+    yield f"\n10 above 0: p = {better(of['10'], of['0']):.3f}; "
+    yield f"20 above 10: p = {better(of['20'], of['10']):.3f}"
+
+
+def privacy(results: pd.DataFrame) -> Iterator[str]:
+    columns = {
+        "accuracy": "accuracy",
+        "loss_auc": "loss AUC",
+        "loss_tpr": "TPR at 1 %",
+        "lira_auc": "LiRA AUC",
+        "lira_tpr": "TPR at 1 %",
+        "shared_ssim": "SSIM of what is shared",
+        "reconstructed_ssim": "SSIM of reconstructions",
+        "reconstructed_psnr": "PSNR, dB",
+    }
+    rows = []
+    for method, runs in results.groupby("method", sort=False):
+        figures = [spread(runs[c], 1 if c.endswith("psnr") else 3) for c in columns]
+        rows.append([str(method), f"{runs['epsilon'].mean():.3g}".replace("nan", "–"), *figures])
+    yield table(["run", "ε", *columns.values()], rows)
+
+
+TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
+    "heterogeneity": heterogeneity,
+    "attribution": lambda results: by_two(results, "method.fraction"),
+    "sparsification": lambda results: by_two(results, "method.removed"),
+    "warmup": warmup,
+    "privacy": privacy,
+}
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+def draw(rounds: pd.DataFrame, path: Path) -> None:
+    """Accuracy by rounds and by bytes: the mean over seeds of each method."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained", dpi=130)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for k, (method, runs) in enumerate(rounds.groupby("method", sort=False)):
+        mean = runs.groupby("round")[["accuracy", "megabytes"]].mean()
+        style = {"color": f"C{k % 10}", "linestyle": ("-", "--")[k // 10], "linewidth": 1.2}
+        if method == FEDXDS:
+            style |= {"color": "black", "linewidth": 2.4}
+        left.plot(mean.index, mean["accuracy"], label=str(method), **style)
+        right.plot(mean["megabytes"], mean["accuracy"], **style)
+    left.set(xlabel="round", ylabel="accuracy, mean over seeds")
+    right.set(xlabel="megabytes a client has sent and received, the pool included", xscale="log")
+    figure.legend(loc="outside right center", fontsize=8, frameon=False)
+    figure.savefig(path)
+
+
+# -- cost --------------------------------------------------------------------------------------
+
+
+def cost(out: Path, turns: int = 3) -> str:
+    """Seconds of four methods, in turn: a round of training, and all that comes before it."""
+    base = Sheet.read(HERE / "small" / "heterogeneity.yaml")
+    methods = base.content["grid"]["axes"]["method"]
+    _, sheet = base.take("grid")
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    for turn in range(turns):
+        for name in ("FedFed", "FedGen", "FedFTG", FEDXDS, "FedAvg"):
+            cell = sheet.changed({**methods[name], "seed": turn, "train.rounds": 21}, "cost")
+            cell = cell.changed({"evaluate.every": 21}, "cost")
+            started = time.perf_counter()
+            rounds = fedsim.run(cell.build(fedsim.Experiment), out).rounds
+            print(f"{name}, {time.perf_counter() - started:.0f} s", flush=True)
+            training = rounds["seconds"].iloc[-6:-1].median()
+            before = rounds["seconds"].iloc[:-9].sum()
+            seconds.setdefault(name, []).append((training, before))
+    rows = []
+    for name, measured in seconds.items():
+        medians = (statistics.median(column) for column in zip(*measured, strict=True))
+        rows.append([name, *(f"{m:.2f}" for m in medians)])
+    return table(["method", "a round of training, s", "the first 12 rounds, s"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=[], help="grids; by default all")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
+    parser.add_argument("--done", type=Path, nargs="+", help="finished grids to tabulate")
+    parser.add_argument("--cost", action="store_true", help="time four methods, and no more")
+    arguments = parser.parse_args()
+    if arguments.cost:
+        print(cost(arguments.out))
+        return
+    RESULTS.mkdir(exist_ok=True)
+    grids: dict[str, list[GridFolder]] = {}
+    if arguments.done:
+        for folder in map(GridFolder.open, arguments.done):
+            grids.setdefault(folder.manifest["name"].removeprefix("fedxds-"), []).append(folder)
+    else:
+        for name in arguments.names or TABLES:
+            sheet = Sheet.read(HERE / "small" / f"{name}.yaml")
+            grids[name] = [run_grid(sheet, arguments.out, print)]
+    for name, folders in grids.items():
+        results, rounds = collect(name, folders)
+        results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
+        print(f"\n### {name}\n")
+        print("\n".join(TABLES[name](results)))
+        if name == "heterogeneity":
+            for alpha, part in rounds.groupby("alpha"):
+                draw(part, RESULTS / f"progression-{alpha}.png")
+
+
+if __name__ == "__main__":
+    main()
