@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedsim._torchvision import import_torchvision
 from fedsim.component import Registry, Section, import_object
 from fedsim.errors import ExperimentError
-from fedsim.models.networks import _Block
+from fedsim.models.networks import ResidualBlock
 
 # Rows at a time: always the same, because the bits of a matrix product depend on how many.
 BATCH = 64
@@ -490,7 +490,7 @@ def _own_canonizer(name: str) -> Any:
 
 def _block_with_sum(name: str, module: nn.Module) -> dict[str, Any] | None:
     """For a Zennit AttributeCanonizer: the sum in our residual block as a module."""
-    if not isinstance(module, _Block):
+    if not isinstance(module, ResidualBlock):
         return None
 
     def forward(x: Tensor) -> Tensor:

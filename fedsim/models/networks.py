@@ -80,7 +80,7 @@ class XpflStudent(Cnn):
     channels: tuple[Width, Width] = (32, 32)
 
 
-class _Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3×3 convolutions with batch norm, around which the input is added."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -125,10 +125,10 @@ class ResNet8(Model):
             nn.Conv2d(inputs, w, 3, padding=1, bias=False),
             nn.BatchNorm2d(w),
             nn.ReLU(),
-            _Block(w, w, stride=1),
-            _Block(w, 2 * w, stride=2),
-            _Block(2 * w, 4 * w, stride=2),
-            _Block(4 * w, 8 * w, stride=2),
+            ResidualBlock(w, w, stride=1),
+            ResidualBlock(w, 2 * w, stride=2),
+            ResidualBlock(2 * w, 4 * w, stride=2),
+            ResidualBlock(4 * w, 8 * w, stride=2),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
         )
