@@ -84,6 +84,9 @@ class Attacked:
         if self.experiment.method.of_rules or not self._setup.classes or not run.weights():
             raise RunFolderError(f"{run.path}: leaves no global classifier to attack")
         self._path = run.path
+        phases = run.rounds.get("phase")
+        last = run.rounds if phases is None else run.rounds[phases == phases.iloc[-1]]
+        self._rounds = len(last)
 
     @property
     def shares_images(self) -> bool:
@@ -95,8 +98,8 @@ class Attacked:
 
         Args:
             shadows: shadow models of LiRA, which is left out without. They train on halves of the
-                members and others that are examined, for as many passes as the run made over a
-                client's example.
+                members and others that are examined, for as many passes as the run's last phase
+                made over a client's example on average.
 
         Returns:
             By the attack's name: `loss`, `entropy`, `lira`.
@@ -120,7 +123,7 @@ class Attacked:
                 y,
                 parts,
                 train,
-                max(1, round(train.rounds * train.local_epochs * train.participation)),
+                max(1, round(self._rounds * train.local_epochs * train.participation)),
                 self.experiment.seed,
                 self.fed.device,
             )
@@ -130,17 +133,17 @@ class Attacked:
     def invert_shared(self) -> Inversion:
         """Reconstruct clients' images from what they share, by a denoiser.
 
-        The attacker knows the mechanism and the models that it uses, and has images of the same
-        kind (of the central test set), with labels, to train its denoiser on.
+        The attacker knows the mechanism and the models that it uses (the global one, where each
+        client attributes by its own), and has images of the same kind (of the central test set),
+        with labels, to train its denoiser on. Of FedFed it takes both items of an image together.
 
         Raises:
             RunFolderError: the run shared no images.
         """
         if not self.shares_images:
             raise RunFolderError(f"{self._path}: shares no images to invert")
-        known = self._holdings.train.values
         rng = numpy_stream(self.experiment.seed, "attack/inversion")
-        victims = rng.choice(known, min(VICTIMS, len(known)), replace=False)
+        originals, items, y = self._shared_pairs(rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
         own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
         pairs = [(self._shared(own, f"draw {k}"), self._pixels(own.x)) for k in range(DRAWS)]
@@ -150,12 +153,37 @@ class Attacked:
             epochs=EPOCHS,
             seed=self.experiment.seed,
         )
-        held = self._training_examples(victims)
-        originals, items = self._pixels(held.x), self._shared(held, "victims")
         found = reconstruct(denoiser, items)
-        labels = tuple(self._dataset.classes[c] for c in held.y.tolist())
+        labels = tuple(self._dataset.classes[c] for c in y)
         shared, reconstructed = fidelity(originals, items), fidelity(originals, found)
         return Inversion(originals, items, found, labels, shared, reconstructed)
+
+    def _shared_pairs(self, rng: np.random.Generator) -> tuple[Tensor, Tensor, list[int]]:
+        """Clients' images, what they shared of them, both in pixels, and their labels."""
+        method, state = self.experiment.method, self.state
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for k in rng.permutation(self.fed.num_clients).tolist():
+            if sum(len(y) for *_, y in parts) >= VICTIMS:
+                break
+            if isinstance(method, FedXDS) and isinstance(state, FedXDSState):
+                sent = method.share_again(self.fed, state, [k])[k]
+                x, items, y = (self.fed.tensor(sent[n]) for n in ("x", "shared", "labels"))
+            else:
+                x, items, y = self._of_fedfed(k)
+            parts.append((x, items, y.long()))
+        x, items, y = (torch.cat(part) for part in zip(*parts, strict=True))
+        rows = torch.from_numpy(rng.permutation(len(y))[:VICTIMS]).to(x.device)
+        return x[rows].clamp(0, 1), items[rows], y[rows].tolist()
+
+    def _of_fedfed(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What client k holds, and its part of FedFed's pool, which is in the clients' order."""
+        method, state = self.experiment.method, self.state
+        assert isinstance(method, FedFed)
+        assert isinstance(state, FedFedState)
+        rows = slice(*self._holdings.train.offsets[k : k + 2])
+        held = self._training_examples(self._holdings.train[k])
+        items = (self.fed.tensor(pool[rows]) for pool in (state.shared1, state.shared2))
+        return self._pixels(held.x), method.combined(*items), held.y
 
     def _training_examples(self, rows: Indices) -> Examples:
         return self.fed.prepare(self._dataset.x[rows], self._dataset.y[rows])

@@ -95,12 +95,8 @@ class Experiment(Section):
                 f"{found}; methods for it: {', '.join(fitting)}"
             )
         self.method.check(self.train)
-        if self.privacy is not None and not self.method.only_sums:
-            covered = [n for n, m in methods.items() if m.only_sums]
-            raise ExperimentError(
-                f"privacy: covers what clients send as sums, and method.name={self.method.name} "
-                f"takes more from them; methods that it covers: {', '.join(covered)}"
-            )
+        if self.privacy is not None:
+            self.method.check_privacy()
         if self.evaluate.clients and self.partition.test_fraction == 0:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "

@@ -22,9 +22,8 @@ from fedsim.errors import RunFolderError
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
 from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.rules import LocalExplanation, local_explanation
-from fedsim.federation import Unsent
 from fedsim.launch import reopen, same_data
-from fedsim.methods.fedxds import FedXDS, FedXDSState, decode
+from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rules import Array, Prediction, Rule, feature_names
 from fedsim.results.folder import RunFolder
@@ -139,7 +138,7 @@ class SharedImages:
 
     @classmethod
     def of(cls, run: Run, clients: Sequence[int]) -> SharedImages:
-        """Of a finished run: these clients share once more, which comes to the same bits.
+        """Of a finished run: these clients share once more, to the same bits on a like device.
 
         Raises:
             BadInput: the run is not finished, shared nothing, has no such client, or its data is
@@ -148,33 +147,28 @@ class SharedImages:
         method = run.experiment.method
         if not isinstance(method, FedXDS):
             raise RunFolderError(f"{run.path}: method.name={method.name} shares no masked images")
-        fed, state, dataset, _, _ = reopen(run)
+        again = reopen(run)
+        fed, state = again.fed, again.state
         assert isinstance(state, FedXDSState)
         if not len(state.labels):
             raise RunFolderError(f"{run.path}: nothing was shared (method.fraction=0)")
-        for k in clients:
+        for k in set(clients):
             if not 0 <= k < fed.num_clients:
                 raise RunFolderError(
                     f"there is no client {k}; there are {fed.num_clients}, counted from 0"
                 )
-        fed.begin_round(method.warmup_rounds + 1)
-        levels = method.levels(fed)
-        sent = fed.gather(
-            method.share, clients, weights=state.attributor, levels=Unsent(levels), explained=True
-        )
-        zero, one = fed.pixels()
         examples = []
-        for k, items in sent.items():
-            shared = decode(fed.tensor(items["shared"]), fed.tensor(levels)).cpu().numpy()
+        for k, items in method.share_again(fed, state, sorted(set(clients))).items():
             labels, first = np.unique(items["labels"], return_index=True)
             for label, i in zip(labels.tolist(), first.tolist(), strict=True):
-                held, seen = ((x - zero) / (one - zero) for x in (items["x"][i], shared[i]))
-                heatmap, mask = items["heatmaps"][i], items["masks"][i]
-                examples.append(Example(k, label, held, heatmap, mask, seen))
+                one = {name: items[name][i] for name in ("x", "heatmaps", "masks", "shared")}
+                examples.append(Example(k, label, *one.values()))
+        if not examples:
+            raise RunFolderError(f"{run.path}: none of these clients shared an image")
         table = run.explanations
         pool = np.zeros((fed.num_clients, fed.num_classes), dtype=np.int64)
         pool[table["client"], table["class"]] = table["images"]
-        return cls(tuple(examples), pool, dataset.classes)
+        return cls(tuple(examples), pool, again.dataset.classes)
 
     def draw(self, folder: Path) -> list[Path]:
         """Draw the images, and who shared how many of which class, into a folder; their paths.

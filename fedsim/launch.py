@@ -208,7 +208,7 @@ def reopen(run: Run) -> Reopened:
     """The clients of a finished run, in this process, and the server's last state.
 
     Any client function can be called once more: what it draws depends on the round, which
-    `begin_round` sets.
+    `begin_round` sets. From here on this process computes with as many threads as the run did.
 
     Raises:
         BadInput: it is not finished, or its data is not what it was.
@@ -219,7 +219,8 @@ def reopen(run: Run) -> Reopened:
     same_data(RunFolder.open(run.path), dataset, holdings)
     engine = LocalEngine(experiment.engine, setup, dataset, holdings)
     device = pick_device(experiment.engine)
-    fed = Federation(setup, dataset, holdings, engine, device=device)
+    V = run.manifest["clients_per_step"]
+    fed = Federation(setup, dataset, holdings, engine, V, device)
     with torch_stream(setup.seed, "server", 0, device=device):
         template = experiment.method.init(fed)
     latest = Checkpoints(run.path / "weights").latest(template, fed)

@@ -117,8 +117,9 @@ def _bears_noise(network: torch.nn.Module, name: str) -> None:
     for layer, buffer in network.named_buffers():
         if buffer.is_floating_point():
             raise ExperimentError(
-                f"privacy: adds noise to all that clients send, and model.name={name} has "
-                f"statistics that do not bear it ('{layer}'); take a model without batch norm"
+                f"privacy: adds noise to all that clients send, and model.name={name} sends "
+                f"what does not bear it ('{layer}'); take a model without batch norm, or other "
+                "buffers"
             )
 
 

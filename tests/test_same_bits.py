@@ -82,6 +82,15 @@ class TestOnRay:
             there = finish(**common, engine={"kind": "ray", "actors": actors})
             assert there.result_hash == local.result_hash
 
+    def test_noise_of_client_level_privacy_is_the_same_on_three_actors(
+        self, finish: Finish
+    ) -> None:
+        common = with_method("scaffold", train={"rounds": 3, "participation": 0.5})
+        common["privacy"] = {"clip": 1, "noise_multiplier": 1}
+        local = finish(**common)
+        there = finish(**common, engine={"kind": "ray", "actors": 3})
+        assert there.result_hash == local.result_hash
+
     @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])
     def test_so_do_stacks_of_one_size(self, finish: Finish, name: str) -> None:
         common = with_method(name, train={"participation": 0.7, "rounds": 3})

@@ -77,10 +77,10 @@ def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -
                 axes.imshow(e.mask, cmap="gray", vmin=0, vmax=1)
             else:
                 pixels = np.clip(e.held if kind == "held" else e.shared, 0, 1)
-                if len(pixels) == 1:
-                    axes.imshow(pixels[0], cmap="gray", vmin=0, vmax=1)
-                else:
+                if len(pixels) == 3:
                     axes.imshow(np.moveaxis(pixels, 0, -1))
+                else:  # of other numbers of channels, their mean
+                    axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
             if row == 0:
                 axes.set_title(names[e.label], fontsize=_FONT, pad=2)
     for number, client in enumerate(clients):

@@ -20,7 +20,7 @@ from fedsim.federation.client import Update, record
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.host import Examples, Host, Setup, Table
 from fedsim.federation.sums import ExactSum
-from fedsim.federation.wire import Unsent, nbytes
+from fedsim.federation.wire import Unsent, nbytes, to_arrays
 from fedsim.federation.worker import TEST_SHARD, Call
 from fedsim.models import RuleModel
 from fedsim.privacy.central import Privacy, Release
@@ -195,6 +195,7 @@ class Federation:
     @property
     def num_samples(self) -> NDArray[np.int64]:
         """(K,) n_k, labelled training examples of each client."""
+        self._insist_on_sums("reads how many examples each client holds")
         return self._samples
 
     def sample(self, t: int) -> Cohort:
@@ -359,8 +360,13 @@ class Federation:
         drawn = np.array_equal(cohort, self.sample(self.round))
         q = self.settings.participation if drawn else 1.0
         count = q * self.num_clients if drawn else float(len(cohort))
-        # Where nobody was drawn, client 0 shows what is sent, which counts for nothing.
-        outcome = self._call(function, "mean", cohort if len(cohort) else [0], arguments)
+        if count == 0:
+            raise RunError(f"round {self.round}: a mean of no clients")
+        if len(cohort):
+            outcome = self._call(function, "mean", cohort, arguments)
+        else:  # client 0 shows what would be sent, and nothing is kept of it
+            call = self._next_call(function.__name__, "mean")
+            outcome = self._engine.run(call, [[0]], arguments, self._states)
         if not outcome.sums:
             raise RunError(
                 f"round {self.round}: no client of the cohort sent anything to add noise to"
@@ -372,7 +378,7 @@ class Federation:
         for (name, size), total in sorted(outcome.sums.items()):
             noise = privacy.noise_multiplier * privacy.clip * rng.standard_normal(size)
             change = ((total.value() if len(cohort) else 0.0) + noise) / count
-            sent = arguments.get(name)
+            sent = to_arrays(arguments.get(name))
             reference = sent if isinstance(sent, np.ndarray) and sent.size == size else 0.0
             mean[name] = (reference + change).astype(np.float32)
         return Mean(mean, count)

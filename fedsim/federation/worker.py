@@ -296,8 +296,8 @@ class Worker:
             _check(message, sums)
             vectors, weight = message.vectors, message.weight
             if host.setup.privacy is not None and vectors:
-                sent = to_tensors({n: self._sent.get(n) for n in vectors}, host.device)
-                vectors, weight = clipped(vectors, sent, host.setup.privacy.clip), 1.0
+                vectors = clipped(vectors, self._sent, host.setup.privacy.clip)
+                weight = 1.0
             if vectors:
                 result.weights[id] = weight
                 result.lengths[id] = {n: v.numel() for n, v in vectors.items()}

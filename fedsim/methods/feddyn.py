@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector
 from fedsim.methods.method import Method, State, methods
 
@@ -51,6 +52,13 @@ class FedDyn(Method[FedDynState]):
     alpha: float = Field(0.01, gt=0)
     scale: Literal["samples", "none"] = "samples"
 
+    def check_privacy(self) -> None:
+        if self.scale == "samples":
+            raise ExperimentError(
+                "privacy: does not cover the clients' numbers of samples, by which "
+                "method.name=feddyn scales α; set method.scale=none"
+            )
+
     def init(self, fed: Federation) -> FedDynState:
         weights = fed.initial_weights()
         h = np.zeros(fed.model.num_parameters, dtype=np.float32)
@@ -58,7 +66,7 @@ class FedDyn(Method[FedDynState]):
 
     def round(self, fed: Federation, state: FedDynState, t: int) -> FedDynState:
         P = fed.model.num_parameters
-        mean_samples = float(fed.num_samples.mean())
+        mean_samples = float(fed.num_samples.mean()) if self.scale == "samples" else None
         mean = fed.mean(
             self.local_update, fed.sample(t), weights=state.server, mean_samples=mean_samples
         )
@@ -68,12 +76,12 @@ class FedDyn(Method[FedDynState]):
         server[:P] += h
         return FedDynState(weights=mean.weights, server=server, h=h)
 
-    def local_update(self, client: Client, weights: Tensor, mean_samples: float) -> Update:
+    def local_update(self, client: Client, weights: Tensor, mean_samples: float | None) -> Update:
         """(client) w_k, from w_server; keeps h_k."""
         start = client.parameters(weights)
         h = client.state.get("h", torch.zeros_like(start))
         alpha = self.alpha
-        if self.scale == "samples":
+        if mean_samples is not None:
             alpha *= mean_samples / client.num_samples
         context = {"linear": h - start, "alpha": torch.full_like(start[:1], alpha)}
         trained = client.train(weights, gradient=self.regularise, context=context)

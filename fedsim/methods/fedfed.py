@@ -325,12 +325,26 @@ class FedFed(Method[FedFedState]):
     def obscured(
         self, fed: Federation, state: FedFedState, x: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        """(n, C, H, W) x_r + N(0, σ1²) of any images, as whoever attacks the pool can make it."""
+        """(n, C, H, W) both shared items of any images, as one with the least noise.
+
+        As whoever attacks the pool can make it: the mean of x_r + n₁ and x_r + n₂, weighted by
+        their precisions.
+        """
         vae = fed.network("generator", self.build(fed.shape))
         vae.load(fed.tensor(state.generator))
         rx = split(vae.module, to_pixels(x, fed.tensor(fed.pixels())))
-        drawn = rng.standard_normal(rx.shape, dtype=np.float32)
-        return rx + self.sigma1 * torch.from_numpy(drawn).to(rx.device)
+        items = []
+        for sigma in (self.sigma1, self.sigma2):
+            drawn = rng.standard_normal(rx.shape, dtype=np.float32)
+            items.append(rx + sigma * torch.from_numpy(drawn).to(rx.device))
+        return self.combined(*items)
+
+    def combined(self, shared1: Tensor, shared2: Tensor) -> Tensor:
+        """The mean of an image's two shared items, weighted by their precisions."""
+        if self.sigma1 == self.sigma2:
+            return (shared1 + shared2) / 2
+        a, b = self.sigma2**2, self.sigma1**2
+        return (a * shared1 + b * shared2) / (a + b)
 
     def build(self, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
         return partial(Autoencoder, shape, self.width, self.latent)

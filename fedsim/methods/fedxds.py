@@ -6,7 +6,7 @@ text differ, the text is followed, and the code is an option.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
@@ -66,7 +66,8 @@ class FedXDS(Method[FedXDSState]):
 
     The noise gives f, for a fixed mask m, (ε, δ)-metric privacy: ε per unit of L2 distance of two
     images (`fedsim.privacy.gaussian.guarantee`). The mask depends on the image, though, and
-    where it differs nothing is guaranteed: x ↦ x ⊙ m(x) can jump.
+    where it differs nothing is guaranteed: x ↦ x ⊙ m(x) can jump. Labels are shared as they are,
+    and all models of all phases are sent without noise.
 
     Nothing is shared of a `fraction` of 0: FedAvg. Local images are not augmented (the released
     code crops, flips, and more), and clients count with n_k (there, with their batches).
@@ -244,6 +245,21 @@ class FedXDS(Method[FedXDSState]):
         return Update(weights=trained, weight=client.num_samples)
 
     # -- within --------------------------------------------------------------------------------
+
+    def share_again(
+        self, fed: Federation, state: FedXDSState, clients: Sequence[int]
+    ) -> dict[int, dict[str, Any]]:
+        """What clients shared, beside what they held, after the run; images in pixels."""
+        fed.begin_round(self.warmup_rounds + 1)
+        levels = self.levels(fed)
+        sent = fed.gather(
+            self.share, clients, weights=state.attributor, levels=Unsent(levels), explained=True
+        )
+        zero, one = fed.pixels()
+        for items in sent.values():
+            f = decode(torch.tensor(items["shared"]), torch.tensor(levels)).numpy()
+            items["x"], items["shared"] = ((x - zero) / (one - zero) for x in (items["x"], f))
+        return sent
 
     def obscured(
         self,

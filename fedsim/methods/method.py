@@ -88,6 +88,19 @@ class Method(Section, ABC, Generic[S]):
             ExperimentError: with what would be right.
         """
 
+    def check_privacy(self) -> None:
+        """Refuse client-level differential privacy where it would not hold.
+
+        Raises:
+            ExperimentError: with what would be right.
+        """
+        if not self.only_sums:
+            covered = [name for name, method in methods.items() if method.only_sums]
+            raise ExperimentError(
+                f"privacy: covers what clients send as sums, and method.name={self.name} takes "
+                f"more from them; methods that it covers: {', '.join(covered)}"
+            )
+
     def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
         """Refuse data, partitions and networks that the method cannot work with.
 

@@ -9,6 +9,7 @@ client with probability q; what a client changed, Δ_k, is clipped to the norm S
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 
@@ -25,11 +26,15 @@ Release = tuple[float, int]
 class Privacy(Section):
     """Client-level differential privacy by clipping and noise at the server.
 
-    Whoever sees all that the server ever averages, and the models that it makes of it, cannot
-    tell whether a client took part at all, up to (ε, δ): column `epsilon` of the rounds. The
-    server itself is trusted. What is on record of single clients (their losses, say) serves the
-    simulation and is not covered. Clients count alike, whatever their numbers of samples, because
-    the weight of one must not depend on what it holds.
+    Whoever sees the models that come of it, all of them, cannot tell whether a client took part
+    at all, up to (ε, δ): column `epsilon` of the rounds. The server is trusted. Clients count
+    alike, whatever their numbers of samples, because the weight of one must not depend on what it
+    holds.
+
+    This is a simulation: noise and cohorts follow from the experiment's seed, so that whoever
+    knows it can take the noise off again; and a run's records, but for the models and what they
+    score on the central test set, are taken from the clients as they are (losses, how many took
+    part, bytes), and are not covered.
 
     Args:
         clip: S, largest L2 norm of what one client changes: of all vectors that it sends for one
@@ -60,6 +65,8 @@ class Privacy(Section):
         import dp_accounting
         from dp_accounting.rdp import RdpAccountant
 
+        # It warns of orders that it leaves out; ε is a bound without them, too.
+        logging.getLogger("absl").setLevel(logging.ERROR)
         accountant = RdpAccountant()
         for (q, r), rounds in releases.items():
             # r sums of one cohort are one sum of vectors √r times as long.

@@ -193,7 +193,8 @@ class Guarantee:
         lines.append(
             "  The mask depends on the image, so x ↦ x ⊙ m(x) is not 1-Lipschitz: two images\n"
             "  with masks that differ can end further apart than they were. The theorem covers a\n"
-            "  fixed mask only, and says nothing about what the mask itself gives away."
+            "  fixed mask only, and says nothing about what the mask itself gives away.\n"
+            "  Labels are shared as they are, and so are all models that clients send."
         )
         return "\n".join(lines)
 

@@ -79,12 +79,35 @@ def test_in_words_and_in_pictures(say: Say) -> None:
     ("words", "message"),
     [
         (["--client", "10"], "there is no client 10; there are 10, counted from 0"),
+        (
+            ["--client", "1", "--client", "10"],
+            "there is no client 10; there are 10, counted from 0",
+        ),
         (["--row", "1"], "--row and --npy explain rules; this run shared images"),
     ],
 )
 def test_what_there_is_not(say: Say, words: list[str], message: str) -> None:
     code, _, error = say("explain", str(shared(Path("runs")).path), *words)
     assert (code, error.strip()) == (2, f"error: {message}")
+
+
+def test_clients_that_shared_nothing(tmp_path: Path) -> None:
+    partition = {"kind": "dirichlet", "clients": 10, "alpha": 0.1, "min_samples": 1}
+    done = shared(tmp_path, partition=partition, method={**METHOD, "fraction": 0.01})
+    pool = SharedImages.of(done, range(10)).pool
+    empty = np.flatnonzero(pool.sum(axis=1) == 0).tolist()
+    assert 0 < len(empty) < 10
+    with pytest.raises(BadInput, match="none of these clients shared an image"):
+        SharedImages.of(done, empty)
+
+
+def test_colours_of_other_numbers_are_drawn_grey(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((60, 2, 8, 8), dtype=np.float32), np.arange(60) % 2
+    np.savez(tmp_path / "two.npz", x=x, y=y)
+    data = {"name": "npz", "path": str(tmp_path / "two.npz")}
+    done = shared(tmp_path, data=data, partition={"kind": "iid", "clients": 2})
+    assert SharedImages.of(done, [1, 1]).draw(tmp_path / "pictures")[0].exists()
 
 
 def test_nothing_shared(tmp_path: Path) -> None:

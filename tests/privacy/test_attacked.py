@@ -98,6 +98,40 @@ def test_the_attack_sees_what_was_shared(tmp_path: Path, method: dict[str, Any])
         torch.testing.assert_close(made, pool, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        {**FEDXDS, "attribute_with": "local", "fraction": 0.5},
+        {**FEDXDS, "encoding": "uint8", "attribution": {"name": "random"}},
+        FEDFED,
+    ],
+)
+def test_victims_are_images_that_were_shared_as_they_were(
+    tmp_path: Path, method: dict[str, Any]
+) -> None:
+    attacked = Attacked(trained(tmp_path, method))
+    inversion = attacked.invert_shared()
+    state = attacked.state
+    if method["name"] == "fedfed":
+        pool = attacked.experiment.method.combined(
+            torch.tensor(state.shared1), torch.tensor(state.shared2)
+        )
+    elif method.get("encoding") == "uint8":
+        levels = attacked.experiment.method.levels(attacked.fed)
+        pool = (torch.tensor(state.shared).float() - levels[1]) * levels[0]
+    else:
+        pool = torch.tensor(state.shared)
+    assert len(inversion.items) == 300
+    for image, item, label in zip(
+        inversion.originals[:20], inversion.items, inversion.labels, strict=False
+    ):
+        same = (pool - item).flatten(1).abs().amax(dim=1) < 1e-5
+        assert str(int(state.labels[int(same.int().argmax())])) == label
+        assert same.any()
+        dataset = torch.tensor(attacked._dataset.x)
+        assert ((dataset - image).flatten(1).abs().amax(dim=1) < 1e-5).any()
+
+
 def test_in_words_numbers_and_a_picture(say: Say) -> None:
     done = trained(Path("runs"), FEDXDS)
     code, text, _ = say("attack", str(done.path), "--shadows", "2")

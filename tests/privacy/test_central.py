@@ -129,6 +129,34 @@ def test_a_round_without_anybody_is_noise_alone() -> None:
     assert change.std() == pytest.approx(1.0 / (0.1 * 10), rel=0.1)
 
 
+def test_nothing_is_kept_or_told_of_who_only_shows_what_would_be_sent() -> None:
+    made = experiment(participation=0.1, train={"rounds": 30}, method={"name": "scaffold"})
+    fed = federation(made)
+    state = made.method.init(fed)
+    (t, *_) = [t for t in range(1, 31) if len(fed.sample(t)) == 0]
+    fed.begin_round(t)
+    made.method.round(fed, state, t)
+    record, rows, _ = fed.records()
+    assert (record, rows, fed.states()) == ({}, [], {})
+    assert fed.releases == [(0.1, 1)]
+
+
+def test_a_tensor_is_a_reference_as_well() -> None:
+    made = experiment(clip=1e6, z=0.0, participation=1.0)
+    fed = federation(made)
+    fed.begin_round(1)
+    sent = torch.from_numpy(fed.initial_weights())
+    mean = fed.mean(made.method.local_update, range(10), weights=sent)
+    np.testing.assert_array_equal(mean.weights, one_mean(made, list(range(10))))
+
+
+def test_a_mean_of_nobody_is_refused() -> None:
+    fed = federation(experiment(participation=1.0))
+    fed.begin_round(1)
+    with pytest.raises(RunError, match="round 1: a mean of no clients"):
+        fed.mean(FedAvg().local_update, [], weights=fed.initial_weights())
+
+
 # the accountant
 
 
@@ -193,11 +221,47 @@ def test_with_many_clients_it_learns(finish: Finish) -> None:
 # what it covers
 
 
+def sections_of(name: str, **sections: Any) -> dict[str, Any]:
+    if name == "feddyn":
+        sections["method"] = {"name": name, "scale": "none"}
+    return with_method(name, **sections)
+
+
+COVERED = [name for name in NETWORK_METHODS if dict(methods.items())[name].only_sums]
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_without_noise_and_clipping_a_method_does_what_it_does(name: str) -> None:
+    """Of clients with equally many samples; each vector it sends has its reference."""
+    sections = sections_of(
+        name,
+        data={"name": "synthetic", "samples": 400},
+        partition={"kind": "iid", "clients": 10},
+        train={**TRAIN, "rounds": 3},
+    )
+    plain = server_states(small_experiment(**sections))
+    private = server_states(
+        small_experiment(**sections, privacy={"clip": 1e5, "noise_multiplier": 0})
+    )
+    for one, other in zip(plain, private, strict=True):
+        np.testing.assert_allclose(one.weights, other.weights, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_clipping_is_of_changes(name: str) -> None:
+    """A model moves no further than the norm in a round, but for the server's own steps."""
+    made = sections_of(name, train={**TRAIN, "rounds": 2})
+    privacy = {"clip": 1e-3, "noise_multiplier": 0}
+    before, after, _ = server_states(small_experiment(**made, privacy=privacy))
+    moved = np.linalg.norm(after.weights.astype(np.float64) - before.weights)
+    assert 0 < moved < 1.01e-3
+
+
 @pytest.mark.parametrize("name", NETWORK_METHODS)
 def test_a_method_is_covered_or_refused(finish: Finish, name: str) -> None:
-    sections = with_method(name, train={"rounds": 4, "participation": 0.5})
+    sections = sections_of(name, train={"rounds": 4, "participation": 0.5})
     privacy = {"clip": 1, "noise_multiplier": 0.1}
-    if dict(methods.items())[name].only_sums:
+    if name in COVERED:
         done = finish(**sections, privacy=privacy)
         assert np.isfinite(done.rounds["epsilon"]).all()
     else:
@@ -216,6 +280,14 @@ class Gathers(FedAvg):
 
     def count(self, client: Client) -> int:
         return client.num_samples
+
+
+class Counts(FedAvg):
+    name: str = "test_central:Counts"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        fed.log(largest=int(fed.num_samples.max()))
+        return state
 
 
 class Reads(FedAvg):
@@ -237,6 +309,7 @@ class SendsNothing(FedAvg):
     ("name", "message"),
     [
         ("Gathers", r"the method gathers what each client sends \(count\), .* sums alone"),
+        ("Counts", "the method reads how many examples each client holds"),
         ("Reads", "the method reads the clients' examples"),
         ("SendsNothing", "round 1: no client of the cohort sent anything to add noise to"),
     ],
@@ -244,6 +317,11 @@ class SendsNothing(FedAvg):
 def test_what_noise_does_not_cover_is_refused(finish: Finish, name: str, message: str) -> None:
     with pytest.raises(RunError, match=message):
         finish(method={"name": f"test_central:{name}"}, privacy={"clip": 1, "noise_multiplier": 1})
+
+
+def test_what_depends_on_others_numbers_of_samples_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"numbers of samples, .* set method.scale=none"):
+        experiment(method={"name": "feddyn"})
 
 
 def test_running_statistics_are_refused(finish: Finish) -> None:
