@@ -1,0 +1,375 @@
+"""The masked autoencoder that teaches in XPFL, and the convolutional one it is compared with.
+
+Both are built for images (C, H, W) as the networks take them, normalised, and have `loss(x)`,
+(B,) one an example, and `reconstruct(x)`, (B, C, H, W). N = HW/P² is the number of patches of an
+image, P the side of one in pixels, and D the width of the encoder.
+
+Sources: He, Chen, Xie, Li, Dollár and Girshick, Masked Autoencoders Are Scalable Vision Learners
+(CVPR 2022), for the masked autoencoder; XPFL (arXiv 2410.08634) and its released code, for the
+convolutional one. Sizes are this project's, for images of about 30 pixels a side.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, scaled_dot_product_attention
+
+from fedsim.errors import ExperimentError
+
+MASK_RATIO = 0.75
+GREY = 0.5  # what pictures show in place of a masked patch
+SMALLEST = 16  # pixels a side, of which two convolutions and poolings leave one
+
+
+# -- patches -----------------------------------------------------------------------------------
+
+
+def patchify(x: Tensor, patch: int) -> Tensor:
+    """(B, N, P²C) the patches of images (B, C, H, W), row by row; P must divide H and W.
+
+    Within a patch, rows come first, then columns, then channels.
+    """
+    B, C, H, W = x.shape
+    grid = x.reshape(B, C, H // patch, patch, W // patch, patch)
+    return grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def unpatchify(patches: Tensor, patch: int, shape: tuple[int, ...]) -> Tensor:
+    """(B, C, H, W) the images whose patches are (B, N, P²C): `patchify` undone.
+
+    Args:
+        patches: (B, N, P²C).
+        patch: P.
+        shape: (C, H, W) of an image.
+    """
+    C, H, W = shape
+    grid = patches.reshape(-1, H // patch, W // patch, patch, patch, C)
+    return grid.permute(0, 5, 1, 3, 2, 4).reshape(-1, C, H, W)
+
+
+def masked(x: Tensor, mask: Tensor, patch: int) -> Tensor:
+    """(B, C, H, W) images whose masked patches are grey, to be drawn.
+
+    Args:
+        x: (B, C, H, W) with pixels in [0, 1].
+        mask: (B, N), true for masked patches, as of `MaskedAutoencoder.encode`.
+        patch: P.
+    """
+    shown = patchify(x, patch).masked_fill(mask[..., None], GREY)
+    return unpatchify(shown, patch, tuple(x.shape[1:]))
+
+
+# -- the masked autoencoder --------------------------------------------------------------------
+
+
+class MaskedAutoencoder(nn.Module):
+    """A transformer that learns to fill in the patches of an image that it is not shown.
+
+    The encoder sees visible patches alone and a class token; the decoder gets what the encoder
+    made of them and a learnt token in place of each masked patch. Positions are fixed. As built
+    by default it has 2,027,344 parameters for images (1, 28, 28).
+
+    Masks and initial weights are drawn from torch's own generator. What masks nothing
+    (`mask_ratio=0`, `features`, `reconstruct`) draws nothing.
+
+    A loss of masked patches asks nothing of visible ones: trained by it alone, the network fills
+    in what is hidden, and `reconstruct`, of which all is visible, shows no image. That takes a
+    loss of all pixels (`mask_ratio=0`, or that of `decode` after a masked `encode`), as XPFL's
+    Eq. 12 has it.
+
+    Args:
+        shape: (C, H, W) of an image.
+        patch: P, which must divide H and W.
+        width: D, a multiple of 4 and of `heads`.
+        depth: transformer blocks of the encoder.
+        heads: of each block's attention.
+        decoder_width: the decoder's width, a multiple of 4 and of `decoder_heads`.
+        decoder_depth: transformer blocks of the decoder.
+        decoder_heads: of each block's attention.
+        mlp: how many times wider the hidden layer of each block's MLP is than the block.
+
+    Attributes:
+        patches: N.
+        positions: (N, D) what is added to the patches' embeddings.
+        decoder_positions: (N, decoder_width) what is added to the decoder's tokens.
+
+    Raises:
+        ExperimentError: no images, sides that P does not divide, or a width that is no multiple
+            of 4 and of the heads.
+    """
+
+    positions: Tensor
+    decoder_positions: Tensor
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        patch: int = 4,
+        *,
+        width: int = 192,
+        depth: int = 4,
+        heads: int = 3,
+        decoder_width: int = 96,
+        decoder_depth: int = 2,
+        decoder_heads: int = 3,
+        mlp: int = 4,
+    ) -> None:
+        super().__init__()
+        C, rows, columns = _grid(shape, patch)
+        _check_width("width", width, "heads", heads)
+        _check_width("decoder_width", decoder_width, "decoder_heads", decoder_heads)
+        self.shape, self.patch, self.patches = shape, patch, rows * columns
+        pixels = patch**2 * C
+
+        self.embedding = nn.Linear(pixels, width)
+        self.class_token = nn.Parameter(torch.empty(width))
+        self.encoder = nn.Sequential(*(_Block(width, heads, mlp) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+
+        self.to_decoder = nn.Linear(width, decoder_width)
+        self.mask_token = nn.Parameter(torch.empty(decoder_width))
+        self.decoder = nn.Sequential(
+            *(_Block(decoder_width, decoder_heads, mlp) for _ in range(decoder_depth))
+        )
+        self.decoder_norm = nn.LayerNorm(decoder_width, eps=1e-6)
+        self.pixels = nn.Linear(decoder_width, pixels)
+
+        # Not saved, so that they are no part of the weights.
+        self.register_buffer("positions", _positions(rows, columns, width), persistent=False)
+        self.register_buffer(
+            "decoder_positions", _positions(rows, columns, decoder_width), persistent=False
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.class_token, std=0.02)
+        nn.init.normal_(self.mask_token, std=0.02)
+
+    def encode(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> tuple[Tensor, Tensor, Tensor]:
+        """What the encoder makes of the patches that a random mask leaves visible.
+
+        Of each image int(N·(1 − mask_ratio)) patches stay visible, any of them as likely.
+
+        Args:
+            x: (B, C, H, W).
+            mask_ratio: share of masked patches, 0 for none.
+
+        Returns:
+            tokens (B, 1 + visible, D), the class token first, the patches in random order; mask
+            (B, N), true for masked patches; restore (B, N), of each patch its place in that
+            order, in which the masked ones follow upon the visible ones.
+
+        Raises:
+            ExperimentError: a ratio outside of [0, 1), or one that leaves no patch visible.
+        """
+        visible = self._visible(mask_ratio)
+        if visible == self.patches:
+            order = torch.arange(self.patches, device=x.device).expand(len(x), -1)
+        else:
+            order = torch.rand(len(x), self.patches, device=x.device).argsort(dim=1)
+        restore = order.argsort(dim=1)
+        kept = order[:, :visible]
+        shown = patchify(x, self.patch).take_along_dim(kept[..., None], dim=1)
+        tokens = self.embedding(shown) + self.positions[kept]
+        class_token = self.class_token.expand(len(x), 1, -1)
+        tokens = self.norm(self.encoder(torch.cat([class_token, tokens], dim=1)))
+        return tokens, restore >= visible, restore
+
+    def decode(self, tokens: Tensor, restore: Tensor) -> Tensor:
+        """(B, N, P²C) the pixels of all patches.
+
+        Args:
+            tokens: (B, 1 + visible, D), as of `encode`.
+            restore: (B, N), as of `encode`.
+        """
+        h = self.to_decoder(tokens)
+        hidden = self.patches + 1 - h.shape[1]
+        mask_tokens = self.mask_token.expand(len(h), hidden, -1)
+        shuffled = torch.cat([h[:, 1:], mask_tokens], dim=1)
+        patches = shuffled.take_along_dim(restore[..., None], dim=1) + self.decoder_positions
+        h = self.decoder(torch.cat([h[:, :1], patches], dim=1))
+        pixels: Tensor = self.pixels(self.decoder_norm(h[:, 1:]))
+        return pixels
+
+    def loss(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> Tensor:
+        """(B,) mean squared error of the masked patches' pixels; of all, if none is masked.
+
+        Args:
+            x: (B, C, H, W).
+            mask_ratio: share of masked patches, 0 for none.
+
+        Raises:
+            ExperimentError: a ratio outside of [0, 1), or one that leaves no patch visible.
+        """
+        tokens, mask, restore = self.encode(x, mask_ratio)
+        error = (self.decode(tokens, restore) - patchify(x, self.patch)).square().mean(dim=2)
+        if tokens.shape[1] == self.patches + 1:
+            return error.mean(dim=1)
+        return (error * mask).sum(dim=1) / mask.sum(dim=1)
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) what becomes of images (B, C, H, W) of which nothing is masked."""
+        tokens, _, restore = self.encode(x, 0)
+        return unpatchify(self.decode(tokens, restore), self.patch, self.shape)
+
+    def features(self, x: Tensor) -> Tensor:
+        """(B, D) the mean of the patches' tokens, without the class token; nothing is masked."""
+        tokens, _, _ = self.encode(x, 0)
+        return tokens[:, 1:].mean(dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`reconstruct`."""
+        return self.reconstruct(x)
+
+    def _visible(self, mask_ratio: float) -> int:
+        visible = int(self.patches * (1 - mask_ratio)) if 0 <= mask_ratio < 1 else 0
+        if visible == 0:
+            raise ExperimentError(
+                f"mask_ratio={mask_ratio:g}: must lie in [0, 1) and leave at least one of the "
+                f"{self.patches} patches visible"
+            )
+        return visible
+
+
+class _Block(nn.Module):
+    """A pre-norm transformer block: self-attention, then an MLP, each added to its input."""
+
+    def __init__(self, width: int, heads: int, mlp: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.qkv = nn.Linear(width, 3 * width)  # queries, keys, values; of each, head by head
+        self.projection = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, mlp * width), nn.GELU(), nn.Linear(mlp * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, tokens, width) of (B, tokens, width)."""
+        qkv = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, tokens, width/heads) each
+        attended = scaled_dot_product_attention(q, k, v)
+        x = x + self.projection(attended.transpose(1, 2).flatten(2))
+        added: Tensor = x + self.mlp(self.norm2(x))
+        return added
+
+
+def _positions(rows: int, columns: int, width: int) -> Tensor:
+    """(N, width) codes of the patches' places, row by row.
+
+    One half is of the row, the other of the column r: sin(ωₖr), then cos(ωₖr), with
+    ωₖ = 10000^(−4k/width), k < width/4.
+    """
+    rates = 10_000 ** (-torch.arange(0, width, 4, dtype=torch.float64) / width)
+
+    def codes(count: int) -> Tensor:
+        angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
+        return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+    by_row = codes(rows).repeat_interleave(columns, dim=0)
+    by_column = codes(columns).repeat(rows, 1)
+    return torch.cat([by_row, by_column], dim=1).to(torch.get_default_dtype())
+
+
+def _grid(shape: tuple[int, ...], patch: int) -> tuple[int, int, int]:
+    """C, and how many patches lie below and beside each other."""
+    if len(shape) != 3 or min(shape) < 1:
+        raise ExperimentError(f"shape={shape}: must be (C, H, W) of images")
+    C, H, W = shape
+    if patch < 1 or H % patch or W % patch:
+        common = math.gcd(H, W)
+        fitting = ", ".join(str(side) for side in range(1, common + 1) if common % side == 0)
+        raise ExperimentError(
+            f"patch={patch}: images of {H}×{W} pixels cannot be cut into patches of {patch} a "
+            f"side. Sides that fit: {fitting}"
+        )
+    return C, H // patch, W // patch
+
+
+def _check_width(name: str, width: int, heads_name: str, heads: int) -> None:
+    if heads < 1 or width < 1 or width % heads or width % 4:
+        raise ExperimentError(
+            f"{name}={width}: must be a multiple of {heads_name}={heads}, for attention, and of "
+            "4, for sines and cosines of rows and columns"
+        )
+
+
+# -- the convolutional autoencoder -------------------------------------------------------------
+
+
+class ConvolutionalAutoencoder(nn.Module):
+    """The autoencoder that XPFL compares with: the student's encoder, and the way back.
+
+    Two 5×5 convolutions to 32 channels, each with ReLU and 2×2 max pooling, and no padding; then
+    twice unpooling, to where the maxima were, and a transposed 5×5 convolution. 52,897 parameters
+    for one channel, 56,099 for three.
+
+    As in the released code the last layer is tanh. That ends at ±1, while normalised pixels go
+    further (those of MNIST to 2.8), and no training could bring it there. So its range is laid
+    over that of the pixels: low + (high − low)·(1 + tanh)/2.
+
+    Args:
+        shape: (C, H, W) of an image, of 16 pixels a side or more.
+        low, high: the range of pixels as the network takes them: numbers, or (C, 1, 1) for
+            channels that were normalised differently. Pixels in [0, 1] normalised by mean and
+            standard deviation lie in [−mean/std, (1 − mean)/std].
+
+    Raises:
+        ExperimentError: no images, or smaller ones, or a range in which nothing lies.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, shape: tuple[int, ...], low: float | Tensor, high: float | Tensor) -> None:
+        super().__init__()
+        if len(shape) != 3 or min(shape[1:]) < SMALLEST:
+            raise ExperimentError(
+                f"shape={shape}: must be (C, H, W) of images of {SMALLEST} pixels a side or more, "
+                "for two 5×5 convolutions and poolings to leave something of them"
+            )
+        # Not saved, so that they are no part of the weights.
+        dtype = torch.get_default_dtype()
+        self.register_buffer("low", torch.as_tensor(low, dtype=dtype), persistent=False)
+        self.register_buffer("high", torch.as_tensor(high, dtype=dtype), persistent=False)
+        if not bool((self.low < self.high).all()):
+            raise ExperimentError(f"low={low}, high={high}: low must be less than high")
+        C = shape[0]
+        self.conv1 = nn.Conv2d(C, 32, 5)
+        self.conv2 = nn.Conv2d(32, 32, 5)
+        self.back2 = nn.ConvTranspose2d(32, 32, 5)
+        self.back1 = nn.ConvTranspose2d(32, C, 5)
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) of (B, C, H, W)."""
+        first = self.conv1(x).relu()
+        h, places1 = max_pool2d(first, 2, return_indices=True)
+        second = self.conv2(h).relu()
+        h, places2 = max_pool2d(second, 2, return_indices=True)
+        h = self.back2(_unpool(h, places2, second)).relu()
+        h = self.back1(_unpool(h, places1, first)).tanh()
+        pixels: Tensor = self.low + (self.high - self.low) * (1 + h) / 2
+        return pixels
+
+    def loss(self, x: Tensor) -> Tensor:
+        """(B,) mean absolute error of the pixels of images (B, C, H, W)."""
+        return (self.reconstruct(x) - x).abs().mean(dim=(1, 2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`reconstruct`."""
+        return self.reconstruct(x)
+
+
+def _unpool(h: Tensor, places: Tensor, before: Tensor) -> Tensor:
+    """`before`'s shape, with h where the maxima were and 0 elsewhere.
+
+    torch's own unpooling refuses to run where algorithms must be deterministic, for places that
+    might occur twice; those of pools that do not overlap never do.
+    """
+    flat = torch.zeros_like(before).flatten(2)
+    return flat.scatter(2, places.flatten(2), h.flatten(2)).view_as(before)

@@ -1,0 +1,571 @@
+"""The autoencoders of XPFL: that they are what is written out here, and that they learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, max_unpool2d
+
+from fedsim.errors import ExperimentError
+from fedsim.federation.engine import limit_threads
+from fedsim.models.masked_autoencoder import (
+    GREY,
+    ConvolutionalAutoencoder,
+    MaskedAutoencoder,
+    masked,
+    patchify,
+    unpatchify,
+)
+from fedsim.privacy.inversion import draw_reconstructions
+from fedsim.training import FlatModel
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+GREY_28 = (1, 28, 28)
+SMALL = {
+    **{"width": 64, "depth": 4, "heads": 4},
+    **{"decoder_width": 32, "decoder_depth": 2, "decoder_heads": 4},
+}
+TOY = {
+    **{"width": 8, "depth": 1, "heads": 2},
+    **{"decoder_width": 4, "decoder_depth": 1, "decoder_heads": 2},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a worker: on a busy machine, threads of small networks wait for each other."""
+    undo = limit_threads(1)
+    yield
+    undo()
+
+
+@pytest.fixture
+def _deterministic() -> Iterator[None]:
+    """As in a worker with a GPU."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def build(shape: tuple[int, ...] = (1, 8, 8), seed: int = 0, **fields: Any) -> MaskedAutoencoder:
+    torch.manual_seed(seed)
+    return MaskedAutoencoder(shape, **{**TOY, **fields})
+
+
+def toy() -> MaskedAutoencoder:
+    """With 4 patches, in float64, and no parameter at a value such as 0 or 1 that hides it."""
+    network = build().double()
+    with torch.no_grad():
+        for k, parameter in enumerate(network.parameters()):
+            parameter += 0.3 * noise(*parameter.shape, seed=k)
+    return network
+
+
+@cache
+def digits() -> Tensor:
+    """(200, 1, 8, 8) normalised by the mean and standard deviation of their pixels."""
+    x = torch.tensor(load_digits().images[:200], dtype=torch.float32)[:, None]
+    return (x - x.mean()) / x.std()
+
+
+def count(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+# -- a written-out reference -------------------------------------------------------------------
+
+
+def ref_linear(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
+    weight, bias = w[f"{name}.weight"], w[f"{name}.bias"]
+    return torch.stack([(weight[i] * v).sum() + bias[i] for i in range(len(bias))])
+
+
+def ref_norm(w: dict[str, Tensor], name: str, v: Tensor) -> Tensor:
+    mean = v.sum() / len(v)
+    variance = ((v - mean) ** 2).sum() / len(v)
+    return (v - mean) / (variance + 1e-6).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def ref_block(w: dict[str, Tensor], name: str, heads: int, tokens: list[Tensor]) -> list[Tensor]:
+    D = len(tokens[0])
+    d = D // heads
+    qkv = [ref_linear(w, f"{name}.qkv", ref_norm(w, f"{name}.norm1", v)) for v in tokens]
+    out = []
+    for i, token in enumerate(tokens):
+        attended = []
+        for head in range(heads):
+            own = slice(head * d, (head + 1) * d)
+            q = qkv[i][:D][own]
+            scores = [(q * other[D : 2 * D][own]).sum() / math.sqrt(d) for other in qkv]
+            weights = [score.exp() for score in scores]
+            values = [a * other[2 * D :][own] for a, other in zip(weights, qkv, strict=True)]
+            attended.append(sum(values) / sum(weights))
+        token = token + ref_linear(w, f"{name}.projection", torch.cat(attended))
+        hidden = ref_linear(w, f"{name}.mlp.0", ref_norm(w, f"{name}.norm2", token))
+        hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+        out.append(token + ref_linear(w, f"{name}.mlp.2", hidden))
+    return out
+
+
+def ref_patch(image: Tensor, n: int) -> Tensor:
+    """(16,) patch n of an 8×8 image, row by row."""
+    top, left = 4 * (n // 2), 4 * (n % 2)
+    return torch.stack([image[0, top + i, left + j] for i in range(4) for j in range(4)])
+
+
+def ref_pass(
+    w: dict[str, Tensor], network: MaskedAutoencoder, image: Tensor, visible: list[int]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The encoder's tokens, the class token first, and the pixels of all four patches."""
+    tokens = [w["class_token"]]
+    for n in visible:
+        tokens.append(
+            ref_linear(w, "embedding", ref_patch(image, n)) + network.positions[n].double()
+        )
+    tokens = [ref_norm(w, "norm", v) for v in ref_block(w, "encoder.0", 2, tokens)]
+    inputs = [ref_linear(w, "to_decoder", tokens[0])]
+    for n in range(4):
+        shown = n in visible
+        h = ref_linear(w, "to_decoder", tokens[1 + visible.index(n)]) if shown else w["mask_token"]
+        inputs.append(h + network.decoder_positions[n].double())
+    out = ref_block(w, "decoder.0", 2, inputs)[1:]
+    return tokens, [ref_linear(w, "pixels", ref_norm(w, "decoder_norm", v)) for v in out]
+
+
+def check_gradients(network: nn.Module, w: dict[str, Tensor], loss: Tensor, ref: Tensor) -> None:
+    """Of the network's loss and the reference's, by each parameter."""
+    torch.autograd.backward(loss)
+    torch.autograd.backward(ref)
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, name
+        assert w[name].grad is not None, name
+        assert float(parameter.grad.abs().max()) > 1e-6, name  # so that there is a gradient
+        torch.testing.assert_close(parameter.grad, w[name].grad, rtol=0, atol=1e-9, msg=name)
+
+
+def leaves(network: nn.Module) -> dict[str, Tensor]:
+    return {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.75])
+def test_the_masked_loss_and_its_gradient_are_those_written_out(ratio: float) -> None:
+    network, x = toy(), noise(3, 1, 8, 8).double()
+    torch.manual_seed(7)
+    loss = network.loss(x, ratio)
+    torch.manual_seed(7)
+    _, mask, restore = network.encode(x, ratio)
+    w, expected = leaves(network), []
+    for image, hidden, places in zip(x, mask.tolist(), restore.tolist(), strict=True):
+        visible = [places.index(k) for k in range(4 - sum(hidden))]
+        _, pixels = ref_pass(w, network, image, visible)
+        errors = [(pixels[n] - ref_patch(image, n)) ** 2 for n in range(4) if hidden[n]]
+        expected.append(sum(e.sum() for e in errors) / (16 * len(errors)))
+    ref = torch.stack(expected)
+    assert loss.shape == (3,)
+    torch.testing.assert_close(loss, ref, rtol=0, atol=1e-9)
+    check_gradients(network, w, loss.sum(), ref.sum())
+
+
+def test_the_unmasked_pass_and_its_gradient_are_those_written_out() -> None:
+    network, x = toy(), noise(2, 1, 8, 8).double()
+    w = leaves(network)
+    images, features, losses = torch.zeros(2, 1, 8, 8).double(), [], []
+    for b, image in enumerate(x):
+        tokens, pixels = ref_pass(w, network, image, [0, 1, 2, 3])
+        features.append(sum(tokens[1:]) / 4)
+        losses.append(sum(((pixels[n] - ref_patch(image, n)) ** 2).sum() for n in range(4)) / 64)
+        for n in range(4):
+            top, left = 4 * (n // 2), 4 * (n % 2)
+            for i in range(4):
+                for j in range(4):
+                    images[b, 0, top + i, left + j] = pixels[n][4 * i + j].detach()
+    found = network.reconstruct(x)
+    torch.testing.assert_close(found, images, rtol=0, atol=1e-9)
+    torch.testing.assert_close(network(x), found, rtol=0, atol=0)
+    torch.testing.assert_close(network.features(x), torch.stack(features), rtol=0, atol=1e-9)
+    loss, ref = network.loss(x, 0), torch.stack(losses)
+    torch.testing.assert_close(loss, ref, rtol=0, atol=1e-9)
+    network.mask_token.requires_grad_(False)  # of which an unmasked pass makes no use
+    del w["mask_token"]
+    network.zero_grad()
+    torch.autograd.backward(loss.sum())
+    torch.autograd.backward(ref.sum())
+    for name, leaf in w.items():
+        torch.testing.assert_close(
+            network.get_parameter(name).grad, leaf.grad, rtol=0, atol=1e-9, msg=name
+        )
+
+
+def test_positions_are_sines_and_cosines_of_rows_and_columns() -> None:
+    network = build((1, 12, 20), width=24)
+    assert network.positions.shape == (15, 24)
+    for n, code in enumerate(network.positions.tolist()):
+        row, column = divmod(n, 5)
+        expected = [
+            turn(place / 10_000 ** (k / 6))
+            for place in (row, column)
+            for turn in (math.sin, math.cos)
+            for k in range(6)
+        ]
+        assert code == pytest.approx(expected, abs=1e-6)
+
+
+# -- sizes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields", "parameters"),
+    [
+        (GREY_28, {}, 2_027_344),
+        ((3, 32, 32), {}, 2_036_592),
+        (GREY_28, SMALL, 229_328),
+        ((3, 32, 32), SMALL, 232_432),
+    ],
+)
+def test_parameters_of_the_masked_autoencoder(
+    shape: tuple[int, ...], fields: dict[str, int], parameters: int
+) -> None:
+    network = MaskedAutoencoder(shape, **fields)
+    assert count(network) == parameters
+    assert f"{2_027_344:,}" in str(MaskedAutoencoder.__doc__)
+    # What is sent or kept is the parameters, and nothing that belongs to one client's batches.
+    assert FlatModel(network, torch.device("cpu")).size == parameters
+    x = noise(2, *shape)
+    before = {n: b.clone() for n, b in network.named_buffers()}
+    torch.autograd.backward(network.loss(x).sum())
+    assert set(before) == {"positions", "decoder_positions"}
+    assert all(torch.equal(b, before[n]) for n, b in network.named_buffers())
+    assert network.reconstruct(x).shape == x.shape
+    assert network.features(x).shape == (2, fields.get("width", 192))
+
+
+@pytest.mark.parametrize(("channels", "side", "parameters"), [(1, 28, 52_897), (3, 32, 56_099)])
+def test_parameters_of_the_convolutional_autoencoder(
+    channels: int, side: int, parameters: int
+) -> None:
+    network = ConvolutionalAutoencoder((channels, side, side), 0, 1)
+    assert count(network) == parameters
+    assert f"{parameters:,}" in str(ConvolutionalAutoencoder.__doc__)
+    assert FlatModel(network, torch.device("cpu")).size == parameters
+
+
+def test_positions_are_distinct_and_no_parameters() -> None:
+    network = MaskedAutoencoder((3, 32, 32))
+    for name in ("positions", "decoder_positions"):
+        codes = network.get_buffer(name)
+        assert len(codes) == 64
+        assert float(torch.pdist(codes).min()) > 0.1
+        assert not codes.requires_grad
+        assert name not in network.state_dict()
+
+
+# -- patches -----------------------------------------------------------------------------------
+
+SIDES = st.integers(1, 4)
+
+
+@given(SIDES, SIDES, SIDES, SIDES, st.integers(1, 3))
+@settings(max_examples=50, deadline=None)
+def test_unpatchify_undoes_patchify(B: int, C: int, rows: int, columns: int, patch: int) -> None:
+    shape = (C, rows * patch, columns * patch)
+    x = torch.arange(B * math.prod(shape)).view(B, *shape)
+    patches = patchify(x, patch)
+    assert patches.shape == (B, rows * columns, patch**2 * C)
+    assert torch.equal(unpatchify(patches, patch, shape), x)
+    # The last patch is the lower right corner, its last entry the last channel of its last pixel.
+    corner = x[:, :, -patch:, -patch:]
+    assert torch.equal(patches[:, -1].sort().values, corner.flatten(1).sort().values)
+    assert torch.equal(patches[:, -1, -1], x[:, -1, -1, -1])
+    assert torch.equal(patchify(unpatchify(patches, patch, shape), patch), patches)
+
+
+def test_masked_patches_are_grey_and_others_as_they_are() -> None:
+    x = noise(2, 3, 8, 12).sigmoid()
+    mask = torch.zeros(2, 6, dtype=torch.bool)
+    mask[0, 1], mask[1, 5] = True, True  # the middle one above, the lower right one
+    expected = x.clone()
+    expected[0, :, :4, 4:8] = GREY
+    expected[1, :, 4:, 8:] = GREY
+    assert torch.equal(masked(x, mask, 4), expected)
+
+
+# -- masks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "ratio", "visible"),
+    [(GREY_28, 0.75, 12), ((1, 32, 32), 0.75, 16), (GREY_28, 0.5, 24), (GREY_28, 0.0, 49)],
+)
+def test_as_many_patches_are_masked_as_asked(
+    shape: tuple[int, ...], ratio: float, visible: int
+) -> None:
+    network = build(shape)
+    tokens, mask, restore = network.encode(noise(5, *shape), ratio)
+    N = network.patches
+    assert tokens.shape == (5, 1 + visible, 8)
+    assert mask.sum(dim=1).tolist() == [N - visible] * 5
+    assert torch.equal(restore.sort(dim=1).values, torch.arange(N).expand(5, N))
+    assert network.decode(tokens, restore).shape == (5, N, 16)
+
+
+def test_three_quarters_are_masked_unless_told_otherwise() -> None:
+    network, x = build(GREY_28), noise(5, *GREY_28)
+    assert int(network.encode(x)[1].sum()) == 5 * 37
+    torch.manual_seed(0)
+    by_default = network.loss(x)
+    torch.manual_seed(0)
+    assert torch.equal(by_default, network.loss(x, 0.75))
+
+
+def test_each_patch_is_masked_as_often_and_independently() -> None:
+    network = build((1, 16, 16))
+    torch.manual_seed(0)
+    B = 4000
+    _, mask, _ = network.encode(torch.zeros(B, 1, 16, 16), 0.75)
+    m = mask.double()
+    share = m.mean(dim=0)  # of each patch: 3/4, with a standard error of 0.0068
+    assert float((share - 0.75).abs().max()) < 5 * 0.0068
+    # Of any two patches both: 12/16 · 11/15 = 0.55, with a standard error of 0.0079.
+    both = (m.T @ m / B)[~torch.eye(16, dtype=torch.bool)]
+    assert float((both - 0.55).abs().max()) < 5 * 0.0079
+
+
+def test_masked_patches_do_not_reach_the_encoder() -> None:
+    network, x = build((1, 16, 16)), noise(3, 1, 16, 16)
+
+    def encode(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        torch.manual_seed(3)
+        return network.encode(images, 0.75)
+
+    tokens, mask, _ = encode(x)
+    changed = patchify(x, 4)
+    changed[mask] += 10
+    again, same, _ = encode(unpatchify(changed, 4, (1, 16, 16)))
+    assert torch.equal(same, mask)
+    assert torch.equal(again, tokens)
+
+    x.requires_grad_()
+    weights = noise(*tokens.shape, seed=1)  # the plain sum of a layer norm's outputs is constant
+    (gradient,) = torch.autograd.grad((encode(x)[0] * weights).sum(), x)
+    by_patch = patchify(gradient, 4).abs().amax(dim=2)
+    assert torch.equal(by_patch == 0, mask)
+
+
+def test_the_loss_counts_masked_patches_alone() -> None:
+    network, x = build(), noise(3, 1, 8, 8)
+    torch.manual_seed(3)
+    tokens, mask, restore = network.encode(x, 0.5)
+    error = (network.decode(tokens, restore) - patchify(x, 4)).square()
+    torch.manual_seed(3)
+    loss = network.loss(x, 0.5)
+    torch.testing.assert_close(loss, torch.stack([error[b, mask[b]].mean() for b in range(3)]))
+    assert not torch.allclose(loss, error.mean(dim=(1, 2)), rtol=0.01)
+
+
+# -- what is drawn -----------------------------------------------------------------------------
+
+
+def test_the_same_generator_gives_the_same_bits() -> None:
+    x = noise(4, 1, 8, 8)
+
+    def trained() -> tuple[list[Tensor], Tensor]:
+        network = build(patch=2, seed=5)
+        losses = train(network, x, 3, 0.75)
+        return [p.detach() for p in network.parameters()], losses
+
+    (first, losses), (second, again) = trained(), trained()
+    assert torch.equal(losses, again)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    other = [p.detach() for p in build(patch=2, seed=6).parameters()]
+    assert not torch.equal(first[0], other[0])
+    network = build(patch=2)
+    assert not torch.equal(network.encode(x)[1], network.encode(x)[1])  # new masks each time
+
+
+def test_nothing_is_drawn_where_nothing_is_masked() -> None:
+    network, x = build(), noise(3, 1, 8, 8)
+    before = torch.get_rng_state()
+    first = network.reconstruct(x), network.features(x), network.loss(x, 0)
+    second = network.reconstruct(x), network.features(x), network.loss(x, 0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_initial_weights() -> None:
+    network = build(GREY_28, **SMALL)
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear):
+            bound = math.sqrt(6 / sum(module.weight.shape))
+            largest = float(module.weight.detach().abs().max())
+            assert 0.95 * bound < largest <= bound, name
+            assert not module.bias.any(), name
+    tokens = torch.cat([network.class_token, network.mask_token]).detach()
+    assert 0.01 < float(tokens.std()) < 0.03
+
+
+# -- learning ----------------------------------------------------------------------------------
+
+
+def train(network: nn.Module, x: Tensor, epochs: int, *ratio: float) -> Tensor:
+    """(epochs,) mean losses of epochs of Adam in batches of 20."""
+    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+    losses = torch.zeros(epochs)
+    for epoch in range(epochs):
+        batches = torch.randperm(len(x)).split(20)
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = network.loss(x[batch], *ratio).mean()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            losses[epoch] += loss.detach() / len(batches)
+    return losses
+
+
+@torch.no_grad()
+def share_of_variance(network: nn.Module, x: Tensor) -> float:
+    """The mean squared error of reconstructions, as a share of that of the mean image."""
+    return float((network.reconstruct(x) - x).square().mean() / variance(x))
+
+
+def variance(x: Tensor) -> float:
+    """The mean squared error of the mean image."""
+    return float((x - x.mean(dim=0)).square().mean())
+
+
+def test_it_learns_to_fill_in_digits() -> None:
+    x = digits()
+    losses = train(build(**SMALL), x, 24, 0.5)
+    assert float(losses[-1]) < 0.4 * float(losses[0])
+    assert float(losses[-1]) < 0.9 * variance(x)  # so that it looks at what is visible
+
+
+def test_it_learns_to_reconstruct_digits() -> None:
+    x = digits()
+    network = build(patch=2, **SMALL)
+    before = share_of_variance(network, x)
+    train(network, x, 5, 0)
+    assert share_of_variance(network, x) < 0.3
+    assert before > 1
+
+
+def test_the_convolutional_one_learns_to_reconstruct_digits() -> None:
+    x = interpolate(digits(), scale_factor=2)
+    torch.manual_seed(0)
+    network = ConvolutionalAutoencoder((1, 16, 16), float(x.min()), float(x.max()))
+    losses = train(network, x, 10)
+    assert float(losses[-1]) < 0.5 * float(losses[0])
+    assert share_of_variance(network, x) < 0.75
+
+
+# -- the convolutional autoencoder -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", [16, 17, 28, 31])
+def test_the_convolutional_pass_is_that_of_torchs_layers(side: int) -> None:
+    low, high = torch.tensor([-1.0, -2.0])[:, None, None], torch.tensor([1.0, 3.0])[:, None, None]
+    torch.manual_seed(0)
+    network = ConvolutionalAutoencoder((2, side, side + 1), low, high)
+    x = noise(3, 2, side, side + 1)
+    pool = nn.MaxPool2d(2, return_indices=True)
+    first = network.conv1(x).relu()
+    h, places1 = pool(first)
+    second = network.conv2(h).relu()
+    h, places2 = pool(second)
+    h = network.back2(max_unpool2d(h, places2, 2, output_size=second.shape[2:])).relu()
+    h = network.back1(max_unpool2d(h, places1, 2, output_size=first.shape[2:])).tanh()
+    # tanh's −1 and 1 become low and high: of the first channel they are the same.
+    expected = torch.stack([h[:, 0], 0.5 + 2.5 * h[:, 1]], dim=1)
+    found = network.reconstruct(x)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(network(x), found)
+    torch.testing.assert_close(network.loss(x), (found - x).abs().flatten(1).mean(dim=1))
+
+
+def test_it_reaches_both_ends_of_the_pixels_range() -> None:
+    network = ConvolutionalAutoencoder(GREY_28, -0.4, 2.8)
+    x = noise(2, *GREY_28)
+    for sign, end in ((1, 2.8), (-1, -0.4)):
+        nn.init.constant_(network.back1.bias, 100.0 * sign)
+        torch.testing.assert_close(network(x), torch.full_like(x, end))
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_both_train_where_algorithms_must_be_deterministic() -> None:
+    for network in (build(GREY_28), ConvolutionalAutoencoder(GREY_28, 0, 1)):
+        torch.autograd.backward(network.loss(noise(2, *GREY_28)).sum())
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+def test_a_picture_of_originals_masked_images_and_reconstructions(tmp_path: Path) -> None:
+    shape = (1, 16, 16)
+    network, x = build(shape), noise(3, *shape).sigmoid()
+    tokens, mask, restore = network.encode(x)
+    filled_in = unpatchify(network.decode(tokens, restore), network.patch, shape)
+    rows = {"masked autoencoder": (masked(x, mask, network.patch), filled_in)}
+    draw_reconstructions(rows, x, ["a", "b", "c"], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+# -- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields", "message"),
+    [
+        ((1, 28, 30), {}, r"patch=4: images of 28×30 .* Sides that fit: 1, 2$"),
+        (GREY_28, {"patch": 5}, r"patch=5: images of 28×28 .* fit: 1, 2, 4, 7, 14, 28$"),
+        (GREY_28, {"patch": 0}, r"patch=0: .* fit: 1, 2, 4"),
+        ((784,), {}, r"shape=\(784,\): must be \(C, H, W\)"),
+        (GREY_28, {"width": 10}, r"width=10: must be a multiple of heads=2, .* and of 4"),
+        (GREY_28, {"heads": 3}, r"width=8: must be a multiple of heads=3"),
+        (GREY_28, {"decoder_heads": 3}, r"decoder_width=4: must be a multiple of decoder_heads=3"),
+    ],
+)
+def test_what_no_masked_autoencoder_can_be_built_for(
+    shape: tuple[int, ...], fields: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        build(shape, **fields)
+
+
+@pytest.mark.parametrize("ratio", [1.0, -0.1, 1.5, math.nan, 0.8])
+def test_mask_ratios_out_of_range(ratio: float) -> None:
+    network, x = build(), noise(2, 1, 8, 8)
+    message = rf"mask_ratio={ratio:g}: must lie in \[0, 1\) and .* the 4 patches visible"
+    for call in (network.encode, network.loss):
+        with pytest.raises(ExperimentError, match=message):
+            call(x, ratio)
+
+
+@pytest.mark.parametrize(
+    ("shape", "low", "high", "message"),
+    [
+        ((1, 15, 28), 0, 1, r"shape=\(1, 15, 28\): .* 16 pixels a side or more"),
+        ((784,), 0, 1, r"shape=\(784,\): must be \(C, H, W\)"),
+        (GREY_28, 1, 1, "low=1, high=1: low must be less than high"),
+        (GREY_28, 0, math.nan, "low must be less than high"),
+    ],
+)
+def test_what_no_convolutional_autoencoder_can_be_built_for(
+    shape: tuple[int, ...], low: float, high: float, message: str
+) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        ConvolutionalAutoencoder(shape, low, high)
