@@ -26,6 +26,11 @@ HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
 # Methods that learn networks; those that learn rules have tests of their own.
 NETWORK_METHODS = [name for name, method in methods.items() if not method.of_rules]
 
+LITTLE_TEACHER = {
+    **{"width": 8, "depth": 1, "heads": 2},
+    **{"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2},
+}
+
 # What a method needs beside its name to work on small experiments.
 NEEDS: dict[str, dict[str, Any]] = {
     "fedaux": {"partition": {"server_fraction": 0.2}},
@@ -41,6 +46,11 @@ NEEDS: dict[str, dict[str, Any]] = {
         }
     },
     "semifl": {"partition": {"server_fraction": 0.1}},
+    "xpfl": {
+        # Without personal models, of which the global one would not learn all classes.
+        "method": {"name": "xpfl", "psi": 0.0, "teacher": LITTLE_TEACHER},
+        "partition": {"labelled_fraction": 0.5},
+    },
 }
 
 

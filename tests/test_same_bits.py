@@ -71,13 +71,22 @@ class TestOnRay:
         times = ["seconds"]
         assert local.rounds.drop(columns=times).equals(two.rounds.drop(columns=times))
 
-    def test_fedxds_shares_the_same_pool_on_one_actor_and_three(self, finish: Finish) -> None:
-        """In all its phases, with each client's own model and random draws for attributions."""
-        method = {"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"}
-        method["attribution"] = {"name": "smoothgrad", "samples": 2}
-        common: dict[str, Any] = {"method": method, "train": {"rounds": 4, "participation": 0.7}}
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            # In all its phases, with each client's own model and random draws for attributions.
+            {"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"}
+            | {"attribution": {"name": "smoothgrad", "samples": 2}},
+            # Teachers and personal models, kept by the clients; lost uploads.
+            {"name": "xpfl", "psi": None, "packet_error": 0.2},
+        ],
+    )
+    def test_the_same_on_one_actor_and_three(self, finish: Finish, fields: dict[str, Any]) -> None:
+        train = {"rounds": 4, "participation": 0.7}
+        common = with_method(fields["name"], method=fields, train=train)
         local = finish(**common)
-        assert local.rounds["phase"].tolist() == ["warm up", "share", "train", "train"]
+        if fields["name"] == "fedxds":
+            assert local.rounds["phase"].tolist() == ["warm up", "share", "train", "train"]
         for actors in (1, 3):
             there = finish(**common, engine={"kind": "ray", "actors": actors})
             assert there.result_hash == local.result_hash

@@ -198,6 +198,12 @@ class Federation:
         self._insist_on_sums("reads how many examples each client holds")
         return self._samples
 
+    @property
+    def num_unlabelled(self) -> NDArray[np.int64]:
+        """(K,) examples of each client whose labels it does not know."""
+        self._insist_on_sums("reads how many examples each client holds")
+        return self._holdings.unlabelled.lengths
+
     def sample(self, t: int) -> Cohort:
         """The clients that take part in round t, drawn without replacement.
 

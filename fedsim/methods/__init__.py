@@ -20,6 +20,7 @@ from fedsim.methods import (  # fills the registry
     openfl_xai,
     scaffold,
     semifl,
+    xpfl,
 )
 from fedsim.methods.method import Method, State, methods
 
@@ -46,4 +47,5 @@ __all__ = [
     "openfl_xai",
     "scaffold",
     "semifl",
+    "xpfl",
 ]

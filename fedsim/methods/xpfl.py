@@ -1,0 +1,309 @@
+"""XPFL: a generative teacher on unlabelled data, a student that learns from it, personal models.
+
+Source: arXiv 2410.08634 (GFed). Where the text and the released code differ, the text is followed
+as far as it can be carried out; the code's weight of the distillation is an option.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax
+
+from fedsim.component import Section
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.methods.method import Method, State, methods, needs_classifier
+from fedsim.models.masked_autoencoder import MaskedAutoencoder
+from fedsim.models.model import Classifier, representation_size
+from fedsim.training import FlatModel, Hooks, Loss, Optimizer, Task, train
+
+LEAST_LOSS = 0.05  # of a teacher: below, the distillation is weighed no more than 1 / 0.05 = 20
+TINY = 1e-6  # of a teacher's loss, where temperature is divided by it
+MOST_JUDGED = 1000  # unlabelled images that a teacher's loss is taken on
+
+
+class Teacher(Section):
+    """The masked autoencoder that each client trains on its unlabelled images, and keeps.
+
+    Args:
+        patch: side of a patch, in pixels.
+        width, depth, heads: of the encoder.
+        decoder_width, decoder_depth, decoder_heads: of the decoder.
+        mask_ratio: share of the patches that are hidden in training.
+        epochs: passes over the unlabelled images in a round.
+        batch_size: images a step.
+        optimizer: made anew each round.
+    """
+
+    patch: int = Field(4, ge=1)
+    width: int = Field(192, ge=4)
+    depth: int = Field(4, ge=1)
+    heads: int = Field(3, ge=1)
+    decoder_width: int = Field(96, ge=4)
+    decoder_depth: int = Field(2, ge=1)
+    decoder_heads: int = Field(3, ge=1)
+    mask_ratio: float = Field(0.75, ge=0, lt=1)
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(128, ge=1)
+    optimizer: Optimizer = Optimizer(name="adamw", lr=1e-3)
+
+    def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
+        return MaskedAutoencoder(
+            shape,
+            patch=self.patch,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            decoder_width=self.decoder_width,
+            decoder_depth=self.decoder_depth,
+            decoder_heads=self.decoder_heads,
+        )
+
+
+class Student(nn.Module):
+    """The classifier, and the layer P_k that brings its features to the teacher's size."""
+
+    def __init__(self, classifier: Classifier, projection: nn.Linear) -> None:
+        super().__init__()
+        self.classifier, self.projection = classifier, projection
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C), and projected features (B, D)."""
+        z = self.classifier.features(x)
+        return self.classifier.head(z), self.projection(z)
+
+
+@methods.register
+class XPFL(Method[State]):
+    """Students distilled from teachers of unlabelled data, averaged, and made personal.
+
+    A client k in the cohort holds w_k, labelled examples D^L and unlabelled ones D^U, of which it
+    never uses labels. In a round
+
+    1. its teacher, a masked autoencoder, learns D^U; L^U is its mean squared error per pixel, as
+       the network takes them, without a mask. It minimises L^U and the error on masked patches:
+       the latter alone leaves it no use for patches that it sees, and L^U says nothing;
+    2. its student learns D^L from w_k on: CE + λ·c·τ²·KL(softmax(F^t/τ) ‖ softmax(P_k·F^s/τ)),
+       F^t the mean of the teacher's patch tokens, F^s the student's features, and the teacher's
+       worth c = 1 / max(L^U, 0.05);
+    3. the server averages the students that arrive, w_g, with weights ρ_k·D_k, where ρ_k =
+       |D^L|/|D^U| and D_k is all that k holds (ρ_k = |D^L|/D_k for all, if some client has no
+       D^U: FedAvg's weights);
+    4. and sends each client its own w_k ← ψ_k·w_k + (1 − ψ_k)·w_g, ψ_k = (1 + cos(w_k, w_g))/2.
+
+    Teachers and P_k are kept by their clients and never sent. Without distillation (λ = 0),
+    without unlabelled data, and with ψ = 0 it is FedAvg, but that models travel down at the end of
+    a round.
+
+    The text divides by L^U, which has no bound as the teacher gets better; hence 0.05. The
+    released code does something else: it multiplies both arguments of the softmax with L^U, so
+    that a better teacher counts less (`weigh: code`, without τ²). It also takes the first batches
+    of a newly shuffled data set as labelled in each round, so that in time most labels are used;
+    here the labelled examples are the same in every round. Its teacher is no masked autoencoder
+    (see `fedsim.models.masked_autoencoder`).
+
+    Args:
+        lam: λ.
+        tau: τ.
+        weigh: `loss` as in the text, `code` as in the released code.
+        psi: ψ of all clients, if it is not to follow from their models.
+        personalise: who gets a personal model in a round: its `cohort`, or `everyone`.
+        packet_error: q, the chance that an upload is lost, and with it the client's part in w_g.
+        teacher: the masked autoencoder.
+    """
+
+    name: str = "xpfl"
+    only_sums: ClassVar[bool] = False  # what a client gets depends on what it alone has sent
+    lam: float = Field(2.0, ge=0)
+    tau: float = Field(3.0, gt=0)
+    weigh: Literal["loss", "code"] = "loss"
+    psi: float | None = Field(None, ge=0, le=1)
+    personalise: Literal["cohort", "everyone"] = "cohort"
+    packet_error: float = Field(0.0, ge=0, lt=1)
+    teacher: Teacher = Teacher()
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        if self.lam == 0:
+            return
+        if len(dataset.shape) != 3:
+            raise ExperimentError(
+                "method.name=xpfl has teachers of images (channels, height, width); the data's "
+                f"inputs have shape {dataset.shape}; method.lam=0 does without"
+            )
+        if not len(holdings.unlabelled.values):
+            raise ExperimentError(
+                "method.name=xpfl: no client has unlabelled data for a teacher; set "
+                "partition.labelled_fraction below 1, or method.lam=0"
+            )
+        needs_classifier(self.name, network)
+        self.teacher.build(dataset.shape)
+
+    # -- the server ----------------------------------------------------------------------------
+
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        cohort = fed.sample(t)
+        mean = fed.mean(
+            self.local_update,
+            cohort,
+            fresh=Unsent(self.fresh(fed)),
+            all_unlabelled=bool(fed.num_unlabelled.all()),
+        )
+        weights = mean.weights if mean.count else state.weights
+        everyone = np.arange(fed.num_clients)
+        receivers = cohort if self.personalise == "cohort" else everyone
+        fed.each(self.fuse, receivers, weights=weights)
+        return replace(state, weights=weights)
+
+    def fresh(self, fed: Federation) -> dict[str, Any]:
+        """What a client begins with: w_k, and a teacher and P_k if there is distillation."""
+        start: dict[str, Any] = {"weights": fed.initial_weights()}
+        if self.lam:
+            P = fed.model.num_parameters
+            student = fed.network("student", partial(self.student, fed.model.module, fed.shape))
+            start["teacher"] = fed.network("teacher", partial(self.build, fed.shape)).weights()
+            start["projection"] = student.weights()[P : student.num_parameters]
+        return start
+
+    # -- the clients ---------------------------------------------------------------------------
+
+    def local_update(
+        self, client: Client, fresh: Mapping[str, Tensor], all_unlabelled: bool
+    ) -> Update:
+        """(client) w_k; keeps it, and its teacher and P_k."""
+        for name, vector in fresh.items():
+            client.state.setdefault(name, vector)
+        x = client.unlabelled
+        if self.lam and len(x):
+            client.state["weights"] = self.distil(client, self.learn_images(client, x))
+        else:
+            client.state["weights"] = client.train(client.state["weights"])
+        if self.packet_error and client.rng("channel").random() < self.packet_error:
+            client.report(lost=1)
+            return Update()
+        labelled, held = client.num_samples, client.num_samples + len(x)
+        # ρ_k·D_k, in this order so that it is |D^L| to the bit where it should be.
+        weight = labelled and labelled * held / (len(x) if all_unlabelled else held)
+        return Update(weights=client.state["weights"], weight=weight)
+
+    def learn_images(self, client: Client, x: Tensor) -> float:
+        """(client) Train the teacher on D^U, leave it in the client's network; L^U."""
+        own = self.teacher
+        teacher = self.teacher_of(client)
+        settings = client.settings.model_copy(
+            update={"optimizer": own.optimizer, "batch_size": own.batch_size, "clip_norm": None}
+        )
+
+        def loss(network: nn.Module, x: Tensor, *_: Any) -> Tensor:
+            assert isinstance(network, MaskedAutoencoder)
+            whole = network.loss(x, 0)
+            return whole + network.loss(x, own.mask_ratio) if own.mask_ratio else whole
+
+        y = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        rng, start = client.rng("teacher"), client.state["teacher"]
+        task = Task(start, x, y, own.optimizer.lr, own.epochs, rng, Hooks(loss))
+        trained = train(teacher, task, settings)
+        client.state["teacher"] = trained.weights
+        teacher.load(trained.weights)
+        judged = self.reconstruction_loss(teacher, x[:MOST_JUDGED])
+        client.report(teacher_loss=judged)
+        return judged
+
+    def distil(self, client: Client, teacher_loss: float) -> Tensor:
+        """(client) w_k, trained on D^L from where it was, with the teacher; P_k with it."""
+        model = client.network(
+            "student", partial(self.student, client.model.module, client.data.x.shape[1:])
+        )
+        w, P = client.state["weights"], client.model.num_parameters
+        start = torch.cat([w[:P], client.state["projection"], w[P:]])
+        rng = client.rng("batches")
+        loss = self.loss(self.teacher_of(client).module, teacher_loss)
+        settings = client.settings
+        task = Task(
+            start, client.data.x, client.data.y, client.lr, settings.local_epochs, rng, Hooks(loss)
+        )
+        trained = train(model, task, settings)
+        client.report(loss=trained.loss, steps=trained.steps)
+        client.state["projection"] = trained.weights[P : model.num_parameters]
+        return torch.cat([trained.weights[:P], trained.weights[model.num_parameters :]])
+
+    def fuse(self, client: Client, weights: Tensor) -> None:
+        """(client) w_k ← ψ_k·w_k + (1 − ψ_k)·w_g, of what it was sent."""
+        fused, psi = self.fused(client, weights)
+        client.report(psi=psi)
+        client.state["weights"] = fused
+
+    def local_test(self, client: Client, weights: Tensor) -> None:
+        """(client) The personal model on its own test; the global one as `global_accuracy`."""
+        client.evaluate(weights)
+        if "test_accuracy" in client.row:
+            client.report(global_accuracy=client.row["test_accuracy"])
+        client.evaluate(client.state.get("weights", weights))
+
+    # -- within --------------------------------------------------------------------------------
+
+    def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
+        """The teacher, with weights from torch's own generator."""
+        return self.teacher.build(shape)
+
+    def student(self, classifier: nn.Module, shape: tuple[int, ...]) -> Student:
+        """A copy of the classifier beside P_k."""
+        assert isinstance(classifier, Classifier)
+        copied = copy.deepcopy(classifier)
+        size = representation_size(copied.features, shape)
+        return Student(copied, nn.Linear(size, self.teacher.width))
+
+    def teacher_of(self, client: Client) -> FlatModel:
+        """The teacher's network where the client's work is carried out."""
+        return client.network("teacher", partial(self.build, client.data.x.shape[1:]))
+
+    @torch.no_grad()
+    def reconstruction_loss(self, teacher: FlatModel, x: Tensor) -> float:
+        """L^U: the mean squared error per pixel, without a mask."""
+        network = teacher.module.eval()
+        assert isinstance(network, MaskedAutoencoder)
+        parts = [network.loss(part, 0.0) for part in torch.split(x, self.teacher.batch_size)]
+        return float(torch.cat(parts).mean())
+
+    def loss(self, teacher: nn.Module, teacher_loss: float) -> Loss:
+        """CE + λ·c·τ²·KL(teacher ‖ student) of each example; the client's own."""
+        assert isinstance(teacher, MaskedAutoencoder)
+        teacher.eval()
+        if self.weigh == "loss":
+            temperature = self.tau
+            factor = self.lam * self.tau**2 / max(teacher_loss, LEAST_LOSS)
+        else:
+            temperature, factor = self.tau / max(teacher_loss, TINY), self.lam
+
+        def loss(network: nn.Module, x: Tensor, y: Tensor, *_: Any) -> Tensor:
+            logits, features = network(x)
+            with torch.no_grad():
+                target = log_softmax(teacher.features(x) / temperature, dim=1)
+            found = log_softmax(features / temperature, dim=1)
+            distance = kl_div(found, target, reduction="none", log_target=True).sum(dim=1)
+            return cross_entropy(logits, y, reduction="none") + factor * distance
+
+        return loss
+
+    def fused(self, client: Client, weights: Tensor) -> tuple[Tensor, float]:
+        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. Who has no model yet takes the global one."""
+        own = client.state.get("weights")
+        if own is None:
+            return weights, 0.0
+        psi = self.psi
+        if psi is None:
+            a, b = client.parameters(own).double(), client.parameters(weights).double()
+            psi = (1 + float(cosine_similarity(a, b, dim=0))) / 2
+        return psi * own + (1 - psi) * weights, psi

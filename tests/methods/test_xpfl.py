@@ -1,0 +1,240 @@
+"""XPFL: teachers, distillation, weights of the mean, personal models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import LITTLE_TEACHER, federation, server_states, small_experiment
+from torch import nn
+
+from fedsim import Client, Experiment, Federation, Run, State, Unsent, run
+from fedsim.errors import BadInput
+from fedsim.methods.xpfl import XPFL, Student, Teacher
+from fedsim.simulate import prepare
+
+Finish = Callable[..., Run]
+SEMI = {"labelled_fraction": 0.3}
+TRAIN = {"rounds": 3, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}}
+CNN = {"name": "cnn", "channels": [4, 4]}
+
+
+def experiment(partition: dict[str, Any] | None = None, **sections: Any) -> Experiment:
+    method = {"name": "xpfl", "teacher": LITTLE_TEACHER, **sections.pop("method", {})}
+    train = {**TRAIN, **sections.pop("train", {})}
+    return small_experiment(
+        method=method, partition={**SEMI, **(partition or {})}, train=train, **sections
+    )
+
+
+def kept(fed: Federation) -> dict[int, dict[str, Any]]:
+    return {k: fed.fetch(handle) for k, handle in fed.states().items()}
+
+
+def one_round(made: Experiment) -> tuple[Federation, State]:
+    fed = federation(made)
+    fed.begin_round(1)
+    return fed, made.method.round(fed, made.method.init(fed), 1)
+
+
+# fedavg as a special case
+
+
+@pytest.mark.parametrize(
+    "how", [{"participation": 1.0}, {"participation": 0.5, "personalise": "everyone"}]
+)
+def test_without_teachers_and_personal_models_it_is_fedavg(how: dict[str, Any]) -> None:
+    train = {**TRAIN, "rounds": 4, "participation": how["participation"]}
+    method = {"name": "xpfl", "lam": 0, "psi": 0, **how}
+    method.pop("participation")
+    ours = server_states(small_experiment(method=method, train=train))
+    theirs = server_states(small_experiment(train=train))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+
+
+@pytest.mark.parametrize("model", [CNN, {"name": "resnet8", "width": 2}])
+def test_distillation_that_weighs_nothing_is_plain_training(model: dict[str, Any]) -> None:
+    """The classifier is put beside P_k and taken out again, statistics of batch norm and all."""
+    (_, one), (_, other) = (
+        one_round(experiment(method={"lam": lam}, model=model)) for lam in (1e-30, 0.0)
+    )
+    np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
+
+
+# the teacher and the student
+
+
+def test_the_loss_is_that_of_the_paper() -> None:
+    torch.manual_seed(0)
+    teacher = XPFL(teacher=Teacher(**LITTLE_TEACHER)).build((1, 8, 8))
+    classifier = prepare(experiment(model=CNN))[2].build_model()
+    student = Student(classifier, nn.Linear(16, 8))  # type: ignore[arg-type]
+    x, y = torch.randn(5, 1, 8, 8), torch.tensor([0, 1, 2, 3, 4])
+    features = student.classifier.features(x)
+    ce = nn.functional.cross_entropy(student.classifier.head(features), y, reduction="none")
+    a, b = teacher.features(x), student.projection(features)
+    for loss_u, c in ((0.5, 2.0), (0.1, 10.0), (0.01, 20.0), (0.0, 20.0)):
+        found = XPFL(lam=1.5, tau=2.0).loss(teacher, loss_u)(student, x, y, {})
+        p, q = (a / 2).softmax(dim=1), (b / 2).softmax(dim=1)
+        expected = ce + 1.5 * c * 4 * (p * (p.log() - q.log())).sum(dim=1)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    found = XPFL(lam=1.5, tau=2.0, weigh="code").loss(teacher, 0.5)(student, x, y, {})
+    p, q = (a * 0.5 / 2).softmax(dim=1), (b * 0.5 / 2).softmax(dim=1)
+    torch.testing.assert_close(found, ce + 1.5 * (p * (p.log() - q.log())).sum(dim=1))
+    assert torch.isfinite(XPFL(weigh="code").loss(teacher, 0.0)(student, x, y, {})).all()
+
+
+def test_teachers_learn_and_stay_with_their_clients(finish: Finish) -> None:
+    method = {"name": "xpfl", "teacher": LITTLE_TEACHER | {"batch_size": 16}}
+    done = finish(method=method, partition=SEMI, train={**TRAIN, "rounds": 8})
+    losses = done.clients.pivot(index="round", columns="client", values="teacher_loss")
+    assert (losses.loc[8] < 0.7 * losses.loc[1]).mean() > 0.8
+    model = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    assert (done.clients["bytes_up"] == model).all()
+    assert (done.clients["bytes_down"] == model).all()
+
+
+def test_teachers_and_projections_are_each_clients_own() -> None:
+    made = experiment()
+    fed, _ = one_round(made)
+    states = kept(fed)
+    for name in ("teacher", "projection", "weights"):
+        vectors = [state[name] for state in states.values()]
+        assert all((vectors[0] != other).any() for other in vectors[1:])
+    assert set(states[0]) == {"weights", "teacher", "projection"}
+
+
+# the mean
+
+
+class Watched(XPFL):
+    """Says what each client sends, and what it has."""
+
+    name: str = "test_xpfl:Watched"
+
+    def watch(self, client: Client, fresh: Any, all_unlabelled: bool) -> dict[str, Any]:
+        sent = self.local_update(client, fresh, all_unlabelled)
+        return {
+            "weights": sent.vectors["weights"],
+            "weight": sent.weight,
+            "labelled": client.data.x,
+            "unlabelled": len(client.unlabelled),
+        }
+
+
+@pytest.mark.parametrize("all_unlabelled", [True, False])
+def test_what_a_client_counts(all_unlabelled: bool) -> None:
+    made = experiment(method={"name": "test_xpfl:Watched"})
+    fed = federation(made)
+    fed.begin_round(1)
+    assert isinstance(made.method, Watched)
+    fresh = Unsent(made.method.fresh(fed))
+    sent = fed.gather(made.method.watch, range(10), fresh=fresh, all_unlabelled=all_unlabelled)
+    for items in sent.values():
+        n, u = len(items["labelled"]), items["unlabelled"]
+        assert items["weight"] == pytest.approx(n / u * (n + u) if all_unlabelled else n)
+
+
+def test_a_clients_labelled_examples_are_the_same_in_every_round() -> None:
+    made = experiment(method={"name": "test_xpfl:Watched"})
+    fed = federation(made)
+    assert isinstance(made.method, Watched)
+    seen = []
+    for t in (1, 2, 30):
+        fed.begin_round(t)
+        fresh = Unsent(made.method.fresh(fed))
+        sent = fed.gather(made.method.watch, [3], fresh=fresh, all_unlabelled=True)
+        seen.append(sent[3]["labelled"])
+    for other in seen[1:]:
+        np.testing.assert_array_equal(seen[0], other)
+
+
+def test_lost_uploads_are_left_out(finish: Finish) -> None:
+    sections: dict[str, Any] = {"partition": SEMI, "train": {**TRAIN, "rounds": 6}}
+    done = finish(method={"name": "xpfl", "lam": 0, "packet_error": 0.3}, **sections)
+    lost = done.clients["lost"].fillna(0)
+    assert 0.1 < lost.mean() < 0.5
+    assert (done.clients.loc[lost == 1, "bytes_up"] == 0).all()
+    states = server_states(experiment(method={"lam": 0, "packet_error": 0.999}))
+    for state in states[1:]:
+        np.testing.assert_array_equal(state.weights, states[0].weights)
+
+
+# personal models
+
+
+def test_fusion_is_that_of_the_paper() -> None:
+    made = experiment(method={"lam": 0})
+    fed, state = one_round(made)
+    alone, _ = one_round(experiment(method={"lam": 0, "psi": 1.0}))
+    own, fused = kept(alone), kept(fed)
+    w_g = state.weights.astype(np.float64)
+    for k in range(10):
+        w = own[k]["weights"].astype(np.float64)
+        psi = (1 + w @ w_g / np.linalg.norm(w) / np.linalg.norm(w_g)) / 2
+        expected = psi * w + (1 - psi) * w_g
+        np.testing.assert_allclose(fused[k]["weights"], expected, atol=1e-6)
+
+
+def test_a_psi_of_one_moves_nobody() -> None:
+    made = experiment(method={"psi": 1.0, "lam": 0}, partition={"labelled_fraction": 1.0})
+    fed, state = one_round(made)
+    samples, states = fed.num_samples, kept(fed)
+    mean = sum(samples[k] * states[k]["weights"].astype(np.float64) for k in states)
+    np.testing.assert_allclose(state.weights, mean / samples.sum(), atol=1e-7)
+    assert (states[0]["weights"] != states[1]["weights"]).any()
+    fed.begin_round(2)
+    fed.each(made.method.fuse, range(10), weights=np.zeros_like(state.weights))
+    for k, after in kept(fed).items():
+        np.testing.assert_array_equal(after["weights"], states[k]["weights"])
+
+
+def test_personal_and_global_models_are_scored_on_each_clients_own_test(finish: Finish) -> None:
+    done = finish(
+        method={"name": "xpfl", "lam": 0},
+        partition={**SEMI, "alpha": 0.1, "test_fraction": 0.2},
+        train={**TRAIN, "rounds": 8},
+        evaluate={"clients": True},
+    )
+    last = done.clients[done.clients["round"] == 8]
+    assert last["test_accuracy"].notna().all()
+    assert last["test_accuracy"].mean() > last["global_accuracy"].mean()
+    assert (last["psi"] > 0.5).all()
+
+
+# what cannot be
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"partition": {"labelled_fraction": 1.0}},
+            "no client has unlabelled data for a teacher; set partition.labelled_fraction below",
+        ),
+        (
+            {"partition": {"labelled_fraction": 0.001}},
+            "client 0 .* partition.labelled_fraction=0.001: no labelled training example is left",
+        ),
+        ({"method": {"teacher": {"patch": 3}}}, "patch"),
+        ({"data": {"name": "synthetic"}}, r"teachers of images .* shape \(16,\); method.lam=0"),
+        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "method.name=xpfl takes more from them"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, sections: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        run(experiment(**sections), tmp_path)
+
+
+def test_clients_of_one_class_learn(finish: Finish) -> None:
+    partition = {"kind": "pathological", "clients": 10, "classes_per_client": 1, **SEMI}
+    method = {"name": "xpfl", "teacher": LITTLE_TEACHER}
+    done = finish(method=method, partition=partition, train=TRAIN)
+    assert np.isfinite(done.rounds["loss"]).all()
