@@ -33,13 +33,13 @@ from fedsim.privacy.membership import (
     entropy_scores,
     halves,
     lira_scores,
-    logits,
     loss_scores,
     outcome,
     shadow_confidences,
 )
 from fedsim.results.run import Run
 from fedsim.streams import numpy_stream
+from fedsim.training import logits
 
 MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
 VICTIMS, AUXILIARY = 300, 1500  # images that are reconstructed, and that the attacker has, at most

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
 from fedsim.streams import numpy_stream, torch_stream
-from fedsim.training import FlatModel, Task, Train, train
-from fedsim.training.local import EVALUATION_BATCH
+from fedsim.training import FlatModel, Task, Train, logits, train
 
 MAX_FPR = 0.01
 
@@ -234,15 +233,6 @@ def shadow_confidences(
             start = model.vector.clone()
             train(model, Task(start, x[rows], y[rows], settings.lr(1), epochs, rng), settings)
         found[s] = confidence(logits(model.module, x), labels)
-    return found
-
-
-@torch.no_grad()
-def logits(network: nn.Module, x: Tensor) -> NDArray[np.float32]:
-    """(n, C), in eval mode, in batches of a fixed size."""
-    network.eval()
-    logits = torch.cat([network(batch) for batch in torch.split(x, EVALUATION_BATCH)])
-    found: NDArray[np.float32] = logits.cpu().numpy()
     return found
 
 

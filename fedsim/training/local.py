@@ -310,3 +310,12 @@ def regression_scores(
     errors = predictions - y
     totals = {"squared": float(np.square(errors).sum()), "absolute": float(np.abs(errors).sum())}
     return scores(totals, y)
+
+
+@torch.no_grad()
+def logits(network: nn.Module, x: Tensor) -> NDArray[np.float32]:
+    """(n, C) of inputs (n, ...), in evaluation mode, in which the network is left."""
+    network.eval()
+    parts = [network(batch) for batch in torch.split(x, EVALUATION_BATCH)]
+    found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
+    return found

@@ -1,0 +1,61 @@
+"""Features of a network in the plane, by t-SNE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from fedsim.errors import ExperimentError
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Where t-SNE puts examples.
+
+    Args:
+        places: (n, 2).
+        divergence: KL(P ‖ Q) in nats of neighbourhoods among the features and in the plane; the
+            lower, the truer the picture.
+    """
+
+    places: NDArray[np.float32]
+    divergence: float
+
+
+def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int) -> Embedding:
+    """Embed features with scikit-learn's Barnes-Hut t-SNE, from their principal components on.
+
+    Args:
+        features: (n, D) numbers.
+        perplexity: about how many neighbours count, below n.
+        iterations: of gradient descent, 250 or more.
+        seed: of what is random.
+
+    Raises:
+        ExperimentError: no fewer neighbours than examples.
+
+    Source:
+        van der Maaten and Hinton, Visualizing Data using t-SNE (JMLR 2008); the paper of XPFL
+        (arXiv 2410.08634, Eq. 27) takes the divergence in bits: this one over ln 2.
+    """
+    from sklearn.manifold import TSNE  # here, because scikit-learn is slow to import
+
+    if perplexity >= len(features):
+        raise ExperimentError(
+            f"perplexity={perplexity:g}: must be below the number of examples, {len(features)}"
+        )
+    tsne = TSNE(
+        n_components=2,
+        perplexity=perplexity,
+        max_iter=iterations,
+        init="pca",
+        learning_rate="auto",
+        random_state=seed,
+    )
+    with threadpool_limits(1):  # sums by several threads differ in their last bits
+        places: NDArray[np.float32] = tsne.fit_transform(features)
+    return Embedding(places, float(tsne.kl_divergence_))
