@@ -1,0 +1,684 @@
+"""A decision tree that mimics a model, so that its predictions can be read as conditions.
+
+The tree is grown on a model's predictions, not on labels: what it gets right is its fidelity to
+the model. It is C4.5's on continuous features: binary splits x ≤ t, chosen by gain ratio.
+
+A node's rows have the entropy H = -Σ p_c·log2 p_c bits, where p_c is the share of class c. A split
+of its m rows into m_l and m_r gains H - (m_l·H_l + m_r·H_r)/m. The gain ratio is this divided by
+the split information, the entropy of the shares m_l/m and m_r/m. As Quinlan has it,
+
+- of each feature the threshold of the greatest gain is considered, and no other;
+- of the features whose gain is positive, those are compared that gain at least the mean of these:
+  a tiny gain over a tinier split information would win otherwise;
+- of those, the greatest gain ratio wins.
+
+Equal gains go to the lower threshold, equal ratios to the lower feature. Nothing is pruned, and
+there is no penalty for many thresholds (which release 8 of C4.5 has).
+
+Sources: Quinlan, C4.5: Programs for Machine Learning (1993), sections 2.2 to 2.4; as the
+explanation of a client's model: XPFL (arXiv 2410.08634), Algorithm 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LEAF = -1  # in place of a feature or of a child
+_ALIKE = 1e-9  # bits: gains, and ratios of them, that differ by less do so by rounding
+_CELLS = 2**18  # (feature, row) pairs that are looked at together, which bounds the memory
+
+_DPI = 150
+_SMALL, _FONT, _LETTER = 7, 8, 0.067  # points, points, inches
+_BOX, _BAR, _LEVEL, _GAP = 0.56, 0.09, 1.0, 0.16  # inches: a node, its bar, between nodes
+_MAP, _APART, _UNDER = 2.2, 0.45, 0.6  # inches: the heat map, left of it, below it
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A grown tree as flat arrays over its N nodes: the root is node 0, and children come later.
+
+    Args:
+        feature: (N,) which one a node asks about; -1 in a leaf.
+        threshold: (N,) rows with x ≤ threshold go left, others right; 0 in a leaf.
+        left: (N,) the number of a node's child; -1 in a leaf.
+        right: (N,) likewise.
+        counts: (N, C) rows of each class that came by when the tree was grown.
+    """
+
+    feature: Ints
+    threshold: Array
+    left: Ints
+    right: Ints
+    counts: Ints
+
+    def predict(self, x: NDArray[Any]) -> Ints:
+        """(n,) classes of (n, F) rows: each the most frequent of its leaf, the lowest of equals.
+
+        Raises:
+            ExperimentError: rows without a feature that the tree asks about.
+        """
+        found: Ints = self.counts.argmax(axis=1)[self._leaf_of(x)]
+        return found
+
+    def path(self, row: NDArray[Any], names: Sequence[str]) -> list[str]:
+        """Why it predicts what it does for one (F,) row: «x3 ≤ 0.5», from the root down.
+
+        Args:
+            row: the features.
+            names: of the features; for pixels, `pixel_names`.
+
+        Raises:
+            ExperimentError: a row without a feature that the tree asks about.
+        """
+        self._require_features(len(row))
+        conditions, node = [], 0
+        while self.feature[node] != LEAF:
+            f, t = self.feature[node], self.threshold[node]
+            holds = row[f] <= t
+            conditions.append(f"{names[f]} {'≤' if holds else '>'} {t:.4g}")
+            node = (self.left if holds else self.right)[node]
+        return conditions
+
+    @property
+    def depth(self) -> int:
+        """Conditions on the longest path; 0 if the root is a leaf."""
+        return int(self._depths().max())
+
+    @property
+    def leaves(self) -> int:
+        """How many nodes are leaves."""
+        return int((self.feature == LEAF).sum())
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """By name, for `from_arrays`."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Tree:
+        """The tree of which these are the `arrays`."""
+        return cls(**arrays)
+
+    def _leaf_of(self, x: NDArray[Any]) -> Ints:
+        """(n,) where each row ends."""
+        self._require_features(x.shape[1])
+        node = np.zeros(len(x), np.int64)
+        rows = np.arange(len(x))
+        while len(rows := rows[self.feature[node[rows]] != LEAF]):
+            at = node[rows]
+            holds = x[rows, self.feature[at]] <= self.threshold[at]
+            node[rows] = np.where(holds, self.left[at], self.right[at])
+        return node
+
+    def _require_features(self, width: int) -> None:
+        most = int(self.feature.max())
+        if most >= width:
+            raise ExperimentError(
+                f"x has {width} feature(s), and the tree asks about feature {most} (the first is "
+                "0): give it rows like those it was grown on"
+            )
+
+    def _depths(self) -> Ints:
+        """(N,) how many conditions lead to each node."""
+        depths = np.zeros(len(self.feature), np.int64)
+        for node in np.flatnonzero(self.feature != LEAF):
+            depths[[self.left[node], self.right[node]]] = depths[node] + 1
+        return depths
+
+    def _below(self) -> Ints:
+        """(N,) how many nodes are below each node."""
+        below = np.zeros(len(self.feature), np.int64)
+        for node in np.flatnonzero(self.feature != LEAF)[::-1]:
+            below[node] = below[self.left[node]] + below[self.right[node]] + 2
+        return below
+
+
+def build_tree(
+    x: NDArray[Any],
+    y: NDArray[Any],
+    classes: int,
+    min_samples_leaf: int = 2,
+    max_depth: int | None = None,
+) -> Tree:
+    """Grow a tree, from the root down until nodes are pure or no split gains anything.
+
+    The same bits for the same rows, in whatever order they come. Gains below 1e-9 bits are 0, and
+    gains or ratios closer than that are equal.
+
+    Args:
+        x: (n, F) numbers, finite. Thresholds lie half-way between neighbours among a feature's
+            values.
+        y: (n,) what the model predicts, from 0 to `classes` - 1.
+        classes: C.
+        min_samples_leaf: rows that a split leaves on either side at least.
+        max_depth: conditions on a path at most; none: as many as it takes.
+
+    Raises:
+        ExperimentError: no rows or features, values that are not finite, classes that there are
+            not, lengths that differ, or limits below 1.
+    """
+    _require_positive(classes=classes, min_samples_leaf=min_samples_leaf, max_depth=max_depth)
+    _require_numbers(x)
+    _require_classes("y", y, classes)
+    if len(x) != len(y):
+        raise ExperimentError(f"x has {len(x)} rows and y {len(y)}: one label for each row")
+    n, F = x.shape
+    columns = np.ascontiguousarray(x.T, dtype=np.float64)
+    labels = y.astype(np.min_scalar_type(classes - 1))  # small numbers are sorted faster
+    counts = np.arange(n + 1, dtype=np.float64)
+    xlogx = counts * np.log2(np.maximum(counts, 1))
+
+    # Rows are sorted by each feature once. A node has the part of each order with its own rows.
+    order = np.empty((F, n), np.int32)
+    for column, rows in zip(columns, order, strict=True):
+        rows[:] = np.argsort(column, kind="stable")
+    goes_left = np.empty(n, np.bool_)
+    feature: list[int] = []
+    threshold: list[float] = []
+    children: list[list[int]] = []
+    frequencies: list[Ints] = []
+    # Yet to be looked at: orders, their features, depth, and whose child on which side.
+    waiting = [(order, np.arange(F), 0, LEAF, 0)]
+    del order  # or the root's would be kept to the end
+    while waiting:
+        order, features, depth, parent, side = waiting.pop()
+        if parent != LEAF:
+            children[parent][side] = len(feature)
+        own = np.bincount(labels[order[0]], minlength=classes)
+        frequencies.append(own)
+        children.append([LEAF, LEAF])
+        split = None
+        if own.max() < own.sum() and (max_depth is None or depth < max_depth):
+            varies = columns[features, order[:, 0]] < columns[features, order[:, -1]]
+            if not varies.all():  # what is constant here is so in all nodes below
+                order, features = order[varies], features[varies]
+            split = _split(columns, labels, order, features, own, min_samples_leaf, xlogx)
+        feature.append(split[0] if split else LEAF)
+        threshold.append(split[1] if split else 0.0)
+        if split:
+            here = order[0]
+            goes_left[here] = columns[split[0], here] <= split[1]
+            to_left = goes_left[order]
+            # As many rows go left in each order, so that what is left of them has a shape.
+            for child, chosen in ((1, ~to_left), (0, to_left)):
+                part = order[chosen].reshape(len(features), -1)
+                waiting.append((part, features, depth + 1, len(feature) - 1, child))
+    left, right = np.array(children, np.int64).T.copy()
+    return Tree(
+        np.array(feature, np.int64),
+        np.array(threshold),
+        left,
+        right,
+        np.stack(frequencies).astype(np.int64),
+    )
+
+
+def _split(
+    columns: Array,
+    labels: NDArray[Any],
+    order: NDArray[np.int32],
+    features: Ints,
+    counts: Ints,
+    least: int,
+    xlogx: Array,
+) -> tuple[int, float] | None:
+    """The feature and the threshold that a node is split by; none if nothing is gained.
+
+    Args:
+        columns: (F, n) all values.
+        labels: (n,) all classes.
+        order: (f, m) the node's m rows, sorted by each of f features.
+        features: (f,) these.
+        counts: (C,) the node's rows of each class.
+        least: rows on either side.
+        xlogx: (n + 1,) k·log2 k.
+    """
+    m = int(counts.sum())
+    if not len(features) or m < 2 * least:
+        return None
+    on_left = np.arange(least, m - least + 1)  # by how many rows go left, here and below
+    information = (xlogx[m] - xlogx[on_left] - xlogx[m - on_left]) / m  # of the split, in bits
+    # While rows move from right to left, Σ k·log2 k over the classes of both sides changes by what
+    # depends only on how many rows of the same class moved before, not on the feature.
+    before = np.arange(m) - np.repeat(counts.cumsum() - counts, counts)
+    after = np.repeat(counts, counts) - before
+    change = (xlogx[before + 1] - xlogx[before] + xlogx[after - 1] - xlogx[after]) / m
+
+    found = []
+    together = max(_CELLS // m, 1)
+    for start in range(0, len(features), together):
+        rows = order[start : start + together]
+        by_class = np.argsort(labels[rows], axis=1, kind="stable")
+        changes = np.empty(rows.shape)
+        np.put_along_axis(changes, by_class, change[None], axis=1)
+        # What a split tells about the class, H(split) + H(class) - H(split and class).
+        gains = information + changes.cumsum(axis=1)[:, least - 1 : m - least]
+        values = columns[features[start : start + together, None], rows]
+        low, high = values[:, least - 1 : m - least], values[:, least : m - least + 1]
+        gains[low == high] = -np.inf
+        best = _first_greatest(gains)
+        one = np.arange(len(rows)), best
+        found.append((gains[one], best, low[one], high[one]))
+    gain, best, low, high = (np.concatenate(parts) for parts in zip(*found, strict=True))
+
+    positive = gain > _ALIKE
+    if not positive.any():
+        return None
+    compared = positive & (gain >= gain[positive].mean() - _ALIKE)
+    chosen = int(_first_greatest(np.where(compared, gain / information[best], -np.inf)))
+    return int(features[chosen]), _between(float(low[chosen]), float(high[chosen]))
+
+
+def _first_greatest(values: Array) -> Ints:
+    """Where the greatest of the last axis is, but for rounding; the first of equal ones."""
+    found: Ints = np.argmax(values >= values.max(axis=-1, keepdims=True) - _ALIKE, axis=-1)
+    return found
+
+
+def _between(low: float, high: float) -> float:
+    """A threshold that tells low from high: half-way, or low if no float is in between."""
+    middle = low / 2 + high / 2  # their sum might overflow
+    return middle if low <= middle < high else low
+
+
+def fidelity(tree: Tree, x: NDArray[Any], y_model: NDArray[Any]) -> float:
+    """The share of (n, F) rows for which the tree predicts what the model does.
+
+    Args:
+        tree: that mimics the model.
+        x: the rows.
+        y_model: (n,) the model's predictions.
+
+    Raises:
+        ExperimentError: no rows, values that are not finite, or lengths that differ.
+    """
+    _require_numbers(x)
+    if x.shape[:1] != y_model.shape:
+        raise ExperimentError(
+            f"x has {len(x)} rows and y_model the shape {y_model.shape}: one label for each row"
+        )
+    return float((tree.predict(x) == y_model).mean())
+
+
+def confusion(y_model: NDArray[Any], y_tree: NDArray[Any], classes: int) -> Ints:
+    """(C, C) how often the model predicts the row's class and the tree the column's.
+
+    Args:
+        y_model: (n,) the model's predictions, from 0 to `classes` - 1.
+        y_tree: (n,) the tree's.
+        classes: C.
+
+    Raises:
+        ExperimentError: no predictions, classes that there are not, or lengths that differ.
+    """
+    from sklearn.metrics import confusion_matrix
+
+    _require_classes("y_model", y_model, classes)
+    _require_classes("y_tree", y_tree, classes)
+    if len(y_model) != len(y_tree):
+        raise ExperimentError(
+            f"y_model has {len(y_model)} predictions and y_tree {len(y_tree)}: they must be of "
+            "the same rows"
+        )
+    found: Ints = confusion_matrix(y_model, y_tree, labels=range(classes)).astype(np.int64)
+    return found
+
+
+def pixel_names(shape: tuple[int, int, int]) -> list[str]:
+    """«pixel (row, column)» for each entry of a flattened (C, H, W) image, counted from 0.
+
+    With several channels, «pixel (row, column) of channel c».
+    """
+    C, H, W = shape
+    return [
+        f"pixel ({row}, {column})" + (f" of channel {channel}" if C > 1 else "")
+        for channel in range(C)
+        for row in range(H)
+        for column in range(W)
+    ]
+
+
+def draw_tree(
+    tree: Tree,
+    class_names: Sequence[str],
+    path: Path,
+    shape: tuple[int, int, int] | None = None,
+    most_levels: int = 4,
+) -> None:
+    """Draw the upper levels of a tree, and for images the pixels that the whole tree asks about.
+
+    A node says its condition, and how many rows came by; below are their classes in colours. A
+    leaf says its class and how many of its rows have it, and is tinted with its colour.
+
+    Args:
+        tree: to be drawn.
+        class_names: of the C classes.
+        path: of the PNG file.
+        shape: (C, H, W) of the images whose flattened pixels the features are; none: features are
+            numbered.
+        most_levels: levels of nodes to draw, the root's included; of a node whose children are
+            left out it is said how many nodes are below.
+
+    Raises:
+        ExperimentError: a shape without a feature that the tree asks about, or no levels.
+    """
+    _require_positive(most_levels=most_levels)
+    _save(_drawn_tree(tree, class_names, shape, most_levels), path)
+
+
+def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path) -> None:
+    """Draw how often the model predicts the row's class and the tree the column's.
+
+    Args:
+        matrix: (C, C) see `confusion`. The colour says which share of its row a cell has.
+        class_names: of the C classes.
+        path: of the PNG file.
+    """
+    _save(_drawn_confusion(matrix, class_names), path)
+
+
+def _drawn_tree(
+    tree: Tree, class_names: Sequence[str], shape: tuple[int, int, int] | None, most_levels: int
+) -> Figure:
+    """The figure of `draw_tree`."""
+    from matplotlib.patches import Patch
+
+    if shape is None:
+        names = [f"feature {f}" for f in range(int(tree.feature.max()) + 1)]
+    else:
+        tree._require_features(math.prod(shape))
+        names = pixel_names(shape)
+    depths, below = tree._depths(), tree._below()
+    shown = np.flatnonzero(depths < most_levels).tolist()
+    texts = {node: _in_a_box(tree, node, names, class_names) for node in shown}
+    box = max(max(map(len, lines)) for lines in texts.values()) * _LETTER + 0.16
+    step = box + _GAP
+    centres = _centres(tree, shown, step)
+    wide = max(centres.values()) + step / 2
+    cut = any(below[node] and depths[node] == most_levels - 1 for node in shown)
+    high = int(depths[shown].max()) * _LEVEL + _BOX + (0.3 if cut else 0)
+    colours = _class_colours(len(class_names))
+
+    figure = (
+        _figure(wide + _APART + _MAP, max(high, _MAP + _UNDER)) if shape else _figure(wide, high)
+    )
+    axes = _place(figure, 0, 0, wide, high)
+    axes.set(xlim=(0, wide), ylim=(high, 0))  # inches, downwards
+    axes.set_axis_off()
+    for node in shown:
+        middle, top = centres[node], float(depths[node]) * _LEVEL
+        _draw_box(
+            axes, tree.counts[node], texts[node], (middle, top, box), colours, below[node] == 0
+        )
+        if tree.left[node] in centres:
+            for child, answer in ((tree.left[node], "yes"), (tree.right[node], "no")):
+                end = centres[int(child)]
+                axes.plot((middle, end), (top + _BOX, top + _LEVEL), color="0.55", linewidth=0.9)
+                axes.text(
+                    *(0.5 * (middle + end), top + 0.5 * (_BOX + _LEVEL)),
+                    answer,
+                    ha="center",
+                    va="center",
+                    fontsize=_SMALL,
+                    color="0.35",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+                )
+        elif below[node]:
+            start = top + _BOX
+            axes.plot((middle, middle), (start, start + 0.12), ":", color="0.4", linewidth=1.2)
+            axes.text(
+                *(middle, start + 0.14),
+                f"… {below[node]:,} more",
+                ha="center",
+                va="top",
+                fontsize=_SMALL,
+                color="0.35",
+            )
+    for text in axes.texts:
+        text.set_parse_math(False)
+    legend = figure.legend(
+        [Patch(color=colour) for colour in colours],
+        class_names,
+        loc="lower left",
+        bbox_to_anchor=(0, 1 + 0.1 / figure.get_figheight()),
+        ncols=min(len(class_names), 10),
+        frameon=False,
+        fontsize=_FONT,
+        handlelength=0.9,
+        handleheight=0.9,
+        handletextpad=0.4,
+        columnspacing=1.2,
+        borderaxespad=0,
+        borderpad=0,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    if shape is not None:
+        _draw_asked(_place(figure, wide + _APART, 0, _MAP, _MAP), tree, shape)
+    left_out = len(tree.feature) - len(shown)
+    note = f"Depth of the whole tree: {tree.depth}. Leaves: {tree.leaves:,}."
+    if left_out:
+        note += f" Nodes left out here: {left_out:,} of {len(tree.feature):,}."
+    figure.text(0, -0.12 / figure.get_figheight(), note, fontsize=_FONT, va="top", color="0.25")
+    return figure
+
+
+def _in_a_box(
+    tree: Tree, node: int, names: Sequence[str], class_names: Sequence[str]
+) -> tuple[str, str]:
+    """Two lines about a node."""
+    counts = tree.counts[node]
+    total, most = int(counts.sum()), int(counts.argmax())
+    if tree.feature[node] != LEAF:
+        return f"{names[tree.feature[node]]} ≤ {tree.threshold[node]:.4g}?", f"{total:,} rows"
+    name = class_names[most]
+    short = name if len(name) <= 24 else f"{name[:23]}…"
+    return short, f"{counts[most]:,} of {total:,} rows"
+
+
+def _centres(tree: Tree, shown: Sequence[int], step: float) -> dict[int, float]:
+    """Where nodes go across: the ends of branches a step apart, others amid their children."""
+    centres: dict[int, float] = {}
+    pending = [0]
+    ends: list[int] = []
+    while pending:
+        node = pending.pop()
+        if tree.left[node] in shown:
+            pending += [int(tree.right[node]), int(tree.left[node])]
+        else:
+            ends.append(node)
+    for k, node in enumerate(ends):
+        centres[node] = (k + 0.5) * step
+    for node in sorted(shown, reverse=True):
+        if node not in centres:
+            children = int(tree.left[node]), int(tree.right[node])
+            centres[node] = sum(centres[child] for child in children) / 2
+    return centres
+
+
+def _draw_box(
+    axes: Axes,
+    counts: Ints,
+    lines: tuple[str, str],
+    place: tuple[float, float, float],
+    colours: Sequence[tuple[float, float, float]],
+    leaf: bool,
+) -> None:
+    """A node: two lines, and a bar of its classes; at its middle, its top and of its width."""
+    from matplotlib.patches import Rectangle
+
+    middle, top, width = place
+    left = middle - width / 2
+    tint = tuple(0.75 + 0.25 * part for part in colours[int(counts.argmax())])
+    axes.add_patch(
+        Rectangle(
+            *((left, top), width, _BOX),
+            facecolor=tint if leaf else "white",
+            edgecolor="0.45",
+            linewidth=0.8,
+            zorder=2,
+            clip_on=False,
+        )
+    )
+    for k, (line, size) in enumerate(zip(lines, (_FONT, _SMALL), strict=True)):
+        axes.text(
+            *(middle, top + 0.13 + 0.18 * k),
+            line,
+            ha="center",
+            va="center",
+            fontsize=size,
+            weight="bold" if leaf and k == 0 else "normal",
+            zorder=3,
+        )
+    shares = counts / counts.sum() * (width - 0.12)
+    starts = left + 0.06 + np.cumsum(shares) - shares
+    for start, share, colour in zip(starts, shares, colours, strict=True):
+        corner = (float(start), top + _BOX - _BAR - 0.06)
+        axes.add_patch(Rectangle(corner, float(share), _BAR, facecolor=colour, zorder=3))
+
+
+def _asked(tree: Tree, shape: tuple[int, int, int]) -> Ints:
+    """(H, W) for how many rows a pixel was tested, summed over the nodes that test it."""
+    inner = tree.feature != LEAF
+    rows = np.bincount(
+        tree.feature[inner], tree.counts[inner].sum(axis=1), minlength=math.prod(shape)
+    )
+    asked: Ints = rows.reshape(shape).sum(axis=0).astype(np.int64)
+    return asked
+
+
+def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, int, int]) -> None:
+    """The heat map of `_asked`, its bar below."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
+
+    asked = _asked(tree, shape)
+    axes.set_facecolor("0.93")
+    drawn = axes.imshow(
+        np.ma.masked_equal(asked, 0), cmap="viridis_r", norm=LogNorm(1, max(asked.max(), 10))
+    )
+    axes.set_title("rows tested at each pixel", fontsize=_FONT, pad=4)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    axes.tick_params(labelsize=_SMALL, length=2)
+    axes.spines[:].set_color("0.6")
+    bar = axes.inset_axes((0, -0.19, 1, 0.045))
+    axes.figure.colorbar(drawn, cax=bar, orientation="horizontal")
+    bar.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    bar.xaxis.set_minor_locator(NullLocator())
+    bar.tick_params(labelsize=_SMALL, length=2)
+
+
+def _drawn_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
+    """The figure of `draw_confusion`."""
+    C = len(class_names)
+    widest = len(f"{matrix.max():,}")
+    with_numbers = C <= 40
+    cell = max(0.3, widest * _LETTER + 0.1) if with_numbers else 6 / C
+    figure = _figure(C * cell, C * cell)
+    axes = _place(figure, 0, 0, C * cell, C * cell)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    if with_numbers:
+        for (row, column), count in np.ndenumerate(matrix):
+            if count:
+                axes.text(
+                    *(column, row),
+                    f"{count:,}",
+                    ha="center",
+                    va="center",
+                    fontsize=_FONT,
+                    color="white" if shares[row, column] > 0.5 else "0.15",
+                )
+    level = max(map(len, class_names)) * _LETTER < cell
+    short = [name if len(name) <= 24 else f"{name[:23]}…" for name in class_names]
+    axes.set_xticks(range(C), labels=short, rotation=0 if level else 90, parse_math=False)
+    axes.set_yticks(range(C), labels=short, parse_math=False)
+    axes.tick_params(labelsize=_FONT if with_numbers else 4, length=0)
+    axes.spines[:].set_color("0.6")
+    axes.set_xlabel("the tree predicts", fontsize=_FONT)
+    axes.set_ylabel("the model predicts", fontsize=_FONT)
+    same, total = int(np.trace(matrix)), int(matrix.sum())
+    agreed = f"they agree on {same:,} of {total:,}"
+    axes.set_title(
+        agreed + (f" ({same / total:.1%})" if total else ""), fontsize=_FONT, loc="left"
+    )
+    return figure
+
+
+def _class_colours(classes: int) -> list[tuple[float, float, float]]:
+    """(red, green, blue) of each class, from 0 to 1; told apart easily up to 20 of them."""
+    import matplotlib as mpl
+
+    if classes <= 20:
+        colours = mpl.colormaps["tab10" if classes <= 10 else "tab20"](np.arange(classes))
+    else:
+        colours = mpl.colormaps["turbo"](np.linspace(0, 1, classes))
+    return [(float(r), float(g), float(b)) for r, g, b, _ in colours]
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes at a place in inches."""
+    W, H = figure.get_size_inches()
+    return figure.add_axes((left / W, 1 - (top + height) / H, width / W, height / H))
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.1)
+
+
+def _require_positive(**limits: int | None) -> None:
+    for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise ExperimentError(f"{name}={limit}: must be 1 or more")
+
+
+def _require_numbers(x: NDArray[Any]) -> None:
+    if x.ndim != 2 or not x.size:
+        raise ExperimentError(
+            f"x has the shape {x.shape}: it must be (rows, features), with at least one of each"
+        )
+    bad = np.argwhere(~np.isfinite(x))
+    if len(bad):
+        row, column = bad[0]
+        raise ExperimentError(
+            f"x has {len(bad)} value(s) that are not finite numbers, the first in row {row}, "
+            f"feature {column}: {x[row, column]}"
+        )
+
+
+def _require_classes(name: str, y: NDArray[Any], classes: int) -> None:
+    if y.ndim != 1 or not y.size or not np.issubdtype(y.dtype, np.integer):
+        raise ExperimentError(
+            f"{name} has the shape {y.shape} and the type {y.dtype}: it must be (rows,) whole "
+            "numbers, with at least one of them"
+        )
+    wrong = y[(y < 0) | (y >= classes)]
+    if len(wrong):
+        raise ExperimentError(
+            f"{name} has class {wrong[0]}: there are {classes} class(es), numbered from 0"
+        )
