@@ -21,11 +21,13 @@ from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_so
 from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
+from fedsim.explain.embedding import Embedding, embed
+from fedsim.explain.tree import build_tree, fidelity
 from fedsim.federation import Client, Federation, Unsent, Update
 from fedsim.methods.method import Method, State, methods, needs_classifier
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
-from fedsim.training import FlatModel, Hooks, Loss, Optimizer, Task, train
+from fedsim.training import FlatModel, Hooks, Loss, Optimizer, Task, logits, representation, train
 
 LEAST_LOSS = 0.05  # of a teacher: below, the distillation is weighed no more than 1 / 0.05 = 20
 TINY = 1e-6  # of a teacher's loss, where temperature is divided by it
@@ -68,6 +70,28 @@ class Teacher(Section):
             decoder_depth=self.decoder_depth,
             decoder_heads=self.decoder_heads,
         )
+
+
+class Xfed(Section):
+    """How personal models are explained, and how often: it takes time, on the clients' side.
+
+    Args:
+        every: rounds from one explanation to the next; the last round is explained as well.
+        clients: how many of the cohort, from the first on.
+        images: of a client for its tree, and of the central test set for t-SNE, at most.
+        held_out: share of a client's images that its tree is not grown on.
+        perplexity: of t-SNE.
+        iterations: of t-SNE.
+        chi: χ, weight of t-SNE's term in QoX.
+    """
+
+    every: int = Field(10, ge=1)
+    clients: int = Field(3, ge=1)
+    images: int = Field(1000, ge=2)
+    held_out: float = Field(0.2, gt=0, lt=1)
+    perplexity: float = Field(30.0, gt=0)
+    iterations: int = Field(1000, ge=250)
+    chi: float = Field(1.0, ge=0)
 
 
 class Student(nn.Module):
@@ -120,6 +144,12 @@ class XPFL(Method[State]):
         personalise: who gets a personal model in a round: its `cohort`, or `everyone`.
         packet_error: q, the chance that an upload is lost, and with it the client's part in w_g.
         teacher: the masked autoencoder.
+        xfed: explain personal models by trees and t-SNE; not done if not given. What comes of it
+            is in explanations.parquet, a row a client: `fidelity` and `held_out_fidelity`, the
+            shares of images for which tree and model agree, `depth`, `leaves`; `divergence_before`
+            and `divergence_after` fusion, in nats; and the two terms of QoX (Eq. 29) with |w| the
+            number of parameters: `qox_tree` = fidelity·D_k/|w|, `qox_tsne` = χ·(before −
+            after)·images/|w|.
     """
 
     name: str = "xpfl"
@@ -131,8 +161,17 @@ class XPFL(Method[State]):
     personalise: Literal["cohort", "everyone"] = "cohort"
     packet_error: float = Field(0.0, ge=0, lt=1)
     teacher: Teacher = Teacher()
+    xfed: Xfed | None = None
 
     def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        if self.xfed is not None:
+            needs_classifier(self.name, network)
+            images = min(self.xfed.images, len(dataset.test_y))
+            if self.xfed.perplexity >= images:
+                raise ExperimentError(
+                    f"method.xfed.perplexity={self.xfed.perplexity:g}: must be below the number "
+                    f"of images that are embedded, {images}"
+                )
         if self.lam == 0:
             return
         if len(dataset.shape) != 3:
@@ -162,6 +201,9 @@ class XPFL(Method[State]):
             all_unlabelled=bool(fed.num_unlabelled.all()),
         )
         weights = mean.weights if mean.count else state.weights
+        if self.xfed and (t % self.xfed.every == 0 or t == fed.settings.rounds):
+            found = fed.gather(self.explain, cohort[: self.xfed.clients], weights=Unsent(weights))
+            fed.explain("xfed", ({"client": k, **row} for k, row in found.items()))
         everyone = np.arange(fed.num_clients)
         receivers = cohort if self.personalise == "cohort" else everyone
         fed.each(self.fuse, receivers, weights=weights)
@@ -244,6 +286,48 @@ class XPFL(Method[State]):
         fused, psi = self.fused(client, weights)
         client.report(psi=psi)
         client.state["weights"] = fused
+
+    def explain(self, client: Client, weights: Tensor) -> dict[str, float]:
+        """(client) A tree that mimics w_k, and t-SNE of its features before and after fusion."""
+        assert self.xfed is not None
+        own = client.state["weights"]
+        tree = self.mimic(client, own)
+        after, _ = self.fused(client, weights)
+        x = client.central_test.x[: self.xfed.images]
+        seed = int(client.rng("t-SNE").integers(2**31))
+        before, fused = (self.embedded(client, w, x, seed).divergence for w in (own, after))
+        size = client.model.num_parameters
+        held = client.num_samples + len(client.unlabelled)
+        return {
+            **tree,
+            "divergence_before": before,
+            "divergence_after": fused,
+            "qox_tree": tree["fidelity"] * held / size,
+            "qox_tsne": self.xfed.chi * (before - fused) * len(x) / size,
+        }
+
+    def mimic(self, client: Client, weights: Tensor) -> dict[str, float]:
+        """(client) How well a tree of its images says what the model predicts for them."""
+        assert self.xfed is not None
+        images = torch.cat([client.data.x, client.unlabelled])
+        order = client.rng("xfed").permutation(len(images))[: self.xfed.images]
+        x = images[torch.from_numpy(order).to(images.device)]
+        client.model.load(weights)
+        y = logits(client.model.module, x).argmax(axis=1)
+        rows = x.flatten(1).cpu().numpy()
+        grown_on = max(1, round((1 - self.xfed.held_out) * len(rows)))
+        tree = build_tree(rows[:grown_on], y[:grown_on], client.num_classes)
+        found = {"fidelity": fidelity(tree, rows[:grown_on], y[:grown_on])}
+        if grown_on < len(rows):
+            found["held_out_fidelity"] = fidelity(tree, rows[grown_on:], y[grown_on:])
+        return found | {"depth": tree.depth, "leaves": tree.leaves}
+
+    def embedded(self, client: Client, weights: Tensor, x: Tensor, seed: int) -> Embedding:
+        """(client) t-SNE of what the model with these weights makes of images."""
+        assert self.xfed is not None
+        features = representation(client.model.module, weights, x).flatten(1).cpu().numpy()
+        own = self.xfed
+        return embed(features, own.perplexity, own.iterations, seed)
 
     def local_test(self, client: Client, weights: Tensor) -> None:
         """(client) The personal model on its own test; the global one as `global_accuracy`."""

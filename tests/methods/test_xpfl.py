@@ -207,6 +207,45 @@ def test_personal_and_global_models_are_scored_on_each_clients_own_test(finish: 
     assert (last["psi"] > 0.5).all()
 
 
+# what explains them
+
+
+def test_personal_models_are_explained(finish: Finish) -> None:
+    xfed = {"every": 2, "clients": 3, "images": 60, "perplexity": 5, "iterations": 250, "chi": 2}
+    done = finish(
+        method={"name": "xpfl", "lam": 0, "xfed": xfed},
+        partition=SEMI,
+        train={**TRAIN, "rounds": 3},
+    )
+    found = done.explanations
+    assert found["round"].tolist() == [2] * 3 + [3] * 3
+    assert found["client"].tolist() == [0, 1, 2] * 2
+    assert (found["fidelity"] > 0.9).all()
+    assert found["held_out_fidelity"].between(0.1, 1).all()
+    assert (found["leaves"] > found["depth"]).all()
+    _, holdings, _ = prepare(done.experiment)
+    held = holdings.train.lengths + holdings.unlabelled.lengths
+    size = 64 * 32 + 32 + 32 * 10 + 10
+    qox = found["fidelity"] * held[found["client"]] / size
+    np.testing.assert_allclose(found["qox_tree"], qox)
+    fallen = found["divergence_before"] - found["divergence_after"]
+    np.testing.assert_allclose(found["qox_tsne"], 2 * fallen * 60 / size)
+    assert (done.clients["bytes_up"] == 4 * size).all()  # explanations travel no wire
+    again = finish(**done.experiment.model_dump(mode="json"))
+    assert again.result_hash == done.result_hash
+
+
+def test_a_psi_of_one_leaves_the_embedding_as_it_was(finish: Finish) -> None:
+    xfed = {"every": 1, "clients": 1, "images": 40, "perplexity": 5, "iterations": 250}
+    done = finish(
+        method={"name": "xpfl", "lam": 0, "psi": 1.0, "xfed": xfed},
+        partition=SEMI,
+        train={**TRAIN, "rounds": 1},
+    )
+    (row,) = done.explanations.to_dict("records")
+    assert row["divergence_before"] == row["divergence_after"] > 0
+
+
 # what cannot be
 
 
@@ -223,6 +262,10 @@ def test_personal_and_global_models_are_scored_on_each_clients_own_test(finish: 
         ),
         ({"method": {"teacher": {"patch": 3}}}, "patch"),
         ({"data": {"name": "synthetic"}}, r"teachers of images .* shape \(16,\); method.lam=0"),
+        (
+            {"method": {"xfed": {"images": 30}}},
+            "method.xfed.perplexity=30: must be below the number of images that are embedded, 30",
+        ),
         ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "method.name=xpfl takes more from them"),
     ],
 )
