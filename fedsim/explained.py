@@ -5,6 +5,9 @@ print(final.explain_row(0).in_words(final.names))
 
 shared = SharedImages.of(fedsim.load(path), clients=[0, 1])
 shared.draw(folder)
+
+personal = PersonalModel.of(fedsim.load(path), client=0)
+personal.tree.path(personal.images[0], pixel_names(personal.shape))
 """
 
 from __future__ import annotations
@@ -19,16 +22,28 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.labels import draw_labels
 from fedsim.errors import RunFolderError
+from fedsim.explain.embedding import Embedding, draw_embeddings, embed
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
 from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.rules import LocalExplanation, local_explanation
+from fedsim.explain.tree import (
+    Tree,
+    build_tree,
+    confusion,
+    draw_confusion,
+    draw_tree,
+    fidelity,
+)
 from fedsim.launch import reopen, same_data
 from fedsim.methods.fedxds import FedXDS, FedXDSState
+from fedsim.methods.xpfl import XPFL, Xfed
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rules import Array, Prediction, Rule, feature_names
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.simulate import prepare
+from fedsim.streams import numpy_stream
+from fedsim.training import logits, representation
 
 
 @dataclass(frozen=True)
@@ -181,3 +196,106 @@ class SharedImages:
         draw_shared(self.examples, self.classes, images)
         draw_labels(self.pool, self.classes, pool)
         return [images, pool]
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """A client's personal model at the end of a run of XPFL, and a tree that mimics it.
+
+    Args:
+        client: whose.
+        tree: grown on what the model predicts for the client's images.
+        images: (n, C·H·W) these images, as the network takes them; the tree knows the first 80 %
+            (`method.xfed.held_out` decides).
+        predicted: (n,) the model's classes of them.
+        known: how many of them the tree was grown on.
+        embeddings: of the central test set's first images, by the global and the personal model.
+        labels: (m,) their true classes.
+        shape: (C, H, W).
+        classes: their names.
+    """
+
+    client: int
+    tree: Tree
+    images: NDArray[np.float32]
+    predicted: NDArray[np.int64]
+    known: int
+    embeddings: dict[str, Embedding]
+    labels: NDArray[np.int64]
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: Run, client: int) -> PersonalModel:
+        """Of a finished run; settings are those of `method.xfed`, or its defaults.
+
+        Raises:
+            BadInput: the run is not finished, has no such client, or no personal model of it, or
+                its data is not what it was.
+        """
+        method = run.experiment.method
+        if not isinstance(method, XPFL):
+            raise RunFolderError(f"{run.path}: method.name={method.name} has no personal models")
+        again = reopen(run)
+        fed, dataset, holdings = again.fed, again.dataset, again.holdings
+        if not 0 <= client < fed.num_clients:
+            raise RunFolderError(
+                f"there is no client {client}; there are {fed.num_clients}, counted from 0"
+            )
+        states = fed.states()
+        if client not in states:
+            raise RunFolderError(f"client {client} was in no cohort, and has no personal model")
+        settings = method.xfed or Xfed()
+        own = fed.tensor(fed.fetch(states[client])["weights"])
+        rng = numpy_stream(run.experiment.seed, "explained", 0, client)
+        rows = np.concatenate([holdings.train[client], holdings.unlabelled[client]])
+        rows = rng.permutation(rows)[: settings.images]
+        x = fed.prepare(dataset.x[rows], dataset.y[rows]).x
+        fed.model.load(own)
+        predicted = logits(fed.model.module, x).argmax(axis=1)
+        flat = x.flatten(1).cpu().numpy()
+        known = max(1, round((1 - settings.held_out) * len(rows)))
+        tree = build_tree(flat[:known], predicted[:known], fed.num_classes)
+        m = min(settings.images, len(dataset.test_y))
+        test = fed.prepare(dataset.test_x[:m], dataset.test_y[:m])
+        embeddings = {}
+        for name, w in (("global model", fed.tensor(again.state.weights)), ("personal", own)):
+            features = representation(fed.model.module, w, test.x).flatten(1).cpu().numpy()
+            embeddings[name] = embed(features, settings.perplexity, settings.iterations, seed=0)
+        labels = dataset.test_y[:m]
+        args = (embeddings, labels, dataset.shape, dataset.classes)
+        return cls(client, tree, flat, predicted, known, *args)
+
+    def in_words(self) -> str:
+        """How well the tree mimics the model."""
+        seen, rest = slice(self.known), slice(self.known, None)
+        lines = [
+            f"client {self.client}: a tree of {self.tree.leaves} leaves, {self.tree.depth} deep, "
+            f"says what its model predicts for {self.known} of its images: "
+            f"{fidelity(self.tree, self.images[seen], self.predicted[seen]):.1%} agree"
+        ]
+        if self.known < len(self.images):
+            agree = fidelity(self.tree, self.images[rest], self.predicted[rest])
+            unseen = len(self.images) - self.known
+            lines.append(f"of {unseen} images that it has not seen {agree:.1%}")
+        for name, embedding in self.embeddings.items():
+            lines.append(f"t-SNE, {name}: KL {embedding.divergence:.4f} nats")
+        return "\n  ".join(lines)
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Draw the tree, where it and the model differ, and the embeddings; their paths.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        folder.mkdir(exist_ok=True)
+        paths = [folder / f"{n}-{self.client}.png" for n in ("tree", "confusion", "embedding")]
+        shape = None
+        if len(self.shape) == 3:
+            C, H, W = self.shape
+            shape = (C, H, W)
+        draw_tree(self.tree, self.classes, paths[0], shape)
+        counts = confusion(self.predicted, self.tree.predict(self.images), len(self.classes))
+        draw_confusion(counts, self.classes, paths[1])
+        draw_embeddings(self.embeddings, self.labels, self.classes, paths[2])
+        return paths

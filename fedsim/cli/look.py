@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,13 +24,14 @@ from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.explain.attribution import attributions
 from fedsim.explain.rules import measures_in_words, row_in_words
-from fedsim.explained import FinalRules, SharedImages
+from fedsim.explained import FinalRules, PersonalModel, SharedImages
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
 from fedsim.launch import connect
 from fedsim.methods import methods
 from fedsim.methods.fedxds import FedXDS
+from fedsim.methods.xpfl import XPFL
 from fedsim.models import models
 from fedsim.models.tsk import Tsk, write_published
 from fedsim.privacy.gaussian import guarantee
@@ -168,17 +170,26 @@ def explain_command(
     ] = None,
     client: Annotated[
         list[int] | None,
-        typer.Option(help=r"Draw images that this client shared. \[default: the first four]"),
+        typer.Option(
+            help=r"Whose shared images, or personal model, to draw. \[default: the first ones]"
+        ),
     ] = None,
 ) -> None:
-    """Explain what a run came to: rules, or the images that were shared; in words and pictures."""
+    """Explain what a run came to: rules, shared images, personal models; in words and pictures."""
     run = load(folder)
     if isinstance(run.experiment.method, FedXDS):
         if row or npy:
             raise BadInput("--row and --npy explain rules; this run shared images")
         _explain_shared(run, client or range(min(4, run.manifest["clients"])))
+    elif isinstance(run.experiment.method, XPFL):
+        if row or npy:
+            raise BadInput("--row and --npy explain rules; this run made personal models")
+        for k in client or [0]:
+            personal = PersonalModel.of(run, k)
+            out.print(personal.in_words(), markup=False)
+            _written(partial(personal.draw, run.path / "explanations"))
     elif client:
-        raise BadInput("--client shows shared images; this run shared none")
+        raise BadInput("--client is for shared images and personal models; this run has none")
     else:
         _explain_rules(run, row or [], most, npy)
 
@@ -205,7 +216,7 @@ def _explain_shared(run: Run, clients: Sequence[int]) -> None:
         out.print(promise.in_words(), markup=False)
     else:
         out.print("there is no noise (σ = 0): nothing is guaranteed")
-    _written(lambda: shared.draw(run.path / "explanations"))
+    _written(partial(shared.draw, run.path / "explanations"))
 
 
 def _explain_rules(run: Run, row: Sequence[int], most: int, npy: Path | None) -> None:

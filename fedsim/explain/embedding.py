@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,3 +61,36 @@ def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int)
     with threadpool_limits(1):  # sums by several threads differ in their last bits
         places: NDArray[np.float32] = tsne.fit_transform(features)
     return Embedding(places, float(tsne.kl_divergence_))
+
+
+def draw_embeddings(
+    embeddings: Mapping[str, Embedding],
+    labels: NDArray[np.integer[Any]],
+    class_names: Sequence[str],
+    path: Path,
+) -> None:
+    """Draw embeddings of the same examples side by side, coloured by class.
+
+    Args:
+        embeddings: by what they are of.
+        labels: (n,) classes.
+        class_names: their names.
+        path: of the PNG file.
+    """
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * len(embeddings) + 1.4, 4.4), layout="constrained", dpi=130)
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(embeddings), squeeze=False)[0]
+    colours = colormaps["tab10" if len(class_names) <= 10 else "tab20"]
+    for axes, (name, embedding) in zip(panels, embeddings.items(), strict=True):
+        for label in np.unique(labels).tolist():
+            own = embedding.places[labels == label]
+            word = class_names[label] if axes is panels[0] else None
+            axes.scatter(*own.T, s=7, color=colours(label % colours.N), label=word)
+        axes.set(xticks=(), yticks=())
+        axes.set_title(f"{name}\nKL {embedding.divergence:.3f} nats", fontsize=10)
+    figure.legend(loc="outside right center", fontsize=8, frameon=False, markerscale=2)
+    figure.savefig(path)
