@@ -36,6 +36,7 @@ from fedsim.explain.tree import (
 )
 from fedsim.launch import reopen, same_data
 from fedsim.methods.fedxds import FedXDS, FedXDSState
+from fedsim.methods.method import needs_classifier
 from fedsim.methods.xpfl import XPFL, Xfed
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rules import Array, Prediction, Rule, feature_names
@@ -237,6 +238,7 @@ class PersonalModel:
         if not isinstance(method, XPFL):
             raise RunFolderError(f"{run.path}: method.name={method.name} has no personal models")
         again = reopen(run)
+        needs_classifier(method.name, again.setup.build_model())
         fed, dataset, holdings = again.fed, again.dataset, again.holdings
         if not 0 <= client < fed.num_clients:
             raise RunFolderError(
@@ -256,13 +258,13 @@ class PersonalModel:
         flat = x.flatten(1).cpu().numpy()
         known = max(1, round((1 - settings.held_out) * len(rows)))
         tree = build_tree(flat[:known], predicted[:known], fed.num_classes)
-        m = min(settings.images, len(dataset.test_y))
-        test = fed.prepare(dataset.test_x[:m], dataset.test_y[:m])
+        drawn = rng.permutation(len(dataset.test_y))[: settings.images]
+        test = fed.prepare(dataset.test_x[drawn], dataset.test_y[drawn])
         embeddings = {}
         for name, w in (("global model", fed.tensor(again.state.weights)), ("personal", own)):
             features = representation(fed.model.module, w, test.x).flatten(1).cpu().numpy()
             embeddings[name] = embed(features, settings.perplexity, settings.iterations, seed=0)
-        labels = dataset.test_y[:m]
+        labels = dataset.test_y[drawn]
         args = (embeddings, labels, dataset.shape, dataset.classes)
         return cls(client, tree, flat, predicted, known, *args)
 

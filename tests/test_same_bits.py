@@ -78,7 +78,8 @@ class TestOnRay:
             {"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"}
             | {"attribution": {"name": "smoothgrad", "samples": 2}},
             # Teachers and personal models, kept by the clients; lost uploads.
-            {"name": "xpfl", "psi": None, "packet_error": 0.2},
+            {"name": "xpfl", "psi": None, "packet_error": 0.2}
+            | {"xfed": {"every": 4, "images": 40, "perplexity": 5, "iterations": 300}},
         ],
     )
     def test_the_same_on_one_actor_and_three(self, finish: Finish, fields: dict[str, Any]) -> None:

@@ -184,7 +184,8 @@ def explain_command(
     elif isinstance(run.experiment.method, XPFL):
         if row or npy:
             raise BadInput("--row and --npy explain rules; this run made personal models")
-        for k in client or [0]:
+        trained = run.clients.loc[run.clients["psi"].notna(), "client"]
+        for k in client or [int(trained.min())]:
             personal = PersonalModel.of(run, k)
             out.print(personal.in_words(), markup=False)
             _written(partial(personal.draw, run.path / "explanations"))

@@ -34,8 +34,11 @@ def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int)
     Args:
         features: (n, D) numbers.
         perplexity: about how many neighbours count, below n.
-        iterations: of gradient descent, 250 or more.
+        iterations: of gradient descent, 300 or more: the first 250 exaggerate.
         seed: of what is random.
+
+    Returns:
+        All places 0 and a divergence of NaN if all features are equal.
 
     Raises:
         ExperimentError: no fewer neighbours than examples.
@@ -50,11 +53,13 @@ def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int)
         raise ExperimentError(
             f"perplexity={perplexity:g}: must be below the number of examples, {len(features)}"
         )
+    if np.ptp(features, axis=0).max() == 0:  # nothing to tell apart, over which t-SNE falls
+        return Embedding(np.zeros((len(features), 2), dtype=np.float32), float("nan"))
     tsne = TSNE(
         n_components=2,
         perplexity=perplexity,
         max_iter=iterations,
-        init="pca",
+        init="pca" if features.shape[1] > 1 else "random",
         learning_rate="auto",
         random_state=seed,
     )

@@ -385,7 +385,8 @@ class Federation:
             noise = privacy.noise_multiplier * privacy.clip * rng.standard_normal(size)
             change = ((total.value() if len(cohort) else 0.0) + noise) / count
             sent = to_arrays(arguments.get(name))
-            reference = sent if isinstance(sent, np.ndarray) and sent.size == size else 0.0
+            known = isinstance(sent, np.ndarray) and sent.size == size
+            reference = sent.reshape(-1) if known else 0.0
             mean[name] = (reference + change).astype(np.float32)
         return Mean(mean, count)
 

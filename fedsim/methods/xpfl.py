@@ -31,7 +31,7 @@ from fedsim.training import FlatModel, Hooks, Loss, Optimizer, Task, logits, rep
 
 LEAST_LOSS = 0.05  # of a teacher: below, the distillation is weighed no more than 1 / 0.05 = 20
 TINY = 1e-6  # of a teacher's loss, where temperature is divided by it
-MOST_JUDGED = 1000  # unlabelled images that a teacher's loss is taken on
+MOST_JUDGED = 1000  # unlabelled images, drawn, that a teacher's loss is taken on
 
 
 class Teacher(Section):
@@ -90,7 +90,7 @@ class Xfed(Section):
     images: int = Field(1000, ge=2)
     held_out: float = Field(0.2, gt=0, lt=1)
     perplexity: float = Field(30.0, gt=0)
-    iterations: int = Field(1000, ge=250)
+    iterations: int = Field(1000, ge=300)
     chi: float = Field(1.0, ge=0)
 
 
@@ -125,9 +125,10 @@ class XPFL(Method[State]):
        D^U: FedAvg's weights);
     4. and sends each client its own w_k ← ψ_k·w_k + (1 − ψ_k)·w_g, ψ_k = (1 + cos(w_k, w_g))/2.
 
-    Teachers and P_k are kept by their clients and never sent. Without distillation (λ = 0),
-    without unlabelled data, and with ψ = 0 it is FedAvg, but that models travel down at the end of
-    a round.
+    Teachers and P_k are kept by their clients and never sent. A client begins with the global
+    model of the round in which it first takes part (which is not counted as traffic). Without
+    distillation (λ = 0), without unlabelled data, and with ψ = 0 for everyone it is FedAvg, but
+    that models travel down at the end of a round.
 
     The text divides by L^U, which has no bound as the teacher gets better; hence 0.05. The
     released code does something else: it multiplies both arguments of the softmax with L^U, so
@@ -185,7 +186,7 @@ class XPFL(Method[State]):
                 "partition.labelled_fraction below 1, or method.lam=0"
             )
         needs_classifier(self.name, network)
-        self.teacher.build(dataset.shape)
+        self.teacher.build(dataset.shape).visible(self.teacher.mask_ratio)
 
     # -- the server ----------------------------------------------------------------------------
 
@@ -197,21 +198,21 @@ class XPFL(Method[State]):
         mean = fed.mean(
             self.local_update,
             cohort,
-            fresh=Unsent(self.fresh(fed)),
+            fresh=Unsent(self.fresh(fed, state)),
             all_unlabelled=bool(fed.num_unlabelled.all()),
         )
         weights = mean.weights if mean.count else state.weights
         if self.xfed and (t % self.xfed.every == 0 or t == fed.settings.rounds):
             found = fed.gather(self.explain, cohort[: self.xfed.clients], weights=Unsent(weights))
-            fed.explain("xfed", ({"client": k, **row} for k, row in found.items()))
+            fed.explain("xfed", ({"client": k, **row} for k, row in found.items() if row))
         everyone = np.arange(fed.num_clients)
         receivers = cohort if self.personalise == "cohort" else everyone
         fed.each(self.fuse, receivers, weights=weights)
         return replace(state, weights=weights)
 
-    def fresh(self, fed: Federation) -> dict[str, Any]:
+    def fresh(self, fed: Federation, state: State) -> dict[str, Any]:
         """What a client begins with: w_k, and a teacher and P_k if there is distillation."""
-        start: dict[str, Any] = {"weights": fed.initial_weights()}
+        start: dict[str, Any] = {"weights": state.weights}
         if self.lam:
             P = fed.model.num_parameters
             student = fed.network("student", partial(self.student, fed.model.module, fed.shape))
@@ -259,7 +260,8 @@ class XPFL(Method[State]):
         trained = train(teacher, task, settings)
         client.state["teacher"] = trained.weights
         teacher.load(trained.weights)
-        judged = self.reconstruction_loss(teacher, x[:MOST_JUDGED])
+        drawn = torch.from_numpy(client.rng("judged").permutation(len(x))[:MOST_JUDGED])
+        judged = self.reconstruction_loss(teacher, x[drawn.to(x.device)])
         client.report(teacher_loss=judged)
         return judged
 
@@ -290,11 +292,15 @@ class XPFL(Method[State]):
     def explain(self, client: Client, weights: Tensor) -> dict[str, float]:
         """(client) A tree that mimics w_k, and t-SNE of its features before and after fusion."""
         assert self.xfed is not None
-        own = client.state["weights"]
+        own = client.state.get("weights")
+        if own is None:  # its training has failed
+            return {}
         tree = self.mimic(client, own)
         after, _ = self.fused(client, weights)
-        x = client.central_test.x[: self.xfed.images]
-        seed = int(client.rng("t-SNE").integers(2**31))
+        rng = client.rng("t-SNE")
+        rows = rng.permutation(len(client.central_test))[: self.xfed.images]
+        x = client.central_test.x[torch.from_numpy(rows).to(client.device)]
+        seed = int(rng.integers(2**31))
         before, fused = (self.embedded(client, w, x, seed).divergence for w in (own, after))
         size = client.model.num_parameters
         held = client.num_samples + len(client.unlabelled)
@@ -345,7 +351,7 @@ class XPFL(Method[State]):
     def student(self, classifier: nn.Module, shape: tuple[int, ...]) -> Student:
         """A copy of the classifier beside P_k."""
         assert isinstance(classifier, Classifier)
-        copied = copy.deepcopy(classifier)
+        copied = copy.deepcopy(classifier).cpu()
         size = representation_size(copied.features, shape)
         return Student(copied, nn.Linear(size, self.teacher.width))
 

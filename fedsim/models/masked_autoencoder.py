@@ -166,7 +166,7 @@ class MaskedAutoencoder(nn.Module):
         Raises:
             ExperimentError: a ratio outside of [0, 1), or one that leaves no patch visible.
         """
-        visible = self._visible(mask_ratio)
+        visible = self.visible(mask_ratio)
         if visible == self.patches:
             order = torch.arange(self.patches, device=x.device).expand(len(x), -1)
         else:
@@ -225,7 +225,7 @@ class MaskedAutoencoder(nn.Module):
         """`reconstruct`."""
         return self.reconstruct(x)
 
-    def _visible(self, mask_ratio: float) -> int:
+    def visible(self, mask_ratio: float) -> int:
         visible = int(self.patches * (1 - mask_ratio)) if 0 <= mask_ratio < 1 else 0
         if visible == 0:
             raise ExperimentError(

@@ -53,4 +53,15 @@ def test_the_divergence_is_that_of_its_places() -> None:
 
 def test_too_few_examples_are_refused() -> None:
     with pytest.raises(BadInput, match="perplexity=90: must be below the number of examples, 90"):
-        embed(clusters(1.0), perplexity=90, iterations=250, seed=0)
+        embed(clusters(1.0), perplexity=90, iterations=300, seed=0)
+
+
+def test_equal_features_are_not_told_apart() -> None:
+    found = embed(np.ones((50, 8), dtype=np.float32), perplexity=5, iterations=300, seed=0)
+    assert math.isnan(found.divergence)
+    assert not found.places.any()
+
+
+def test_a_single_feature_is_embedded() -> None:
+    x = np.linspace(0, 1, 60, dtype=np.float32)[:, None]
+    assert embed(x, perplexity=5, iterations=300, seed=0).divergence < 2

@@ -15,7 +15,7 @@ from fedsim.errors import BadInput
 from fedsim.explained import PersonalModel
 from fedsim.launch import reopen
 
-XFED = {"images": 60, "perplexity": 5, "iterations": 250, "held_out": 0.25}
+XFED = {"images": 60, "perplexity": 5, "iterations": 300, "held_out": 0.25}
 
 
 def personal(out: Path, **sections: Any) -> Run:
