@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_ind, ttest_rel
 
 import fedsim
-from fedsim.attacked import Attacked
-from fedsim.privacy.inversion import fidelity, invert_gradient
+from fedsim.attacked import Attacked, Inversion
+from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_gradient
 from fedsim.results.summary import of_run
 from fedsim.sheet import Sheet
 from fedsim.simulate import prepare
@@ -59,39 +59,57 @@ def row_of(run: fedsim.Run) -> dict[str, Any]:
     }
 
 
-def attack(run: fedsim.Run, name: str, pictures: Path) -> dict[str, float]:
-    """What attacks find out of a run; the first seed's reconstructions are drawn."""
+def attack(run: fedsim.Run, name: str) -> tuple[dict[str, float], Inversion | None]:
+    """What attacks find out of a run, and what they make of its shared images."""
     attacked = Attacked(run)
     found = {"epsilon": run.rounds.get("epsilon", pd.Series([np.nan])).iloc[-1]}
     for kind, outcome in attacked.infer_membership(4 if name in LIRA else 0).items():
         found |= {f"{kind}_auc": outcome.auc, f"{kind}_balanced": outcome.balanced_accuracy}
         found[f"{kind}_tpr"] = outcome.tpr
-    if attacked.shares_images:
-        inversion = attacked.invert_shared()
-        for what in ("shared", "reconstructed"):
-            close = getattr(inversion, what)
-            found |= {f"{what}_{m}": getattr(close, m) for m in ("mse", "psnr", "ssim")}
-        if run.experiment.seed == 0:
-            inversion.draw(name, pictures / f"{name.replace(', σ ', '-')}.png")
-    return found
+    if not attacked.shares_images:
+        return found, None
+    inversion = attacked.invert_shared()
+    for what in ("shared", "reconstructed"):
+        close = getattr(inversion, what)
+        found |= {f"{what}_{m}": getattr(close, m) for m in ("mse", "psnr", "ssim")}
+    return found, inversion
+
+
+def draw_inversions(inversions: dict[str, Inversion]) -> None:
+    """A picture for each σ: what mechanisms make of the same images, and attacks of that."""
+    for sigma in sorted({name.rpartition(" ")[2] for name in inversions}):
+        of_sigma = {n: i for n, i in inversions.items() if n.endswith(f"σ {sigma}")}
+        first = next(iter(of_sigma.values()))
+        rows = {}
+        for name, inversion in of_sigma.items():
+            assert torch.allclose(inversion.originals, first.originals, atol=1e-6)
+            rows[name] = (inversion.items, inversion.found)
+        path = RESULTS / f"reconstructed-{sigma}.png"
+        draw_reconstructions(rows, first.originals, first.labels, path)
 
 
 def collect(name: str, grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row for each run, and all rounds of all runs, by the axes of the grid."""
-    rows, rounds = [], []
+    rows, rounds, inversions = [], [], {}
     for grid in grids:
         for entry in grid.manifest["cells"]:
             if entry["status"] != "finished":
                 continue
             run = fedsim.load(grid.path / entry["folder"])
             cell = {**entry["cell"], "seed": entry["seed"]}
-            extra = attack(run, cell["method"], RESULTS) if name == "privacy" else {}
+            extra: dict[str, float] = {}
+            if name == "privacy":
+                extra, inversion = attack(run, cell["method"])
+                if inversion is not None and entry["seed"] == 0:
+                    inversions[cell["method"]] = inversion
             rows.append({**cell, **row_of(run), **extra})
             sent = (run.rounds["total_bytes_up"] + run.rounds["total_bytes_down"]) / 1e6
             curve = run.rounds[["round", "accuracy"]].assign(
                 megabytes=sent / run.manifest["clients"], **cell
             )
             rounds.append(curve.dropna(subset="accuracy"))
+    if inversions:
+        draw_inversions(inversions)
     return pd.DataFrame(rows), pd.concat(rounds, ignore_index=True)
 
 
@@ -160,12 +178,16 @@ def warmup(results: pd.DataFrame) -> Iterator[str]:
 
 
 def seeds(results: pd.DataFrame) -> Iterator[str]:
-    own = results[results["method"] == FEDXDS]["accuracy"]
+    by_seed = results.pivot(index="seed", columns="method", values="accuracy")
     rows = []
     for method, runs in results.groupby("method", sort=False):
-        p = "" if method == FEDXDS else f"{better(own, runs['accuracy']):.4f}"
-        rows.append([str(method), spread(runs["accuracy"]), p, spread(runs["best"])])
-    yield table(["method", "accuracy", f"p ({FEDXDS} above)", "best"], rows)
+        cells = [spread(runs["accuracy"]), "", "", spread(runs["best"])]
+        if method != FEDXDS:
+            # Runs of one seed share partition and initial weights: pairs say more.
+            paired = ttest_rel(by_seed[FEDXDS], by_seed[method], alternative="greater").pvalue
+            cells[1:3] = f"{better(by_seed[FEDXDS], by_seed[method]):.4f}", f"{paired:.4f}"
+        rows.append([str(method), *cells])
+    yield table(["method", "accuracy", f"p ({FEDXDS} above)", "p of pairs", "best"], rows)
 
 
 def privacy(results: pd.DataFrame) -> Iterator[str]:
@@ -263,19 +285,19 @@ def cost(out: Path, turns: int = 3) -> str:
     seconds: dict[str, list[tuple[float, float]]] = {}
     for turn in range(turns):
         for name in ("FedFed", "FedGen", "FedFTG", FEDXDS, "FedAvg"):
-            cell = sheet.changed({**methods[name], "seed": turn, "train.rounds": 21}, "cost")
-            cell = cell.changed({"evaluate.every": 21}, "cost")
+            cell = sheet.changed({**methods[name], "seed": turn, "train.rounds": 16}, "cost")
+            cell = cell.changed({"evaluate.every": 16}, "cost")
             started = time.perf_counter()
             rounds = fedsim.run(cell.build(fedsim.Experiment), out).rounds
             print(f"{name}, {time.perf_counter() - started:.0f} s", flush=True)
-            training = rounds["seconds"].iloc[-6:-1].median()
-            before = rounds["seconds"].iloc[:-9].sum()
+            training = rounds["seconds"].iloc[-5:-1].median()  # the last one evaluates
+            before = rounds["seconds"].iloc[:11].sum()
             seconds.setdefault(name, []).append((training, before))
     rows = []
     for name, measured in seconds.items():
         medians = (statistics.median(column) for column in zip(*measured, strict=True))
         rows.append([name, *(f"{m:.2f}" for m in medians)])
-    return table(["method", "a round of training, s", "the first 12 rounds, s"], rows)
+    return table(["method", "a round of training, s", "the first 11 rounds, s"], rows)
 
 
 def main() -> None:
