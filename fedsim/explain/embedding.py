@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import class_colours
 
 
 @dataclass(frozen=True)
@@ -82,19 +83,18 @@ def draw_embeddings(
         class_names: their names.
         path: of the PNG file.
     """
-    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(embeddings) + 1.4, 4.4), layout="constrained", dpi=130)
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(embeddings), squeeze=False)[0]
-    colours = colormaps["tab10" if len(class_names) <= 10 else "tab20"]
+    colours = class_colours(len(class_names))
     for axes, (name, embedding) in zip(panels, embeddings.items(), strict=True):
         for label in np.unique(labels).tolist():
             own = embedding.places[labels == label]
             word = class_names[label] if axes is panels[0] else None
-            axes.scatter(*own.T, s=7, color=colours(label % colours.N), label=word)
+            axes.scatter(*own.T, s=7, color=colours[label], label=word)
         axes.set(xticks=(), yticks=())
         axes.set_title(f"{name}\nKL {embedding.divergence:.3f} nats", fontsize=10)
     figure.legend(loc="outside right center", fontsize=8, frameon=False, markerscale=2)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.explain.canvas import new_figure, place, plain, save
 from fedsim.models.rules import Array, Condition, Prediction, Rule
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ MOST_COLUMNS = 60  # features of the heat map
 MOST_TERMS = 9  # with more, each feature has words of its own
 BINS = 20  # of a feature's values
 _STEPS = 12_000  # of a sampled range; the peaks of up to 7 uniform fuzzy sets are among them
-_DPI = 150
 _SMALL, _FONT = 8, 9  # points
 _PANEL, _PANEL_OF_FEW, _GAP, _ROW = (1.65, 1.05), (2.6, 1.7), 0.2, 0.2  # inches
 _PALE, _SOLID, _NONE = "#a9c6e3", "#1f4e79", "#d95f02"
@@ -46,7 +46,7 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str], path:
         names: of the F features.
         path: of the PNG file.
     """
-    _save(_partitions(rules, x, names), path)
+    save(_partitions(rules, x, names), path)
 
 
 def draw_rules(
@@ -70,7 +70,7 @@ def draw_rules(
         path: of the PNG file.
         most: rules to draw; lighter ones are left out.
     """
-    _save(_rules(rules, sources, names, most), path)
+    save(_rules(rules, sources, names, most), path)
 
 
 def draw_activations(found: Prediction, path: Path) -> None:
@@ -80,7 +80,7 @@ def draw_activations(found: Prediction, path: Path) -> None:
         found: what R rules, numbered from 1, make of n examples.
         path: of the PNG file.
     """
-    _save(_activations(found), path)
+    save(_activations(found), path)
 
 
 @dataclass(frozen=True)
@@ -144,16 +144,16 @@ def _partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Figure
     rows = -(-len(features) // columns)
     width, height = _PANEL if len(features) > 3 else _PANEL_OF_FEW
     letters = int(width / 0.072)
-    titles = [_plain("\n".join(_lines(names[f], letters, 2))) for f in features]
+    titles = [plain("\n".join(_lines(names[f], letters, 2))) for f in features]
     across = width + _GAP
     above = 0.4 if any("\n" in title for title in titles) else 0.26
     down = height + above
 
-    figure = _figure(columns * across - _GAP, rows * down - above)
+    figure = new_figure(columns * across - _GAP, rows * down - above)
     colours = _colours()
     for k, (f, title) in enumerate(zip(features, titles, strict=True)):
         row, column = divmod(k, columns)
-        panel = _place(figure, column * across, row * down, width, height)
+        panel = place(figure, column * across, row * down, width, height)
         panel.set_title(title, fontsize=_FONT, pad=3)
         counts, edges = np.histogram(x[:, f], BINS, (0, 1))
         shares = counts / max(counts.max(), 1)
@@ -181,7 +181,7 @@ def _partitions(rules: Sequence[Rule], x: Array, names: Sequence[str]) -> Figure
         ]
         figure.legend(
             handles,
-            [_plain(term) for term in terms],
+            [plain(term) for term in terms],
             loc="lower left",
             bbox_to_anchor=(0, 1 + (above + 0.05) / (rows * down - above)),
             ncols=len(terms),
@@ -248,8 +248,8 @@ def _rules(
     cell = float(np.clip(6 / len(features), 0.19, 0.36))
     wide, high, gap, bars = cell * len(features), _ROW * len(shown), 0.15, 1.3
 
-    figure = _figure(wide + gap + bars, high)
-    heat = _place(figure, 0, 0, wide, high)
+    figure = new_figure(wide + gap + bars, high)
+    heat = place(figure, 0, 0, wide, high)
     x_edges, y_edges = np.arange(len(features) + 1) - 0.5, np.arange(len(shown) + 1) - 0.5
     mesh = heat.pcolormesh(
         x_edges,
@@ -265,7 +265,7 @@ def _rules(
     heat.plot(*np.nonzero(nowhere)[::-1], "x", color="0.3", markersize=4, zorder=3)
     heat.hlines(range(len(shown)), x_edges[0], x_edges[-1], color="0.9", linewidth=0.6, zorder=1)
     short = ["".join(_lines(names[f], 40, 1)) for f in features]
-    labels = [_plain(name) for name in short]
+    labels = [plain(name) for name in short]
     level = max(map(len, short)) * 0.08 < cell
     heat.set_xticks(range(len(features)), labels=labels, rotation=0 if level else 90)
     heat.set_yticks(range(len(shown)), labels=[str(j + 1) for j in order])
@@ -274,7 +274,7 @@ def _rules(
     heat.tick_params(labelsize=_SMALL, length=0, labeltop=True, labelbottom=False)
     heat.spines[:].set_color("0.6")
 
-    weight = _place(figure, wide + gap, 0, bars, high)
+    weight = place(figure, wide + gap, 0, bars, high)
     weights = [rule.weight for rule in shown]
     drawn = weight.barh(range(len(shown)), weights, 0.65, color=_SOLID)
     texts = [f"{w:,.0f}" if abs(w) >= 1000 else f"{w:.3g}" for w in weights]
@@ -292,7 +292,7 @@ def _rules(
             header, (at, 1), (4 * at, 4), "axes fraction", "offset points", fontsize=_FONT
         )
 
-    bar = _place(figure, 0, high + 0.2, 1.8, 0.12)
+    bar = place(figure, 0, high + 0.2, 1.8, 0.12)
     figure.colorbar(mesh, cax=bar, orientation="horizontal")
     bar.set_xticks((0, 0.5, 1), labels=("low (0)", "0.5", "high (1)"))
     bar.tick_params(labelsize=_SMALL, length=2.5)
@@ -348,8 +348,8 @@ def _activations(found: Prediction) -> Figure:
     shares = np.bincount(active, minlength=1) / max(n, 1)
 
     wide = float(np.clip(0.2 * R + 1, 1.6, 8.4))
-    figure = _figure(wide, 5)
-    above = _place(figure, 0, 0, wide, 2.3)
+    figure = new_figure(wide, 5)
+    above = place(figure, 0, 0, wide, 2.3)
     numbers = np.arange(1, R + 1)
     above.bar(numbers, fires, 0.86, color=_PALE, label="fires")
     above.bar(numbers, decides, 0.45, color=_SOLID, label="decides")
@@ -376,7 +376,7 @@ def _activations(found: Prediction) -> Figure:
     )
 
     slots = max(len(shares), min(R + 1, 8))
-    below = _place(figure, 0, 3.1, min(max(0.4 * slots, 1.6), 8.4), 1.9)
+    below = place(figure, 0, 3.1, min(max(0.4 * slots, 1.6), 8.4), 1.9)
     below.bar(0, shares[0], 0.86, color=_NONE)
     below.bar(np.arange(1, len(shares)), shares[1:], 0.86, color=_SOLID)
     below.set_xlim(-0.6, slots - 0.4)
@@ -427,21 +427,6 @@ def _colours() -> ListedColormap:
     return ListedColormap(mpl.colormaps["plasma"](np.linspace(0, 0.85, 256)))
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes at a place in inches; what lies outside of the figure is saved with it."""
-    W, H = figure.get_size_inches()
-    return figure.add_axes((left / W, 1 - (top + height) / H, width / W, height / H))
-
-
 def _note(figure: Figure, sentences: Sequence[str], width: float, below: float) -> None:
     """Sentences below a figure, each in lines of a width; all in inches."""
     lines = [line for text in sentences for line in textwrap.wrap(text, int(width / 0.067))]
@@ -458,14 +443,5 @@ def _lines(text: str, width: int, most: int) -> list[str]:
     return lines
 
 
-def _plain(text: str) -> str:
-    """Text in which no dollar signs make a formula."""
-    return text.replace("$", r"\$")
-
-
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.1)

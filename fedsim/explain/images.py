@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.explain.canvas import new_figure, place
+
 Array = NDArray[np.float32]
 
 _SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the names of rows, between clients
@@ -49,27 +51,18 @@ def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -
         names: of the classes.
         path: of the PNG file.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     clients = sorted({e.client for e in examples})
     labels = sorted({e.label for e in examples})
     width = _LEFT + _SIDE * len(labels)
     height = len(clients) * (_SIDE * len(_ROWS) + _GAP)
-    figure = Figure(figsize=(width, height), dpi=_DPI)
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height)
     for e in examples:
         column = labels.index(e.label)
         top = clients.index(e.client) * (_SIDE * len(_ROWS) + _GAP) + _GAP
         largest = float(np.abs(e.heatmap).max()) or 1.0
         for row, kind in enumerate(_ROWS):
-            box = (
-                (_LEFT + column * _SIDE) / width,
-                1 - (top + (row + 1) * _SIDE) / height,
-                0.94 * _SIDE / width,
-                0.94 * _SIDE / height,
-            )
-            axes = figure.add_axes(box)
+            left, side = _LEFT + column * _SIDE, 0.94 * _SIDE
+            axes = place(figure, left, top + (row + 1) * _SIDE - side, side, side)
             axes.set_axis_off()
             if kind == "relevance":
                 axes.imshow(e.heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
@@ -95,4 +88,4 @@ def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -
         )
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
-    figure.savefig(path)
+    figure.savefig(path, dpi=_DPI)

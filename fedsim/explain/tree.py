@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import class_colours, new_figure, place, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,6 @@ LEAF = -1  # in place of a feature or of a child
 _ALIKE = 1e-9  # bits: gains, and ratios of them, that differ by less do so by rounding
 _CELLS = 2**18  # (feature, row) pairs that are looked at together, which bounds the memory
 
-_DPI = 150
 _SMALL, _FONT, _LETTER = 7, 8, 0.067  # points, points, inches
 _BOX, _BAR, _LEVEL, _GAP = 0.56, 0.09, 1.0, 0.16  # inches: a node, its bar, between nodes
 _MAP, _APART, _UNDER = 2.2, 0.45, 0.6  # inches: the heat map, left of it, below it
@@ -378,7 +378,7 @@ def draw_tree(
         ExperimentError: a shape without a feature that the tree asks about, or no levels.
     """
     _require_positive(most_levels=most_levels)
-    _save(_drawn_tree(tree, class_names, shape, most_levels), path)
+    save(_drawn_tree(tree, class_names, shape, most_levels), path)
 
 
 def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path) -> None:
@@ -389,7 +389,7 @@ def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path) -> None
         class_names: of the C classes.
         path: of the PNG file.
     """
-    _save(_drawn_confusion(matrix, class_names), path)
+    save(_drawn_confusion(matrix, class_names), path)
 
 
 def _drawn_tree(
@@ -412,12 +412,11 @@ def _drawn_tree(
     wide = max(centres.values()) + step / 2
     cut = any(below[node] and depths[node] == most_levels - 1 for node in shown)
     high = int(depths[shown].max()) * _LEVEL + _BOX + (0.3 if cut else 0)
-    colours = _class_colours(len(class_names))
+    colours = class_colours(len(class_names))
 
-    figure = (
-        _figure(wide + _APART + _MAP, max(high, _MAP + _UNDER)) if shape else _figure(wide, high)
-    )
-    axes = _place(figure, 0, 0, wide, high)
+    size = (wide + _APART + _MAP, max(high, _MAP + _UNDER)) if shape else (wide, high)
+    figure = new_figure(*size)
+    axes = place(figure, 0, 0, wide, high)
     axes.set(xlim=(0, wide), ylim=(high, 0))  # inches, downwards
     axes.set_axis_off()
     for node in shown:
@@ -469,7 +468,7 @@ def _drawn_tree(
     for text in legend.get_texts():
         text.set_parse_math(False)
     if shape is not None:
-        _draw_asked(_place(figure, wide + _APART, 0, _MAP, _MAP), tree, shape)
+        _draw_asked(place(figure, wide + _APART, 0, _MAP, _MAP), tree, shape)
     left_out = len(tree.feature) - len(shown)
     note = f"Depth of the whole tree: {tree.depth}. Leaves: {tree.leaves:,}."
     if left_out:
@@ -590,8 +589,8 @@ def _drawn_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
     widest = len(f"{matrix.max():,}")
     with_numbers = C <= 40
     cell = max(0.3, widest * _LETTER + 0.1) if with_numbers else 6 / C
-    figure = _figure(C * cell, C * cell)
-    axes = _place(figure, 0, 0, C * cell, C * cell)
+    figure = new_figure(C * cell, C * cell)
+    axes = place(figure, 0, 0, C * cell, C * cell)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     if with_numbers:
@@ -619,36 +618,6 @@ def _drawn_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
         agreed + (f" ({same / total:.1%})" if total else ""), fontsize=_FONT, loc="left"
     )
     return figure
-
-
-def _class_colours(classes: int) -> list[tuple[float, float, float]]:
-    """(red, green, blue) of each class, from 0 to 1; told apart easily up to 20 of them."""
-    import matplotlib as mpl
-
-    if classes <= 20:
-        colours = mpl.colormaps["tab10" if classes <= 10 else "tab20"](np.arange(classes))
-    else:
-        colours = mpl.colormaps["turbo"](np.linspace(0, 1, classes))
-    return [(float(r), float(g), float(b)) for r, g, b, _ in colours]
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes at a place in inches."""
-    W, H = figure.get_size_inches()
-    return figure.add_axes((left / W, 1 - (top + height) / H, width / W, height / H))
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.1)
 
 
 def _require_positive(**limits: int | None) -> None:

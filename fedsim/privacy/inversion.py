@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, interpolate, mse_loss
 
 from fedsim.errors import ExperimentError
+from fedsim.explain.canvas import new_figure, plain, save
 from fedsim.streams import torch_seed, torch_stream
 from fedsim.training.flat import named
 
@@ -36,7 +37,7 @@ WINDOW = 7  # pixels a side of SSIM's window
 SMALLEST = 8  # pixels a side that two halvings leave something of
 BATCH = 500  # images that a network reconstructs at once
 MOST_IMAGES = 8  # columns of a picture
-_DPI, _FONT = 150, 9  # points
+_FONT = 9  # points
 _SIDE, _LINE, _GAP = 0.9, 0.06, 0.12  # inches: an image, between two, above a mechanism
 
 Images = Tensor | NDArray[np.floating[Any]]
@@ -360,17 +361,13 @@ def draw_reconstructions(
         ExperimentError: shapes that differ, images of other sizes or channels, or originals out
             of range.
     """
-    figure = _picture(rows, originals, labels)
-    figure.savefig(path, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.1)
+    save(_picture(rows, originals, labels), path)
 
 
 def _picture(
     rows: Mapping[str, tuple[Tensor, Tensor]], originals: Tensor, labels: Sequence[str]
 ) -> Figure:
     """The figure of `draw_reconstructions`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     n, channels, H, W = originals.shape
     if channels not in (1, 3):
         raise ExperimentError(f"originals: must have 1 channel or 3 to be drawn, not {channels}")
@@ -386,8 +383,7 @@ def _picture(
     columns = min(n, MOST_IMAGES)
     across, down = _SIDE + _LINE, _SIDE * H / W + _LINE
     height = down * len(lines) + _GAP * len(rows)
-    figure = Figure(figsize=(across * columns, height))
-    FigureCanvasAgg(figure)
+    figure = new_figure(across * columns, height)
     top = 0.0
     for name, images, gap in lines:
         top += gap
@@ -400,10 +396,10 @@ def _picture(
             axes.set(xticks=(), yticks=())
             axes.spines[:].set(color="0.6", linewidth=0.5)
             if top == 0:
-                axes.set_title(_plain(labels[k]), fontsize=_FONT, pad=4)
+                axes.set_title(plain(labels[k]), fontsize=_FONT, pad=4)
             if k == 0:
                 axes.set_ylabel(
-                    _plain(name), fontsize=_FONT, rotation=0, ha="right", va="center", labelpad=6
+                    plain(name), fontsize=_FONT, rotation=0, ha="right", va="center", labelpad=6
                 )
         top += down
     note = "Shared items are clamped to [0, 1] to be drawn."
@@ -411,11 +407,6 @@ def _picture(
         note += f" SSIM: mean over {n} images."
     figure.text(0, -0.08 / height, note, fontsize=_FONT - 1, va="top", color="0.25")
     return figure
-
-
-def _plain(text: str) -> str:
-    """Text in which no dollar signs make a formula."""
-    return text.replace("$", r"\$")
 
 
 def _check_images(smallest: int, **shapes: Sequence[int]) -> None:

@@ -1,0 +1,51 @@
+"""What pictures of explanations have in common: figures without a window, measured in inches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 150
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of that size."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, because it is slow
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes at a place; what lies outside of the figure is saved with it."""
+    W, H = figure.get_size_inches()
+    return figure.add_axes((left / W, 1 - (top + height) / H, width / W, height / H))
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As a PNG file, with all that was drawn and no more."""
+    figure.savefig(path, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
+
+
+def class_colours(classes: int) -> list[tuple[float, float, float]]:
+    """(red, green, blue) of each class, from 0 to 1; told apart easily up to 20 of them."""
+    import matplotlib as mpl
+
+    if classes <= 20:
+        colours = mpl.colormaps["tab10" if classes <= 10 else "tab20"](np.arange(classes))
+    else:
+        colours = mpl.colormaps["turbo"](np.linspace(0, 1, classes))
+    return [(float(r), float(g), float(b)) for r, g, b, _ in colours]
+
+
+def plain(text: str) -> str:
+    """Text in which no dollar signs make a formula."""
+    return text.replace("$", r"\$")
