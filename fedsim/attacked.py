@@ -20,6 +20,7 @@ from fedsim.federation import Examples
 from fedsim.launch import reopen
 from fedsim.methods.fedfed import FedFed, FedFedState
 from fedsim.methods.fedxds import FedXDS, FedXDSState
+from fedsim.methods.pixels import to_pixels
 from fedsim.privacy.inversion import (
     Fidelity,
     draw_reconstructions,
@@ -146,10 +147,9 @@ class Attacked:
         originals, items, y = self._shared_pairs(rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
         own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
-        pairs = [(self._shared(own, f"draw {k}"), self._pixels(own.x)) for k in range(DRAWS)]
         denoiser = train_denoiser(
-            torch.cat([shared for shared, _ in pairs]),
-            torch.cat([x for _, x in pairs]),
+            torch.cat([self._shared(own, f"draw {k}") for k in range(DRAWS)]),
+            torch.cat([self._pixels(own.x)] * DRAWS),
             epochs=EPOCHS,
             seed=self.experiment.seed,
         )
@@ -193,8 +193,7 @@ class Attacked:
 
     def _pixels(self, x: Tensor) -> Tensor:
         """Pixels in [0, 1] of the network's inputs."""
-        zero, one = (self.fed.tensor(pixel) for pixel in self.fed.pixels())
-        return ((x - zero) / (one - zero)).clamp(0, 1)
+        return to_pixels(x, self.fed.tensor(self.fed.pixels())).clamp(0, 1)
 
     def _shared(self, examples: Examples, draw: str) -> Tensor:
         """What would be shared of images, in pixels."""

@@ -24,6 +24,7 @@ from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Unsent, Update, Vector
 from fedsim.methods.method import Method, State, check_rounds_left, methods
+from fedsim.methods.pixels import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.training import FlatModel, Loss, Train
 from fedsim.training import cross_entropy as plain
@@ -413,16 +414,6 @@ class FedFed(Method[FedFedState]):
             return losses.view(len(inputs), -1).mean(dim=0)
 
         return loss
-
-
-def to_pixels(x: Tensor, pixels: Tensor) -> Tensor:
-    """Images with pixels in [0, 1], from the network's inputs."""
-    return (x - pixels[0]) / (pixels[1] - pixels[0])
-
-
-def to_network(x: Tensor, pixels: Tensor) -> Tensor:
-    """The network's inputs, from images with pixels in [0, 1] or parts of them."""
-    return x * (pixels[1] - pixels[0]) + pixels[0]
 
 
 @torch.no_grad()

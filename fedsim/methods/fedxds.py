@@ -27,6 +27,7 @@ from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
 from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, Unsent, Update, Vector
 from fedsim.methods.method import Method, State, check_rounds_left, methods
+from fedsim.methods.pixels import to_pixels
 from fedsim.privacy.gaussian import analytic_sigma, clip
 from fedsim.training import Loss, Train
 
@@ -255,10 +256,11 @@ class FedXDS(Method[FedXDSState]):
         sent = fed.gather(
             self.share, clients, weights=state.attributor, levels=Unsent(levels), explained=True
         )
-        zero, one = fed.pixels()
+        pixels = torch.tensor(fed.pixels())
         for items in sent.values():
-            f = decode(torch.tensor(items["shared"]), torch.tensor(levels)).numpy()
-            items["x"], items["shared"] = ((x - zero) / (one - zero) for x in (items["x"], f))
+            f = decode(torch.tensor(items["shared"]), torch.tensor(levels))
+            for name, images in (("x", torch.tensor(items["x"])), ("shared", f)):
+                items[name] = to_pixels(images, pixels).numpy()
         return sent
 
     def obscured(
@@ -275,8 +277,7 @@ class FedXDS(Method[FedXDSState]):
         if self.encoding == "uint8":
             levels = fed.tensor(self.levels(fed))
             f = decode(encode(f, levels), levels)
-        zero, one = (fed.tensor(pixel) for pixel in fed.pixels())
-        return (f - zero) / (one - zero)
+        return to_pixels(f, fed.tensor(fed.pixels()))
 
     def f(
         self,

@@ -22,9 +22,8 @@ from fedsim.methods.fedfed import (
     balanced,
     mosaics,
     split,
-    to_network,
-    to_pixels,
 )
+from fedsim.methods.pixels import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.simulate import Progress, prepare
 from fedsim.streams import numpy_stream, torch_stream
