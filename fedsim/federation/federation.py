@@ -23,7 +23,7 @@ from fedsim.federation.sums import ExactSum
 from fedsim.federation.wire import Unsent, nbytes, to_arrays
 from fedsim.federation.worker import TEST_SHARD, Call
 from fedsim.models import RuleModel
-from fedsim.privacy.central import Privacy, Release
+from fedsim.privacy.central import Privacy, Release, reference
 from fedsim.streams import numpy_stream
 from fedsim.training import FlatModel, scores
 
@@ -384,10 +384,8 @@ class Federation:
         for (name, size), total in sorted(outcome.sums.items()):
             noise = privacy.noise_multiplier * privacy.clip * rng.standard_normal(size)
             change = ((total.value() if len(cohort) else 0.0) + noise) / count
-            sent = to_arrays(arguments.get(name))
-            known = isinstance(sent, np.ndarray) and sent.size == size
-            reference = sent.reshape(-1) if known else 0.0
-            mean[name] = (reference + change).astype(np.float32)
+            sent = reference(to_arrays(arguments.get(name)), size)
+            mean[name] = (sent + change).astype(np.float32)
         return Mean(mean, count)
 
     def _insist_on_sums(self, does: str) -> None:

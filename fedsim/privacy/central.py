@@ -12,7 +12,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -75,6 +77,18 @@ class Privacy(Section):
         return float(accountant.get_epsilon(self.delta))
 
 
+def reference(sent: Any, size: int) -> Any:
+    """What a vector's change refers to: an array or tensor of its size, flat; 0 for anything else.
+
+    Args:
+        sent: what the server sent under the vector's name, if anything.
+        size: of the vector.
+    """
+    if isinstance(sent, Tensor | np.ndarray) and math.prod(sent.shape) == size:
+        return sent.reshape(-1)
+    return 0.0
+
+
 def clipped(
     vectors: Mapping[str, Tensor], references: Mapping[str, Tensor], norm: float
 ) -> dict[str, Tensor]:
@@ -88,10 +102,7 @@ def clipped(
     changes = {}
     for name, vector in vectors.items():
         change = vector.detach().reshape(-1).double()
-        reference = references.get(name)
-        if isinstance(reference, Tensor) and reference.numel() == change.numel():
-            change = change - reference.reshape(-1)
-        changes[name] = change
+        changes[name] = change - reference(references.get(name), len(change))
     total = torch.stack([change.square().sum() for change in changes.values()]).sum().sqrt()
     scale = torch.where(total > norm, norm / total, 1.0)
     return {name: change * scale for name, change in changes.items()}
