@@ -7,7 +7,7 @@ shared = SharedImages.of(fedsim.load(path), clients=[0, 1])
 shared.draw(folder)
 
 personal = PersonalModel.of(fedsim.load(path), client=0)
-personal.tree.path(personal.images[0], pixel_names(personal.shape))
+personal.mimic.tree.path(personal.mimic.images[0], pixel_names(personal.shape))
 """
 
 from __future__ import annotations
@@ -22,29 +22,22 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset
 from fedsim.data.labels import draw_labels
 from fedsim.errors import RunFolderError
-from fedsim.explain.embedding import Embedding, draw_embeddings, embed
+from fedsim.explain.embedding import Embedding, draw_embeddings
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
 from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.rules import LocalExplanation, local_explanation
-from fedsim.explain.tree import (
-    Tree,
-    build_tree,
-    confusion,
-    draw_confusion,
-    draw_tree,
-    fidelity,
-)
+from fedsim.explain.tree import confusion, draw_confusion, draw_tree
+from fedsim.federation import Federation
 from fedsim.launch import reopen, same_data
 from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.methods.method import needs_classifier
-from fedsim.methods.xpfl import XPFL, Xfed
+from fedsim.methods.xpfl import XPFL, Mimic, Xfed, embedded
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rules import Array, Prediction, Rule, feature_names
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.simulate import prepare
 from fedsim.streams import numpy_stream
-from fedsim.training import logits, representation
 
 
 @dataclass(frozen=True)
@@ -169,10 +162,7 @@ class SharedImages:
         if not len(state.labels):
             raise RunFolderError(f"{run.path}: nothing was shared (method.fraction=0)")
         for k in set(clients):
-            if not 0 <= k < fed.num_clients:
-                raise RunFolderError(
-                    f"there is no client {k}; there are {fed.num_clients}, counted from 0"
-                )
+            _refuse_unknown(k, fed)
         examples = []
         for k, items in method.share_again(fed, state, sorted(set(clients))).items():
             labels, first = np.unique(items["labels"], return_index=True)
@@ -205,22 +195,15 @@ class PersonalModel:
 
     Args:
         client: whose.
-        tree: grown on what the model predicts for the client's images.
-        images: (n, C·H·W) these images, as the network takes them; the tree knows the first 80 %
-            (`method.xfed.held_out` decides).
-        predicted: (n,) the model's classes of them.
-        known: how many of them the tree was grown on.
-        embeddings: of the central test set's first images, by the global and the personal model.
+        mimic: grown on what the model predicts for the client's images.
+        embeddings: of images of the central test set, by the global and the personal model.
         labels: (m,) their true classes.
         shape: (C, H, W).
         classes: their names.
     """
 
     client: int
-    tree: Tree
-    images: NDArray[np.float32]
-    predicted: NDArray[np.int64]
-    known: int
+    mimic: Mimic
     embeddings: dict[str, Embedding]
     labels: NDArray[np.int64]
     shape: tuple[int, ...]
@@ -240,10 +223,7 @@ class PersonalModel:
         again = reopen(run)
         needs_classifier(method.name, again.setup.build_model())
         fed, dataset, holdings = again.fed, again.dataset, again.holdings
-        if not 0 <= client < fed.num_clients:
-            raise RunFolderError(
-                f"there is no client {client}; there are {fed.num_clients}, counted from 0"
-            )
+        _refuse_unknown(client, fed)
         states = fed.states()
         if client not in states:
             raise RunFolderError(f"client {client} was in no cohort, and has no personal model")
@@ -253,33 +233,27 @@ class PersonalModel:
         rows = np.concatenate([holdings.train[client], holdings.unlabelled[client]])
         rows = rng.permutation(rows)[: settings.images]
         x = fed.prepare(dataset.x[rows], dataset.y[rows]).x
-        fed.model.load(own)
-        predicted = logits(fed.model.module, x).argmax(axis=1)
-        flat = x.flatten(1).cpu().numpy()
-        known = max(1, round((1 - settings.held_out) * len(rows)))
-        tree = build_tree(flat[:known], predicted[:known], fed.num_classes)
+        mimic = Mimic.of(fed.model, own, x, fed.num_classes, settings)
         drawn = rng.permutation(len(dataset.test_y))[: settings.images]
         test = fed.prepare(dataset.test_x[drawn], dataset.test_y[drawn])
-        embeddings = {}
-        for name, w in (("global model", fed.tensor(again.state.weights)), ("personal", own)):
-            features = representation(fed.model.module, w, test.x).flatten(1).cpu().numpy()
-            embeddings[name] = embed(features, settings.perplexity, settings.iterations, seed=0)
+        models = {"global model": fed.tensor(again.state.weights), "personal": own}
+        embeddings = {
+            name: embedded(fed.model, w, test.x, settings, seed=0) for name, w in models.items()
+        }
         labels = dataset.test_y[drawn]
-        args = (embeddings, labels, dataset.shape, dataset.classes)
-        return cls(client, tree, flat, predicted, known, *args)
+        return cls(client, mimic, embeddings, labels, dataset.shape, dataset.classes)
 
     def in_words(self) -> str:
         """How well the tree mimics the model."""
-        seen, rest = slice(self.known), slice(self.known, None)
+        mimic = self.mimic
         lines = [
-            f"client {self.client}: a tree of {self.tree.leaves} leaves, {self.tree.depth} deep, "
-            f"says what its model predicts for {self.known} of its images: "
-            f"{fidelity(self.tree, self.images[seen], self.predicted[seen]):.1%} agree"
+            f"client {self.client}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} "
+            f"deep, says what its model predicts for {mimic.known} of its images: "
+            f"{mimic.fidelity:.1%} agree"
         ]
-        if self.known < len(self.images):
-            agree = fidelity(self.tree, self.images[rest], self.predicted[rest])
-            unseen = len(self.images) - self.known
-            lines.append(f"of {unseen} images that it has not seen {agree:.1%}")
+        if mimic.held_out_fidelity is not None:
+            unseen = len(mimic.images) - mimic.known
+            lines.append(f"of {unseen} images that it has not seen {mimic.held_out_fidelity:.1%}")
         for name, embedding in self.embeddings.items():
             lines.append(f"t-SNE, {name}: KL {embedding.divergence:.4f} nats")
         return "\n  ".join(lines)
@@ -296,8 +270,17 @@ class PersonalModel:
         if len(self.shape) == 3:
             C, H, W = self.shape
             shape = (C, H, W)
-        draw_tree(self.tree, self.classes, paths[0], shape)
-        counts = confusion(self.predicted, self.tree.predict(self.images), len(self.classes))
+        mimic = self.mimic
+        draw_tree(mimic.tree, self.classes, paths[0], shape)
+        by_tree = mimic.tree.predict(mimic.images)
+        counts = confusion(mimic.predicted, by_tree, len(self.classes))
         draw_confusion(counts, self.classes, paths[1])
         draw_embeddings(self.embeddings, self.labels, self.classes, paths[2])
         return paths
+
+
+def _refuse_unknown(client: int, fed: Federation) -> None:
+    if not 0 <= client < fed.num_clients:
+        raise RunFolderError(
+            f"there is no client {client}; there are {fed.num_clients}, counted from 0"
+        )

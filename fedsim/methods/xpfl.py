@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax
@@ -22,7 +23,7 @@ from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
 from fedsim.explain.embedding import Embedding, embed
-from fedsim.explain.tree import build_tree, fidelity
+from fedsim.explain.tree import Tree, build_tree, fidelity
 from fedsim.federation import Client, Federation, Unsent, Update
 from fedsim.methods.method import Method, State, methods, needs_classifier
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
@@ -60,6 +61,7 @@ class Teacher(Section):
     optimizer: Optimizer = Optimizer(name="adamw", lr=1e-3)
 
     def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
+        """With weights from torch's own generator."""
         return MaskedAutoencoder(
             shape,
             patch=self.patch,
@@ -92,6 +94,61 @@ class Xfed(Section):
     perplexity: float = Field(30.0, gt=0)
     iterations: int = Field(1000, ge=300)
     chi: float = Field(1.0, ge=0)
+
+
+@dataclass(frozen=True)
+class Mimic:
+    """A tree grown on what a model predicts for most of some images.
+
+    Args:
+        tree: grown on the first `known` of them.
+        images: (n, D) as the network takes them.
+        predicted: (n,) the model's classes.
+        known: how many of them the tree was grown on.
+    """
+
+    tree: Tree
+    images: NDArray[np.float32]
+    predicted: NDArray[np.int64]
+    known: int
+
+    @classmethod
+    def of(cls, model: FlatModel, weights: Tensor, x: Tensor, classes: int, xfed: Xfed) -> Mimic:
+        """Of a model with these weights, which are left in it."""
+        model.load(weights)
+        predicted = logits(model.module, x).argmax(axis=1)
+        images = x.flatten(1).cpu().numpy()
+        known = max(1, round((1 - xfed.held_out) * len(images)))
+        return cls(
+            build_tree(images[:known], predicted[:known], classes), images, predicted, known
+        )
+
+    @property
+    def fidelity(self) -> float:
+        """The share of the images that it was grown on for which tree and model agree."""
+        seen = slice(self.known)
+        return fidelity(self.tree, self.images[seen], self.predicted[seen])
+
+    @property
+    def held_out_fidelity(self) -> float | None:
+        """That of the other images; none if there are none."""
+        rest = slice(self.known, None)
+        if self.known == len(self.images):
+            return None
+        return fidelity(self.tree, self.images[rest], self.predicted[rest])
+
+    def measures(self) -> dict[str, float]:
+        """As columns of explanations.parquet."""
+        found = {"fidelity": self.fidelity}
+        if self.held_out_fidelity is not None:
+            found["held_out_fidelity"] = self.held_out_fidelity
+        return found | {"depth": self.tree.depth, "leaves": self.tree.leaves}
+
+
+def embedded(model: FlatModel, weights: Tensor, x: Tensor, xfed: Xfed, seed: int) -> Embedding:
+    """t-SNE of what a model with these weights makes of images."""
+    features = representation(model.module, weights, x).flatten(1).cpu().numpy()
+    return embed(features, xfed.perplexity, xfed.iterations, seed)
 
 
 class Student(nn.Module):
@@ -216,7 +273,9 @@ class XPFL(Method[State]):
         if self.lam:
             P = fed.model.num_parameters
             student = fed.network("student", partial(self.student, fed.model.module, fed.shape))
-            start["teacher"] = fed.network("teacher", partial(self.build, fed.shape)).weights()
+            start["teacher"] = fed.network(
+                "teacher", partial(self.teacher.build, fed.shape)
+            ).weights()
             start["projection"] = student.weights()[P : student.num_parameters]
         return start
 
@@ -295,45 +354,27 @@ class XPFL(Method[State]):
         own = client.state.get("weights")
         if own is None:  # its training has failed
             return {}
-        tree = self.mimic(client, own)
+        images = torch.cat([client.data.x, client.unlabelled])
+        order = client.rng("xfed").permutation(len(images))[: self.xfed.images]
+        x = images[torch.from_numpy(order).to(images.device)]
+        tree = Mimic.of(client.model, own, x, client.num_classes, self.xfed)
         after, _ = self.fused(client, weights)
         rng = client.rng("t-SNE")
         rows = rng.permutation(len(client.central_test))[: self.xfed.images]
         x = client.central_test.x[torch.from_numpy(rows).to(client.device)]
         seed = int(rng.integers(2**31))
-        before, fused = (self.embedded(client, w, x, seed).divergence for w in (own, after))
+        before, fused = (
+            embedded(client.model, w, x, self.xfed, seed).divergence for w in (own, after)
+        )
         size = client.model.num_parameters
         held = client.num_samples + len(client.unlabelled)
         return {
-            **tree,
+            **tree.measures(),
             "divergence_before": before,
             "divergence_after": fused,
-            "qox_tree": tree["fidelity"] * held / size,
+            "qox_tree": tree.fidelity * held / size,
             "qox_tsne": self.xfed.chi * (before - fused) * len(x) / size,
         }
-
-    def mimic(self, client: Client, weights: Tensor) -> dict[str, float]:
-        """(client) How well a tree of its images says what the model predicts for them."""
-        assert self.xfed is not None
-        images = torch.cat([client.data.x, client.unlabelled])
-        order = client.rng("xfed").permutation(len(images))[: self.xfed.images]
-        x = images[torch.from_numpy(order).to(images.device)]
-        client.model.load(weights)
-        y = logits(client.model.module, x).argmax(axis=1)
-        rows = x.flatten(1).cpu().numpy()
-        grown_on = max(1, round((1 - self.xfed.held_out) * len(rows)))
-        tree = build_tree(rows[:grown_on], y[:grown_on], client.num_classes)
-        found = {"fidelity": fidelity(tree, rows[:grown_on], y[:grown_on])}
-        if grown_on < len(rows):
-            found["held_out_fidelity"] = fidelity(tree, rows[grown_on:], y[grown_on:])
-        return found | {"depth": tree.depth, "leaves": tree.leaves}
-
-    def embedded(self, client: Client, weights: Tensor, x: Tensor, seed: int) -> Embedding:
-        """(client) t-SNE of what the model with these weights makes of images."""
-        assert self.xfed is not None
-        features = representation(client.model.module, weights, x).flatten(1).cpu().numpy()
-        own = self.xfed
-        return embed(features, own.perplexity, own.iterations, seed)
 
     def local_test(self, client: Client, weights: Tensor) -> None:
         """(client) The personal model on its own test; the global one as `global_accuracy`."""
@@ -344,10 +385,6 @@ class XPFL(Method[State]):
 
     # -- within --------------------------------------------------------------------------------
 
-    def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
-        """The teacher, with weights from torch's own generator."""
-        return self.teacher.build(shape)
-
     def student(self, classifier: nn.Module, shape: tuple[int, ...]) -> Student:
         """A copy of the classifier beside P_k."""
         assert isinstance(classifier, Classifier)
@@ -357,7 +394,7 @@ class XPFL(Method[State]):
 
     def teacher_of(self, client: Client) -> FlatModel:
         """The teacher's network where the client's work is carried out."""
-        return client.network("teacher", partial(self.build, client.data.x.shape[1:]))
+        return client.network("teacher", partial(self.teacher.build, client.data.x.shape[1:]))
 
     @torch.no_grad()
     def reconstruction_loss(self, teacher: FlatModel, x: Tensor) -> float:

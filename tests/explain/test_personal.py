@@ -26,12 +26,13 @@ def personal(out: Path, **sections: Any) -> Run:
 
 def test_the_tree_mimics_the_clients_own_model(tmp_path: Path) -> None:
     done = personal(tmp_path)
-    found = PersonalModel.of(done, 2)
+    personal_model = PersonalModel.of(done, 2)
+    found = personal_model.mimic
     again = reopen(done)
     own = again.fed.fetch(again.fed.states()[2])["weights"]
     again.fed.model.load(torch.tensor(own))
     with torch.no_grad():
-        images = torch.tensor(found.images).view(-1, *found.shape)
+        images = torch.tensor(found.images).view(-1, *personal_model.shape)
         predicted = again.fed.model.module(images).argmax(dim=1)
     np.testing.assert_array_equal(found.predicted, predicted)
     assert (len(found.images), found.known) == (60, 45)

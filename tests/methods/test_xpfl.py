@@ -71,7 +71,7 @@ def test_distillation_that_weighs_nothing_is_plain_training(model: dict[str, Any
 
 def test_the_loss_is_that_of_the_paper() -> None:
     torch.manual_seed(0)
-    teacher = XPFL(teacher=Teacher(**LITTLE_TEACHER)).build((1, 8, 8))
+    teacher = Teacher(**LITTLE_TEACHER).build((1, 8, 8))
     classifier = prepare(experiment(model=CNN))[2].build_model()
     student = Student(classifier, nn.Linear(16, 8))  # type: ignore[arg-type]
     x, y = torch.randn(5, 1, 8, 8), torch.tensor([0, 1, 2, 3, 4])
