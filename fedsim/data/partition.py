@@ -88,12 +88,15 @@ class Partition(Section):
         server_fraction: share of all training examples that the server holds, stratified, before
             the rest is dealt out to clients (FedDF's and FedAUX's auxiliary images, SemiFL's
             labelled set).
+        train_fraction: share of the training examples that take part at all, stratified and fixed
+            by the seed; the rest is left out.
     """
 
     kind: str
     test_fraction: float = Field(0.0, ge=0, lt=1)
     labelled_fraction: float = Field(1.0, gt=0, le=1)
     server_fraction: float = Field(0.0, ge=0, lt=1)
+    train_fraction: float = Field(1.0, gt=0, le=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         """One index array for each client, into `data.x`.
@@ -110,17 +113,18 @@ class Partition(Section):
             DataError: the data set cannot be split as asked, or a client is left without a
                 training example.
         """
-        server = np.empty(0, dtype=np.int64)
         strata = data.strata
-        if self.server_fraction == 0:
-            shares = self.split(data, numpy_stream(seed, "partition"))
-        else:
-            everything = np.arange(len(data.y))
+        rest, server = np.arange(len(data.y)), np.empty(0, dtype=np.int64)
+        if self.train_fraction < 1:
+            rng = numpy_stream(seed, "train share")
+            rest, _ = take_stratified(rest, strata, self.train_fraction, rng)
+        if self.server_fraction:
             rng = numpy_stream(seed, "server share")
-            server, rest = take_stratified(everything, strata, self.server_fraction, rng)
+            server, rest = take_stratified(rest, strata, self.server_fraction, rng)
+        if len(rest) < len(data.y):
             columns = {name: column[rest] for name, column in data.columns.items()}
-            remaining = replace(data, x=data.x[rest], y=data.y[rest], columns=columns)
-            shares = [rest[s] for s in self.split(remaining, numpy_stream(seed, "partition"))]
+            data = replace(data, x=data.x[rest], y=data.y[rest], columns=columns)
+        shares = [rest[s] for s in self.split(data, numpy_stream(seed, "partition"))]
         for client, share in enumerate(shares):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} is dealt no example")
@@ -387,9 +391,10 @@ class File(Partition):
 
     @model_validator(mode="after")
     def _deals_all(self) -> File:
-        if self.server_fraction:
+        if self.server_fraction or self.train_fraction < 1:
             raise PydanticCustomError(
-                "file", "a file says who holds what; server_fraction must be 0"
+                "file",
+                "a file says who holds what; server_fraction must be 0 and train_fraction 1",
             )
         return self
 

@@ -670,3 +670,32 @@ def test_labels_are_drawn(data: Dataset, tmp_path: Path) -> None:
     assert path.read_bytes() != drawn
     draw_labels(table, data.classes, path, axis="target")
     assert path.read_bytes() != drawn
+
+
+# a share of the data set
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [case for case in CASES if case[0] != "file"], indirect=["data"]
+)
+def test_only_a_share_of_the_examples_takes_part(data: Dataset, kind: str) -> None:
+    fractions = {"train_fraction": 0.5, "server_fraction": 0.2, "test_fraction": 0.2}
+    partition = make(kind, **fractions)
+    holdings = partition.deal(data, 0)
+    parts = (holdings.train, holdings.unlabelled, holdings.test)
+    dealt = np.concatenate([holdings.server, *(part.values for part in parts)])
+    assert len(np.unique(dealt)) == len(dealt) <= N / 2
+    assert len(holdings.server) == round(0.2 * round(0.5 * N))
+    if len(make(kind).deal(data, 0).train.values) == N:  # kinds that deal out all there is
+        assert len(dealt) == round(0.5 * N)
+        share = np.bincount(data.strata[dealt], minlength=CLASSES)
+        assert np.abs(share - 0.5 * np.bincount(data.strata, minlength=CLASSES)).max() <= 1
+    assert (partition.deal(data, 0).train.values == holdings.train.values).all()
+    others = partition.deal(data, 1)
+    taken = np.concatenate([others.server, others.train.values, others.test.values])
+    assert set(taken.tolist()) != set(dealt.tolist())
+
+
+def test_too_small_a_share_is_refused() -> None:
+    with pytest.raises(DataError, match=r"clients=5: the data set has 2 training examples"):
+        make("iid", clients=5, train_fraction=0.02).deal(dataset(labels(100)), 0)
