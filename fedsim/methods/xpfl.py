@@ -7,6 +7,7 @@ as far as it can be carried out; the code's weight of the distillation is an opt
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,7 @@ from fedsim.training import FlatModel, Hooks, Loss, Optimizer, Task, logits, rep
 
 LEAST_LOSS = 0.05  # of a teacher: below, the distillation is weighed no more than 1 / 0.05 = 20
 TINY = 1e-6  # of a teacher's loss, where temperature is divided by it
+SHOWN_WHOLE = 1 / 4  # of a teacher's batches
 MOST_JUDGED = 1000  # unlabelled images, drawn, that a teacher's loss is taken on
 
 
@@ -78,7 +80,7 @@ class Xfed(Section):
     """How personal models are explained, and how often: it takes time, on the clients' side.
 
     Args:
-        every: rounds from one explanation to the next; the last round is explained as well.
+        every: rounds from one explanation to the next; first and last round are explained as well.
         clients: how many of the cohort, from the first on.
         images: of a client for its tree, and of the central test set for t-SNE, at most.
         held_out: share of a client's images that its tree is not grown on.
@@ -172,8 +174,8 @@ class XPFL(Method[State]):
     never uses labels. In a round
 
     1. its teacher, a masked autoencoder, learns D^U; L^U is its mean squared error per pixel, as
-       the network takes them, without a mask. It minimises L^U and the error on masked patches:
-       the latter alone leaves it no use for patches that it sees, and L^U says nothing;
+       the network takes them, without a mask. A quarter of each batch is shown to it whole: from
+       masked patches alone it learns no use for patches that it sees, and L^U says nothing;
     2. its student learns D^L from w_k on: CE + λ·c·τ²·KL(softmax(F^t/τ) ‖ softmax(P_k·F^s/τ)),
        F^t the mean of the teacher's patch tokens, F^s the student's features, and the teacher's
        worth c = 1 / max(L^U, 0.05);
@@ -259,7 +261,7 @@ class XPFL(Method[State]):
             all_unlabelled=bool(fed.num_unlabelled.all()),
         )
         weights = mean.weights if mean.count else state.weights
-        if self.xfed and (t % self.xfed.every == 0 or t == fed.settings.rounds):
+        if self.xfed and (t in (1, fed.settings.rounds) or t % self.xfed.every == 0):
             found = fed.gather(self.explain, cohort[: self.xfed.clients], weights=Unsent(weights))
             fed.explain("xfed", ({"client": k, **row} for k, row in found.items() if row))
         everyone = np.arange(fed.num_clients)
@@ -310,8 +312,9 @@ class XPFL(Method[State]):
 
         def loss(network: nn.Module, x: Tensor, *_: Any) -> Tensor:
             assert isinstance(network, MaskedAutoencoder)
-            whole = network.loss(x, 0)
-            return whole + network.loss(x, own.mask_ratio) if own.mask_ratio else whole
+            whole = math.ceil(SHOWN_WHOLE * len(x))
+            parts = network.loss(x[:whole], 0), network.loss(x[whole:], own.mask_ratio)
+            return torch.cat(parts)
 
         y = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         rng, start = client.rng("teacher"), client.state["teacher"]

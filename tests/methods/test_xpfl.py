@@ -247,8 +247,8 @@ def test_personal_models_are_explained(finish: Finish) -> None:
         train={**TRAIN, "rounds": 3},
     )
     found = done.explanations
-    assert found["round"].tolist() == [2] * 3 + [3] * 3
-    assert found["client"].tolist() == [0, 1, 2] * 2
+    assert found["round"].tolist() == [1] * 3 + [2] * 3 + [3] * 3
+    assert found["client"].tolist() == [0, 1, 2] * 3
     assert (found["fidelity"] > 0.9).all()
     assert found["held_out_fidelity"].between(0.1, 1).all()
     assert (found["leaves"] > found["depth"]).all()
