@@ -17,7 +17,8 @@ class Dataset:
 
     Args:
         x: (N, ...) inputs to train on, uint8, float32 or float64 (networks get float32); images
-            are (N, channels, height, width), tables (N, features).
+            are (N, channels, height, width), tables (N, features). Documents are (N, L) int32
+            token ids, 0 after their end; L is that of the longest, test set included.
         y: (N,) int64 class indices, 0 ≤ y < len(classes); for a regression float64 targets.
         test_x: (M, ...) inputs of the central test set, of the dtype of `x`.
         test_y: (M,) class indices or targets.
@@ -29,6 +30,11 @@ class Dataset:
             column (writer, hospital, ...) goes by.
         features: the names of a table's inputs; empty if they have none.
         target: the name of what is predicted, if it has one.
+        words: for documents the word of each token id: "" for id 0, which pads, and "<unknown>"
+            for id 1; else empty.
+        vectors: (V, D) float32, the vector of each of the `words`; zeros for id 0.
+        known: (V,) which of the `words` have a vector in the file of vectors; without a file, all
+            but ids 0 and 1.
     """
 
     x: NDArray[np.generic]
@@ -41,6 +47,9 @@ class Dataset:
     columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     target: str = ""
+    words: tuple[str, ...] = ()
+    vectors: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    known: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Readers of the official formats of the standard data sets: IDX, CIFAR, LEAF, KEEL, NumPy.
+"""Readers of the official formats of the standard data sets: IDX, CIFAR, LEAF, KEEL, NumPy, text.
 
-Every reader takes a path and returns NumPy arrays whose sizes and labels it has checked. Files may
-be plain, `.gz` or `.xz`. What is wrong with a file is a `DataError` that begins with its path;
-nothing else escapes.
+Every reader takes a path and returns NumPy arrays whose sizes and labels it has checked, or text.
+Files may be plain, `.gz` or `.xz`. What is wrong with a file is a `DataError` that begins with its
+path; nothing else escapes.
 """
 
 from __future__ import annotations
@@ -57,6 +57,26 @@ LAYOUTS = {
         ("openfl_xai/data", "openfl_xai", "data"),
         publisher="data/col0_data.zip to col4_data.zip from github.com/Unipisa/OpenFL-XAI, "
         "unzipped into col0 to col4",
+    ),
+    "trec": Layout(
+        ("trec",),
+        publisher="train_5500.label and TREC_10.label from cogcomp.seas.upenn.edu/Data/QA/QC",
+    ),
+    "r8": Layout(
+        ("r8",),
+        publisher="r8-train-all-terms.txt and r8-test-all-terms.txt from ana.cachopo.org's data "
+        "sets for single-label text categorization",
+    ),
+    "tmn": Layout(
+        ("tmn",),
+        publisher="training.csv, validation.csv and test.csv from datasets/TMN of "
+        "github.com/pgcool/iDocNADEe, name them TMN_train.txt, TMN_val.txt and TMN_test.txt, put "
+        "a tab for the first comma of each line",
+    ),
+    "subj": Layout(
+        ("subj", "rotten_imdb"),
+        publisher="rotten_imdb.tar.gz from cs.cornell.edu/people/pabo/movie-review-data, unpack "
+        "it",
     ),
 }
 
@@ -558,3 +578,61 @@ def _keel_row(where: str, line: str, attributes: Sequence[str]) -> list[float]:
             raise DataError(f"{where}: '{name}' is {cell}, expected a finite number")
         row.append(value)
     return row
+
+
+class Documents(NamedTuple):
+    """Texts, and the label of each."""
+
+    labels: list[str]
+    texts: list[str]
+
+
+def read_text(path: Path, encoding: str) -> str:
+    """The text of a file.
+
+    Raises:
+        DataError: unreadable, or not of that encoding; the message says in which line.
+    """
+    content = read_bytes(path)
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        # What was decoded: without the mark at the beginning, if there was one.
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not {error.encoding}; save "
+            f"the file in that encoding"
+        ) from None
+
+
+def read_lines(path: Path, encoding: str) -> list[str]:
+    r"""The lines of a text file. Only "\n" or "\r\n" ends one, the last may do without.
+
+    Raises:
+        DataError: unreadable, not of that encoding, or empty.
+    """
+    lines = read_text(path, encoding).split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise DataError(f"{path}: holds no line")
+    return [line.removesuffix("\r") for line in lines]
+
+
+def read_labelled(path: Path, encoding: str = "utf-8-sig", separator: str = "\t") -> Documents:
+    """Lines of a label and a text, parted by the first separator; the text may be empty.
+
+    Raises:
+        DataError: unreadable, not of that encoding, empty, or a line without either.
+    """
+    documents = Documents([], [])
+    for number, line in enumerate(read_lines(path, encoding), 1):
+        label, found, text = line.partition(separator)
+        if not found:
+            sign = "tab" if separator == "\t" else "space"
+            raise DataError(f"{path}:{number}: has no {sign} between a label and a text")
+        if not label.strip():
+            raise DataError(f"{path}:{number}: has no label before its text")
+        documents.labels.append(label)
+        documents.texts.append(text)
+    return documents

@@ -1,0 +1,223 @@
+"""Documents as rows of token ids: tokens, a vocabulary, and a vector for each word."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data import files
+from fedsim.errors import DataError
+from fedsim.streams import numpy_stream
+
+PADDING, UNKNOWN = 0, 1  # token ids
+SPECIAL = ("", "<unknown>")  # their words, which no text has
+
+UNLISTED_SEED = 42  # of FedSeIT's released code, for words that a file of vectors lacks
+
+_SEPARATORS = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'
+_TO_SPACES = str.maketrans(_SEPARATORS, " " * len(_SEPARATORS))
+
+
+def tokenise(text: str) -> list[str]:
+    """The words of a text as the defaults of Keras's classic Tokenizer part them.
+
+    In lower case, without punctuation but for the apostrophe. Here any white space parts words,
+    in Keras spaces, tabs and line feeds alone.
+    """
+    return text.lower().translate(_TO_SPACES).split()
+
+
+def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """The word of each token id.
+
+    Args:
+        documents: the tokens of each, as `tokenise` returns them.
+
+    Returns:
+        "" for padding, "<unknown>", and from id 2 on the words of the documents by falling
+        frequency, those of the same frequency by first appearance.
+    """
+    counts = Counter(chain.from_iterable(documents))
+    return (*SPECIAL, *(word for word, _ in counts.most_common()))
+
+
+def encode(
+    documents: Sequence[Sequence[str]], words: Sequence[str], length: int
+) -> NDArray[np.int32]:
+    """Documents as rows of token ids.
+
+    Args:
+        documents: the tokens of each.
+        words: the word of each token id; other words become `UNKNOWN`.
+        length: the number of tokens after which a document is cut.
+
+    Returns:
+        (N, L) token ids, `PADDING` after the end of a document; L ≤ length is that of the longest.
+    """
+    ids = {word: i for i, word in enumerate(words)}
+    longest = max(map(len, documents), default=0)
+    rows = np.full((len(documents), min(longest, length)), PADDING, np.int32)
+    for row, document in zip(rows, documents, strict=True):
+        tokens = document[:length]
+        row[: len(tokens)] = [ids.get(token, UNKNOWN) for token in tokens]
+    return rows
+
+
+def random_vectors(
+    words: Sequence[str], dimension: int
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """A vector for each word, drawn from N(0, 1/dimension) in each component.
+
+    A word has the same vector in every vocabulary.
+
+    Args:
+        words: the word of each token id, as of `vocabulary`.
+        dimension: components of a vector.
+
+    Returns:
+        The vectors (V, dimension), zeros for padding; and which ids are words (V,).
+    """
+    vectors = np.zeros((len(words), dimension), np.float32)
+    for i in range(UNKNOWN, len(words)):
+        vectors[i] = numpy_stream(0, f"vector of {words[i]}").standard_normal(dimension)
+    return vectors / np.float32(np.sqrt(dimension)), np.arange(len(words)) > UNKNOWN
+
+
+def read_vectors(
+    path: Path, words: Sequence[str]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The vectors of some words in a file of GloVe's text layout, `word v1 ... vD` in each line.
+
+    The first vector of a word counts. Words that the file lacks, and `UNKNOWN`, get components
+    uniform in ±0.5/V, always the same ones. Numbers of words that are not asked for are not
+    looked at, so that a large file takes little more than the time to go through its lines.
+
+    Args:
+        path: the file, plain, `.gz`, or `.zip` with one `.txt` member. A first line `count D`, as
+            word2vec writes, is skipped.
+        words: the word of each token id, as of `vocabulary`.
+
+    Returns:
+        The vectors (V, D), zeros for padding; and which ids the file has (V,).
+
+    Raises:
+        DataError: the file is missing, unreadable or of another layout, or has none of the words.
+    """
+    ids = {word.encode(): i for i, word in enumerate(words) if i > UNKNOWN}
+    found: dict[int, NDArray[np.float32]] = {}
+    dimension = 0
+    for number, line in enumerate(_lines(path), 1):
+        line = line.rstrip()
+        spaces = line.count(b" ")
+        if not line or (number == 1 and _is_header(line)):
+            continue
+        first = not dimension
+        dimension = dimension or spaces
+        if not dimension:
+            raise DataError(
+                f"{path}:{number}: has no space; in GloVe's text layout a line is 'word v1 ... vD'"
+            )
+        # A word may hold spaces (some of glove.840B do): the last fields are the vector.
+        word, vector = _parted(line, spaces, dimension)
+        if word is None:
+            raise DataError(
+                f"{path}:{number}: a word and {spaces} numbers, where the lines before have "
+                f"{dimension}"
+            )
+        i = ids.get(word)
+        if first or (i is not None and i not in found):
+            values = _numbers(f"{path}:{number}", vector)
+            if i is not None:
+                found[i] = values
+    if not dimension:
+        raise DataError(f"{path}: holds no word vector")
+    if not found:
+        examples = ", ".join(repr(word) for word in words[2:5])
+        raise DataError(
+            f"{path}: has a vector for none of the {len(ids)} words of the documents (the most "
+            f"frequent are {examples}); data.vectors takes a file with words in lower case, in "
+            f"the language of the documents"
+        )
+    bound = 0.5 / len(words)
+    drawn = np.random.default_rng(UNLISTED_SEED).uniform(-bound, bound, (len(words), dimension))
+    vectors = drawn.astype(np.float32)
+    vectors[PADDING] = 0
+    known = np.zeros(len(words), np.bool_)
+    known[list(found)] = True
+    vectors[list(found)] = list(found.values())
+    return vectors, known
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with files.reading(path):
+        if not path.exists():
+            raise DataError(
+                f"{path}: there is no such file; data.vectors names one of word vectors, in "
+                f"GloVe's text layout"
+            )
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive, archive.open(_member(path, archive)) as stream:
+                yield from stream
+        elif path.suffix == ".gz":
+            with gzip.open(path) as stream:
+                yield from stream
+        else:
+            with path.open("rb") as stream:
+                yield from stream
+
+
+def _member(path: Path, archive: zipfile.ZipFile) -> str:
+    members = [name for name in archive.namelist() if name.endswith(".txt")]
+    if len(members) != 1:
+        listed = f" ({', '.join(members)})" if members else ""
+        raise DataError(
+            f"{path}: holds {len(members)} .txt files{listed}, expected 1; unzip it and let "
+            f"data.vectors name the file of vectors itself"
+        )
+    return members[0]
+
+
+def _is_header(line: bytes) -> bool:
+    """Whether a line is word2vec's `count dimension`."""
+    fields = line.split(b" ")
+    return len(fields) == 2 and all(field.isdigit() for field in fields)
+
+
+def _parted(line: bytes, spaces: int, dimension: int) -> tuple[bytes | None, bytes]:
+    """The word and the vector of a line; no word if the vector is of another dimension."""
+    if spaces < dimension:
+        return None, b""
+    *parts, vector = line.split(b" ", spaces - dimension + 1)
+    if len(parts) > 1 and all(map(_is_number, parts[1:])):
+        return None, b""
+    return b" ".join(parts), vector
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(where: str, vector: bytes) -> NDArray[np.float32]:
+    fields = vector.split(b" ")
+    try:
+        values = [float(field) for field in fields]
+    except ValueError:
+        wrong = next(field for field in fields if not _is_number(field))
+        shown = wrong[:40].decode(errors="replace")
+        raise DataError(f"{where}: '{shown}' in the vector is not a number") from None
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused
+        row = np.array(values).astype(np.float32)
+    if not np.isfinite(row).all():
+        raise DataError(f"{where}: the vector has numbers that are not finite in float32")
+    return row

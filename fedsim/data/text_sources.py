@@ -1,0 +1,298 @@
+"""The data sets of documents by name: standard sets from their official files, and one's own.
+
+The vocabulary holds the words of training and test set together, as in FedSeIT's released code: a
+word that only test documents have keeps its vector, and is not taken for an unknown one.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PositiveInt
+
+from fedsim.component import nearest
+from fedsim.data import files, text
+from fedsim.data.dataset import Dataset, Source, datasets
+from fedsim.data.files import Documents
+from fedsim.data.sources import TestFraction, stratified_split
+from fedsim.errors import DataError
+
+
+class _Text(Source):
+    """Documents as token ids, and a vector for each word."""
+
+    vectors: Path | None = None
+    dimension: PositiveInt = 50
+    length: PositiveInt = 1000
+
+    def _with_test_set(
+        self, train: Documents, test: Documents, path: Path, test_path: Path
+    ) -> Dataset:
+        classes = _classes(train)
+        for number, label in enumerate(test.labels, 1):
+            if label not in classes:
+                raise DataError(
+                    f"{test_path}: document {number} has the label '{label}', which no document "
+                    f"of {path} has{nearest(label, classes)}"
+                )
+        both = Documents(train.labels + test.labels, train.texts + test.texts)
+        train_rows, test_rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
+        return self._dataset(both, classes, train_rows, test_rows, path)
+
+    def _split(self, documents: Documents, test_fraction: float, path: Path) -> Dataset:
+        classes = _classes(documents)
+        y = _class_indices(documents, classes)
+        train_rows, test_rows = stratified_split(y, classes, test_fraction, str(path))
+        return self._dataset(documents, classes, train_rows, test_rows, path)
+
+    def _dataset(
+        self,
+        documents: Documents,
+        classes: tuple[str, ...],
+        train: NDArray[np.intp],
+        test: NDArray[np.intp],
+        path: Path,
+    ) -> Dataset:
+        tokens = [text.tokenise(document) for document in documents.texts]
+        words = text.vocabulary(tokens)
+        if len(words) == len(text.SPECIAL):
+            raise DataError(f"{path}: no document has a word")
+        x = text.encode(tokens, words, self.length)
+        y = _class_indices(documents, classes)
+        vectors, known = self._vectors(words)
+        return Dataset(
+            x=x[train],
+            y=y[train],
+            test_x=x[test],
+            test_y=y[test],
+            classes=classes,
+            words=words,
+            vectors=vectors,
+            known=known,
+        )
+
+    def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        if self.vectors is not None:
+            return text.read_vectors(self.vectors, words)
+        warnings.warn(
+            f"{self.name}: words get random vectors of {self.dimension} components, which know "
+            f"nothing of their meaning; set data.vectors to a file of word vectors, in GloVe's "
+            f"text layout",
+            stacklevel=2,
+        )
+        return text.random_vectors(words, self.dimension)
+
+
+def _classes(documents: Documents) -> tuple[str, ...]:
+    return tuple(sorted(set(documents.labels)))
+
+
+def _class_indices(documents: Documents, classes: Sequence[str]) -> NDArray[np.int64]:
+    indices = {name: i for i, name in enumerate(classes)}
+    return np.array([indices[label] for label in documents.labels], np.int64)
+
+
+class _Official(_Text):
+    """Documents in official files below a data root."""
+
+    data_set: ClassVar[str]
+    root: Path | None = None
+
+
+class _Trec(_Official):
+    data_set: ClassVar[str] = "trec"
+    coarse: ClassVar[bool]
+
+    def load(self) -> Dataset:
+        """x is int32 (5452, L) token ids; classes are in order of their names."""
+        path = files.find(["train_5500.label"], self.data_set, self.root)
+        test_path = files.beside(path, "TREC_10.label", self.data_set)
+        return self._with_test_set(self._read(path), self._read(test_path), path, test_path)
+
+    def _read(self, path: Path) -> Documents:
+        documents = files.read_labelled(path, "latin-1", separator=" ")
+        for number, label in enumerate(documents.labels, 1):
+            if ":" not in label:
+                raise DataError(
+                    f"{path}:{number}: begins with '{label}', expected a class COARSE:fine"
+                )
+        if not self.coarse:
+            return documents
+        return documents._replace(labels=[label.split(":")[0] for label in documents.labels])
+
+
+@datasets.register
+class Trec6(_Trec):
+    """TREC questions by the kind of their answer, 5,452 + 500, 6 classes.
+
+    Args:
+        root: folder of the files, or of a sub-folder `trec`; else $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
+            `.txt`; without one, words get random vectors.
+        dimension: components of random vectors.
+        length: tokens after which a document is cut.
+    """
+
+    name: str = "trec6"
+    coarse: ClassVar[bool] = True
+
+
+@datasets.register
+class Trec50(_Trec):
+    """TREC questions by the kind of their answer, 5,452 + 500, 50 classes, 42 of them in the test.
+
+    Args:
+        root: folder of the files, or of a sub-folder `trec`; else $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
+            `.txt`; without one, words get random vectors.
+        dimension: components of random vectors.
+        length: tokens after which a document is cut.
+    """
+
+    name: str = "trec50"
+    coarse: ClassVar[bool] = False
+
+
+@datasets.register
+class R8(_Official):
+    """R8: news of Reuters-21578 by topic, all terms, 5,485 + 2,189, 8 classes (Cachopo).
+
+    Args:
+        root: folder of the files, or of a sub-folder `r8`; else $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
+            `.txt`; without one, words get random vectors.
+        dimension: components of random vectors.
+        length: tokens after which a document is cut.
+    """
+
+    name: str = "r8"
+    data_set: ClassVar[str] = "r8"
+
+    def load(self) -> Dataset:
+        """x is int32 (5485, L) token ids; classes are in order of their names."""
+        path = files.find(["r8-train-all-terms.txt"], self.data_set, self.root)
+        test_path = files.beside(path, "r8-test-all-terms.txt", self.data_set)
+        train, test = files.read_labelled(path), files.read_labelled(test_path)
+        return self._with_test_set(train, test, path, test_path)
+
+
+@datasets.register
+class Tmn(_Official):
+    """TagMyNews: titles and descriptions of news by topic, 24,817 + 7,780, 7 classes.
+
+    The validation part is trained on, after the training part.
+
+    Args:
+        root: folder of the files, or of a sub-folder `tmn`; else $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
+            `.txt`; without one, words get random vectors.
+        dimension: components of random vectors.
+        length: tokens after which a document is cut.
+    """
+
+    name: str = "tmn"
+    data_set: ClassVar[str] = "tmn"
+
+    def load(self) -> Dataset:
+        """x is int32 (24817, L) token ids; classes are in order of their names."""
+        path = files.find(["TMN_train.txt"], self.data_set, self.root)
+        more_path, test_path = (
+            files.beside(path, name, self.data_set) for name in ("TMN_val.txt", "TMN_test.txt")
+        )
+        first, more, test = map(files.read_labelled, (path, more_path, test_path))
+        train = Documents(first.labels + more.labels, first.texts + more.texts)
+        return self._with_test_set(train, test, path, test_path)
+
+
+@datasets.register
+class Subj(_Official):
+    """SUBJ: sentences of film reviews (subjective) and of plots (objective), 5,000 each.
+
+    Args:
+        root: folder of the files, or of a sub-folder `subj` or `rotten_imdb`; else $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
+            `.txt`; without one, words get random vectors.
+        dimension: components of random vectors.
+        length: tokens after which a document is cut.
+        test_fraction: the share of the sentences in the test set.
+    """
+
+    name: str = "subj"
+    data_set: ClassVar[str] = "subj"
+    test_fraction: TestFraction = 0.2
+
+    def load(self) -> Dataset:
+        """x is int32 (N, L) token ids; class 0 is objective, class 1 subjective."""
+        path = files.find(["quote.tok.gt9.5000"], self.data_set, self.root)
+        quotes = files.read_lines(path, "latin-1")
+        plots = files.read_lines(files.beside(path, "plot.tok.gt9.5000", self.data_set), "latin-1")
+        labels = ["subjective"] * len(quotes) + ["objective"] * len(plots)
+        return self._split(Documents(labels, quotes + plots), self.test_fraction, path.parent)
+
+
+@datasets.register
+class Text(_Text):
+    """Documents of one's own, one in each line of a file or row of a CSV table.
+
+    Args:
+        path: file in UTF-8, with lines of a label, a tab and a text, or `.csv` with a header line.
+        label: the column of labels of a `.csv`; the sorted labels are the classes.
+        text: the column of texts of a `.csv`.
+        test_path: file of the test set, of either kind.
+        test_fraction: the share of the documents in the test set where it has no file.
+        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
+            `.txt`; without one, words get random vectors.
+        dimension: components of random vectors.
+        length: tokens after which a document is cut.
+    """
+
+    name: str = "text"
+    path: Path
+    label: str = "label"
+    text: str = "text"
+    test_path: Path | None = None
+    test_fraction: TestFraction = 0.2
+
+    def load(self) -> Dataset:
+        """x is int32 (N, L) token ids; classes are in order of their names."""
+        documents = self._read(self.path)
+        if self.test_path is None:
+            return self._split(documents, self.test_fraction, self.path)
+        test = self._read(self.test_path)
+        return self._with_test_set(documents, test, self.path, self.test_path)
+
+    def _read(self, path: Path) -> Documents:
+        if ".csv" in path.suffixes:
+            return _read_csv(path, self.label, self.text)
+        return files.read_labelled(path)
+
+
+def _read_csv(path: Path, label: str, text: str) -> Documents:
+    import pandas as pd
+
+    content = files.read_text(path, "utf-8-sig")
+    with files.reading(path), warnings.catch_warnings():
+        # pandas only warns where rows are longer than the header and it drops the rest of them.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        frame = pd.read_csv(
+            io.StringIO(content), dtype=str, keep_default_na=False, index_col=False
+        )
+    for key, name in (("label", label), ("text", text)):
+        if name not in frame.columns:
+            raise DataError(
+                f"{path}: has no column '{name}'{nearest(name, frame.columns)} (data.{key} names "
+                f"the column)"
+            )
+    if len(frame) == 0:
+        raise DataError(f"{path}: has no rows")
+    labels = frame[label].tolist()
+    for row, found in enumerate(labels, 1):
+        if not found.strip():
+            raise DataError(f"{path}: column '{label}' has no value in row {row}")
+    return Documents(labels, frame[text].tolist())
