@@ -1,6 +1,8 @@
 """fedsim: explainable federated learning, simulated on Ray."""
 
-from fedsim.data import sources as _sources  # fills the registry
+from fedsim.data import sources as _sources  # fills the registry, as do the next two
+from fedsim.data import stream as _stream
+from fedsim.data import text_sources as _text_sources
 from fedsim.experiment import Experiment
 from fedsim.federation import Client, Federation, Unsent, Update
 from fedsim.launch import reopen, resume, run
@@ -21,4 +23,4 @@ __all__ = [
     "resume",
     "run",
 ]
-del _sources
+del _sources, _stream, _text_sources

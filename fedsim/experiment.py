@@ -97,7 +97,7 @@ class Experiment(Section):
         self.method.check(self.train)
         if self.privacy is not None:
             self.method.check_privacy()
-        if self.evaluate.clients and self.partition.test_fraction == 0:
+        if self.evaluate.clients and not self.partition.tests_clients:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "
                 "clients have no test examples of their own"

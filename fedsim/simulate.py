@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -76,14 +77,23 @@ def prepare(
             f"data.name={experiment.data.name} is a number; methods for it: "
             + ", ".join(n for n, m in methods.items() if m.regresses and not m.of_rules)
         )
-    network = setup.build_model() if experiment.method.of_rules else _try_model(setup)
+    if holdings.stream is not None and experiment.train.rounds % holdings.stream.tasks:
+        T = holdings.stream.tasks
+        raise ExperimentError(
+            f"train.rounds={experiment.train.rounds} is no multiple of the {T} tasks, each of "
+            f"which takes as many rounds; {-(-experiment.train.rounds // T) * T} is"
+        )
+    if experiment.method.of_rules:
+        network = setup.build_model(dataset)
+    else:
+        network = _try_model(setup, dataset)
     if setup.privacy is not None and isinstance(network, torch.nn.Module):
         _bears_noise(network, experiment.model.name)
     experiment.method.check_data(dataset, holdings, network)
     return dataset, holdings, setup
 
 
-def _try_model(setup: Setup) -> torch.nn.Module:
+def _try_model(setup: Setup, dataset: Dataset) -> torch.nn.Module:
     """The network, after one input was sent through it.
 
     Raises:
@@ -91,11 +101,12 @@ def _try_model(setup: Setup) -> torch.nn.Module:
     """
     name = f"model.name={setup.model.name}"
     try:
-        network = setup.build_model()
+        network = setup.build_model(dataset)
         if not isinstance(network, torch.nn.Module):
             raise ExperimentError(f"{name}: must return a torch.nn.Module, not {network!r}")
         with torch.no_grad():
-            found = tuple(network.eval()(torch.zeros(1, *setup.shape)).shape)
+            kind = torch.int32 if dataset.words else torch.float32
+            found = tuple(network.eval()(torch.zeros(1, *setup.shape, dtype=kind)).shape)
     except FedsimError:
         raise
     except Exception as error:  # of the user's own code
@@ -150,14 +161,15 @@ def simulate(
     folder.update(server_device=str(device))
     fed = Federation(setup, dataset, holdings, engine, V, device)
     checkpoints = Checkpoints(folder.path / "weights")
-    tables = [Table(folder.path, name) for name in ("rounds", "clients", "explanations")]
-    rounds, clients, explanations = tables
+    tables = {
+        name: Table(folder.path, name) for name in ("rounds", "clients", "explanations", "tasks")
+    }
     with torch_stream(setup.seed, "server", 0, device=device):
         initial = method.init(fed)
     done = False
     while not done:
         begin, state, ledger = checkpoints.latest(initial, fed) or (0, initial, new_ledger())
-        for table in tables:
+        for table in tables.values():
             table.rewind(begin)
         if begin:
             yield f"going on after round {begin}"
@@ -177,19 +189,19 @@ def simulate(
                     method.evaluate(fed, state)
                     if experiment.evaluate.clients:
                         method.evaluate_clients(fed, state)
-                record, client_rows, explained = fed.records()
+                record, rows = fed.records()
                 if setup.privacy is not None:
                     record["epsilon"] = spent(setup.privacy, fed.releases, ledger)
-                row = summarise(t, record, client_rows, ledger)
-                ledger["chain"] = chained(ledger["chain"], [row, *client_rows, *explained])
+                row = summarise(t, record, rows["clients"], ledger)
+                on_record = [row, *itertools.chain.from_iterable(rows.values())]
+                ledger["chain"] = chained(ledger["chain"], on_record)
                 row["seconds"] = time.perf_counter() - started
-                rounds.add([row])
-                clients.add(client_rows)
-                explanations.add(explained)
+                for name, added in {"rounds": [row], **rows}.items():
+                    tables[name].add(added)
                 every = experiment.checkpoint.every
                 if t == last or (every and t % every == 0):
                     with _writing(folder):
-                        for table in tables:
+                        for table in tables.values():
                             table.flush(t)
                         checkpoints.save(t, state, fed, ledger)
                 while engine.notices:
@@ -200,7 +212,7 @@ def simulate(
             yield f"{lost}; falling back to the last checkpoint"
     arrays = method.global_model(fed, state)
     with _writing(folder):
-        for table in tables:
+        for table in tables.values():
             table.finish()
         atomic.write(
             folder.path / "weights" / "final.safetensors",
@@ -295,6 +307,14 @@ def hashes(dataset: Dataset, holdings: Holdings, method: Method[Any]) -> dict[st
             holdings.server,
         ],
     }
+    if dataset.words:
+        contents["data_hash"] += [dataset.vectors, dataset.known]
+    if holdings.stream is not None:
+        stream = holdings.stream
+        for part in (stream.train, stream.validation):
+            contents["partition_hash"] += [part.values, part.offsets]
+        order = json.dumps(stream.order).encode()
+        contents["partition_hash"].append(np.frombuffer(order, dtype=np.uint8))
     found = {}
     for name, arrays in contents.items():
         digest = hashlib.sha256()

@@ -1,7 +1,7 @@
 """Data sets, and partitions of them among clients."""
 
 from fedsim.data.dataset import Dataset, Source, datasets
-from fedsim.data.partition import Holdings, Partition, Ragged, partitions
+from fedsim.data.partition import Holdings, Partition, Ragged, Stream, partitions
 
 __all__ = [
     "Dataset",
@@ -9,6 +9,7 @@ __all__ = [
     "Partition",
     "Ragged",
     "Source",
+    "Stream",
     "datasets",
     "partitions",
 ]

@@ -59,6 +59,37 @@ class Ragged:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """The tasks that each client learns one after another, T of them.
+
+    Args:
+        train: K·T index arrays, client by client: training examples of each task.
+        validation: K·T index arrays: examples kept aside of them.
+        labels: the classes of each client's tasks, in ascending order.
+        order: the same in the order in which the tasks name them.
+    """
+
+    train: Ragged
+    validation: Ragged
+    labels: tuple[tuple[tuple[int, ...], ...], ...]
+    order: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def tasks(self) -> int:
+        """T."""
+        return len(self.labels[0])
+
+    @property
+    def kinds(self) -> list[tuple[int, ...]]:
+        """The sets of classes that tasks are of, each once."""
+        return sorted({labels for own in self.labels for labels in own})
+
+    def task(self, t: int, rounds: int) -> int:
+        """The task that is learnt in round t = 1, 2, ... of so many: 0 ≤ i < T."""
+        return max(0, t - 1) * self.tasks // rounds
+
+
+@dataclass(frozen=True)
 class Holdings:
     """The training examples that each client holds, as indices into `Dataset.x`.
 
@@ -67,15 +98,25 @@ class Holdings:
         unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
         test: examples kept aside to evaluate a model on the client's own distribution.
         server: examples that the server holds, and no client (empty unless `server_fraction` > 0).
+        stream: the tasks that `train` comes in, if it does not all come at once.
     """
 
     train: Ragged
     unlabelled: Ragged
     test: Ragged
     server: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    stream: Stream | None = None
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def during(self, task: int) -> Holdings:
+        """What clients hold while they learn a task of their streams; without any: this."""
+        stream = self.stream
+        if stream is None:
+            return self
+        own = [stream.train[k * stream.tasks + task] for k in range(len(self))]
+        return replace(self, train=Ragged.of(own))
 
 
 class Partition(Section):
@@ -98,6 +139,11 @@ class Partition(Section):
     server_fraction: float = Field(0.0, ge=0, lt=1)
     train_fraction: float = Field(1.0, gt=0, le=1)
 
+    @property
+    def tests_clients(self) -> bool:
+        """Whether clients have test examples of their own."""
+        return self.test_fraction > 0
+
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         """One index array for each client, into `data.x`.
 
@@ -114,10 +160,7 @@ class Partition(Section):
                 training example.
         """
         strata = data.strata
-        rest, server = np.arange(len(data.y)), np.empty(0, dtype=np.int64)
-        if self.train_fraction < 1:
-            rng = numpy_stream(seed, "train share")
-            rest, _ = take_stratified(rest, strata, self.train_fraction, rng)
+        rest, server = self.taking_part(data, seed), np.empty(0, dtype=np.int64)
         if self.server_fraction:
             rng = numpy_stream(seed, "server share")
             server, rest = take_stratified(rest, strata, self.server_fraction, rng)
@@ -147,6 +190,14 @@ class Partition(Section):
             unlabelled.append(hidden)
             test.append(aside)
         return Holdings(Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test), server)
+
+    def taking_part(self, data: Dataset, seed: int) -> Indices:
+        """The examples that are dealt out at all, sorted."""
+        everything = np.arange(len(data.y))
+        if self.train_fraction == 1:
+            return everything
+        rng = numpy_stream(seed, "train share")
+        return take_stratified(everything, data.strata, self.train_fraction, rng)[0]
 
 
 partitions: Registry[Partition] = Registry("partition", Partition, key="kind")

@@ -17,7 +17,7 @@ from fedsim.federation.federation import (
     draw_cohort,
 )
 from fedsim.federation.host import Examples, Setup
-from fedsim.federation.wire import Unsent
+from fedsim.federation.wire import Own, Unsent
 
 __all__ = [
     "Client",
@@ -28,6 +28,7 @@ __all__ = [
     "Federation",
     "LocalEngine",
     "Mean",
+    "Own",
     "Setup",
     "Unsent",
     "Update",

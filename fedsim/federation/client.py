@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.data import Stream
 from fedsim.federation.host import Examples, Host, Table
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rules import count
@@ -73,6 +74,19 @@ def record(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
     return plain
 
 
+def task_row(
+    stream: Stream, client: int, task: int, now: int, scalars: Mapping[str, float | int]
+) -> dict[str, Any]:
+    """A row of tasks.parquet, but for the round.
+
+    Args:
+        now: the task under way.
+    """
+    classes = len(stream.labels[client][task])
+    known = {"client": client, "task": task, "seen": task <= now, "classes": classes}
+    return {**known, **record(scalars, known.keys() | {"round"})}
+
+
 class Client:
     """One client in one round, where its work is carried out.
 
@@ -85,6 +99,8 @@ class Client:
         settings: the experiment's `train` section.
         lr: η, the learning rate of this round.
         steps: τ, local steps of the latest `train`.
+        task: of a stream, the one that is learnt in this round, 0 ≤ task < T.
+        tasks: what was reported of tasks.
     """
 
     def __init__(
@@ -101,7 +117,10 @@ class Client:
         self.lr = host.setup.train.lr(round)
         self.steps = 0
         self.row: dict[str, Any] = {}
+        self.task = host.task(round)
+        self.tasks: list[dict[str, Any]] = []
         self._host = host
+        self._held = host.held_in(round)
         self._carry_out = carry_out
         self._asked: Counter[str] = Counter()
 
@@ -127,7 +146,7 @@ class Client:
     @property
     def num_samples(self) -> int:
         """n_k, how many labelled training examples the client holds."""
-        return len(self._host.holdings.train[self.id])
+        return len(self._held.train[self.id])
 
     @property
     def num_classes(self) -> int:
@@ -137,27 +156,54 @@ class Client:
     @cached_property
     def data(self) -> Examples:
         """The client's labelled training examples."""
-        return self._host.examples(self._host.holdings.train[self.id])
+        return self._host.examples(self._held.train[self.id])
 
     @property
     def table(self) -> Table:
         """The client's labelled training examples as rows of a table."""
-        return self._host.table(self._host.holdings.train[self.id])
+        return self._host.table(self._held.train[self.id])
 
     @cached_property
     def unlabelled(self) -> Tensor:
         """Inputs of the client's examples whose labels it does not know, (n, ...)."""
-        return self._host.examples(self._host.holdings.unlabelled[self.id]).x
+        return self._host.examples(self._held.unlabelled[self.id]).x
 
     @cached_property
     def test(self) -> Examples:
-        """The client's own test examples."""
-        return self._host.examples(self._host.holdings.test[self.id])
+        """The client's own test examples; of a stream, those of the task under way."""
+        if self._held.stream is not None:
+            return self.task_test(self.task)
+        return self._host.examples(self._held.test[self.id])
+
+    @cached_property
+    def validation(self) -> Examples:
+        """Of a stream: examples of the task under way that are kept aside."""
+        stream = self.stream
+        return self._host.examples(stream.validation[self.id * stream.tasks + self.task])
+
+    @property
+    def stream(self) -> Stream:
+        """The tasks of all clients.
+
+        Raises:
+            ValueError: there is no stream of tasks.
+        """
+        if self._held.stream is None:
+            raise ValueError("the partition is no stream of tasks")
+        return self._held.stream
+
+    def labels(self, task: int) -> tuple[int, ...]:
+        """The classes of one of the client's tasks, in ascending order."""
+        return self.stream.labels[self.id][task]
+
+    def task_test(self, task: int) -> Examples:
+        """The central test set's examples of the classes of one of the client's tasks."""
+        return self._host.task_test(self.labels(task))
 
     @property
     def test_table(self) -> Table:
         """The client's own test examples as rows of a table."""
-        return self._host.table(self._host.holdings.test[self.id])
+        return self._host.table(self._held.test[self.id])
 
     @property
     def central_test(self) -> Examples:
@@ -246,6 +292,20 @@ class Client:
         self.model.load(weights)
         totals = evaluate(self.model, self.test.x, self.test.y)
         self._report_test(scores(totals, self.test.y.cpu().numpy()))
+
+    def evaluate_tasks(self, weights: Tensor) -> None:
+        """Report what a network makes of the test examples of each of the client's tasks."""
+        self.model.load(weights)
+        for task in range(self.stream.tasks):
+            test = self.task_test(task)
+            self.model.answer_among(self.labels(task))
+            totals = evaluate(self.model, test.x, test.y)
+            self.report_task(task, **scores(totals, test.y.cpu().numpy()))
+        self.model.answer_among(self.labels(self.task))
+
+    def report_task(self, task: int, **scalars: float | int) -> None:
+        """Put scalars of one of the client's tasks on record, in tasks.parquet."""
+        self.tasks.append(task_row(self.stream, self.id, task, self.task, scalars))
 
     def train_rules(self) -> Rules:
         """The client's own rules, learnt from its labelled examples; reports how many they are."""

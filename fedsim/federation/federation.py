@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import Dataset, Holdings, Stream
 from fedsim.errors import ClientError, RunError
-from fedsim.federation.client import Update, record
+from fedsim.federation.client import Update, record, task_row
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.host import Examples, Host, Setup, Table
 from fedsim.federation.sums import ExactSum
-from fedsim.federation.wire import Unsent, nbytes, to_arrays
+from fedsim.federation.wire import Own, Unsent, nbytes, to_arrays
 from fedsim.federation.worker import TEST_SHARD, Call
 from fedsim.models import RuleModel
 from fedsim.privacy.central import Privacy, Release, reference
@@ -107,7 +107,6 @@ class Federation:
         self._host = Host(setup, dataset, holdings, device)
         self._initial = self._host.model.weights()
         self._holdings = holdings
-        self._samples = holdings.train.lengths
         self._test_y = dataset.test_y
         self._shards = range(math.ceil(len(dataset.test_y) / TEST_SHARD))
         self._clients_per_step = clients_per_step
@@ -120,6 +119,7 @@ class Federation:
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._explained: list[dict[str, Any]] = []
+        self._tasks: list[dict[str, Any]] = []
 
     # -- for methods ---------------------------------------------------------------------------
 
@@ -148,6 +148,16 @@ class Federation:
         """All clients' labelled examples together, for baselines that no federation could run."""
         self._insist_on_sums("reads the clients' examples")
         return self._host.examples(np.sort(self._holdings.train.values))
+
+    @property
+    def task(self) -> int:
+        """Of a stream, the task that is learnt in this round, 0 ≤ task < T; else 0."""
+        return self._host.task(self.round)
+
+    @property
+    def stream(self) -> Stream | None:
+        """The tasks of all clients, if they learn one after another."""
+        return self._holdings.stream
 
     @property
     def labelled_table(self) -> Table:
@@ -196,7 +206,7 @@ class Federation:
     def num_samples(self) -> NDArray[np.int64]:
         """(K,) n_k, labelled training examples of each client."""
         self._insist_on_sums("reads how many examples each client holds")
-        return self._samples
+        return self._host.held_in(self.round).train.lengths
 
     @property
     def num_unlabelled(self) -> NDArray[np.int64]:
@@ -225,7 +235,8 @@ class Federation:
             function: a method of the running Method; takes a client and the arguments.
             cohort: client ids.
             arguments: what the server sends to every client of the cohort, counted as downlink
-                unless wrapped in `Unsent`. Arrays arrive as tensors on the client's device.
+                unless wrapped in `Unsent`; or to each its own part (`Own`). Arrays arrive as
+                tensors on the client's device.
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
@@ -270,15 +281,16 @@ class Federation:
         if not models:
             raise RunError(f"round {self.round}: no client of the cohort sent a model")
         total = ExactSum.zeros(self.model.size)
+        samples = self._host.held_in(self.round).train.lengths
         for k, w in models.items():
             try:
-                total.add(self._samples[k] * w.astype(np.float64))
+                total.add(samples[k] * w.astype(np.float64))
             except OverflowError:
                 raise RunError(
                     f"round {self.round}: the model of client {k} has weights out of range; "
                     "a smaller learning rate may help"
                 ) from None
-        weight = int(self._samples[list(models)].sum())
+        weight = int(samples[list(models)].sum())
         mean: Vector = (total.value() / weight).astype(np.float32)
         return mean
 
@@ -291,6 +303,10 @@ class Federation:
     def evaluate(self, weights: Vector) -> dict[str, float]:
         """The scores of a network on the central test set; see `fedsim.training.scores`.
 
+        Where clients learn tasks one after another, it chooses among the classes of each task,
+        and the scores are the mean over the tasks that have been learnt, of all clients; those of
+        each are put on record.
+
         The test set is cut into shards of a fixed size, which the engine spreads.
         """
         call = self._next_call("test", "test")
@@ -300,7 +316,25 @@ class Federation:
         rows = self._engine.run(call, blocks, arguments, {}).rows
         names = rows[0].keys()
         totals = {name: math.fsum(row[name] for row in rows.values()) for name in names}
-        return scores(totals, self._test_y)
+        if self.stream is None:
+            return scores(totals, self._test_y)
+        found = {}
+        for i, labels in enumerate(self.stream.kinds):
+            own = {name: totals[f"{name}/{i}"] for name in ("loss", "right")}
+            found[labels] = scores(own, self._test_y[np.isin(self._test_y, labels)])
+        for k, tasks in enumerate(self.stream.labels):
+            for i, labels in enumerate(tasks):
+                self._tasks.append(task_row(self.stream, k, i, self.task, found[labels]))
+        return self.task_scores()
+
+    def task_scores(self) -> dict[str, float]:
+        """The mean of each score over the tasks that have been learnt, as put on record."""
+        seen = [row for row in self._tasks if row["seen"]]
+        if not seen:
+            raise RunError(f"round {self.round}: no client has a model: all were skipped")
+        return {
+            name: math.fsum(row[name] for row in seen) / len(seen) for name in ("loss", "accuracy")
+        }
 
     def log(self, **scalars: float | int | str) -> None:
         """Put scalars of this round on record, in rounds.parquet.
@@ -328,7 +362,8 @@ class Federation:
 
     def begin_round(self, t: int) -> None:
         """Start the records of round t."""
-        self.round, self._record, self._rows, self._explained = t, {}, {}, []
+        self.round, self._record, self._rows = t, {}, {}
+        self._explained, self._tasks = [], []
         self._sums = Counter()
 
     @property
@@ -336,10 +371,12 @@ class Federation:
         """What was released with noise since `begin_round`."""
         return sorted(self._sums.items())
 
-    def records(self) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-        """What was put on record since `begin_round`: of the round, each client, explanations."""
+    def records(self) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+        """What was put on record since `begin_round`: of the round, and the rows of each table."""
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
-        return dict(self._record), rows, list(self._explained)
+        tasks = [{"round": self.round, **row} for row in self._tasks]
+        tables = {"clients": rows, "explanations": list(self._explained), "tasks": tasks}
+        return dict(self._record), tables
 
     def states(self) -> dict[int, Handle]:
         """Handles of all kept client states. A state that changes gets a new handle."""
@@ -411,20 +448,25 @@ class Federation:
         if len(np.unique(cohort)) < len(cohort):
             raise ValueError("a client occurs twice in the cohort: it can answer once a call")
         call = self._next_call(function.__name__, mode)
-        blocks = cut_blocks(cohort, self._samples[cohort], self._clients_per_step)
+        samples = self._host.held_in(self.round).train.lengths
+        blocks = cut_blocks(cohort, samples[cohort], self._clients_per_step)
         _freeze(arguments)
         outcome = self._engine.run(call, blocks, arguments, self._states)
         if mode == "mean":
             _check_alike(call, outcome)
         self._states.update(outcome.states)
-        sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, Unsent))
+        for id in sorted(outcome.tasks):
+            self._tasks += outcome.tasks[id]
+        sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, Unsent | Own))
+        own = [v.parts for v in arguments.values() if isinstance(v, Own)]
         failed = {id: {"error": why} for id, why in outcome.failures.items()}
         for id, row in {**outcome.rows, **failed}.items():
             known = self._rows.setdefault(id, {})
             # A client may work several times in a round: costs add up, the rest is the latest.
-            costs = {"bytes_up": row.get("bytes_up", 0), "bytes_down": sent}
+            down = sent + sum(nbytes(parts.get(id)) for parts in own)
+            costs = {"bytes_up": row.get("bytes_up", 0), "bytes_down": down}
             if self._one_off:
-                costs |= {"one_off_up": costs["bytes_up"], "one_off_down": sent}
+                costs |= {"one_off_up": costs["bytes_up"], "one_off_down": down}
             costs["seconds"] = row.get("seconds", 0.0)
             known.update({**row, **{name: known.get(name, 0) + c for name, c in costs.items()}})
         return outcome
@@ -442,6 +484,8 @@ def _freeze(tree: Any) -> None:
         tree.flags.writeable = False
     elif isinstance(tree, Unsent):
         _freeze(tree.value)
+    elif isinstance(tree, Own):
+        _freeze(tree.parts)
     elif isinstance(tree, Mapping):
         for part in tree.values():
             _freeze(part)

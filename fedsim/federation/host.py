@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import Dataset, Holdings
-from fedsim.models import Model, RuleModel
+from fedsim.errors import ExperimentError
+from fedsim.models import Model, RuleModel, TextModel, models
 from fedsim.privacy.central import Privacy
 from fedsim.streams import torch_stream
 from fedsim.training import FlatModel, Stack, Task, Train, Trained, in_words, lacks_memory, train
@@ -21,7 +22,7 @@ from fedsim.training import FlatModel, Stack, Task, Train, Trained, in_words, la
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs (n, ...) float32 and labels (n,) int64, or targets (n,) float32, on the device."""
+    """Inputs (n, ...) float32, or int32 words; labels (n,) int64, or targets (n,) float32."""
 
     x: Tensor
     y: Tensor
@@ -66,10 +67,29 @@ class Setup:
         assert isinstance(self.model, RuleModel)
         return self.model
 
-    def build_model(self) -> nn.Module:
-        """The network with the run's initial weights, the same wherever it is built."""
+    def build_model(self, dataset: Dataset) -> nn.Module:
+        """The network with the run's initial weights, the same wherever it is built.
+
+        Raises:
+            ExperimentError: documents and no model of text, or the reverse.
+        """
+        model, texts = self.model, len(dataset.words) > 0
+        if isinstance(model, TextModel) != texts:
+            fitting = [
+                name
+                for name, kind in models.items()
+                if issubclass(kind, TextModel) == texts and not issubclass(kind, RuleModel)
+            ]
+            raise ExperimentError(
+                f"model.name={model.name} takes {'numbers' if texts else 'documents'}, and the "
+                f"data are {'documents' if texts else 'none'}; models for them: "
+                + ", ".join(fitting)
+            )
         with torch_stream(self.seed, "init"):
-            return self.model.build(self.shape, self.outputs)
+            if isinstance(model, TextModel):
+                vectors, known = torch.tensor(dataset.vectors), torch.tensor(dataset.known)
+                return model.build_text(vectors, known, self.outputs)
+            return model.build(self.shape, self.outputs)
 
 
 class Host:
@@ -79,9 +99,30 @@ class Host:
         self, setup: Setup, dataset: Dataset, holdings: Holdings, device: torch.device
     ) -> None:
         self.setup, self.holdings, self.device = setup, holdings, device
-        self.model = FlatModel(setup.build_model(), device)
+        self.model = FlatModel(setup.build_model(dataset), device)
+        tasks = 1 if holdings.stream is None else holdings.stream.tasks
+        self._by_task = [holdings.during(i) for i in range(tasks)]
         self._dataset = dataset
         self._networks: dict[str, FlatModel] = {}
+
+    def task(self, t: int) -> int:
+        """The task that is learnt in round t; 0 if there is no stream of tasks."""
+        stream = self.holdings.stream
+        return 0 if stream is None else stream.task(t, self.setup.train.rounds)
+
+    def held_in(self, t: int) -> Holdings:
+        """What clients hold in round t: of streams, the examples of the task under way."""
+        return self._by_task[self.task(t)]
+
+    def labels(self, client: int, task: int) -> tuple[int, ...] | None:
+        """The classes of a client's task; None, for all, if there is no stream."""
+        stream = self.holdings.stream
+        return None if stream is None else stream.labels[client][task]
+
+    def task_test(self, labels: Sequence[int]) -> Examples:
+        """The central test set's examples of some classes, in its order."""
+        among = np.isin(self._dataset.test_y, labels)
+        return self.prepare(self._dataset.test_x[among], self._dataset.test_y[among])
 
     @cached_property
     def stack(self) -> Stack:
@@ -91,6 +132,8 @@ class Host:
     @cached_property
     def obstacle(self) -> str | None:
         """Why this network cannot be trained in stacks, in words; None if it can."""
+        if self.holdings.stream is not None:
+            return "each client learns a task of its own"
         if self.model.num_parameters == 0:
             return "the model has no weights to train"
         few = self.examples(self.holdings.train.values[:5])
@@ -139,14 +182,17 @@ class Host:
     def prepare(self, x: NDArray[np.generic], y: NDArray[Any]) -> Examples:
         """Examples as the network takes them: scaled and normalised as the data set's are."""
         inputs = torch.tensor(x, device=self.device)
+        labels = torch.tensor(y, device=self.device)
+        labels = labels.float() if labels.is_floating_point() else labels
+        if inputs.dtype == torch.int32:  # words
+            return Examples(inputs, labels)
         inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
         if self._dataset.mean:
             per_channel = (-1, *[1] * (inputs.dim() - 2))
             mean = torch.tensor(self._dataset.mean, device=self.device).view(per_channel)
             std = torch.tensor(self._dataset.std, device=self.device).view(per_channel)
             inputs = (inputs - mean) / std
-        labels = torch.tensor(y, device=self.device)
-        return Examples(inputs, labels.float() if labels.is_floating_point() else labels)
+        return Examples(inputs, labels)
 
 
 def _float64(values: NDArray[Any]) -> NDArray[np.float64]:

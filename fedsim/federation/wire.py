@@ -26,6 +26,17 @@ class Unsent:
     value: Any
 
 
+@dataclass(frozen=True)
+class Own:
+    """An argument of which each client is sent its own part, or None if there is none for it.
+
+    Args:
+        parts: by client.
+    """
+
+    parts: Mapping[int, Any]
+
+
 def nbytes(message: Any) -> int:
     """Bytes of a message: an array, a tensor, or a nest of dicts, lists and tuples of them."""
     if isinstance(message, np.ndarray):

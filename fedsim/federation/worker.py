@@ -17,7 +17,7 @@ from fedsim.errors import ClientError, RunError
 from fedsim.federation.client import Client, Update
 from fedsim.federation.host import Host
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
-from fedsim.federation.wire import Unsent, nbytes, same, to_arrays, to_tensors
+from fedsim.federation.wire import Own, Unsent, nbytes, same, to_arrays, to_tensors
 from fedsim.privacy.central import clipped
 from fedsim.streams import torch_stream
 from fedsim.training import (
@@ -67,6 +67,7 @@ class BlockResult:
         lengths: of the vectors of an update, by name (mode «mean»).
         items: messages (mode «gather»).
         states: kept states that changed.
+        tasks: what was reported of a client's tasks.
         notices: lines for the user.
     """
 
@@ -76,6 +77,7 @@ class BlockResult:
     lengths: dict[int, dict[str, int]] = field(default_factory=dict)
     items: dict[int, Any] = field(default_factory=dict)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    tasks: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     notices: set[str] = field(default_factory=set)
 
     def take(self, other: BlockResult) -> None:
@@ -153,6 +155,7 @@ class Worker:
         self._sums: Sums = {}
         self._sent: dict[str, Any] = {}  # the call's arguments
         self._shared: dict[str, Any] = {}  # those that came as `Unsent`
+        self._own: dict[str, Mapping[int, Any]] = {}  # those that came as `Own`
 
     def run_block(
         self,
@@ -178,10 +181,11 @@ class Worker:
                 {
                     name: to_tensors(a.value if isinstance(a, Unsent) else a, self.host.device)
                     for name, a in arguments.items()
-                    if isinstance(a, Unsent) is unsent
+                    if isinstance(a, Unsent) is unsent and not isinstance(a, Own)
                 }
                 for unsent in (False, True)
             )
+            self._own = {name: a.parts for name, a in arguments.items() if isinstance(a, Own)}
         if call.mode == "test":
             return BlockResult(rows={shard: self._test_shard(shard) for shard in block})
         result = BlockResult()
@@ -279,9 +283,12 @@ class Worker:
         kept_state = to_tensors(state, host.device)
         client = Client(host, id, call.round, call.function, kept_state, train)
         host.model.module.train()
+        host.model.answer_among(host.labels(id, client.task))
         function = getattr(host.setup.functions, call.function)
         # Copies, so that no client sees what another did to them.
         arguments = to_tensors(self._sent, host.device)
+        for name, parts in self._own.items():
+            arguments[name] = to_tensors(parts.get(id), host.device)
         versions = _versions(self._shared)
         # Whatever draws from torch's own generator draws from this client's stream.
         with torch_stream(host.setup.seed, f"{call.function}/torch", call.round, id, host.device):
@@ -314,6 +321,8 @@ class Worker:
             result.items[id] = message
         if changed:
             result.states[id] = kept
+        if client.tasks:
+            result.tasks[id] = client.tasks
         result.rows[id] = {
             **client.row,
             "samples": client.num_samples,
@@ -389,7 +398,16 @@ class Worker:
     def _test_shard(self, shard: int) -> dict[str, Any]:
         examples = self.host.test_examples(slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD))
         self.host.model.load(self._sent["weights"])
-        return {**evaluate(self.host.model, examples.x, examples.y)}
+        stream = self.host.holdings.stream
+        if stream is None:
+            return {**evaluate(self.host.model, examples.x, examples.y)}
+        totals: dict[str, float] = {}
+        for i, labels in enumerate(stream.kinds):
+            among = torch.isin(examples.y, torch.tensor(labels, device=examples.y.device))
+            self.host.model.answer_among(labels)
+            found = evaluate(self.host.model, examples.x[among], examples.y[among])
+            totals |= {f"{name}/{i}": total for name, total in found.items()}
+        return totals
 
 
 def _different(tasks: Sequence[Task]) -> str | None:

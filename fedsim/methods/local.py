@@ -39,7 +39,16 @@ class Local(Method[State]):
         client.state["weights"] = trained
 
     def evaluate(self, fed: Federation, state: State) -> None:
+        if fed.stream is not None:
+            fed.each(self.test_tasks, range(fed.num_clients))
+            fed.log(**fed.task_scores())
+            return
         log_means(fed, fed.gather(self.local_scores, range(fed.num_clients)).values())
+
+    def test_tasks(self, client: Client) -> None:
+        """(client) What the client's own model, if any, is worth for each of its tasks."""
+        if "weights" in client.state:
+            client.evaluate_tasks(client.state["weights"])
 
     def local_scores(self, client: Client) -> dict[str, float]:
         """(client) What the client's own model, if any, is worth on the central test set."""

@@ -64,6 +64,23 @@ class Model(Section):
         raise NotImplementedError
 
 
+class TextModel(Model):
+    """A network that reads documents: inputs are words, as ids into a table of vectors."""
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        raise ExperimentError(f"model.name={self.name} takes documents")
+
+    def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
+        """A network from torch's current random state.
+
+        Args:
+            vectors: (V, D) of each word; row 0, padding, is zero. They are not trained.
+            known: (V,) words whose vector means something.
+            outputs: how many numbers to return.
+        """
+        raise NotImplementedError
+
+
 class UserModel(Model):
     """A function of the user's own: `f(shape, outputs, **keywords) -> nn.Module`.
 

@@ -47,6 +47,15 @@ class Run:
         return Table(self.path, "clients").read()
 
     @cached_property
+    def tasks(self) -> pd.DataFrame:
+        """A row per evaluated round, client and task, where tasks are learnt in turn.
+
+        Columns: `round`, `client`, `task`, `seen` (it has been learnt, or is being learnt),
+        `classes` (how many it is about), and the scores of the model that the client has for it.
+        """
+        return Table(self.path, "tasks").read()
+
+    @cached_property
     def explanations(self) -> pd.DataFrame:
         """A row for each explanation, such as a rule; empty if the method has none."""
         return Table(self.path, "explanations").read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.training.dropout import replace_dropout
+
+LOWEST = -1e9  # a logit of probability 0, and still a number to calculate with
 
 
 def named(shapes: Mapping[str, tuple[int, ...]], vector: Tensor) -> dict[str, Tensor]:
@@ -44,6 +46,22 @@ def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
     found: Tensor = functional_call(features, inner, (x,))
     features.train(was_training)
     return found
+
+
+class _Among:
+    """Lowers the logits of all classes but some. Copies of a network share it."""
+
+    def __init__(self) -> None:
+        self.labels: Tensor | None = None
+
+    def __call__(self, module: nn.Module, inputs: object, logits: Tensor) -> Tensor:
+        if self.labels is None:
+            return logits
+        lowered = torch.full_like(logits, LOWEST)
+        return lowered.index_copy(-1, self.labels, logits.index_select(-1, self.labels))
+
+    def __deepcopy__(self, memo: object) -> _Among:
+        return self
 
 
 class FlatModel:
@@ -88,7 +106,10 @@ class FlatModel:
         for name, _ in buffers:
             owner, _, attribute = name.rpartition(".")
             self.module.get_submodule(owner)._buffers[attribute] = views[name]
-        self._counters = [b for n, b in self.module.named_buffers() if not b.is_floating_point()]
+        self._counters = [
+            b for n, b in self.module.named_buffers() if n in saved and not b.is_floating_point()
+        ]
+        self._among: _Among | None = None
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules()
         )
@@ -127,6 +148,20 @@ class FlatModel:
         self.vector.copy_(weights)
         for counter in self._counters:
             counter.zero_()
+
+    def answer_among(self, labels: Sequence[int] | None) -> None:
+        """Let the network choose among these classes alone, or among all again.
+
+        The logits of other classes are put so low that they have no probability and no gradient:
+        the rows of the last layer that belong to these classes are the head of their task.
+        """
+        if self._among is None:
+            if labels is None:
+                return
+            self._among = _Among()
+            head = getattr(self.module, "head", self.module)
+            head.register_forward_hook(self._among)
+        self._among.labels = None if labels is None else torch.tensor(labels, device=self.device)
 
     def weights(self) -> NDArray[np.float32]:
         """A copy of the vector as it travels: (size,) float32 in main memory."""

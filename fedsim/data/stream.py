@@ -1,0 +1,248 @@
+"""Tasks that clients learn one after another: partitions for continual learning."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.component import nearest
+from fedsim.data.dataset import Dataset
+from fedsim.data.partition import Holdings, Indices, Partition, Ragged, Stream, partitions
+from fedsim.errors import DataError
+from fedsim.streams import numpy_stream
+
+Labels = list[int]
+
+
+class _Tasks(Partition):
+    """A partition in time as well: what kinds of streams have in common.
+
+    A class that several tasks have is cut into as many slices of equal length, in the order of
+    the data set; each task gets one, the last with the remainder. So no example is in two tasks.
+    Of each task's examples some are kept aside for validation, stratified where every class
+    has two or more.
+
+    Args:
+        validation_fraction: share of each task's training examples.
+    """
+
+    validation_fraction: float = Field(0.125, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _deals_by_task(self) -> _Tasks:
+        if self.test_fraction or self.server_fraction or self.labelled_fraction < 1:
+            raise PydanticCustomError(
+                "stream",
+                "a stream of tasks has test_fraction 0, server_fraction 0 and labelled_fraction "
+                "1: a task is tested on the central test set's examples of its classes",
+            )
+        return self
+
+    @property
+    def tests_clients(self) -> bool:
+        return True
+
+    def draw(
+        self, data: Dataset, rows: Indices, seed: int
+    ) -> tuple[list[Labels], list[list[int]]]:
+        """The classes of each task, and the tasks of each client, in the order of learning.
+
+        Args:
+            rows: the training examples that are dealt out.
+
+        Raises:
+            DataError: the data set has no such classes, or too few.
+        """
+        raise NotImplementedError
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        raise NotImplementedError("a stream deals by task")
+
+    def deal(self, data: Dataset, seed: int) -> Holdings:
+        if not data.classes:
+            raise DataError(
+                f"partition.kind={self.kind} deals by class, and the target here is a number"
+            )
+        rows = self.taking_part(data, seed)
+        tasks, clients = self.draw(data, rows, seed)
+        slices = _slices(data.y, rows, tasks, data.classes)
+        train, validation = [], []
+        for k, own in enumerate(clients):
+            for i, task in enumerate(own):
+                rng = numpy_stream(seed, "validation", client=k * len(own) + i)
+                aside, rest = _aside(slices[task], data.y, self.validation_fraction, rng)
+                if not len(rest):
+                    raise DataError(
+                        f"client {k}, task {i}: {len(slices[task])} examples, and none is left "
+                        "to train on; ask for fewer tasks"
+                    )
+                train.append(rest)
+                validation.append(aside)
+        labels = tuple(tuple(tuple(sorted(tasks[i])) for i in own) for own in clients)
+        order = tuple(tuple(tuple(tasks[i]) for i in own) for own in clients)
+        T = len(clients[0])
+        everything = [np.concatenate(train[k * T : k * T + T]) for k in range(len(clients))]
+        nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(clients))
+        stream = Stream(Ragged.of(train), Ragged.of(validation), labels, order)
+        return Holdings(Ragged.of(everything), nothing, nothing, stream=stream)
+
+
+def _slices(
+    y: Indices, rows: Indices, tasks: list[Labels], classes: tuple[str, ...]
+) -> list[Indices]:
+    """The examples of each task, in the order of the data set."""
+    uses = Counter(label for task in tasks for label in task)
+    cut = {}
+    for label, count in uses.items():
+        found = rows[y[rows] == label]
+        if len(found) < count:
+            raise DataError(
+                f"class '{classes[label]}' has {len(found)} training examples for the {count} "
+                "tasks that it is in"
+            )
+        size = len(found) // count
+        cut[label] = [found[i * size : (i + 1) * size] for i in range(count - 1)]
+        cut[label].append(found[(count - 1) * size :])
+    return [np.sort(np.concatenate([cut[label].pop(0) for label in task])) for task in tasks]
+
+
+def _aside(
+    share: Indices, y: Indices, fraction: float, rng: np.random.Generator
+) -> tuple[Indices, Indices]:
+    """What is kept for validation, and the rest; both sorted."""
+    from sklearn.model_selection import train_test_split
+
+    count = int(np.ceil(fraction * len(share))) if fraction else 0
+    if count == 0 or len(share) < 2:
+        return share[:0], share
+    present, sizes = np.unique(y[share], return_counts=True)
+    fits = sizes.min() >= 2 and min(count, len(share) - count) >= len(present)
+    rest, aside = train_test_split(
+        share,
+        test_size=count,
+        stratify=y[share] if fits else None,
+        random_state=int(rng.integers(2**31)),
+    )
+    return np.sort(aside), np.sort(rest)
+
+
+@partitions.register
+class Tasks(_Tasks):
+    """Tasks drawn as FedSeIT's released code draws them (EMNLP Findings 2022).
+
+    The classes of the test set, in the order of their names, are shuffled with a seed of 42; task
+    i is a sample of `classes` of them with seed 42 + i. (Classes with fewer training examples than
+    tasks are left out, and tasks drawn again.) Client k goes through the names of all tasks in
+    an order shuffled by k·seed + 5, with the run's seed, and takes the first that no client before
+    it has taken. So the tasks are the same for all seeds, and so are those of client 0.
+
+    Args:
+        clients: K.
+        tasks: T, how many each client learns.
+        classes: of a task.
+    """
+
+    kind: str = "tasks"
+    clients: PositiveInt = 3
+    tasks: PositiveInt = 5
+    classes: int = Field(4, ge=2)
+
+    def draw(
+        self, data: Dataset, rows: Indices, seed: int
+    ) -> tuple[list[Labels], list[list[int]]]:
+        count = self.clients * self.tasks
+        if self.classes > len(data.classes):
+            raise DataError(
+                f"partition.classes={self.classes}: the data set has {len(data.classes)} classes"
+            )
+        examples = np.bincount(data.y[rows], minlength=len(data.classes))
+        tested = np.bincount(data.test_y, minlength=len(data.classes))
+        by_name = sorted(range(len(data.classes)), key=lambda label: data.classes[label])
+        usable = [label for label in by_name if examples[label] and tested[label]]
+        tasks: list[Labels] = []
+        while not tasks:
+            if len(usable) < self.classes:
+                raise DataError(
+                    f"partition: {count} tasks of {self.classes} classes; only {len(usable)} "
+                    "classes have as many training examples as tasks, and one to test on"
+                )
+            # Python's generator, because the published sequences are its.
+            shuffled = list(usable)
+            random.Random(42).shuffle(shuffled)
+            tasks = [random.Random(42 + i).sample(shuffled, self.classes) for i in range(count)]
+            uses = Counter(label for task in tasks for label in task)
+            scarce = {label for label in usable if examples[label] < uses[label]}
+            if scarce:
+                usable, tasks = [label for label in usable if label not in scarce], []
+        names = sorted(str(i) for i in range(count))
+        taken: set[str] = set()
+        clients = []
+        for k in range(self.clients):
+            order = list(names)
+            random.Random(k * seed + 5).shuffle(order)
+            own = [name for name in order if name not in taken][: self.tasks]
+            taken.update(own)
+            clients.append([int(name) for name in own])
+        return tasks, clients
+
+
+@partitions.register
+class OwnTasks(_Tasks):
+    """Tasks of one's own: for each client the list of its tasks, each a list of class names.
+
+    Args:
+        tasks: [[[sport, health], [world, us]], ...], as many tasks for every client.
+    """
+
+    kind: str = "own_tasks"
+    tasks: Annotated[
+        list[Annotated[list[Annotated[list[str], Field(min_length=1)]], Field(min_length=1)]],
+        Field(min_length=1),
+    ]
+
+    @model_validator(mode="after")
+    def _as_many(self) -> OwnTasks:
+        T = len(self.tasks[0])
+        for k, own in enumerate(self.tasks):
+            if len(own) != T:
+                raise PydanticCustomError(
+                    "tasks",
+                    "client {k} has {found} tasks, client 0 {first}; all have as many",
+                    {"k": k, "found": len(own), "first": T},
+                )
+            for i, task in enumerate(own):
+                if len(set(task)) < len(task):
+                    raise PydanticCustomError(
+                        "tasks",
+                        "client {k}, task {i} names a class twice",
+                        {"k": k, "i": i},
+                    )
+        return self
+
+    def draw(
+        self, data: Dataset, rows: Indices, seed: int
+    ) -> tuple[list[Labels], list[list[int]]]:
+        number = {name: label for label, name in enumerate(data.classes)}
+        tasks: list[Labels] = []
+        clients = []
+        for k, own in enumerate(self.tasks):
+            clients.append(list(range(len(tasks), len(tasks) + len(own))))
+            for i, names in enumerate(own):
+                for name in names:
+                    if name not in number:
+                        raise DataError(
+                            f"partition.tasks: client {k}, task {i}: there is no class "
+                            f"'{name}'{nearest(name, data.classes)}"
+                        )
+                    if not (data.test_y == number[name]).any():
+                        raise DataError(
+                            f"partition.tasks: client {k}, task {i}: the test set has no example "
+                            f"of '{name}'"
+                        )
+                tasks.append([number[name] for name in names])
+        return tasks, clients

@@ -1,0 +1,112 @@
+"""Networks that read documents."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, pad
+
+from fedsim.models.model import Classifier, TextModel, models
+
+Width = Annotated[int, Field(ge=1)]
+
+
+class Reader(nn.Module):
+    """Words to vectors, and windows of words to features. Vectors stay as they are.
+
+    A document of n words has n windows of each width, the last ones filled up with zeros; an empty
+    one has one, of zeros alone. So what is made of it does not depend on the padding, and with it
+    on the documents beside it.
+
+    Args:
+        vectors: (V, D).
+        known: (V,) words whose vector means something.
+    """
+
+    vectors: Tensor
+    known: Tensor
+
+    def __init__(self, vectors: Tensor, known: Tensor) -> None:
+        super().__init__()
+        # Not saved, so that they are no part of the weights.
+        self.register_buffer("vectors", vectors, persistent=False)
+        self.register_buffer("known", known, persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors (B, D, n) of the words of documents (B, L), and which windows there are (B, n).
+
+        n is the length of the longest document.
+        """
+        lengths = (x != 0).sum(dim=1).clamp(min=1)
+        n = int(lengths.max())
+        there = torch.arange(n, device=x.device) < lengths[:, None]
+        return self.vectors[x[:, :n]].transpose(1, 2), there
+
+    def document_vectors(self, x: Tensor) -> Tensor:
+        """(B, D) the mean vector of the known words of documents; zero if there is none."""
+        known = self.known[x].unsqueeze(2)
+        total = (self.vectors[x] * known).sum(dim=1)
+        return total / known.sum(dim=1).clamp(min=1)
+
+
+def convolved(words: Tensor, weight: Tensor) -> Tensor:
+    """(B, F, n) windows of words (B, D, n), each by filters (F, D, width)."""
+    return conv1d(pad(words, (0, weight.shape[2] - 1)), weight)
+
+
+def most(found: Tensor, there: Tensor) -> Tensor:
+    """(B, F) the largest of (B, F, n) over the windows that are there (B, n)."""
+    return found.masked_fill(~there[:, None], -math.inf).amax(dim=2)
+
+
+class TextFeatures(nn.Module):
+    """Convolutions over words, each with ReLU and its maximum over the document."""
+
+    def __init__(
+        self, reader: Reader, kernels: tuple[int, ...], filters: int, hidden: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.reader = reader
+        D = reader.vectors.shape[1]
+        self.convolutions = nn.ModuleList(nn.Conv1d(D, filters, width) for width in kernels)
+        self.dropout = nn.Dropout(dropout)
+        self.dense = nn.Linear(filters * len(kernels), hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, hidden) of documents (B, L)."""
+        words, there = self.reader(x)
+        pooled = []
+        for convolution in self.convolutions:
+            assert isinstance(convolution, nn.Conv1d)
+            assert convolution.bias is not None
+            found = most(convolved(words, convolution.weight), there)
+            pooled.append((found + convolution.bias).relu())
+        h: Tensor = self.dense(self.dropout(torch.cat(pooled, dim=1))).relu()
+        return h
+
+
+@models.register
+class TextCnn(TextModel):
+    """A convolutional network for sentences, as that of FedSeIT: windows of words, then a layer.
+
+    Args:
+        kernels: widths of the windows, in words.
+        filters: of each width.
+        hidden: width of the layer before the last one.
+        dropout: share of what the windows come to that is dropped in training.
+    """
+
+    name: str = "text_cnn"
+    kernels: tuple[Width, ...] = Field((3, 4, 5), min_length=1)
+    filters: Width = 128
+    hidden: Width = 384
+    dropout: float = Field(0.3, ge=0, lt=1)
+
+    def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
+        reader = Reader(vectors, known)
+        features = TextFeatures(reader, self.kernels, self.filters, self.hidden, self.dropout)
+        return Classifier(features, nn.Linear(self.hidden, outputs))

@@ -1,0 +1,63 @@
+"""What is reported of clients that learn tasks in turn, from a run's table of tasks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Continual:
+    """Means over clients and their tasks 1 ... T; a_{t,r} is the accuracy on task t in round r.
+
+    Args:
+        tta: task-averaged test accuracy, a_{t,R} in the last round R.
+        forgetting: max_r a_{t,r} − a_{t,R} of tasks t < T, over rounds r from when t has begun.
+        backward: backward transfer, a_{t,R} less accuracy at the end of task t, of tasks t < T.
+        forward: forward transfer, accuracy before task t begins, less that of guessing, t > 1; NaN
+            where nothing can be said of a task before it begins, for want of a head.
+        first_round: accuracy after a task's first evaluated round.
+    """
+
+    tta: float
+    forgetting: float
+    backward: float
+    forward: float
+    first_round: float
+
+
+def continual(tasks: pd.DataFrame) -> Continual:
+    """Of a run's `tasks`.
+
+    Raises:
+        ValueError: it has none: the partition is no stream of tasks.
+    """
+    if tasks.empty:
+        raise ValueError("the run has no tasks on record; its partition is no stream of tasks")
+    last = tasks["round"].max()
+    found: dict[str, list[float]] = {name: [] for name in Continual.__dataclass_fields__}
+    for _, own in tasks.groupby("client"):
+        under_way = own[own["seen"]].groupby("round")["task"].max()
+        T = int(under_way.max()) + 1
+        for t in range(T):
+            by_round = own[own["task"] == t].set_index("round")
+            learnt = by_round[by_round["seen"]]["accuracy"]
+            if learnt.empty:
+                continue
+            final = float(learnt[last]) if last in learnt.index else math.nan
+            found["tta"].append(final)
+            found["first_round"].append(float(learnt.iloc[0]))
+            before = by_round[~by_round["seen"]]
+            if len(before):
+                now = before.iloc[-1]
+                found["forward"].append(float(now["accuracy"]) - 1 / float(now["classes"]))
+            if t < T - 1:
+                during = learnt[under_way.reindex(learnt.index) == t]
+                found["forgetting"].append(float(learnt.max()) - final)
+                if len(during):
+                    found["backward"].append(final - float(during.iloc[-1]))
+    means = {n: float(np.mean(v)) if v else math.nan for n, v in found.items()}
+    return Continual(**means)
