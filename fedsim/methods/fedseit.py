@@ -1,0 +1,121 @@
+"""FedSeIT: tasks in turn, with what the server finds to be of use of others' knowledge.
+
+Chaudhary, Rai, Schubert, Schütze and Gupta, Federated Continual Learning for Text Classification
+via Selective Inter-client Transfer, EMNLP Findings 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from threadpoolctl import threadpool_limits
+
+from fedsim.federation import Client, Federation
+from fedsim.methods.fedweit import FedWeIT, FedWeITState, text_features
+from fedsim.methods.method import methods
+from fedsim.models.decomposed import Layout, ProjectedRest, Rest
+from fedsim.training import FlatModel
+
+MOST_CENTRES = 200  # Q, of a task's documents
+ALIKE = 0.7  # the least cosine that counts in `rectified`
+
+
+@methods.register
+class FedSeIT(FedWeIT):
+    """FedWeIT, but others' weights have convolutions of their own, and the server chooses them.
+
+    For the A_j of other tasks see `fedsim.models.decomposed.ProjectedRest`: what they find in a
+    document is projected (W_f) and put beside what θ = B ⊙ σ(m) + A finds. W_f and W_c belong to
+    a task; λ₁·‖W_f, W_c‖₁ and w/2·‖W_f, W_c‖² are added to FedWeIT's loss.
+
+    Selection (SIT, `top_k`): when a client begins a task, it sends centres of its documents (the
+    mean vector of each one's words; K-means with 200 clusters, or all of fewer documents). The
+    server keeps them beside the A of that task, compares those of all tasks that are finished, of
+    all clients, by the mean cosine of all pairs of centres, and sends the A's of the K most alike.
+    Their α start with these scores, scaled to a sum of 1. Without selection a client gets the A's
+    of all clients' last tasks, as in FedWeIT.
+
+    Args:
+        top_k: K; none for no selection.
+        share_dense: +DLS: W_c is decomposed and shared as convolutions are, without W_f.
+        similarity: `mean` cosine of all pairs, as in the paper, or `rectified` as in the released
+            code: those of 0.7 and less count as 0.
+    """
+
+    name: str = "fedseit"
+    start: ClassVar[float] = 1 / 5
+    rest: ClassVar[type[Rest]] = ProjectedRest
+    top_k: int | None = Field(None, ge=1)
+    share_dense: bool = False
+    similarity: Literal["mean", "rectified"] = "mean"
+
+    def slots(self, num_clients: int) -> int:
+        return num_clients if self.top_k is None else self.top_k
+
+    def layout(self, model: FlatModel, slots: int) -> Layout:
+        layout = super().layout(model, slots)
+        if not self.share_dense:
+            return layout
+        hidden = text_features(model).dense.out_features
+        return replace(layout, dense=(hidden, (slots + 1) * layout.features))
+
+    def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
+        if self.top_k is None:
+            return super().choose(fed, state, new)
+        centres, chosen = dict(state.centres), dict(state.chosen)
+        for k, found in fed.gather(self.centres, new).items():
+            centres[f"{k}/{fed.task}"] = found
+            scores = {key: self.alike(found, centres[key]) for key in state.knowledge}
+            # Of equal ones the first: by client, then by task.
+            places = sorted(scores, key=lambda key: tuple(map(int, key.split("/"))))
+            best = sorted(places, key=lambda key: -scores[key])[: self.top_k]
+            chosen[str(k)] = [
+                (int(key.split("/")[0]), int(key.split("/")[1]), scores[key]) for key in best
+            ]
+        return replace(state, centres=centres, chosen=chosen)
+
+    def alike(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+        """How much two sets of centres (n, D) are alike."""
+        a, b = (
+            v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12)
+            for v in (a.astype(np.float64), b.astype(np.float64))
+        )
+        if self.similarity == "mean":  # of all cosines, which is the cosine of means
+            return float(a.mean(axis=0) @ b.mean(axis=0))
+        cosines = a @ b.T
+        return float(np.where(cosines > ALIKE, cosines, 0).mean())
+
+    # -- the clients ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def centres(self, client: Client) -> NDArray[np.float32]:
+        """(client) (Q, D) centres of the documents of the task that begins."""
+        from sklearn.cluster import KMeans
+
+        reader = text_features(client.model).reader
+        vectors = reader.document_vectors(client.data.x).cpu().numpy()
+        if len(vectors) <= MOST_CENTRES:
+            return vectors
+        different = np.unique(vectors, axis=0)
+        if len(different) <= MOST_CENTRES:
+            return different
+        seed = int(client.rng("centres").integers(2**31))
+        with threadpool_limits(1):  # more may change a last bit
+            found = KMeans(MOST_CENTRES, max_iter=100, n_init=3, random_state=seed).fit(vectors)
+        centres: NDArray[np.float32] = found.cluster_centers_.astype(np.float32)
+        return centres
+
+    def start_attention(self, rest: Rest, scores: Sequence[float]) -> None:
+        if self.top_k is None:
+            return
+        with torch.no_grad():
+            rest.attention.zero_()
+            total = sum(abs(score) for score in scores)
+            for j, score in enumerate(scores):
+                rest.attention[j] = score / total if total else 1 / len(scores)

@@ -1,0 +1,242 @@
+"""Networks of documents whose weights are B ⊙ m + A: what FedWeIT and FedSeIT train.
+
+B, m and A are flat vectors, laid out as `Layout` says. `Rest` is what a task has to itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.models.text import Reader, convolved, most
+
+Read = tuple[Tensor, Tensor]  # words of documents, and which windows there are; see `Reader`
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the decomposed layers lie in a flat vector: blocks of (rows, columns) in turn.
+
+    A row is what one output is computed from; each has an entry of the mask. Blocks are those of
+    the convolutions, by the width of their windows, and then that of a dense layer, if any.
+
+    Args:
+        kernels: widths of the windows.
+        filters: F, of each width.
+        vectors: D, the length of a word's vector.
+        dense: rows and columns of the dense layer.
+    """
+
+    kernels: tuple[int, ...]
+    filters: int
+    vectors: int
+    dense: tuple[int, int] | None = None
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        blocks = [(self.filters, self.vectors * width) for width in self.kernels]
+        return [*blocks, self.dense] if self.dense else blocks
+
+    @property
+    def features(self) -> int:
+        """How many numbers the convolutions come to."""
+        return self.filters * len(self.kernels)
+
+    @property
+    def rows(self) -> int:
+        """How many entries a mask has."""
+        return sum(rows for rows, _ in self.blocks)
+
+    @property
+    def size(self) -> int:
+        """P, the length of the vector."""
+        return sum(rows * columns for rows, columns in self.blocks)
+
+    @property
+    def convolutional(self) -> int:
+        """How much of the vector belongs to convolutions; they come first."""
+        return self.filters * self.vectors * sum(self.kernels)
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Views (..., rows, columns) of each block of vectors (..., P)."""
+        ends = [0]
+        for rows, columns in self.blocks:
+            ends.append(ends[-1] + rows * columns)
+        return [
+            vector[..., start:end].view(*vector.shape[:-1], *block)
+            for (start, end), block in zip(pairwise(ends), self.blocks, strict=True)
+        ]
+
+    def windows(self, vector: Tensor) -> list[Tensor]:
+        """(F, D, width) the filters of each width, of a vector (P,) or its convolutional part."""
+        found, start = [], 0
+        for width in self.kernels:
+            end = start + self.filters * self.vectors * width
+            found.append(vector[start:end].view(self.filters, self.vectors, width))
+            start = end
+        return found
+
+    def masked(self, vector: Tensor, mask: Tensor) -> Tensor:
+        """(..., P) each row of a vector (P,) times its entry of masks (..., rows)."""
+        sizes = [rows for rows, _ in self.blocks]
+        parts = zip(self.split(vector), torch.split(mask, sizes, dim=-1), strict=True)
+        return torch.cat([(block * m.unsqueeze(-1)).flatten(-2) for block, m in parts], dim=-1)
+
+    def draw(self) -> Tensor:
+        """(P,) initial values from torch's current random state, uniform as Glorot's."""
+        parts = []
+        widths = [*self.kernels, 1]
+        for (rows, columns), width in zip(self.blocks, widths, strict=False):
+            bound = math.sqrt(6 / (columns + rows * width))
+            parts.append((2 * torch.rand(rows * columns) - 1) * bound)
+        return torch.cat(parts)
+
+
+class Rest(nn.Module):
+    """What a task has to itself besides m and A: biases, attention and a head.
+
+    The weights of others' tasks are added to its own: θ + Σ_j α_j·A_j (FedWeIT).
+
+    Args:
+        layout: of the decomposed layers.
+        slots: K, how many A's of other tasks there can be.
+        labels: L, the classes of the task.
+        dropout: of what the convolutions come to.
+        hidden: width of a layer before the head; not of this network.
+
+    Attributes:
+        foreign: (K, convolutional) the A's; zeros where there are fewer.
+    """
+
+    foreign: Tensor
+    # Parameters that the released code does not train; whether others' A's reach its network.
+    untrained: tuple[str, ...] = ("head",)
+    uses_others: bool = True
+
+    def __init__(
+        self, layout: Layout, slots: int, labels: int, dropout: float, hidden: int
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        self.bias = nn.Parameter(torch.zeros(layout.features))
+        self.attention = nn.Parameter(torch.zeros(slots, len(layout.kernels)))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(layout.features, labels)
+        # Not saved, so that they are no part of the weights.
+        self.register_buffer("foreign", torch.zeros(slots, layout.convolutional), persistent=False)
+
+    def reset(self) -> None:
+        """Draw initial weights from torch's current random state."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+        nn.init.normal_(self.attention, std=1 / math.sqrt(len(self.attention)))
+
+    @property
+    def dense(self) -> list[Tensor]:
+        """Weights that are to be small and sparse."""
+        return []
+
+    def digest(self, reader: Reader, x: Tensor) -> Tensor:
+        """What is computed of documents (n, L) once, before training: (n, ...)."""
+        return torch.zeros(len(x), 0, device=x.device)
+
+    def own_features(self, read: Read, weights: list[Tensor]) -> Tensor:
+        """(B, features) of convolutions with filters (F, D, width) of each width."""
+        words, there = read
+        biases = self.bias.view(len(weights), -1)
+        pooled = [
+            (most(convolved(words, w), there) + b).relu()
+            for w, b in zip(weights, biases, strict=True)
+        ]
+        return torch.cat(pooled, dim=1)
+
+    def forward(self, read: Read, theta: Tensor, digested: Tensor) -> Tensor:
+        """Logits (B, L).
+
+        Args:
+            read: B documents.
+            theta: (P,) B ⊙ m + A.
+            digested: (B, ...) of these documents.
+        """
+        weights = self.layout.windows(theta)
+        for a, alpha in zip(self.foreign, self.attention, strict=True):
+            others = self.layout.windows(a)
+            weights = [w + alpha[s] * others[s] for s, w in enumerate(weights)]
+        logits: Tensor = self.head(self.dropout(self.own_features(read, weights)))
+        return logits
+
+
+class ProjectedRest(Rest):
+    """Others' weights have convolutions of their own: h_j = max conv(x, α_j·A_j) + b_j (FedSeIT).
+
+    For each width W_f projects the h_j of all j, with ReLU, to F numbers; W_c, with ReLU, brings
+    these and the features of the own convolutions to `hidden` numbers, of which the head decides.
+    Where the dense layer is decomposed (DLS), it is W_c, on all h_j and without W_f.
+
+    Neither words nor A_j are trained, and conv(x, α·A) = α·conv(x, A), whose maximum is α·max or
+    α·min by the sign of α. So the convolutions with A_j are computed once for each document.
+    """
+
+    def __init__(
+        self, layout: Layout, slots: int, labels: int, dropout: float, hidden: int
+    ) -> None:
+        super().__init__(layout, slots, labels, dropout, hidden)
+        F, widths = layout.filters, len(layout.kernels)
+        self.foreign_bias = nn.Parameter(torch.zeros(slots, layout.features))
+        self.head = nn.Linear(hidden, labels)
+        if layout.dense:
+            self.hidden_bias = nn.Parameter(torch.zeros(hidden))
+        else:
+            self.projections = nn.ModuleList(nn.Linear(slots * F, F) for _ in range(widths))
+            self.combination = nn.Linear(2 * layout.features, hidden)
+            self.untrained = ("head", *(f"projections.{s}" for s in range(1, widths)))
+        self.uses_others = False
+
+    @property
+    def dense(self) -> list[Tensor]:
+        if self.layout.dense:
+            return []
+        layers = [*self.projections, self.combination]
+        return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
+
+    @torch.no_grad()
+    def digest(self, reader: Reader, x: Tensor) -> Tensor:
+        """(n, 2, K, features): the largest and least of each convolution with an A_j."""
+        K, features = len(self.foreign), self.layout.features
+        found = torch.zeros(len(x), 2, K, features, device=x.device)
+        used = [j for j in range(K) if self.foreign[j].any()]
+        if not used:
+            return found
+        for rows in torch.split(torch.arange(len(x), device=x.device), 64):
+            words, there = reader(x[rows])
+            for j in used:
+                parts = [convolved(words, w) for w in self.layout.windows(self.foreign[j])]
+                found[rows, 0, j] = torch.cat([most(part, there) for part in parts], dim=1)
+                found[rows, 1, j] = -torch.cat([most(-part, there) for part in parts], dim=1)
+        return found
+
+    def forward(self, read: Read, theta: Tensor, digested: Tensor) -> Tensor:
+        own = self.own_features(read, self.layout.windows(theta))
+        largest, least = digested.unbind(dim=1)  # (B, K, features) each
+        alpha = self.attention.repeat_interleave(self.layout.filters, dim=1)  # (K, features)
+        others = torch.where(alpha >= 0, alpha * largest, alpha * least) + self.foreign_bias
+        if self.layout.dense:
+            z = self.dropout(torch.cat([own, others.flatten(1)], dim=1))
+            h = (z @ self.layout.split(theta)[-1].T + self.hidden_bias).relu()
+        else:
+            by_width = torch.split(others, self.layout.filters, dim=2)
+            projected = [
+                layer(part.flatten(1)).relu()
+                for layer, part in zip(self.projections, by_width, strict=True)
+            ]
+            z = self.dropout(torch.cat([own, *projected], dim=1))
+            h = self.combination(z).relu()
+        logits: Tensor = self.head(h)
+        return logits
