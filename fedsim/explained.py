@@ -221,7 +221,7 @@ class PersonalModel:
         if not isinstance(method, XPFL):
             raise RunFolderError(f"{run.path}: method.name={method.name} has no personal models")
         again = reopen(run)
-        needs_classifier(method.name, again.setup.build_model(again.dataset))
+        needs_classifier(method.name, again.setup.build_model())
         fed, dataset, holdings = again.fed, again.dataset, again.holdings
         _refuse_unknown(client, fed)
         states = fed.states()

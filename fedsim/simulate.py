@@ -70,6 +70,7 @@ def prepare(
         shape=dataset.shape,
         classes=len(dataset.classes),
         privacy=experiment.privacy,
+        words=(dataset.vectors, dataset.known) if dataset.words else None,
     )
     if setup.classes == 0 and not experiment.method.regresses:
         raise ExperimentError(
@@ -83,17 +84,14 @@ def prepare(
             f"train.rounds={experiment.train.rounds} is no multiple of the {T} tasks, each of "
             f"which takes as many rounds; {-(-experiment.train.rounds // T) * T} is"
         )
-    if experiment.method.of_rules:
-        network = setup.build_model(dataset)
-    else:
-        network = _try_model(setup, dataset)
+    network = setup.build_model() if experiment.method.of_rules else _try_model(setup)
     if setup.privacy is not None and isinstance(network, torch.nn.Module):
         _bears_noise(network, experiment.model.name)
     experiment.method.check_data(dataset, holdings, network)
     return dataset, holdings, setup
 
 
-def _try_model(setup: Setup, dataset: Dataset) -> torch.nn.Module:
+def _try_model(setup: Setup) -> torch.nn.Module:
     """The network, after one input was sent through it.
 
     Raises:
@@ -101,11 +99,11 @@ def _try_model(setup: Setup, dataset: Dataset) -> torch.nn.Module:
     """
     name = f"model.name={setup.model.name}"
     try:
-        network = setup.build_model(dataset)
+        network = setup.build_model()
         if not isinstance(network, torch.nn.Module):
             raise ExperimentError(f"{name}: must return a torch.nn.Module, not {network!r}")
         with torch.no_grad():
-            kind = torch.int32 if dataset.words else torch.float32
+            kind = torch.float32 if setup.words is None else torch.int32
             found = tuple(network.eval()(torch.zeros(1, *setup.shape, dtype=kind)).shape)
     except FedsimError:
         raise

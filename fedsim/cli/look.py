@@ -24,17 +24,20 @@ from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.explain.attribution import attributions
 from fedsim.explain.rules import measures_in_words, row_in_words
+from fedsim.explain.transfer import draw_transfer
 from fedsim.explained import FinalRules, PersonalModel, SharedImages
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
 from fedsim.launch import connect
 from fedsim.methods import methods
+from fedsim.methods.fedweit import FedWeIT
 from fedsim.methods.fedxds import FedXDS
 from fedsim.methods.xpfl import XPFL
 from fedsim.models import models
 from fedsim.models.tsk import Tsk, write_published
 from fedsim.privacy.gaussian import guarantee
+from fedsim.results.continual import continual
 from fedsim.results.run import Run, load
 from fedsim.simulate import prepare
 
@@ -175,7 +178,10 @@ def explain_command(
         ),
     ] = None,
 ) -> None:
-    """Explain what a run came to: rules, shared images, personal models; in words and pictures."""
+    """Explain what a run came to, in words and pictures.
+
+    Rules, shared images, personal models, or which tasks have learnt from which.
+    """
     run = load(folder)
     if isinstance(run.experiment.method, FedXDS):
         if row or npy:
@@ -189,6 +195,10 @@ def explain_command(
             personal = PersonalModel.of(run, k)
             out.print(personal.in_words(), markup=False)
             _written(partial(personal.draw, run.path / "explanations"))
+    elif isinstance(run.experiment.method, FedWeIT):
+        if row or npy or client:
+            raise BadInput("--row, --npy and --client are not for runs that learn tasks in turn")
+        _explain_transfer(run)
     elif client:
         raise BadInput("--client is for shared images and personal models; this run has none")
     else:
@@ -218,6 +228,44 @@ def _explain_shared(run: Run, clients: Sequence[int]) -> None:
     else:
         out.print("there is no noise (σ = 0): nothing is guaranteed")
     _written(partial(shared.draw, run.path / "explanations"))
+
+
+def _explain_transfer(run: Run) -> None:
+    measures = continual(run.tasks)
+    out.print(
+        f"accuracy over all tasks of all clients {measures.tta:.4f}; forgotten of tasks before "
+        f"the last {measures.forgetting:.4f}; after a task's first round "
+        f"{measures.first_round:.4f}"
+    )
+    rows = run.explanations
+    if rows.empty:
+        raise BadInput(f"{run.path}: nothing was taken from tasks of others")
+    table = Table(box=None, pad_edge=False)
+    for column in ("learns", "from", "classes in common", "score", "attention"):
+        table.add_column(column, justify="right")
+    for found in rows.head(MOST_CLIENTS).to_dict("records"):
+        table.add_row(
+            f"{found['client']}/{found['task']}",
+            f"{found['from_client']}/{found['from_task']}",
+            str(found["shared_classes"]),
+            f"{found['score']:.4f}",
+            f"{found['attention']:.4f}",
+        )
+    out.print("client/task:")
+    out.print(table)
+    if len(rows) > MOST_CLIENTS:
+        file = short(run.path / "explanations.parquet")
+        out.print(f"… and {len(rows) - MOST_CLIENTS} more, in {file}", markup=False)
+    shared = rows.groupby(["client", "task"])["of_best_choice"].first().mean()
+    out.print(f"classes in common with what was given, of the most possible: {shared:.1%}")
+
+    def draw() -> list[Path]:
+        folder = run.path / "explanations"
+        folder.mkdir(exist_ok=True)
+        draw_transfer(rows, folder / "transfer.png")
+        return [folder / "transfer.png"]
+
+    _written(draw)
 
 
 def _explain_rules(run: Run, row: Sequence[int], most: int, npy: Path | None) -> None:

@@ -19,7 +19,7 @@ from fedsim.streams import numpy_stream
 Labels = list[int]
 
 
-class _Tasks(Partition):
+class TaskStream(Partition):
     """A partition in time as well: what kinds of streams have in common.
 
     A class that several tasks have is cut into as many slices of equal length, in the order of
@@ -34,7 +34,7 @@ class _Tasks(Partition):
     validation_fraction: float = Field(0.125, ge=0, lt=1)
 
     @model_validator(mode="after")
-    def _deals_by_task(self) -> _Tasks:
+    def _deals_by_task(self) -> TaskStream:
         if self.test_fraction or self.server_fraction or self.labelled_fraction < 1:
             raise PydanticCustomError(
                 "stream",
@@ -132,7 +132,7 @@ def _aside(
 
 
 @partitions.register
-class Tasks(_Tasks):
+class Tasks(TaskStream):
     """Tasks drawn as FedSeIT's released code draws them (EMNLP Findings 2022).
 
     The classes of the test set, in the order of their names, are shuffled with a seed of 42; task
@@ -192,7 +192,7 @@ class Tasks(_Tasks):
 
 
 @partitions.register
-class OwnTasks(_Tasks):
+class OwnTasks(TaskStream):
     """Tasks of one's own: for each client the list of its tasks, each a list of class names.
 
     Args:

@@ -55,6 +55,8 @@ class Setup:
     shape: tuple[int, ...]
     classes: int  # 0 for a regression
     privacy: Privacy | None = None
+    # Of documents: the vector (V, D) of each word, and which words have one that means something.
+    words: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
 
     @property
     def outputs(self) -> int:
@@ -67,13 +69,13 @@ class Setup:
         assert isinstance(self.model, RuleModel)
         return self.model
 
-    def build_model(self, dataset: Dataset) -> nn.Module:
+    def build_model(self) -> nn.Module:
         """The network with the run's initial weights, the same wherever it is built.
 
         Raises:
             ExperimentError: documents and no model of text, or the reverse.
         """
-        model, texts = self.model, len(dataset.words) > 0
+        model, texts = self.model, self.words is not None
         if isinstance(model, TextModel) != texts:
             fitting = [
                 name
@@ -86,8 +88,8 @@ class Setup:
                 + ", ".join(fitting)
             )
         with torch_stream(self.seed, "init"):
-            if isinstance(model, TextModel):
-                vectors, known = torch.tensor(dataset.vectors), torch.tensor(dataset.known)
+            if isinstance(model, TextModel) and self.words is not None:
+                vectors, known = map(torch.tensor, self.words)
                 return model.build_text(vectors, known, self.outputs)
             return model.build(self.shape, self.outputs)
 
@@ -99,7 +101,7 @@ class Host:
         self, setup: Setup, dataset: Dataset, holdings: Holdings, device: torch.device
     ) -> None:
         self.setup, self.holdings, self.device = setup, holdings, device
-        self.model = FlatModel(setup.build_model(dataset), device)
+        self.model = FlatModel(setup.build_model(), device)
         tasks = 1 if holdings.stream is None else holdings.stream.tasks
         self._by_task = [holdings.during(i) for i in range(tasks)]
         self._dataset = dataset

@@ -161,6 +161,7 @@ class FedWeIT(Method[FedWeITState]):
     """
 
     name: str = "fedweit"
+    continual: ClassVar[bool] = True
     only_sums: ClassVar[bool] = False  # each client's A is sent to others
     start: ClassVar[float] = 1 / 3  # A_t begins as this share of B
     rest: ClassVar[type[Rest]] = Rest

@@ -43,6 +43,7 @@ class Method(Section, ABC, Generic[S]):
 
     Attributes:
         of_rules: it learns rule models, not networks.
+        continual: it learns a stream of tasks, and nothing else.
         regresses: it can learn a number, not classes alone.
         only_sums: all that the server learns of clients are means of what they send, so that
             `privacy` covers it.
@@ -50,6 +51,7 @@ class Method(Section, ABC, Generic[S]):
 
     name: str
     of_rules: ClassVar[bool] = False
+    continual: ClassVar[bool] = False
     regresses: ClassVar[bool] = False
     only_sums: ClassVar[bool] = True
 

@@ -62,6 +62,11 @@ class Teacher(Section):
     batch_size: int = Field(128, ge=1)
     optimizer: Optimizer = Optimizer(name="adamw", lr=1e-3)
 
+    def loss(self, network: MaskedAutoencoder, x: Tensor) -> Tensor:
+        """(B,) what is minimised: errors of whole images for a quarter, else of masked patches."""
+        whole = math.ceil(SHOWN_WHOLE * len(x))
+        return torch.cat([network.loss(x[:whole], 0), network.loss(x[whole:], self.mask_ratio)])
+
     def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
         """With weights from torch's own generator."""
         return MaskedAutoencoder(
@@ -312,9 +317,7 @@ class XPFL(Method[State]):
 
         def loss(network: nn.Module, x: Tensor, *_: Any) -> Tensor:
             assert isinstance(network, MaskedAutoencoder)
-            whole = math.ceil(SHOWN_WHOLE * len(x))
-            parts = network.loss(x[:whole], 0), network.loss(x[whole:], own.mask_ratio)
-            return torch.cat(parts)
+            return own.loss(network, x)
 
         y = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         rng, start = client.rng("teacher"), client.state["teacher"]

@@ -404,7 +404,7 @@ def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, m in methods.items() if not m.regresses and not m.of_rules]
+    "name", [n for n, m in methods.items() if not (m.regresses or m.of_rules or m.continual)]
 )
 def test_methods_for_classes_refuse_numbers(finish: Callable[..., Run], name: str) -> None:
     message = f"method.name={name} learns classes.*methods for it: .*fedavg"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedsim.component import Registry
 from fedsim.errors import ExperimentError
-from fedsim.models import Classifier, Model, RuleModel, models
+from fedsim.models import Classifier, Model, RuleModel, TextModel, models
 from fedsim.training import FlatModel
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "xpfl_student": {"channels": [2, 3]},
     "resnet8": {"width": 2},
 }
-NETWORKS = [name for name, model in models.items() if not issubclass(model, RuleModel)]
+NETWORKS = [n for n, model in models.items() if not issubclass(model, RuleModel | TextModel)]
 FLAT_TOO = {"mlp"}  # models that take inputs other than images
 
 
