@@ -23,11 +23,15 @@ from fedsim.data import datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.methods import methods
 from fedsim.models import RuleModel, models
+from fedsim.sheet import Sheet
+from fedsim.sweep.grid import read
+from fedsim.sweep.search import Search
 
 QUICKSTART = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
 REGISTRIES = {"data": datasets, "partition": partitions, "model": models, "method": methods}
 # What has no default.
 NEEDED = {"clients": 4, "alpha": 0.5, "column": "writer", "path": "some/file.npz"}
+NEEDED["tasks"] = [[["a", "b"], ["c"]]]
 BASE: dict[str, Any] = {
     "data": {"name": "digits"},
     "partition": {"kind": "iid", "clients": 4},
@@ -61,6 +65,8 @@ def test_defaults_of_every_component(section: str, registry: Registry[Any], name
     ):
         others |= {"model": {"name": "tsk"}, "method": {"name": "openfl_xai"}}
         others["train"] = {"rounds": 1}
+    if getattr(registry.find(name), "continual", False):
+        others["train"] = {"optimizer": {"name": "adam"}}
     experiment = Experiment.from_dict({**others, section: {registry.key: name, **content}})
     assert type(getattr(experiment, section)) is registry.find(name)
     assert reread(experiment) == experiment
@@ -283,3 +289,20 @@ def test_an_override_replaces_what_stands_at_its_key(tmp_path: Path) -> None:
     assert changed.method == methods.find("scaffold")()
     assert changed.partition == partitions.find("iid")(clients=5)
     assert changed.train == small_experiment(train={"rounds": 3}).train
+
+
+# the files that come with fedsim
+
+FILES = sorted((QUICKSTART.parent).rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(QUICKSTART.parent)))
+def test_files_of_experiments_fit_the_schema(path: Path) -> None:
+    sheet = Sheet.read(path)
+    if "grid" in sheet.content:
+        assert read(sheet)[1]
+        return
+    if "search" in sheet.content:
+        search, sheet = sheet.take("search")
+        Search.model_validate(search)
+    sheet.build(Experiment)
