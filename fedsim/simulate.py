@@ -78,6 +78,11 @@ def prepare(
             f"data.name={experiment.data.name} is a number; methods for it: "
             + ", ".join(n for n, m in methods.items() if m.regresses and not m.of_rules)
         )
+    if holdings.stream is not None and not experiment.method.in_turn:
+        raise ExperimentError(
+            f"method.name={experiment.method.name} cannot learn tasks in turn; methods that can: "
+            + ", ".join(n for n, m in methods.items() if m.in_turn and not m.of_rules)
+        )
     if holdings.stream is not None and experiment.train.rounds % holdings.stream.tasks:
         T = holdings.stream.tasks
         raise ExperimentError(

@@ -79,7 +79,7 @@ class TaskStream(Partition):
                 if not len(rest):
                     raise DataError(
                         f"client {k}, task {i}: {len(slices[task])} examples, and none is left "
-                        "to train on; ask for fewer tasks"
+                        "to train on; ask for fewer tasks, or a smaller validation_fraction"
                     )
                 train.append(rest)
                 validation.append(aside)
@@ -118,8 +118,10 @@ def _aside(
     from sklearn.model_selection import train_test_split
 
     count = int(np.ceil(fraction * len(share))) if fraction else 0
-    if count == 0 or len(share) < 2:
+    if count == 0 or len(share) == 1:
         return share[:0], share
+    if count >= len(share):
+        return share, share[:0]
     present, sizes = np.unique(y[share], return_counts=True)
     fits = sizes.min() >= 2 and min(count, len(share) - count) >= len(present)
     rest, aside = train_test_split(

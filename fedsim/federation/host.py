@@ -84,7 +84,7 @@ class Setup:
             ]
             raise ExperimentError(
                 f"model.name={model.name} takes {'numbers' if texts else 'documents'}, and the "
-                f"data are {'documents' if texts else 'none'}; models for them: "
+                f"data are {'documents' if texts else 'no documents'}; models for them: "
                 + ", ".join(fitting)
             )
         with torch_stream(self.seed, "init"):

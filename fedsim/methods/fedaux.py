@@ -87,6 +87,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     """
 
     name: str = "fedaux"
+    in_turn: ClassVar[bool] = False
     only_sums: ClassVar[bool] = False
     encoder: Path | None = None
     pretrain_epochs: int = Field(10, ge=0)

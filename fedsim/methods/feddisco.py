@@ -41,6 +41,7 @@ class FedDisco(Method[FedDiscoState]):
     """
 
     name: str = "feddisco"
+    in_turn: ClassVar[bool] = False
     only_sums: ClassVar[bool] = False
     a: float = Field(0.5, ge=0)
     b: float = Field(0.1, ge=0)

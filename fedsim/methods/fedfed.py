@@ -132,6 +132,7 @@ class FedFed(Method[FedFedState]):
     """
 
     name: str = "fedfed"
+    in_turn: ClassVar[bool] = False
     only_sums: ClassVar[bool] = False
     distillation_rounds: int = Field(15, ge=0)
     distillation: Distillation = Distillation()

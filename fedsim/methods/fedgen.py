@@ -102,6 +102,7 @@ class FedGen(Method[FedGenState]):
     """
 
     name: str = "fedgen"
+    in_turn: ClassVar[bool] = False
     only_sums: ClassVar[bool] = False
     a: float = Field(10.0, ge=0)
     b: float = Field(10.0, ge=0)

@@ -39,8 +39,8 @@ class Compat(Section):
     """What the released code of FedSeIT does, instead of what its paper says.
 
     Args:
-        frozen: masks, heads and the projections of all widths but the first are not trained, and
-            nothing of what comes from others reaches the network.
+        frozen: masks and heads are not trained; of FedSeIT neither are the projections of all
+            widths but the first, and nothing of what comes from others reaches its network.
         eval: a task is tested on no more documents than it has for validation, rounded up to
             batches of 64, of a test set that lies class by class: often on one class alone.
     """
@@ -311,7 +311,7 @@ class FedWeIT(Method[FedWeITState]):
         rest.foreign.copy_(kept["foreign"][-1])
         B, A, m = (kept[n].clone().requires_grad_() for n in ("base", "adaptive", "masks"))
         own = [p for n, p in rest.named_parameters() if not self.is_frozen(rest, n)]
-        leaves = [B, A, m, *own]
+        leaves = [B, A, *own] if self.compat.frozen else [B, A, m, *own]
         data, held_out = (
             self.documents(rest, reader, part, client.labels(client.task))
             for part in (client.data, client.validation)
@@ -364,7 +364,7 @@ class FedWeIT(Method[FedWeITState]):
         """The loss of documents, with all terms."""
         layout = rest.layout
         gate = m.sigmoid()
-        theta = layout.masked(B, gate[-1].detach() if self.compat.frozen else gate[-1]) + A[-1]
+        theta = layout.masked(B, gate[-1]) + A[-1]
         logits = rest(reader(documents.x), theta, documents.digested)
         sparsity = A.abs().sum() + sum(w.abs().sum() for w in rest.dense)
         decayed = [m[-1], A[-1], *rest.dense] + ([B] if len(A) == 1 else [])

@@ -94,6 +94,7 @@ class FedXDS(Method[FedXDSState]):
     """
 
     name: str = "fedxds"
+    in_turn: ClassVar[bool] = False
     only_sums: ClassVar[bool] = False
     warmup_rounds: int = Field(10, ge=0)
     attribution: Annotated[SerializeAsAny[Attribution], BeforeValidator(attributions.parse)] = (

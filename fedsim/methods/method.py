@@ -43,6 +43,8 @@ class Method(Section, ABC, Generic[S]):
 
     Attributes:
         of_rules: it learns rule models, not networks.
+        in_turn: it can learn a stream of tasks: clients train on classes of their own alone, and
+            ask for nothing once that changes with the task.
         continual: it learns a stream of tasks, and nothing else.
         regresses: it can learn a number, not classes alone.
         only_sums: all that the server learns of clients are means of what they send, so that
@@ -51,6 +53,7 @@ class Method(Section, ABC, Generic[S]):
 
     name: str
     of_rules: ClassVar[bool] = False
+    in_turn: ClassVar[bool] = True
     continual: ClassVar[bool] = False
     regresses: ClassVar[bool] = False
     only_sums: ClassVar[bool] = True

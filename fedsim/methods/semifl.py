@@ -91,6 +91,7 @@ class SemiFL(Method[SemiFLState]):
     """
 
     name: str = "semifl"
+    in_turn: ClassVar[bool] = False
     only_sums: ClassVar[bool] = False
     threshold: float = Field(0.95, ge=0, le=1)
     alpha: float = Field(0.75, gt=0)

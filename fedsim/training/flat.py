@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedsim.models import Classifier
 from fedsim.training.dropout import replace_dropout
 
 LOWEST = -1e9  # a logit of probability 0, and still a number to calculate with
@@ -159,8 +160,8 @@ class FlatModel:
             if labels is None:
                 return
             self._among = _Among()
-            head = getattr(self.module, "head", self.module)
-            head.register_forward_hook(self._among)
+            last = self.module.head if isinstance(self.module, Classifier) else self.module
+            last.register_forward_hook(self._among)
         self._among.labels = None if labels is None else torch.tensor(labels, device=self.device)
 
     def weights(self) -> NDArray[np.float32]:

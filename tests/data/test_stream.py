@@ -1,0 +1,512 @@
+"""Streams of tasks: the published sequences, how examples are cut, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from small import small_experiment
+
+from fedsim.data import Dataset, Holdings, Stream, datasets, partitions
+from fedsim.data.partition import Ragged, take_stratified
+from fedsim.errors import DataError, ExperimentError
+from fedsim.simulate import prepare
+from fedsim.streams import numpy_stream
+
+# Before any test changes the environment.
+REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
+
+# The 15 tasks that FedSeIT's released code draws, by the number of classes.
+DRAWN = {
+    8: "4356 3654 0213 2706 4732 5372 5421 4673 1065 7025 2351 7120 6721 4106 3752",
+    7: "0154 1432 2601 4205 1253 4126 6430 1425 2403 3605 4162 6325 3264 1304 5612",
+    6: "5302 3214 4035 2401 3452 2345 0215 3245 4205 1053 2341 0142 1425 3102 0342",
+}
+TASKS = {
+    n: [[int(label) for label in task] for task in drawn.split()] for n, drawn in DRAWN.items()
+}
+ALLOCATED = {
+    1: [[10, 11, 8, 7, 9], [14, 3, 6, 5, 13], [2, 12, 4, 1, 0]],
+    2: [[10, 11, 8, 7, 9], [2, 6, 12, 4, 3], [1, 14, 0, 5, 13]],
+}
+# Classes in order of their names, and the folder of the files.
+NAMED = {
+    "r8": (["acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade"], "r8"),
+    "tmn": (["business", "entertainment", "health", "sci_tech", "sport", "us", "world"], "tmn"),
+    "trec6": (["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"], "trec"),
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors:UserWarning")
+
+
+def dataset(
+    y: Any, classes: Any = "abcdefghij", tested: Any = None, size: int | None = None
+) -> Dataset:
+    """Labels and names are all that a stream looks at."""
+    y = np.asarray(y, dtype=np.int64)
+    classes = tuple(classes)[: size or int(y.max()) + 1]
+    tested = np.arange(len(classes)) if tested is None else np.asarray(tested, dtype=np.int64)
+    x = np.zeros((len(y), 1), dtype=np.float32)
+    return Dataset(x, y, np.zeros((len(tested), 1), dtype=np.float32), tested, classes)
+
+
+def shuffled(classes: int, of_each: int, seed: int = 0) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(classes), of_each))
+
+
+def deal(data: Dataset, seed: int = 0, kind: str = "tasks", **fields: Any) -> Holdings:
+    holdings: Holdings = partitions.parse({"kind": kind, **fields}).deal(data, seed)
+    return holdings
+
+
+def own(data: Dataset, tasks: Any, seed: int = 0, **fields: Any) -> Holdings:
+    return deal(data, seed, kind="own_tasks", tasks=tasks, **fields)
+
+
+def stream(holdings: Holdings) -> Stream:
+    assert holdings.stream is not None
+    return holdings.stream
+
+
+def shares(holdings: Holdings) -> list[list[int]]:
+    """What each task was dealt, in training and for validation, client by client."""
+    of = stream(holdings)
+    pairs = zip(of.train, of.validation, strict=True)
+    return [sorted([*train.tolist(), *aside.tolist()]) for train, aside in pairs]
+
+
+def slowly(y: Any, rows: Any, tasks: list[list[int]]) -> list[list[int]]:
+    """Each task's examples, cut class by class as the text says."""
+    found: list[list[int]] = [[] for _ in tasks]
+    for label in {label for task in tasks for label in task}:
+        users = [i for i, task in enumerate(tasks) if label in task]
+        examples = [row for row in rows if y[row] == label]
+        size = len(examples) // len(users)
+        for place, i in enumerate(users):
+            last = place == len(users) - 1
+            found[i] += examples[place * size : None if last else (place + 1) * size]
+    return [sorted(examples) for examples in found]
+
+
+def in_order(holdings: Holdings, seed: int) -> list[list[int]]:
+    """What each of the 15 tasks was dealt, by the number of the task."""
+    numbers = [i for allocated in ALLOCATED[seed] for i in allocated]
+    found = dict(zip(numbers, shares(holdings), strict=True))
+    return [found[i] for i in range(15)]
+
+
+# the published sequences
+
+
+@pytest.mark.parametrize("seed", ALLOCATED)
+@pytest.mark.parametrize("classes", TASKS)
+def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed: int) -> None:
+    of = stream(deal(dataset(shuffled(classes, 60)), seed))
+    expected = [[TASKS[classes][i] for i in allocated] for allocated in ALLOCATED[seed]]
+    assert [[list(task) for task in client] for client in of.order] == expected
+    assert [[sorted(task) for task in client] for client in expected] == [
+        [list(task) for task in client] for client in of.labels
+    ]
+    assert (of.tasks, len(of.train), len(of.validation)) == (5, 15, 15)
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=15, deadline=None)
+def test_client_0_learns_the_same_for_all_seeds(seed: int) -> None:
+    holdings = deal(dataset(shuffled(8, 30)), seed)
+    assert [list(task) for task in stream(holdings).order[0]] == [
+        TASKS[8][i] for i in ALLOCATED[1][0]
+    ]
+    every = sorted(task for client in stream(holdings).order for task in client)
+    assert every == sorted(tuple(task) for task in TASKS[8])  # each task has one client
+
+
+@given(
+    clients=st.integers(1, 4), tasks=st.integers(1, 4), classes=st.integers(2, 5), data=st.data()
+)
+@settings(max_examples=25, deadline=None)
+def test_other_numbers_of_tasks_are_drawn_by_the_same_rule(
+    clients: int, tasks: int, classes: int, data: st.DataObject
+) -> None:
+    C = data.draw(st.integers(classes, 9))
+    seed = data.draw(st.integers(0, 50))
+    labels = list(range(C))
+    random.Random(42).shuffle(labels)
+    T = clients * tasks
+    drawn = [random.Random(42 + i).sample(labels, classes) for i in range(T)]
+    names, taken, expected = sorted(str(i) for i in range(T)), [], []
+    for k in range(clients):
+        order = names.copy()
+        random.Random(k * seed + 5).shuffle(order)
+        order = [name for name in order if name not in taken][:tasks]
+        taken += order
+        expected.append([tuple(drawn[int(name)]) for name in order])
+    fields: dict[str, Any] = {"clients": clients, "tasks": tasks, "classes": classes}
+    found = stream(deal(dataset(shuffled(C, 2 * T)), seed, **fields)).order
+    assert [list(client) for client in found] == expected
+
+
+def test_classes_are_shuffled_in_the_order_of_their_names() -> None:
+    """However the data set numbers them."""
+    y = shuffled(6, 60)
+    named = stream(deal(dataset(y, "abcdef"), 1))
+    backwards = stream(deal(dataset(y, "fedcba"), 1))
+    assert backwards.order == tuple(
+        tuple(tuple(5 - label for label in task) for task in client) for client in named.order
+    )
+
+
+# how examples are cut
+
+
+@pytest.mark.parametrize("seed", ALLOCATED)
+def test_each_class_is_cut_into_slices_in_the_order_of_the_data_set(seed: int) -> None:
+    y = np.random.default_rng(seed).integers(0, 8, 1003)
+    holdings = deal(dataset(y), seed)
+    assert in_order(holdings, seed) == slowly(y, range(1003), TASKS[8])
+    # All of the classes that tasks have are dealt, and none twice.
+    everything = sorted(row for share in shares(holdings) for row in share)
+    assert everything == list(range(1003))
+
+
+def test_the_last_task_of_a_class_takes_the_remainder() -> None:
+    y = [0] * 11 + [1] * 3 + [2] * 4
+    holdings = own(dataset(y), [[["a"], ["b", "a"]], [["a"], ["a", "b"]]], validation_fraction=0)
+    assert shares(holdings) == [[0, 1], [2, 3, 11], [4, 5], [6, 7, 8, 9, 10, 12, 13]]
+    assert holdings.train[0].tolist() == [0, 1, 2, 3, 11]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Dataset, list[list[list[str]]]]:
+    K, T, C = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    names = "vwxyz"[:C]
+    task = st.lists(st.sampled_from(names), min_size=1, max_size=C, unique=True)
+    client = st.lists(task, min_size=T, max_size=T)
+    tasks = draw(st.lists(client, min_size=K, max_size=K))
+    counts = draw(st.lists(st.integers(K * T, 20), min_size=C, max_size=C))
+    y = draw(st.permutations([label for label in range(C) for _ in range(counts[label])]))
+    return dataset(y, names), tasks
+
+
+@given(
+    case=cases(),
+    fraction=st.sampled_from([0.0, 0.125, 0.3]),
+    taking_part=st.sampled_from([1.0, 0.9]),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_stream_deals_as_written_out(
+    case: tuple[Dataset, list[list[list[str]]]], fraction: float, taking_part: float, seed: int
+) -> None:
+    data, tasks = case
+    fields = {"validation_fraction": fraction, "train_fraction": taking_part}
+    rows = np.arange(len(data.y))
+    if taking_part < 1:
+        rng = numpy_stream(seed, "train share")
+        rows = take_stratified(rows, data.y, taking_part, rng)[0]
+    flat = [[data.classes.index(name) for name in task] for client in tasks for task in client]
+    uses = Counter(label for task in flat for label in task)
+    few = [label for label, n in uses.items() if (data.y[rows] == label).sum() < n]
+    if few:
+        with pytest.raises(DataError, match=f"class '[{''.join('vwxyz'[i] for i in few)}]' has"):
+            own(data, tasks, seed, **fields)
+        return
+    holdings = own(data, tasks, seed, **fields)
+    of = stream(holdings)
+    assert shares(holdings) == slowly(data.y, rows.tolist(), flat)
+    for i, task in enumerate(flat):
+        train, aside = of.train[i].tolist(), of.validation[i].tolist()
+        assert train
+        assert train == sorted(train)
+        assert aside == sorted(aside)
+        n = len(train) + len(aside)
+        assert len(aside) == (int(np.ceil(fraction * n)) if n > 1 else 0)
+        assert of.labels[i // of.tasks][i % of.tasks] == tuple(sorted(task))
+        assert of.order[i // of.tasks][i % of.tasks] == tuple(task)
+        assert set(data.y[train]) | set(data.y[aside]) == set(task)
+    for k, everything in enumerate(holdings.train):
+        parts = [of.train[k * of.tasks + i] for i in range(of.tasks)]
+        assert sorted(everything) == sorted(np.concatenate(parts))
+        for i, part in enumerate(parts):
+            assert np.array_equal(holdings.during(i).train[k], part)
+    assert not len(holdings.unlabelled.values) + len(holdings.test.values) + len(holdings.server)
+
+
+def test_a_stream_is_the_same_for_one_seed_and_another_for_another() -> None:
+    data = dataset(shuffled(8, 60))
+    first, again, other = (stream(deal(data, seed)) for seed in (1, 1, 2))
+    assert np.array_equal(first.validation.values, again.validation.values)
+    assert np.array_equal(first.train.values, again.train.values)
+    # Client 0 learns the same examples, but for what is kept aside.
+    assert shares(deal(data, 1))[:5] == shares(deal(data, 2))[:5]
+    assert first.validation[0].tolist() != other.validation[0].tolist()
+
+
+def test_without_a_stream_clients_hold_the_same_all_the_time() -> None:
+    nothing = Ragged.of([np.empty(0, dtype=np.int64)])
+    holdings = Holdings(Ragged.of([np.arange(3)]), nothing, nothing)
+    assert holdings.during(3) is holdings
+
+
+@pytest.mark.parametrize(("T", "rounds"), [(1, 4), (2, 2), (3, 12), (5, 50)])
+def test_each_task_takes_as_many_rounds(T: int, rounds: int) -> None:
+    of = stream(own(dataset([0] * 10 + [1] * 10), [[["a", "b"]] * T]))
+    under_way = [of.task(t, rounds) for t in range(rounds + 1)]
+    assert under_way == [0, *(i for i in range(T) for _ in range(rounds // T))]
+
+
+def test_kinds_are_the_sets_of_classes_each_once() -> None:
+    of = stream(own(dataset([0, 1, 2] * 9), [[["b", "a"], ["c"]], [["a", "b"], ["a", "c"]]]))
+    assert of.kinds == [(0, 1), (0, 2), (2,)]
+
+
+# validation
+
+
+def test_an_eighth_is_kept_aside_stratified() -> None:
+    data = dataset(shuffled(4, 40))
+    (aside,) = stream(own(data, [[["a", "b", "c", "d"]]])).validation
+    assert np.bincount(data.y[aside]).tolist() == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("counts", "stratified"),
+    [
+        ([20, 10, 2], True),  # two documents are enough
+        ([20, 11, 1], False),  # one cannot be on both sides
+        ([9, 9, 9, 9], True),  # five for four classes
+        ([5, 5, 5, 5], False),  # three for four
+    ],
+)
+def test_validation_is_stratified_where_it_can_be(counts: list[int], stratified: bool) -> None:
+    y = np.repeat(np.arange(len(counts)), counts)
+    data = dataset(y)
+    found = []
+    for seed in range(40):
+        of = stream(own(data, [[list(data.classes)]], seed))
+        assert len(of.validation[0]) == np.ceil(len(y) / 8)
+        assert sorted([*of.train[0], *of.validation[0]]) == list(range(len(y)))
+        found.append(np.bincount(y[of.validation[0]], minlength=len(counts)))
+    exact = np.array(counts) * np.ceil(len(y) / 8) / len(y)
+    assert (np.abs(np.array(found) - exact).max() < 1) == stratified
+
+
+def test_each_client_and_task_draws_its_own() -> None:
+    """A slice of the same length is not cut at the same places."""
+    of = stream(own(dataset([0] * 400), [[["a"], ["a"]], [["a"], ["a"]]]))
+    places = {
+        tuple(np.searchsorted(np.sort([*t, *v]), v))
+        for t, v in zip(of.train, of.validation, strict=True)
+    }
+    assert len(places) == 4
+
+
+def test_a_single_document_is_trained_on() -> None:
+    of = stream(own(dataset([0, 1, 0, 1]), [[["a"], ["a"]]]))
+    assert of.train.lengths.tolist() == [1, 1]
+    assert of.validation.lengths.tolist() == [0, 0]
+
+
+def test_nothing_left_to_train_on_is_refused() -> None:
+    data = dataset([0, 0, 0, 1, 1, 1])
+    with pytest.raises(DataError, match="client 0, task 0: 3 examples, and none is left to train"):
+        own(data, [[["a"], ["b"]]], validation_fraction=0.9)
+
+
+# the share that takes part
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25])
+def test_a_share_of_the_examples_takes_part(share: float) -> None:
+    y = shuffled(8, 240)
+    holdings = deal(dataset(y), 1, train_fraction=share)
+    rows = sorted(row for own in shares(holdings) for row in own)
+    assert np.bincount(y[rows]).tolist() == [240 * share] * 8
+    assert in_order(holdings, 1) == slowly(y, rows, TASKS[8])
+
+
+def test_the_share_counts_when_classes_are_too_scarce() -> None:
+    data = dataset([0] * 8 + [1] * 8)
+    own(data, [[["a"]] * 8])
+    with pytest.raises(DataError, match="class 'a' has 4 training examples for the 8 tasks"):
+        own(data, [[["a"]] * 8], train_fraction=0.5)
+
+
+# classes that are too scarce
+
+
+def test_scarce_classes_are_left_out_and_tasks_drawn_again() -> None:
+    """As if they were none of the data set's."""
+    with_scarce = np.concatenate([shuffled(8, 40), [8, 8]])
+    found = stream(deal(dataset(with_scarce, "abcdefghi"), 1))
+    assert found.order == stream(deal(dataset(shuffled(8, 40)), 1)).order
+    # And wherever its name is among the others.
+    moved = stream(deal(dataset(with_scarce, "bcdefghia"), 1))
+    assert moved.order == found.order
+
+
+def test_what_becomes_scarce_when_tasks_are_drawn_again_is_left_out_too() -> None:
+    y = np.concatenate([shuffled(6, 40), [6] * 2, [7] * 9])
+    found = stream(deal(dataset(y), 1))
+    uses = Counter(label for client in found.labels for task in client for label in task)
+    assert all(uses[label] <= (y == label).sum() for label in uses)
+    assert 6 not in uses
+
+
+def test_classes_without_test_or_training_examples_are_not_drawn() -> None:
+    expected = [[TASKS[6][i] for i in allocated] for allocated in ALLOCATED[2]]
+    y = np.concatenate([shuffled(6, 60), [6] * 60])
+    untested = deal(dataset(y, tested=range(6)), 2)
+    untrained = deal(dataset(shuffled(6, 60), size=8, tested=range(8)), 2)
+    for holdings in (untested, untrained):
+        order = stream(holdings).order
+        assert [[list(task) for task in client] for client in order] == expected
+
+
+# refusals
+
+
+def test_too_few_classes_are_left() -> None:
+    with pytest.raises(
+        DataError, match="15 tasks of 4 classes; only 3 classes have as many training examples"
+    ):
+        deal(dataset([0] * 60 + [1] * 60 + [2] * 60 + [3, 4]))
+
+
+def test_too_many_classes_are_asked_for() -> None:
+    with pytest.raises(DataError, match=r"partition\.classes=7: the data set has 6 classes"):
+        deal(dataset(shuffled(6, 30)), classes=7)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([[["sport", "wrold"]]], "client 0, task 0: there is no class 'wrold'; did you mean 'w"),
+        ([[["us"], ["us", "?"]]], "client 0, task 1: there is no class '?'; known: sport, us, w"),
+        ([[["us"]], [["new"]]], "client 1, task 0: the test set has no example of 'new'"),
+        ([[["us"]] * 2, [["us"]] * 2], "class 'us' has 3 training examples for the 4 tasks"),
+    ],
+)
+def test_what_the_data_set_has_not_is_refused(tasks: Any, message: str) -> None:
+    data = dataset([0, 0, 0, 1, 1, 1, 2, 2, 2], ["sport", "us", "world"])
+    data = replace(data, classes=("sport", "us", "world", "new"))
+    if "known" in message:
+        data = replace(data, classes=("sport", "us", "world"))
+    with pytest.raises(DataError) as refusal:
+        own(data, tasks)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tasks": [[["a"]], [["a"], ["b"]]]}, "client 1 has 2 tasks, client 0 1; all have as m"),
+        ({"tasks": [[["a", "b"], ["b", "b"]]]}, "client 0, task 1 names a class twice"),
+        ({"tasks": []}, "at least 1 item"),
+        ({"tasks": [[]]}, "at least 1 item"),
+        ({"tasks": [[[]]]}, "at least 1 item"),
+        ({"tasks": [[["a"]]], "validation_fraction": 1.0}, "must be less than 1"),
+        ({"tasks": [[["a"]]], "clients": 3}, "unknown key"),
+        ({}, "missing"),
+    ],
+)
+def test_malformed_streams_of_ones_own_are_refused(fields: Any, message: str) -> None:
+    with pytest.raises(ExperimentError) as refusal:
+        small_experiment(partition={"kind": "own_tasks", **fields})
+    assert "partition" in str(refusal.value)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["tasks", "own_tasks"])
+@pytest.mark.parametrize(
+    "field", [{"test_fraction": 0.1}, {"server_fraction": 0.1}, {"labelled_fraction": 0.9}]
+)
+def test_streams_have_no_other_shares(kind: str, field: dict[str, float]) -> None:
+    fields = {"tasks": [[["0"]]]} if kind == "own_tasks" else {}
+    with pytest.raises(ValidationError) as refusal:
+        partitions.parse({"kind": kind, **fields, **field})
+    assert "a stream of tasks has test_fraction 0, server_fraction 0 and" in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["tasks", "own_tasks"])
+def test_a_number_is_not_dealt_by_class(kind: str) -> None:
+    x, y = np.zeros((9, 1)), np.linspace(0, 1, 9)
+    fields: dict[str, Any] = {"tasks": [[["a"]]]} if kind == "own_tasks" else {}
+    with pytest.raises(DataError, match=f"{kind} deals by class, and the target here is a number"):
+        deal(Dataset(x, y, x, y, ()), kind=kind, **fields)
+
+
+def test_rounds_are_a_multiple_of_the_tasks() -> None:
+    tasks = [[["0", "1"], ["2", "3"], ["4", "5"]]]
+    with pytest.raises(
+        ExperimentError, match=r"train\.rounds=7 is no multiple of the 3 t.*; 9 is"
+    ):
+        prepare(
+            small_experiment(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 7})
+        )
+
+
+# real data
+
+
+@pytest.fixture(scope="module")
+def real() -> Callable[[str], Dataset]:
+    loaded: dict[str, Dataset] = {}
+
+    def find(name: str) -> Dataset:
+        if not (REAL / NAMED.get(name, ("", "trec"))[1]).is_dir():
+            pytest.skip(f"{name} is not in FEDSIM_DATA")
+        if name not in loaded:
+            loaded[name] = datasets.parse({"name": name, "root": REAL, "dimension": 1}).load()
+        return loaded[name]
+
+    return find
+
+
+@pytest.mark.parametrize("seed", ALLOCATED)
+@pytest.mark.parametrize("name", NAMED)
+def test_published_streams_of_real_documents(
+    real: Callable[[str], Dataset], name: str, seed: int
+) -> None:
+    data = real(name)
+    names, _ = NAMED[name]
+    assert list(data.classes) == names
+    tasks = TASKS[len(names)]
+    holdings = deal(data, seed)
+    order = stream(holdings).order
+    expected = [[tasks[i] for i in allocated] for allocated in ALLOCATED[seed]]
+    assert [[list(task) for task in client] for client in order] == expected
+    assert in_order(holdings, seed) == slowly(data.y, range(len(data.y)), tasks)
+    of = stream(holdings)
+    for train, aside in zip(of.train, of.validation, strict=True):
+        assert len(aside) == np.ceil((len(train) + len(aside)) / 8)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_fifty_kinds_of_questions_can_be_learnt_in_tasks(
+    real: Callable[[str], Dataset], seed: int
+) -> None:
+    data = real("trec50")
+    holdings = deal(data, seed)
+    of = stream(holdings)
+    tested = set(data.test_y)
+    for client in of.labels:
+        for task in client:
+            assert len(set(task)) == 4
+            assert set(task) <= tested
+    dealt = [row for share in shares(holdings) for row in share]
+    assert len(set(dealt)) == len(dealt)
+    uses = {label for client in of.labels for task in client for label in task}
+    assert sorted(dealt) == np.flatnonzero(np.isin(data.y, sorted(uses))).tolist()
+    assert of.train.lengths.min() > 0

@@ -1,0 +1,652 @@
+"""Clients that learn one task after another: what methods see, and what is put on record."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from small import NEEDS, NETWORK_METHODS, federation, small_experiment, with_method
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim import Run, resume, run
+from fedsim.data import Dataset, Stream
+from fedsim.errors import ClientError, ExperimentError
+from fedsim.federation import Client, Federation, LocalEngine, Own, Update
+from fedsim.methods import State, centralised, methods
+from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.local import Local
+from fedsim.models import Classifier
+from fedsim.simulate import Progress, hashes, prepare
+from fedsim.training import FlatModel, evaluate
+
+Finish = Callable[..., Run]
+CPU = torch.device("cpu")
+
+# Four clients, two tasks each, some of them alike, one with three classes and one with a single.
+OWN = [
+    [["0", "1"], ["2", "3"]],
+    [["3", "2"], ["0", "1", "4"]],
+    [["5", "6"], ["7"]],
+    [["0", "6"], ["8", "9"]],
+]
+STREAM: dict[str, Any] = {"kind": "own_tasks", "tasks": OWN}
+TABLE = {"name": "synthetic", "samples": 600, "test_samples": 700, "shape": [6]}
+SMALL: dict[str, Any] = {
+    "partition": STREAM,
+    "data": TABLE,
+    "model": {"name": "mlp", "hidden": [8]},
+}
+
+
+def streams(**sections: Any) -> Any:
+    train = {"rounds": 4, **sections.pop("train", {})}
+    return small_experiment(**{**SMALL, **sections, "train": train})
+
+
+def stream(holdings: Any) -> Stream:
+    assert holdings.stream is not None
+    return holdings.stream
+
+
+class Watches(FedAvg):
+    """Clients send all that they see."""
+
+    name: str = f"{__name__}:Watches"
+
+    def watch(self, client: Client) -> dict[str, Any]:
+        T = client.stream.tasks
+        return {
+            **{"task": client.task, "samples": client.num_samples, "rows": client.table.x},
+            **{"x": client.data.x, "y": client.data.y},
+            **{"aside": client.validation.x, "aside_y": client.validation.y},
+            **{"labels": [list(client.labels(i)) for i in range(T)]},
+            **{"tests": [client.task_test(i).x for i in range(T)]},
+            **{"tests_y": [client.task_test(i).y for i in range(T)]},
+            **{"test": client.test.x, "unlabelled": client.unlabelled},
+            "answers": client.model.module(client.central_test.x).argmax(dim=1),
+        }
+
+    def without(self, client: Client) -> None:
+        assert client.task == 0
+        with pytest.raises(ValueError, match="the partition is no stream of tasks"):
+            _ = client.validation
+
+    def spoil(self, client: Client) -> None:
+        """Lets the network answer as it likes, as no method would."""
+        client.model.answer_among(None)
+
+
+@pytest.mark.parametrize("t", [1, 2, 3, 4])
+def test_clients_see_the_task_under_way_and_no_other(t: int) -> None:
+    experiment = streams(method={"name": f"{__name__}:Watches"})
+    data, holdings, _ = prepare(experiment)
+    of, now = stream(holdings), (t - 1) // 2
+    fed = federation(experiment)
+    fed.begin_round(t)
+    assert fed.task == now
+    sent = fed.gather(experiment.method.watch, range(4))
+    assert list(sent) == [0, 1, 2, 3]
+    for k, seen in sent.items():
+        rows = of.train[2 * k + now]
+        assert seen["task"] == now
+        assert seen["samples"] == len(rows) == fed.num_samples[k]
+        assert np.array_equal(seen["x"], data.x[rows])
+        assert np.array_equal(seen["rows"], data.x[rows])
+        assert np.array_equal(seen["y"], data.y[rows])
+        classes = sorted(int(name) for name in OWN[k][now])
+        assert sorted(set(seen["y"].tolist())) == classes
+        aside = of.validation[2 * k + now]
+        assert np.array_equal(seen["aside"], data.x[aside])
+        assert np.array_equal(seen["aside_y"], data.y[aside])
+        for i, names in enumerate(OWN[k]):
+            labels = sorted(int(name) for name in names)
+            assert seen["labels"][i] == labels
+            among = np.isin(data.test_y, labels)
+            assert np.array_equal(seen["tests"][i], data.test_x[among])
+            assert np.array_equal(seen["tests_y"][i], data.test_y[among])
+        assert np.array_equal(seen["test"], seen["tests"][now])
+        assert len(seen["unlabelled"]) == 0
+        assert set(seen["answers"].tolist()) <= set(classes)
+
+
+def test_without_a_stream_there_are_no_tasks() -> None:
+    experiment = small_experiment(method={"name": f"{__name__}:Watches"})
+    fed = federation(experiment)
+    fed.begin_round(7)
+    assert (fed.task, fed.stream) == (0, None)
+    fed.each(experiment.method.without, [0, 3])
+
+
+def test_what_a_client_did_to_the_answers_is_undone_for_the_next() -> None:
+    experiment = streams(method={"name": f"{__name__}:Watches"})
+    fed = federation(experiment)
+    fed.begin_round(1)
+    fed.each(experiment.method.spoil, range(4))
+    for k, seen in fed.gather(experiment.method.watch, range(4)).items():
+        assert set(seen["answers"].tolist()) <= {int(name) for name in OWN[k][0]}
+
+
+# answers among some classes
+
+
+class Plain(nn.Module):
+    """A network of a user's own, without a head that can be told apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+class HeadFirst(nn.Module):
+    """What is called the head is where the inputs go in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.last = nn.Linear(4, 7), nn.Linear(7, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.head(x).relu())
+        return logits
+
+
+def network(kind: str = "classifier", seed: int = 0, scale: float = 1.0) -> FlatModel:
+    torch.manual_seed(seed)
+    built = {
+        "classifier": lambda: Classifier(
+            nn.Sequential(nn.Linear(4, 5), nn.ReLU()), nn.Linear(5, 6)
+        ),
+        "plain": Plain,
+        "head first": HeadFirst,
+    }[kind]()
+    model = FlatModel(built, CPU)
+    model.load(model.vector * scale)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["classifier", "plain"])
+@given(
+    labels=st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1.0, 30.0]),
+)
+@settings(max_examples=25, deadline=None)
+def test_only_some_classes_are_answered_and_learnt(
+    kind: str, labels: list[int], seed: int, scale: float
+) -> None:
+    model = network(kind, seed, scale)
+    x = torch.randn(9, 4)
+    y = torch.tensor(labels)[torch.randint(len(labels), (9,))]
+    free, start = model.module(x).detach(), model.weights()
+    place = torch.tensor([labels.index(label) for label in y.tolist()])
+    expected = model.gradient(cross_entropy(model.module(x)[:, labels], place)).clone()
+
+    model.answer_among(labels)
+    among = model.module(x)
+    assert torch.equal(among[:, labels], free[:, labels])
+    p = among.softmax(dim=1)
+    others = [label for label in range(6) if label not in labels]
+    assert not p[:, others].any()
+    assert torch.isfinite(among).all()
+    assert torch.allclose(p[:, labels], free[:, labels].softmax(dim=1))
+    assert set(among.argmax(dim=1).tolist()) <= set(labels)
+    gradient = model.gradient(cross_entropy(among, y))
+    assert torch.allclose(gradient, expected, atol=1e-6 * scale)
+    *_, weight, bias = model.named(gradient).values()
+    assert not weight[others].any()
+    assert not bias[others].any()
+
+    model.answer_among(None)
+    assert torch.equal(model.module(x), free)
+    assert np.array_equal(model.weights(), start)
+
+
+def test_copies_of_a_network_answer_alike() -> None:
+    model = network()
+    model.answer_among([1, 4])
+    twin = copy.deepcopy(model.module)
+    model.answer_among([0, 5])
+    assert set(twin(torch.randn(50, 4)).argmax(dim=1).tolist()) <= {0, 5}
+
+
+def test_lifting_what_was_never_laid_on_changes_nothing() -> None:
+    model = network()
+    x = torch.randn(3, 4)
+    before = model.module(x)
+    model.answer_among(None)
+    assert torch.equal(model.module(x), before)
+
+
+def test_it_is_what_the_network_returns_that_is_lowered() -> None:
+    model = network("head first")
+    model.answer_among([1, 4])
+    assert set(model.module(torch.randn(50, 4)).argmax(dim=1).tolist()) <= {1, 4}
+
+
+# evaluation
+
+
+def slow_scores(network: nn.Module, data: Dataset, labels: tuple[int, ...]) -> tuple[float, float]:
+    """Mean cross-entropy and accuracy, one test example at a time."""
+    network.eval()
+    losses, right = [], []
+    with torch.no_grad():
+        for x, y in zip(data.test_x, data.test_y, strict=True):
+            if y in labels:
+                logits = network(torch.tensor(x)[None])[0, list(labels)]
+                losses.append(float(-logits.log_softmax(dim=0)[labels.index(y)]))
+                right.append(labels[int(logits.argmax())] == y)
+    return float(np.mean(losses)), float(np.mean(right))
+
+
+def check_seen(done: Run) -> None:
+    """The scores of a round are the mean over the tasks seen, of all clients."""
+    seen = done.tasks[done.tasks["seen"]].groupby("round")
+    for name in ("accuracy", "loss"):
+        assert list(done.rounds[name]) == pytest.approx(list(seen[name].mean()))
+
+
+def test_a_global_model_is_tested_on_each_task_as_written_out(finish: Finish) -> None:
+    sections: dict[str, Any] = {**SMALL, "train": {"rounds": 4}}
+    done = finish(**sections)
+    data, holdings, setup = prepare(small_experiment(**sections))
+    plain = setup.build_model()
+    plain.load_state_dict(done.weights())
+    last = {
+        (row["client"], row["task"]): row
+        for row in done.tasks[done.tasks["round"] == 4].to_dict("records")
+    }
+    assert len(last) == 8
+    for k, tasks in enumerate(stream(holdings).labels):
+        for i, labels in enumerate(tasks):
+            loss, accuracy = slow_scores(plain, data, labels)
+            row = last[k, i]
+            assert row["accuracy"] == pytest.approx(accuracy)
+            assert row["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+            assert row["classes"] == len(labels)
+    check_seen(done)
+    assert done.rounds["accuracy"].iloc[-1] > 0.6
+
+
+def test_the_table_of_tasks(finish: Finish) -> None:
+    done = finish(**SMALL, train={"rounds": 4}, evaluate={"every": 3})
+    tasks = done.tasks
+    assert list(tasks.columns) == [
+        "round",
+        "client",
+        "task",
+        "seen",
+        "classes",
+        "loss",
+        "accuracy",
+    ]
+    assert tasks["seen"].dtype == bool
+    expected = [(t, k, i) for t in (3, 4) for k in range(4) for i in range(2)]
+    assert list(tasks[["round", "client", "task"]].itertuples(index=False, name=None)) == expected
+    assert tasks["seen"].all()  # the second task is under way in round 3
+    first = finish(**SMALL, train={"rounds": 4}).tasks
+    assert list(first[~first["seen"]]["round"].unique()) == [1, 2]
+    assert set(first[~first["seen"]]["task"]) == {1}
+    assert finish(train={"rounds": 1}).tasks.empty
+    again = pd.read_parquet(done.path / "tasks.parquet")
+    assert again.equals(tasks)
+
+
+def test_clients_test_the_task_under_way(finish: Finish) -> None:
+    done = finish(**SMALL, train={"rounds": 4}, evaluate={"clients": True})
+    tasks = {
+        (row["round"], row["client"], row["task"]): row for row in done.tasks.to_dict("records")
+    }
+    for row in done.clients.to_dict("records"):
+        of = tasks[row["round"], row["client"], (row["round"] - 1) // 2]
+        assert row["test_accuracy"] == pytest.approx(of["accuracy"])
+        assert row["test_loss"] == pytest.approx(of["loss"], rel=1e-5)
+    assert "client_accuracy" in done.rounds
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_local_scores_each_clients_own_model(participation: float) -> None:
+    experiment = streams(method={"name": "local"}, train={"participation": participation})
+    data, _, setup = prepare(experiment)
+    fed, method = federation(experiment), experiment.method
+    assert isinstance(method, Local)
+    plain = FlatModel(setup.build_model(), CPU)
+    state = method.init(fed)
+    for t in (1, 2, 3):
+        fed.begin_round(t)
+        state = method.round(fed, state, t)
+        method.evaluate(fed, state)
+        record, tables = fed.records()
+        trained = sorted(fed.states())
+        assert [row["client"] for row in tables["tasks"]] == [k for k in trained for _ in range(2)]
+        if t == 2:
+            continue
+        for row in tables["tasks"]:
+            plain.load(torch.tensor(fed.fetch(fed.states()[row["client"]])["weights"]))
+            of = stream(prepare(experiment)[1]).labels[row["client"]][row["task"]]
+            loss, accuracy = slow_scores(plain.module, data, of)
+            assert row["accuracy"] == pytest.approx(accuracy)
+            assert row["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+        seen = [row["accuracy"] for row in tables["tasks"] if row["seen"]]
+        assert record["accuracy"] == pytest.approx(np.mean(seen))
+
+
+def test_centralised_learns_all_tasks_at_once(
+    finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt, train = [], centralised.train  # type: ignore[attr-defined]
+
+    def spy(model: Any, task: Any, *rest: Any) -> Any:
+        learnt.append((task.x.numpy().copy(), task.y.numpy().copy()))
+        return train(model, task, *rest)
+
+    monkeypatch.setattr(centralised, "train", spy)
+    sections = {**SMALL, "method": {"name": "centralised"}, "train": {"rounds": 4}}
+    done = finish(**sections)
+    data, holdings, _ = prepare(small_experiment(**sections))
+    rows = np.sort(stream(holdings).train.values)
+    assert len(np.unique(rows)) == len(rows)
+    assert len(learnt) == 4
+    for x, y in learnt:
+        assert np.array_equal(x, data.x[rows])
+        assert np.array_equal(y, data.y[rows])
+    check_seen(done)
+    assert done.rounds["accuracy"].iloc[-1] > 0.8
+
+
+# any method
+
+# What makes those work on a stream that hold unlabelled examples otherwise.
+AUXILIARY = {"name": "synthetic", "samples": 30, "test_samples": 10, "shape": [1, 8, 8]}
+WITHOUT_SHARES: dict[str, dict[str, Any]] = {
+    "feddf": {"auxiliary": AUXILIARY},
+    "xpfl": {"lam": 0, "psi": 0.0},
+}
+WITH_SHARES = [name for name in NETWORK_METHODS if "partition" in NEEDS.get(name, {})]
+RUNNING = [name for name in NETWORK_METHODS if dict(methods.items())[name].in_turn]
+TWO = [[["0", "1"], ["2", "3"]], [["4", "5"], ["0", "6"]]]
+
+
+def of_images(name: str) -> dict[str, Any]:
+    """A small experiment with that method on a stream, in as few rounds as it takes."""
+    sections = with_method(name)
+    sections.pop("partition", None)
+    if name in WITHOUT_SHARES:
+        sections["method"] = {"name": name, **WITHOUT_SHARES[name]}
+    rounds = {"train": {**sections.pop("train", {}), "rounds": 2}}
+    digits = {"name": "digits"}
+    return {**sections, **rounds, "data": digits, "partition": {"kind": "own_tasks", "tasks": TWO}}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    @cache
+    def done(name: str) -> Run:
+        folder = tmp_path_factory.mktemp("runs")
+        return run(small_experiment(**of_images(name), evaluate={"clients": True}), folder)
+
+    return done
+
+
+def test_every_method_is_tested() -> None:
+    assert {*RUNNING, *REFUSED} == set(NETWORK_METHODS)
+    assert set(WITH_SHARES) == {"fedaux", "feddf", "semifl", "xpfl"}
+
+
+# Clients train on classes of others (a pool, a generator), or are asked for something once.
+REFUSED = ["fedaux", "feddisco", "fedfed", "fedgen", "fedxds", "semifl"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_methods_that_cannot_are_refused(name: str) -> None:
+    sections = {**of_images(name), "method": {"name": name}, "train": {"rounds": 20}}
+    message = f"method.name={name} cannot learn tasks in turn; methods that can: .*fedavg.*fedseit"
+    with pytest.raises(ExperimentError, match=message):
+        prepare(small_experiment(**sections))
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_any_method_learns_a_stream(done: Callable[[str], Run], name: str) -> None:
+    found = done(name)
+    T, R = 2, len(found.rounds)
+    assert len(found.tasks) == R * 2 * T
+    assert list(found.tasks["seen"]) == [t > R // 2 or i == 0
+                                         for t in range(1, R + 1) for _ in range(2)
+                                         for i in range(T)]  # fmt: skip
+    assert found.tasks["accuracy"].between(0, 1).all()
+    assert np.isfinite(found.tasks["loss"]).all()
+    check_seen(found)
+    assert found.rounds["accuracy"].max() > 0.5  # more than guessing between two
+    assert found.clients["test_accuracy"].notna().all()
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_losses_are_those_of_the_tasks_classes(done: Callable[[str], Run], name: str) -> None:
+    losses = done(name).rounds["train_loss"].dropna()
+    assert len(losses)
+    assert losses.max() < 100, losses.tolist()
+
+
+@pytest.mark.parametrize("name", WITH_SHARES)
+def test_methods_whose_clients_hold_unlabelled_examples_are_refused(name: str) -> None:
+    needs = NEEDS[name]["partition"]
+    sections = of_images(name)
+    with pytest.raises(ExperimentError, match="a stream of tasks has test_fraction 0, server_fra"):
+        small_experiment(**{**sections, "partition": {**sections["partition"], **needs}})
+    if name not in REFUSED:
+        plain = small_experiment(**{**sections, "method": {"name": name}})
+        with pytest.raises(ExperimentError, match=f"method.name={name}.*partition[.].*_fraction"):
+            prepare(plain)
+
+
+# stacks, hashes, checkpoints
+
+
+def finished(folder: Path, **sections: Any) -> tuple[Run, list[str]]:
+    said: list[str] = []
+
+    def listen(event: Progress) -> None:
+        if isinstance(event, str):
+            said.append(event)
+
+    return run(streams(**sections), folder, listen), said
+
+
+@pytest.mark.parametrize("wanted", [2, "auto"])
+def test_clients_of_a_stream_are_trained_one_by_one(tmp_path: Path, wanted: Any) -> None:
+    alone, _ = finished(tmp_path / "alone")
+    stacked, said = finished(
+        tmp_path / "stacked", engine={"kind": "local", "clients_per_step": wanted}
+    )
+    assert "clients are trained one by one: each client learns a task of its own" in said
+    assert stacked.manifest["clients_per_step"] == 1
+    assert stacked.result_hash == alone.result_hash
+
+
+def test_a_stack_of_different_tasks_falls_back_to_one_by_one() -> None:
+    experiment = streams()
+    data, holdings, setup = prepare(experiment)
+    means = []
+    for V in (1, 2):
+        engine = LocalEngine(experiment.engine, setup, data, holdings)
+        fed = Federation(setup, data, holdings, engine, V)
+        fed.begin_round(3)
+        means.append(experiment.method.round(fed, experiment.method.init(fed), 3).weights)
+        notices = list(engine.notices)
+        engine.close()
+    assert notices == [
+        "clients are not stacked, but trained one by one: each client learns a task of its own"
+    ]
+    assert np.allclose(means[0], means[1], atol=1e-6)
+
+
+def hash_of(**partition: Any) -> dict[str, str]:
+    experiment = streams(partition={**STREAM, **partition})
+    data, holdings, _ = prepare(experiment)
+    return hashes(data, holdings, experiment.method)
+
+
+def test_the_hash_of_a_partition_is_that_of_its_stream() -> None:
+    first = hash_of()
+    assert hash_of() == first
+    others = [
+        hash_of(tasks=[own[::-1] for own in OWN]),
+        hash_of(tasks=OWN[::-1]),
+        hash_of(tasks=[[OWN[0][0][::-1], OWN[0][1]], *OWN[1:]]),  # classes in another order
+        hash_of(validation_fraction=0.2),
+    ]
+    for other in others:
+        assert other["data_hash"] == first["data_hash"]
+        assert other["partition_hash"] != first["partition_hash"]
+
+
+def test_the_result_depends_on_the_order_of_tasks(tmp_path: Path) -> None:
+    swapped = {**STREAM, "tasks": [own[::-1] for own in OWN]}
+    first, again, other = (
+        finished(tmp_path / name, partition=partition)[0]
+        for name, partition in (("a", STREAM), ("b", STREAM), ("c", swapped))
+    )
+    assert first.result_hash == again.result_hash != other.result_hash
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize("stop", [2, 3])  # at the end of a task, and within one
+def test_a_stream_goes_on_after_an_interruption(tmp_path: Path, method: str, stop: int) -> None:
+    sections: dict[str, Any] = {"method": {"name": method}, "checkpoint": {"every": 1}}
+    whole, _ = finished(tmp_path / "whole", **sections)
+
+    def interrupt(event: Progress) -> None:
+        if isinstance(event, dict) and event["round"] == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(streams(**sections), tmp_path / "cut", interrupt)
+    (folder,) = (tmp_path / "cut" / "small").iterdir()
+    continued = resume(folder)
+    assert continued.result_hash == whole.result_hash
+    assert continued.tasks.equals(whole.tasks)
+
+
+# reports of a method's own
+
+
+class Reports(FedAvg):
+    """Puts scores of its own on record, or what is filled anyway."""
+
+    name: str = f"{__name__}:Reports"
+    column: str = "cosine"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        fed.each(self.tell, [2, 0])
+        return super().round(fed, state, t)
+
+    def evaluate(self, fed: Federation, state: State) -> None:
+        pass
+
+    def tell(self, client: Client) -> None:
+        client.report_task(1, **{self.column: 0.5 + client.id})
+
+
+def test_a_method_reports_of_tasks_what_it_likes(finish: Finish) -> None:
+    done = finish(**SMALL, method={"name": f"{__name__}:Reports"}, train={"rounds": 4})
+    expected = [
+        {"round": t, "client": k, "task": 1, "seen": t > 2, "classes": len(OWN[k][1]),
+         "cosine": 0.5 + k}
+        for t in range(1, 5) for k in (0, 2)
+    ]  # fmt: skip
+    assert done.tasks.to_dict("records") == expected
+
+
+@pytest.mark.parametrize("column", ["seen", "classes", "round"])
+def test_columns_of_tasks_that_are_filled_anyway(finish: Finish, column: str) -> None:
+    with pytest.raises(ClientError, match=f"'{column}' is a column that is filled anyway"):
+        finish(
+            **SMALL, method={"name": f"{__name__}:Reports", "column": column}, train={"rounds": 2}
+        )
+
+
+# what is each client's own
+
+
+def part(k: int) -> dict[str, Any]:
+    """4·(k + 1) bytes of numbers, and a byte of bits."""
+    return {"numbers": np.full(k + 1, k, dtype=np.float32), "bits": [np.ones(3, dtype=bool), k]}
+
+
+class Hands(FedAvg):
+    """Sends each client something of its own, and client 3 nothing; in each of the three ways."""
+
+    name: str = f"{__name__}:Hands"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        parts = {k: part(k) for k in range(fed.num_clients) if k != 3}
+        if t == 1:
+            taken = fed.gather(self.take, range(10), own=Own(parts), common=np.zeros(5))
+            assert [found["length"] for found in taken.values()] == [1, 2, 3, 0, *range(5, 11)]
+            assert all(found["own"] == k for k, found in taken.items() if k != 3)
+        if t == 2:
+            more = Own({k: np.zeros(2, np.float32) for k in (0, 3)})
+            fed.each(self.keep, range(10), own=Own(parts), more=more)
+        assert all(np.array_equal(parts[k]["numbers"], part(k)["numbers"]) for k in parts)
+        cohort = [1, 3, 7] if t == 3 else []
+        if cohort:
+            mean = fed.mean(self.add, cohort, own=Own(parts), weights=state.weights)
+            assert mean.count == 3
+            assert mean.weights == pytest.approx(state.weights + 8 / 3, abs=1e-5)
+        return state
+
+    def keep(self, client: Client, own: Any, more: Tensor | None) -> None:
+        assert (own is None) == (client.id == 3)
+        assert (more is None) == (client.id not in (0, 3))
+
+    def take(self, client: Client, own: Any, common: Tensor) -> dict[str, Any]:
+        if own is None:
+            return {"length": 0, "own": None}
+        assert own["numbers"].tolist() == [client.id] * (client.id + 1)
+        assert own["bits"][0].dtype == torch.bool
+        own["numbers"].add_(100)  # a copy of its own
+        own["numbers"].data.add_(100)
+        return {"length": len(own["numbers"]), "own": own["bits"][1]}
+
+    def add(self, client: Client, own: Any, weights: Tensor) -> Update:
+        return Update(weights=weights + (0 if own is None else own["bits"][1]))
+
+
+def test_each_client_is_sent_its_own_part(finish: Finish) -> None:
+    done = finish(method={"name": f"{__name__}:Hands"}, train={"rounds": 3})
+    down = done.clients.pivot(index="round", columns="client", values="bytes_down")
+    own = np.array([0 if k == 3 else 4 * (k + 1) + 1 for k in range(10)])
+    assert down.loc[1].tolist() == (own + 5 * 8).tolist()
+    second: NDArray[np.int64] = own.copy()
+    second[[0, 3]] += 8
+    assert down.loc[2].tolist() == second.tolist()
+    size = sum(tensor.numel() for tensor in done.weights().values())
+    third = down.loc[3].dropna()
+    assert third.to_dict() == {k: 4 * size + own[k] for k in (1, 3, 7)}
+    assert list(done.rounds["bytes_down"]) == down.sum(axis=1).tolist()
+
+
+def test_evaluating_many_examples_stays_among_the_classes() -> None:
+    """In more than one batch."""
+    model = network()
+    model.answer_among([2, 3])
+    x = torch.randn(2500, 4)
+    y = torch.full((2500,), 2)
+    found = evaluate(model, x, y)
+    logits = model.module(x)[:, [2, 3]].detach()
+    assert found["right"] == int((logits[:, 0] >= logits[:, 1]).sum())
+    assert found["loss"] == pytest.approx(float(-logits.log_softmax(1)[:, 0].sum()), rel=1e-4)

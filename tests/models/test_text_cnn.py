@@ -1,0 +1,405 @@
+"""The convolutional network of documents, against one that reads window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import federation, small_experiment
+from torch import Tensor, nn
+
+from fedsim import Run
+from fedsim.data import Dataset
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client, Update
+from fedsim.methods.fedavg import FedAvg
+from fedsim.models import Classifier, RuleModel, TextModel, models
+from fedsim.models.text import Reader, TextFeatures
+from fedsim.simulate import hashes, prepare
+from fedsim.training import FlatModel, evaluate, representation
+
+CPU = torch.device("cpu")
+V, D, CLASSES = 12, 3, 4
+TINY: dict[str, Any] = {"name": "text_cnn", "kernels": [1, 2, 4], "filters": 5, "hidden": 6}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors:UserWarning")
+
+document = st.lists(st.integers(1, V - 1), max_size=7)
+
+
+def vectors(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Of words 0 to V-1; two of them mean nothing beside the padding."""
+    found = torch.randn(V, D, generator=torch.Generator().manual_seed(seed))
+    found[0] = 0
+    known = torch.ones(V, dtype=torch.bool)
+    known[[0, 1, 5]] = False
+    return found, known
+
+
+def build(**fields: Any) -> Classifier:
+    torch.manual_seed(1)
+    model = models.parse({**TINY, **fields})
+    assert isinstance(model, TextModel)
+    network = model.build_text(*vectors(), CLASSES)
+    assert isinstance(network, Classifier)
+    return network.eval()
+
+
+def rows(*documents: list[int], length: int | None = None) -> Tensor:
+    """Documents as the data set has them: zeros after their end."""
+    length = max(map(len, documents), default=0) if length is None else length
+    x = torch.zeros(len(documents), max(length, 1), dtype=torch.int32)
+    for row, words in zip(x, documents, strict=True):
+        row[: len(words)] = torch.tensor(words, dtype=torch.int32)
+    return x
+
+
+def slowly(features: nn.Module, words: list[int]) -> np.ndarray[Any, Any]:
+    """What the network's features come to, one window after another."""
+    assert isinstance(features, TextFeatures)
+    table = features.reader.vectors.double().numpy()
+    pooled: list[float] = []
+    for convolution in features.convolutions:
+        assert isinstance(convolution, nn.Conv1d)
+        W, b = (part.detach().double().numpy() for part in convolution.parameters())
+        F, _, width = W.shape
+        best = np.zeros(F)  # ReLU
+        for start in range(max(1, len(words))):
+            found = b.copy()
+            for place in range(width):
+                if start + place < len(words):
+                    found += W[:, :, place] @ table[words[start + place]]
+            best = np.maximum(best, found)
+        pooled += best.tolist()
+    W, b = (part.detach().double().numpy() for part in features.dense.parameters())
+    hidden: np.ndarray[Any, Any] = np.maximum(W @ np.array(pooled) + b, 0)
+    return hidden
+
+
+NETWORK = build()
+
+
+@torch.no_grad()
+def read(x: Tensor) -> Tensor:
+    found: Tensor = NETWORK.features(x)
+    return found
+
+
+# what is made of a document
+
+
+@given(st.lists(document, min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_features_are_those_of_a_slow_loop(documents: list[list[int]]) -> None:
+    found = read(rows(*documents))
+    expected = np.array([slowly(NETWORK.features, words) for words in documents])
+    assert found.numpy() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("words", [[], [3], [3, 4], [2, 2, 2], [1, 5, 1, 5]])
+def test_documents_that_are_empty_or_shorter_than_a_window(words: list[int]) -> None:
+    found = read(rows(words, length=9))
+    assert found.numpy()[0] == pytest.approx(slowly(NETWORK.features, words), abs=1e-5)
+
+
+@given(st.lists(document, min_size=1, max_size=5), st.integers(0, 20))
+@settings(max_examples=40, deadline=None)
+def test_a_document_is_read_alike_whatever_lies_beside_it(
+    documents: list[list[int]], padding: int
+) -> None:
+    together = read(rows(*documents, length=max(map(len, documents)) + padding))
+    for i, words in enumerate(documents):
+        alone = read(rows(words))
+        assert torch.allclose(together[i], alone[0], atol=1e-6)
+
+
+def test_the_order_of_words_counts_within_a_window_and_not_their_place() -> None:
+    one, other = read(rows([2, 3, 4, 6], [3, 2, 4, 6]))
+    assert not torch.allclose(one, other)
+    torch.manual_seed(0)
+    single = build(kernels=[1])
+    with torch.no_grad():
+        one, other = single.features(rows([2, 3, 4, 6], [6, 3, 2, 4]))
+    assert torch.allclose(one, other)
+
+
+def test_windows_that_are_only_padding_do_not_count() -> None:
+    """Zeros after the end would win where all real windows are below the bias."""
+    network = build(kernels=[1], filters=1, hidden=1)
+    features = network.features
+    assert isinstance(features, TextFeatures)
+    with torch.no_grad():
+        convolution = features.convolutions[0]
+        assert isinstance(convolution, nn.Conv1d)
+        assert convolution.bias is not None
+        convolution.weight[:] = -features.reader.vectors[2][None, :, None]
+        convolution.bias.fill_(0.5)
+        features.dense.weight.fill_(1)
+        features.dense.bias.fill_(0)
+        size = float(features.reader.vectors[2].square().sum())
+        found = features(rows([2], [], length=30))
+    assert found[:, 0].tolist() == pytest.approx([max(0.0, 0.5 - size), 0.5])
+
+
+@given(st.lists(document, min_size=1, max_size=5), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_document_vectors_are_means_of_known_words(
+    documents: list[list[int]], padding: int
+) -> None:
+    table, known = vectors()
+    reader = Reader(table, known)
+    found = reader.document_vectors(rows(*documents, length=max(map(len, documents)) + padding))
+    for row, words in zip(found, documents, strict=True):
+        kept = [table[i].double() for i in words if known[i]]  # repeats count
+        expected = torch.stack(kept).mean(dim=0) if kept else torch.zeros(D)
+        assert row.numpy() == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+def test_document_vectors_by_hand() -> None:
+    table, known = vectors()
+    found = Reader(table, known).document_vectors(rows([2, 3, 2], [1, 5], [], [5, 4]))
+    assert torch.allclose(found[0], (2 * table[2] + table[3]) / 3)
+    assert not found[1:3].any()
+    assert torch.allclose(found[3], table[4])
+
+
+# the network as the rest of the package takes it
+
+
+def test_vectors_are_no_part_of_the_weights() -> None:
+    network = build()
+    model = FlatModel(network, CPU)
+    windows = sum(5 * D * width + 5 for width in (1, 2, 4))
+    assert model.size == model.num_parameters == windows + 15 * 6 + 6 + 6 * CLASSES + CLASSES
+    assert not any("vectors" in name or "known" in name for name in model.shapes)
+    before = network.features.reader.vectors.clone()  # type: ignore[union-attr, operator]
+    x, y = rows([2, 3], [4]), torch.tensor([0, 1])
+    gradient = model.gradient(nn.functional.cross_entropy(network(x), y))
+    model.load(model.vector - gradient)
+    assert torch.equal(network.features.reader.vectors, before)  # type: ignore[union-attr, arg-type]
+    assert network(x).shape == (2, CLASSES)
+
+
+def test_the_representation_is_that_of_other_weights() -> None:
+    model = FlatModel(build(), CPU)
+    x = rows([2, 3, 4], [])
+    assert torch.allclose(representation(model.module, model.vector, x), read(x))
+
+
+def test_dropout_is_off_in_evaluation() -> None:
+    network = build(dropout=0.9)
+    x = rows([2, 3, 4])
+    assert torch.equal(network(x), network(x))
+    assert torch.allclose(network.features(x), read(x))
+    network.train()
+    assert not torch.equal(network.features(x.repeat(1, 1)), read(x))
+
+
+def test_the_networks_of_the_paper() -> None:
+    model = models.parse({"name": "text_cnn"})
+    assert isinstance(model, TextModel)
+    network = model.build_text(torch.zeros(9, 300), torch.ones(9, dtype=torch.bool), 4)
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    assert [s for n, s in shapes.items() if n.endswith("weight")] == [
+        *((128, 300, width) for width in (3, 4, 5)),
+        (384, 384),
+        (4, 384),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"kernels": []}, "kernels"),
+        ({"kernels": [0]}, "kernels.0"),
+        ({"filters": 0}, "filters"),
+        ({"dropout": 1}, "dropout"),
+        ({"depth": 1}, "depth"),
+    ],
+)
+def test_what_is_no_such_network_is_refused(fields: dict[str, Any], key: str) -> None:
+    with pytest.raises(ExperimentError, match=rf"model\.{key}: "):
+        small_experiment(model={**TINY, **fields})
+
+
+# experiments with documents
+
+QUESTIONS = {
+    "place": "where is {0} | in which {1} lies {0} | what {1} has {0}",
+    "person": "who wrote {0} | who is the {1} of {0} | which {1} painted {0}",
+    "number": "how many {1} are in {0} | how much is {0} {1} | when was {0} {1} built",
+}
+THINGS = ["Rome", "the moon", "a very old book", "tea", "IBM", "the long river of the north"]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> dict[str, Any]:
+    """The data section of 324 questions by the kind of their answer."""
+    lines = [
+        f"{label}\t{pattern.strip().format(thing, other)} ?"
+        for thing in THINGS
+        for other in THINGS
+        for label, patterns in QUESTIONS.items()
+        for pattern in patterns.split("|")
+    ]
+    path = tmp_path / "questions.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return {"name": "text", "path": str(path), "dimension": 8}
+
+
+def of_texts(texts: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    return {
+        "data": texts,
+        "model": {**TINY, "kernels": [2, 3], "filters": 8, "hidden": 16},
+        "partition": {"kind": "iid", "clients": 3},
+        "train": {"rounds": 4, "local_epochs": 2, "batch_size": 8, "optimizer": {"lr": 0.2}},
+        **sections,
+    }
+
+
+class Reads(FedAvg):
+    """Looks at what reaches the network."""
+
+    name: str = f"{__name__}:Reads"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        seen: list[torch.dtype] = []
+        handle = client.model.module.register_forward_pre_hook(
+            lambda _, inputs: seen.append(inputs[0].dtype)
+        )
+        update = super().local_update(client, weights)
+        evaluate(client.model, client.central_test.x, client.central_test.y)
+        handle.remove()
+        assert seen
+        assert set(seen) == {client.data.x.dtype} == {torch.int32}
+        assert client.data.y.dtype == torch.int64
+        return update
+
+    def look(self, client: Client) -> dict[str, Tensor]:
+        return {"x": client.data.x, "central": client.central_test.x}
+
+
+def test_documents_are_learnt(finish: Callable[..., Run], texts: dict[str, Any]) -> None:
+    rounds = {"rounds": 8, "local_epochs": 2, "batch_size": 8, "optimizer": {"lr": 0.5}}
+    done = finish(**of_texts(texts, train=rounds))
+    assert done.rounds["accuracy"].iloc[-1] > 0.9
+    assert done.rounds["train_loss"].iloc[-1] < done.rounds["train_loss"].iloc[0] / 2
+    data, _, setup = prepare(small_experiment(**of_texts(texts)))
+    network = setup.build_model()
+    network.load_state_dict(done.weights())  # which hold no vectors
+    size = sum(tensor.numel() for tensor in done.weights().values())
+    assert (done.clients["bytes_up"] == 4 * size).all()
+    network.eval()
+    right = [
+        int(network(torch.tensor(row)[None]).argmax()) == y
+        for row, y in zip(data.test_x, data.test_y, strict=True)
+    ]
+    assert np.mean(right) == pytest.approx(done.rounds["accuracy"].iloc[-1])
+
+
+def test_words_reach_the_network_as_integers(
+    finish: Callable[..., Run], texts: dict[str, Any]
+) -> None:
+    name = f"{__name__}:Reads"
+    sections = of_texts(texts, method={"name": name}, train={"rounds": 1, "batch_size": 8})
+    finish(**sections)
+    experiment = small_experiment(**sections)
+    data, holdings, _ = prepare(experiment)
+    fed = federation(experiment)
+    fed.begin_round(1)
+    for k, seen in fed.gather(experiment.method.look, range(3)).items():
+        assert np.array_equal(seen["x"], data.x[holdings.train[k]])
+        assert np.array_equal(seen["central"], data.test_x)
+
+
+def test_stacks_of_documents_come_to_the_same(
+    finish: Callable[..., Run], texts: dict[str, Any]
+) -> None:
+    """Or to one by one, which is no worse."""
+    sections = of_texts(texts)
+    alone = finish(**sections)
+    stacked = finish(**sections, engine={"kind": "local", "clients_per_step": 3})
+    for name, tensor in alone.weights().items():
+        assert torch.allclose(stacked.weights()[name], tensor, atol=1e-4)
+
+
+def test_the_hash_of_data_is_that_of_the_vectors_too(texts: dict[str, Any]) -> None:
+    found = []
+    for dimension in (8, 9):
+        experiment = small_experiment(**of_texts({**texts, "dimension": dimension}))
+        data, holdings, _ = prepare(experiment)
+        found.append(hashes(data, holdings, experiment.method)["data_hash"])
+    assert found[0] != found[1]
+
+
+def fitting(texts: bool) -> str:
+    """The registered models of networks for documents, or for numbers."""
+    names = [
+        name
+        for name, model in models.items()
+        if issubclass(model, TextModel) == texts and not issubclass(model, RuleModel)
+    ]
+    return ", ".join(names)
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet8"])
+def test_documents_need_a_model_of_documents(texts: dict[str, Any], name: str) -> None:
+    with pytest.raises(ExperimentError) as refusal:
+        prepare(small_experiment(**of_texts(texts, model={"name": name})))
+    assert str(refusal.value).startswith(f"model.name={name} takes numbers, and the data are docu")
+    assert str(refusal.value).endswith(f"models for them: {fitting(texts=True)}")
+    assert "text_cnn" in fitting(texts=True)
+
+
+def own_network(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), outputs))
+
+
+def test_a_function_of_ones_own_takes_numbers(texts: dict[str, Any]) -> None:
+    name = f"{__name__}:own_network"
+    with pytest.raises(ExperimentError, match="takes numbers, and the data are documents"):
+        prepare(small_experiment(**of_texts(texts, model={"name": name})))
+
+
+@pytest.mark.parametrize("data", [{"name": "digits"}, {"name": "synthetic"}])
+def test_a_model_of_documents_needs_documents(data: dict[str, Any]) -> None:
+    with pytest.raises(ExperimentError) as refusal:
+        prepare(small_experiment(data=data, model=TINY))
+    assert str(refusal.value).startswith("model.name=text_cnn takes documents, and the data are ")
+    assert str(refusal.value).endswith(f"models for them: {fitting(texts=False)}")
+    assert "mlp" in fitting(texts=False)
+    assert "text_cnn" not in fitting(texts=False)
+
+
+def test_a_model_of_documents_builds_nothing_of_a_shape() -> None:
+    with pytest.raises(ExperimentError, match=r"model\.name=text_cnn takes documents"):
+        models.parse(TINY).build((1, 8, 8), 3)
+
+
+def test_documents_in_a_stream_of_tasks(finish: Callable[..., Run], texts: dict[str, Any]) -> None:
+    tasks = [[["place", "person"], ["number"]], [["number", "person"], ["place", "number"]]]
+    done = finish(**of_texts(texts, partition={"kind": "own_tasks", "tasks": tasks}))
+    assert len(done.tasks) == 16
+    assert (
+        done.tasks[(done.tasks["task"] == 1) & (done.tasks["client"] == 0)]["accuracy"].eq(1).all()
+    )
+
+
+def test_a_network_reads_with_the_vectors_of_its_data(texts: dict[str, Any]) -> None:
+    data, _, setup = prepare(small_experiment(**of_texts(texts)))
+    assert isinstance(data, Dataset)
+    assert setup.words is not None
+    network = setup.build_model()
+    features = network.get_submodule("features")
+    assert isinstance(features, TextFeatures)
+    assert torch.equal(features.reader.vectors, torch.tensor(data.vectors))
+    assert torch.equal(features.reader.known, torch.tensor(data.known))
+    again = setup.build_model()
+    for one, other in zip(network.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)

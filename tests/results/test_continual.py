@@ -1,0 +1,243 @@
+"""Measures of continual learning, against tables worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim import Run
+from fedsim.results.continual import Continual, continual
+
+# client -> round -> (task under way, accuracy of each task)
+Rounds = dict[int, dict[int, tuple[int, list[float]]]]
+
+
+def table(clients: Rounds, classes: int = 4, unseen: bool = True) -> pd.DataFrame:
+    rows = [
+        {
+            **{"round": r, "client": c, "task": t, "seen": t <= now, "classes": classes},
+            **{"loss": 1 - a, "accuracy": a},
+        }
+        for c, own in clients.items()
+        for r, (now, found) in own.items()
+        for t, a in enumerate(found)
+        if not math.isnan(a) and (unseen or t <= now)
+    ]
+    return pd.DataFrame(rows).sort_values(["round", "client", "task"], ignore_index=True)
+
+
+def check(found: Continual, **expected: float) -> None:
+    for name, value in asdict(found).items():
+        if name in expected:
+            assert value == pytest.approx(expected.pop(name), nan_ok=True), name
+    assert not expected
+
+
+ONE: Rounds = {
+    0: {
+        1: (0, [0.5, 0.3, 0.2]),
+        2: (0, [0.9, 0.4, 0.3]),
+        3: (1, [0.7, 0.6, 0.1]),
+        4: (1, [0.8, 0.8, 0.5]),
+        5: (2, [0.6, 0.9, 0.7]),
+        6: (2, [0.4, 0.7, 1.0]),
+    }
+}
+
+
+def test_one_client() -> None:
+    check(
+        continual(table(ONE)),
+        tta=(0.4 + 0.7 + 1.0) / 3,
+        forgetting=((0.9 - 0.4) + (0.9 - 0.7)) / 2,
+        backward=((0.4 - 0.9) + (0.7 - 0.8)) / 2,
+        forward=((0.4 - 0.25) + (0.5 - 0.25)) / 2,
+        first_round=(0.5 + 0.6 + 0.7) / 3,
+    )
+
+
+def test_several_clients_count_alike() -> None:
+    two = {
+        **ONE,
+        3: {
+            1: (0, [1.0, 0.0, 0.0]),
+            2: (0, [0.8, 0.0, 0.1]),
+            3: (1, [0.8, 0.2, 0.1]),
+            4: (1, [0.8, 0.3, 0.2]),
+            5: (2, [0.9, 0.4, 0.3]),
+            6: (2, [0.9, 0.5, 0.4]),
+        },
+    }
+    check(
+        continual(table(two)),
+        tta=(0.4 + 0.7 + 1.0 + 0.9 + 0.5 + 0.4) / 6,
+        # Of the second client: the best was in the very first round; and nothing is forgotten.
+        forgetting=(0.5 + 0.2 + 0.1 + 0.0) / 4,
+        backward=(-0.5 - 0.1 + 0.1 + 0.2) / 4,
+        forward=(0.15 + 0.25 - 0.25 - 0.05) / 4,
+        first_round=(0.5 + 0.6 + 0.7 + 1.0 + 0.2 + 0.3) / 6,
+    )
+
+
+def test_what_a_task_was_worth_before_it_began_is_not_forgotten() -> None:
+    found = continual(table({0: {1: (0, [0.5, 1.0, 0.9]), 2: (1, [0.5, 0.2, 0.9]),
+                                 3: (2, [0.5, 0.1, 0.9])}}))  # fmt: skip
+    check(found, forgetting=(0 + 0.1) / 2, forward=(0.75 + 0.65) / 2)
+
+
+def test_the_number_of_classes_is_each_tasks_own() -> None:
+    tasks = table({0: {1: (0, [0.5, 0.6]), 2: (1, [0.5, 0.7])}}, classes=2)
+    tasks["classes"] = tasks["task"].map({0: 10, 1: 2})
+    check(continual(tasks), forward=0.6 - 0.5)
+
+
+def test_without_rows_of_tasks_to_come_there_is_no_forward_transfer() -> None:
+    found = continual(table(ONE, unseen=False))
+    check(found, forward=math.nan)
+    rest = {name: value for name, value in asdict(found).items() if name != "forward"}
+    check(continual(table(ONE)), **rest)
+
+
+def test_one_task_alone() -> None:
+    found = continual(
+        table({0: {1: (0, [0.4]), 2: (0, [0.6])}, 1: {1: (0, [0.2]), 2: (0, [0.1])}})
+    )
+    nothing = dict.fromkeys(["forgetting", "backward", "forward"], math.nan)
+    check(found, tta=0.35, first_round=0.3, **nothing)
+
+
+def test_evaluation_every_few_rounds() -> None:
+    """Rounds 4 and 8 of 9, and the last; three rounds a task."""
+    found = continual(
+        table({0: {4: (1, [0.9, 0.5, 0.3]), 8: (2, [0.7, 0.6, 0.8]), 9: (2, [0.5, 0.4, 0.9])}})
+    )
+    check(
+        found,
+        tta=0.6,
+        forgetting=((0.9 - 0.5) + (0.6 - 0.4)) / 2,
+        backward=0.4 - 0.5,  # nothing is known of the first task's end
+        forward=0.3 - 0.25,  # nor of the second before it began
+        first_round=(0.9 + 0.5 + 0.8) / 3,
+    )
+
+
+def test_a_client_that_missed_a_task_counts_with_those_on_record() -> None:
+    """A model of its own came late: until then there is no row of the client."""
+    late = {**ONE, 1: {r: row for r, row in ONE[0].items() if r > 2}}
+    check(
+        continual(table(late)),
+        tta=0.7,
+        forgetting=((0.9 - 0.4) + (0.9 - 0.7) + (0.8 - 0.4) + (0.9 - 0.7)) / 4,
+        backward=((0.4 - 0.9) + (0.7 - 0.8) + (0.7 - 0.8)) / 3,
+        forward=(0.15 + 0.25 + 0.25) / 3,
+        first_round=(0.5 + 0.6 + 0.7 + 0.7 + 0.6 + 0.7) / 6,
+    )
+
+
+def test_a_task_of_which_a_client_has_no_model_does_not_count() -> None:
+    """One that it never took part in, as where each task has a model of its own."""
+    nan = math.nan
+    own = {1: (0, [nan, nan]), 2: (1, [nan, 0.6]), 3: (1, [nan, 0.8])}
+    found = continual(table({0: {1: (0, [0.5, nan]), 2: (1, [0.4, 0.3]), 3: (1, [0.3, 0.4])},
+                             1: own}))  # fmt: skip
+    check(found, tta=(0.3 + 0.4 + 0.8) / 3, forgetting=0.2, backward=-0.2,
+          first_round=(0.5 + 0.3 + 0.6) / 3)  # fmt: skip
+
+
+def test_who_is_missing_in_the_last_round_has_no_result() -> None:
+    """A mean that left the client out would be of other tasks than it says."""
+    gone = {**ONE, 1: {r: row for r, row in ONE[0].items() if r < 6}}
+    found = continual(table(gone))
+    assert math.isnan(found.tta)
+    assert math.isnan(found.forgetting)
+    assert found.first_round == pytest.approx((0.5 + 0.6 + 0.7) / 3)
+
+
+def test_a_run_under_way_is_measured_as_far_as_it_has_come() -> None:
+    so_far = {0: {r: row for r, row in ONE[0].items() if r < 5}}
+    check(
+        continual(table(so_far)),
+        tta=0.8,
+        forgetting=0.1,
+        backward=-0.1,
+        forward=0.15,
+        first_round=0.55,
+    )
+
+
+def test_an_empty_table_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="no tasks on record; its partition is no stream of tasks"
+    ):
+        continual(pd.DataFrame())
+    with pytest.raises(ValueError, match="no stream of tasks"):
+        continual(table(ONE).iloc[:0])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Rounds, int, int]:
+    K, T, each = (draw(st.integers(1, 3)) for _ in range(3))
+    accuracy = st.integers(0, 100).map(lambda n: n / 100)
+    own = st.lists(accuracy, min_size=T, max_size=T)
+    rounds = {
+        k: {t: ((t - 1) // each, draw(own)) for t in range(1, T * each + 1)} for k in range(K)
+    }
+    return rounds, T, each
+
+
+@given(histories())
+def test_any_history_as_written_out(history: tuple[Rounds, int, int]) -> None:
+    rounds, T, each = history
+    R = T * each
+    acc = {(k, t, r): found[t] for k, own in rounds.items() for r, (_, found) in own.items()
+           for t in range(T)}  # fmt: skip
+    pairs = [(k, t) for k in rounds for t in range(T)]
+    past = [(k, t) for k, t in pairs if t < T - 1]
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values) if values else math.nan
+
+    check(
+        continual(table(rounds)),
+        tta=mean([acc[k, t, R] for k, t in pairs]),
+        forgetting=mean(
+            [max(acc[k, t, r] for r in range(t * each + 1, R + 1)) - acc[k, t, R] for k, t in past]
+        ),
+        backward=mean([acc[k, t, R] - acc[k, t, (t + 1) * each] for k, t in past]),
+        forward=mean([acc[k, t, t * each] - 0.25 for k, t in pairs if t > 0]),
+        first_round=mean([acc[k, t, t * each + 1] for k, t in pairs]),
+    )
+
+
+STREAM: dict[str, Any] = {
+    "partition": {
+        "kind": "own_tasks",
+        "tasks": [[["0", "1"], ["2", "3"]], [["4", "5"], ["6", "7"]]],
+    },
+}
+
+
+@pytest.mark.parametrize(("method", "every"), [("fedavg", 1), ("local", 3)])
+def test_of_a_run(finish: Callable[..., Run], method: str, every: int) -> None:
+    done = finish(
+        **STREAM, method={"name": method}, train={"rounds": 4}, evaluate={"every": every}
+    )
+    tasks, found = done.tasks, continual(done.tasks)
+    last = tasks[tasks["round"] == 4]
+    assert found.tta == pytest.approx(last["accuracy"].mean())
+    assert found.tta == pytest.approx(done.rounds["accuracy"].iloc[-1])
+    if every == 1:
+        before = tasks[(tasks["round"] == 2) & (tasks["task"] == 1)]
+        assert found.forward == pytest.approx((before["accuracy"] - 0.5).mean())
+
+
+def test_a_run_without_a_stream_has_none(finish: Callable[..., Run]) -> None:
+    with pytest.raises(ValueError, match="no stream of tasks"):
+        continual(finish(train={"rounds": 1}).tasks)
