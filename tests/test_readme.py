@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsim import Experiment, Run, load, run
+from fedsim.results.continual import continual
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -86,6 +87,15 @@ def test_data_of_your_own(workplace: Path) -> None:
     done = newest(workplace, "hospitals")
     assert done.manifest["clients"] == 12
     assert done.rounds["accuracy"].iloc[-1] > 0.9
+
+
+def test_tasks_in_turn(workplace: Path) -> None:
+    call(workplace, "-m", "fedsim", "run", "digits-in-turn.yaml")
+    done = newest(workplace, "digits-in-turn")
+    assert len(done.tasks) == 8 * 3 * 2
+    found = continual(done.tasks)
+    assert found.tta == pytest.approx(done.rounds["accuracy"].iloc[-1])
+    assert found.tta > 0.8
 
 
 def test_the_message_for_a_typing_error(workplace: Path) -> None:
