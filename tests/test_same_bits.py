@@ -92,6 +92,40 @@ class TestOnRay:
             there = finish(**common, engine={"kind": "ray", "actors": actors})
             assert there.result_hash == local.result_hash
 
+    def test_tasks_in_turn_are_the_same_on_one_actor_and_three(self, tmp_path: Path) -> None:
+        """FedSeIT's clients are sent what was chosen for each, and keep all of their tasks."""
+        documents = tmp_path / "documents.txt"
+        words = {"a": "one two three", "b": "four five six", "c": "one two four", "d": "three six"}
+        lines = [
+            f"{label}\t{text} {k % 7} {k % 3}" for label, text in words.items() for k in range(30)
+        ]
+        documents.write_text("\n".join(lines))
+        tasks = [[["a", "b"], ["c", "d"]], [["b", "c"], ["a", "d"]], [["c", "d"], ["a", "b"]]]
+        common = {
+            "data": {"name": "text", "path": str(documents), "dimension": 7},
+            "partition": {"kind": "own_tasks", "tasks": tasks},
+            "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
+            "method": {"name": "fedseit", "top_k": 2},
+            "train": {"rounds": 4, "participation": 0.7, "batch_size": 8}
+            | {"optimizer": {"name": "adam", "lr": 0.01}},
+        }
+
+        def kill_one(event: Any) -> None:
+            if isinstance(event, dict) and event["round"] == 1:
+                os.kill(client_actors()[0], signal.SIGKILL)
+
+        found = []
+        for engine in ({"kind": "local"}, *({"kind": "ray", "actors": n} for n in (1, 3))):
+            made = small_experiment(**common, engine=engine)
+            undisturbed = engine.get("actors") != 3
+            found.append(run(made, tmp_path, (lambda _: None) if undisturbed else kill_one))
+        local, *there = found
+        assert len(local.explanations)
+        for other in there:
+            assert other.result_hash == local.result_hash
+            assert other.tasks.equals(local.tasks)
+            assert other.explanations.equals(local.explanations)
+
     def test_noise_of_client_level_privacy_is_the_same_on_three_actors(
         self, finish: Finish
     ) -> None:

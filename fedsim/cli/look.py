@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple
@@ -24,14 +25,13 @@ from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.explain.attribution import attributions
 from fedsim.explain.rules import measures_in_words, row_in_words
-from fedsim.explain.transfer import draw_transfer
+from fedsim.explain.tasks import draw_curves, draw_transfer
 from fedsim.explained import FinalRules, PersonalModel, SharedImages
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
 from fedsim.launch import connect
 from fedsim.methods import methods
-from fedsim.methods.fedweit import FedWeIT
 from fedsim.methods.fedxds import FedXDS
 from fedsim.methods.xpfl import XPFL
 from fedsim.models import models
@@ -180,7 +180,7 @@ def explain_command(
 ) -> None:
     """Explain what a run came to, in words and pictures.
 
-    Rules, shared images, personal models, or which tasks have learnt from which.
+    Rules, shared images, personal models, or tasks that were learnt in turn.
     """
     run = load(folder)
     if isinstance(run.experiment.method, FedXDS):
@@ -195,10 +195,10 @@ def explain_command(
             personal = PersonalModel.of(run, k)
             out.print(personal.in_words(), markup=False)
             _written(partial(personal.draw, run.path / "explanations"))
-    elif isinstance(run.experiment.method, FedWeIT):
+    elif not run.tasks.empty:
         if row or npy or client:
             raise BadInput("--row, --npy and --client are not for runs that learn tasks in turn")
-        _explain_transfer(run)
+        _explain_tasks(run)
     elif client:
         raise BadInput("--client is for shared images and personal models; this run has none")
     else:
@@ -230,40 +230,47 @@ def _explain_shared(run: Run, clients: Sequence[int]) -> None:
     _written(partial(shared.draw, run.path / "explanations"))
 
 
-def _explain_transfer(run: Run) -> None:
+def _explain_tasks(run: Run) -> None:
     measures = continual(run.tasks)
-    out.print(
-        f"accuracy over all tasks of all clients {measures.tta:.4f}; forgotten of tasks before "
-        f"the last {measures.forgetting:.4f}; after a task's first round "
-        f"{measures.first_round:.4f}"
-    )
-    rows = run.explanations
-    if rows.empty:
-        raise BadInput(f"{run.path}: nothing was taken from tasks of others")
-    table = Table(box=None, pad_edge=False)
-    for column in ("learns", "from", "classes in common", "score", "attention"):
-        table.add_column(column, justify="right")
-    for found in rows.head(MOST_CLIENTS).to_dict("records"):
-        table.add_row(
-            f"{found['client']}/{found['task']}",
-            f"{found['from_client']}/{found['from_task']}",
-            str(found["shared_classes"]),
-            f"{found['score']:.4f}",
-            f"{found['attention']:.4f}",
-        )
-    out.print("client/task:")
-    out.print(table)
-    if len(rows) > MOST_CLIENTS:
-        file = short(run.path / "explanations.parquet")
-        out.print(f"… and {len(rows) - MOST_CLIENTS} more, in {file}", markup=False)
-    shared = rows.groupby(["client", "task"])["of_best_choice"].first().mean()
-    out.print(f"classes in common with what was given, of the most possible: {shared:.1%}")
+    for what, value in (
+        ("accuracy over all tasks of all clients", measures.tta),
+        ("after a task's first round", measures.first_round),
+        ("forgotten since the best round, of tasks before the last", measures.forgetting),
+        ("backward transfer", measures.backward),
+        ("forward transfer", measures.forward),
+    ):
+        if not math.isnan(value):
+            out.print(f"{what}: {value:.4f}")
+    given = run.explanations
+    if not given.empty:
+        table = Table(box=None, pad_edge=False)
+        for column in ("learns", "from", "classes in common", "score", "attention"):
+            table.add_column(column, justify="right")
+        for found in given.head(MOST_CLIENTS).to_dict("records"):
+            table.add_row(
+                f"{found['client']}/{found['task']}",
+                f"{found['from_client']}/{found['from_task']}",
+                str(found["shared_classes"]),
+                f"{found['score']:.4f}",
+                f"{found['attention']:.4f}",
+            )
+        shared = given.groupby(["client", "task"])["of_best_choice"].first().mean()
+        out.print(f"classes in common with what was given, of the most possible: {shared:.1%}")
+        out.print("\nwho learns from whom (client/task):")
+        out.print(table)
+        if len(given) > MOST_CLIENTS:
+            file = short(run.path / "explanations.parquet")
+            out.print(f"… and {len(given) - MOST_CLIENTS} more, in {file}", markup=False)
 
     def draw() -> list[Path]:
         folder = run.path / "explanations"
         folder.mkdir(exist_ok=True)
-        draw_transfer(rows, folder / "transfer.png")
-        return [folder / "transfer.png"]
+        paths = [folder / "tasks.png"]
+        draw_curves(run.tasks, paths[0])
+        if not given.empty:
+            paths.append(folder / "transfer.png")
+            draw_transfer(given, paths[1])
+        return paths
 
     _written(draw)
 

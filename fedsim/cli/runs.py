@@ -19,6 +19,7 @@ from fedsim.cli.console import File, OutFolder, Overrides, app, err, out, short,
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.launch import resume, run
+from fedsim.results.continual import continual
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.run import Run
 from fedsim.results.summary import digits, in_words, score_of, scores_of
@@ -326,6 +327,9 @@ def _summary(done: Run) -> None:
             f"{score.words}, best",
             f"{digits(scores.iloc[best])} (round {rounds.loc[scores.index[best], 'round']})",
         )
+    if not done.tasks.empty:
+        found = continual(done.tasks)
+        table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")
     last = rounds.iloc[-1]
     table.add_row("sent up, down", f"{size(last.total_bytes_up)}, {size(last.total_bytes_down)}")
     table.add_row("time", f"{done.manifest['wall_seconds']:.1f} s")

@@ -45,11 +45,15 @@ class Mean:
     Attributes:
         count: how many clients contributed: fewer than the cohort if some were skipped, or had
             nothing to send. Under `privacy`, which must not tell, the expected number.
+        clients: who they are; empty under `privacy`.
     """
 
-    def __init__(self, vectors: Mapping[str, Vector], count: float) -> None:
+    def __init__(
+        self, vectors: Mapping[str, Vector], count: float, clients: Iterable[int] = ()
+    ) -> None:
         self._vectors = vectors
         self.count = count
+        self.clients = frozenset(clients)
 
     def __getattr__(self, name: str) -> Vector:
         try:
@@ -257,7 +261,7 @@ class Federation:
             name: (total.value() / weight).astype(np.float32)
             for (name, _), total in outcome.sums.items()
         }
-        return Mean(mean, len(outcome.weights))
+        return Mean(mean, len(outcome.weights), outcome.weights)
 
     def gather(
         self, function: Callable[..., Any], cohort: Sequence[int] | Cohort, **arguments: Any

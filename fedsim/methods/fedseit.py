@@ -38,8 +38,8 @@ class FedSeIT(FedWeIT):
     mean vector of each one's words; K-means with 200 clusters, or all of fewer documents). The
     server keeps them beside the A of that task, compares those of all tasks that are finished, of
     all clients, by the mean cosine of all pairs of centres, and sends the A's of the K most alike.
-    Their α start with these scores, scaled to a sum of 1. Without selection a client gets the A's
-    of all clients' last tasks, as in FedWeIT.
+    Their α start with these scores, divided by the sum of their absolute values. Without selection
+    a client gets the A's of all clients' last tasks, as in FedWeIT.
 
     Args:
         top_k: K; none for no selection.
@@ -69,6 +69,8 @@ class FedSeIT(FedWeIT):
         if self.top_k is None:
             return super().choose(fed, state, new)
         centres, chosen = dict(state.centres), dict(state.chosen)
+        for k in new:  # nothing is left of the last choice for who does not answer
+            chosen.pop(str(k), None)
         for k, found in fed.gather(self.centres, new).items():
             centres[f"{k}/{fed.task}"] = found
             scores = {key: self.alike(found, centres[key]) for key in state.knowledge}

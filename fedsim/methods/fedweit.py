@@ -128,7 +128,7 @@ class FedWeIT(Method[FedWeITState]):
     """Weights as B ⊙ m + A: B of all clients, m and A of a task; and others' A's, weighed.
 
     Client c learns its task t with θ = B ⊙ σ(m_t) + A_t + Σ_j α_j·A_j: the A_j are those of all
-    clients' tasks before (its own among them), α_j numbers of its own for each width of windows,
+    clients' last tasks (its own among them), α_j numbers of its own for each width of windows,
     m_t has an entry for each filter. Biases, α and the head belong to the task. In a round
 
     1. it takes B from the server; when a task begins also the A_j. B, A_i and m_i of tasks i ≤ t,
@@ -178,6 +178,11 @@ class FedWeIT(Method[FedWeITState]):
                 f"method.name={self.name} trains with Adam and a weight decay of its own; set "
                 "train.optimizer.name=adam, and method.weight_decay"
             )
+        if train.lr_decay != 1 or train.clip_norm is not None:
+            raise ExperimentError(
+                f"method.name={self.name} has a rule of its own for the learning rate, and clips "
+                "no gradients: leave out train.lr_decay and train.clip_norm"
+            )
 
     def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
         if holdings.stream is None:
@@ -199,13 +204,16 @@ class FedWeIT(Method[FedWeITState]):
         new = [int(k) for k in cohort if state.begun[k] < task]
         if new:
             state = self.choose(fed, state, new)
+        failed = [k for k in new if str(k) not in state.chosen]
+        new = [k for k in new if k not in failed]
+        cohort = np.setdiff1d(cohort, failed)
         parts = {k: self.selection(state, k) for k in new}
         slots = self.slots(fed.num_clients)
         mean = fed.mean(
             self.local_update, cohort, base=state.weights, foreign=Own(parts), slots=slots
         )
         begun = state.begun.copy()
-        begun[new] = task
+        begun[[k for k in new if k in mean.clients]] = task
         state = replace(state, weights=mean.weights, begun=begun)
         return self.collect(fed, state) if self.ends_task(fed, t) else state
 
@@ -214,7 +222,7 @@ class FedWeIT(Method[FedWeITState]):
         return t * fed.stream.tasks % fed.settings.rounds == 0
 
     def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
-        """Whose A's clients get that begin their task: those of all tasks before it."""
+        """Whose A's clients get that begin their task: those of all clients' last one."""
         last = fed.task - 1
         before = [
             (c, last, 0.0) for c in range(fed.num_clients) if f"{c}/{last}" in state.knowledge
@@ -284,10 +292,7 @@ class FedWeIT(Method[FedWeITState]):
         rest.reset()
         self.start_attention(rest, foreign["scores"] if foreign else [])
         A = self.start * base
-        m = torch.empty(layout.rows, device=client.device)
-        # Of variance 1 / filters, cut off at two standard deviations.
-        std = 1 / math.sqrt(layout.filters)
-        nn.init.trunc_normal_(m, std=std, a=-2 * std, b=2 * std)
+        m = layout.draw_mask().to(client.device)
         first = "task" not in kept
         if not first:
             kept["before"] = self.weights_of(client, slots, prune=False)
@@ -400,20 +405,18 @@ class FedWeIT(Method[FedWeITState]):
             assert isinstance(rest, Rest)
             rest.foreign.copy_(kept["foreign"][i])
             test = self.tested(client, task)
-            documents = self.documents(rest, reader, test, client.labels(task))
             # Documents of about the same length together, so that little is padding.
-            order = (documents.x != 0).sum(dim=1).argsort(stable=True)
-            found = torch.empty(len(order), rest.head.out_features, device=client.device)
-            with torch.no_grad():
-                for rows in torch.split(order, 100):
-                    part = documents.part(rows)
-                    found[rows] = rest(reader(part.x), theta[i], part.digested)
-            right = int((found.argmax(dim=1) == documents.y).sum())
-            client.report_task(
-                task,
-                loss=float(cross_entropy(found, documents.y)),
-                accuracy=right / len(documents.y),
-            )
+            order = (test.x != 0).sum(dim=1).argsort(stable=True)
+            loss, right = 0.0, 0
+            for rows in torch.split(order, 100):
+                some = Examples(test.x[rows], test.y[rows])
+                part = self.documents(rest, reader, some, client.labels(task))
+                with torch.no_grad():
+                    found = rest(reader(part.x), theta[i], part.digested)
+                loss += float(cross_entropy(found, part.y, reduction="sum"))
+                right += int((found.argmax(dim=1) == part.y).sum())
+            n = len(test)
+            client.report_task(task, loss=loss / n, accuracy=right / n)
 
     # -- within --------------------------------------------------------------------------------
 
@@ -475,7 +478,7 @@ class FedWeIT(Method[FedWeITState]):
             return test
         order = client.stream.order[client.id][task]
         by_class = torch.cat([(test.y == label).nonzero().flatten() for label in order])
-        count = LAST * math.ceil(len(client.validation) / LAST)
+        count = LAST * max(1, math.ceil(len(client.validation) / LAST))
         rows = by_class[:count]
         return Examples(test.x[rows], test.y[rows])
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedsim.models.text import Reader, convolved, most
 
-Read = tuple[Tensor, Tensor]  # words of documents, and which windows there are; see `Reader`
+CUT_OFF = 0.87962566103423978  # standard deviation of a normal one that is cut off at ±2
+Read = tuple[Tensor, Tensor]  # documents, as of `Reader`
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,18 @@ class Layout:
         parts = zip(self.split(vector), torch.split(mask, sizes, dim=-1), strict=True)
         return torch.cat([(block * m.unsqueeze(-1)).flatten(-2) for block, m in parts], dim=-1)
 
+    def draw_mask(self) -> Tensor:
+        """(rows,) initial values of a mask from torch's current random state.
+
+        Normal, of variance 1/rows of each block, cut off at two standard deviations (which takes
+        a little from the variance: hence the factor).
+        """
+        mask = torch.empty(self.rows)
+        for part in torch.split(mask, [rows for rows, _ in self.blocks]):
+            std = 1 / math.sqrt(len(part)) / CUT_OFF
+            nn.init.trunc_normal_(part, std=std, a=-2 * std, b=2 * std)
+        return mask
+
     def draw(self) -> Tensor:
         """(P,) initial values from torch's current random state, uniform as Glorot's."""
         parts = []
@@ -149,10 +162,10 @@ class Rest(nn.Module):
 
     def own_features(self, read: Read, weights: list[Tensor]) -> Tensor:
         """(B, features) of convolutions with filters (F, D, width) of each width."""
-        words, there = read
+        words, never = read
         biases = self.bias.view(len(weights), -1)
         pooled = [
-            (most(convolved(words, w), there) + b).relu()
+            (most(convolved(words, w), never) + b).relu()
             for w, b in zip(weights, biases, strict=True)
         ]
         return torch.cat(pooled, dim=1)
@@ -212,14 +225,14 @@ class ProjectedRest(Rest):
         K, features = len(self.foreign), self.layout.features
         found = torch.zeros(len(x), 2, K, features, device=x.device)
         used = [j for j in range(K) if self.foreign[j].any()]
-        if not used:
+        if not used or not len(x):
             return found
         for rows in torch.split(torch.arange(len(x), device=x.device), 64):
-            words, there = reader(x[rows])
+            words, never = reader(x[rows])
             for j in used:
                 parts = [convolved(words, w) for w in self.layout.windows(self.foreign[j])]
-                found[rows, 0, j] = torch.cat([most(part, there) for part in parts], dim=1)
-                found[rows, 1, j] = -torch.cat([most(-part, there) for part in parts], dim=1)
+                found[rows, 0, j] = torch.cat([most(part, never) for part in parts], dim=1)
+                found[rows, 1, j] = torch.cat([(p - never).amin(dim=2) for p in parts], dim=1)
         return found
 
     def forward(self, read: Read, theta: Tensor, digested: Tensor) -> Tensor:

@@ -37,20 +37,26 @@ class Reader(nn.Module):
         self.register_buffer("known", known, persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors (B, D, n) of the words of documents (B, L), and which windows there are (B, n).
+        """What is to be known of documents (B, L), of which there is one at least.
 
-        n is the length of the longest document.
+        Returns:
+            Vectors (B, D, n) of their words, n the length of the longest; and (B, 1, n) 0 for
+            windows that there are, −∞ for others.
         """
         lengths = (x != 0).sum(dim=1).clamp(min=1)
         n = int(lengths.max())
-        there = torch.arange(n, device=x.device) < lengths[:, None]
-        return self.vectors[x[:, :n]].transpose(1, 2), there
+        absent = torch.arange(n, device=x.device) >= lengths[:, None]
+        never = torch.zeros(absent.shape, device=x.device).masked_fill_(absent, -math.inf)
+        return self.vectors[x[:, :n]].transpose(1, 2), never[:, None]
 
     def document_vectors(self, x: Tensor) -> Tensor:
         """(B, D) the mean vector of the known words of documents; zero if there is none."""
-        known = self.known[x].unsqueeze(2)
-        total = (self.vectors[x] * known).sum(dim=1)
-        return total / known.sum(dim=1).clamp(min=1)
+        found = []
+        for part in torch.split(x, 256):  # of whose words all vectors are in memory
+            known = self.known[part].unsqueeze(2)
+            total = (self.vectors[part] * known).sum(dim=1)
+            found.append(total / known.sum(dim=1).clamp(min=1))
+        return torch.cat(found)
 
 
 def convolved(words: Tensor, weight: Tensor) -> Tensor:
@@ -58,9 +64,9 @@ def convolved(words: Tensor, weight: Tensor) -> Tensor:
     return conv1d(pad(words, (0, weight.shape[2] - 1)), weight)
 
 
-def most(found: Tensor, there: Tensor) -> Tensor:
-    """(B, F) the largest of (B, F, n) over the windows that are there (B, n)."""
-    return found.masked_fill(~there[:, None], -math.inf).amax(dim=2)
+def most(found: Tensor, never: Tensor) -> Tensor:
+    """(B, F) the largest of (B, F, n) over the windows that there are; see `Reader`."""
+    return (found + never).amax(dim=2)
 
 
 class TextFeatures(nn.Module):
@@ -78,12 +84,12 @@ class TextFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, hidden) of documents (B, L)."""
-        words, there = self.reader(x)
+        words, never = self.reader(x)
         pooled = []
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv1d)
             assert convolution.bias is not None
-            found = most(convolved(words, convolution.weight), there)
+            found = most(convolved(words, convolution.weight), never)
             pooled.append((found + convolution.bias).relu())
         h: Tensor = self.dense(self.dropout(torch.cat(pooled, dim=1))).relu()
         return h

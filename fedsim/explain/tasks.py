@@ -1,4 +1,4 @@
-"""Who has learnt from whom, of clients that learn tasks in turn: a table and a picture."""
+"""Tasks that clients learn in turn: how accuracy on each develops, and who learns from whom."""
 
 from __future__ import annotations
 
@@ -8,9 +8,46 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedsim.explain.canvas import new_figure, place, save
+from fedsim.explain.canvas import class_colours, new_figure, place, save
 
 SIDE = 0.32  # inches, of a cell
+MOST_DRAWN = 12  # clients whose curves are drawn
+
+
+def draw_curves(tasks: pd.DataFrame, path: Path) -> None:
+    """Draw accuracy on each task over the rounds, a row for each of the first clients.
+
+    Args:
+        tasks: of a run, at least one row.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    seen = tasks[tasks["seen"]]
+    clients = sorted(seen["client"].unique())[:MOST_DRAWN]
+    T = int(seen["task"].max()) + 1
+    colours = class_colours(T)
+    begins = seen.groupby("task")["round"].min()
+    width, height, gap = 5.0, 1.1, 0.12
+    figure = new_figure(width + 1.6, len(clients) * (height + gap) + 0.5)
+    for row, client in enumerate(clients):
+        axes = place(figure, 0.7, row * (height + gap), width, height)
+        own = seen[seen["client"] == client]
+        for task, curve in own.groupby("task"):
+            label = f"task {task}" if row == 0 else None
+            colour = colours[int(task)]
+            (line,) = axes.plot(curve["round"], curve["accuracy"], ".-", color=colour, label=label)
+            line.set(linewidth=1.2, markersize=3)
+        for start in begins.iloc[1:]:
+            axes.axvline(start - 0.5, color="0.8", linewidth=0.7, zorder=0)
+        axes.set_xlim(seen["round"].min() - 0.5, seen["round"].max() + 0.5)
+        axes.set_ylim(0, 1.02)
+        axes.set_ylabel(f"client {client}", fontsize=8)
+        axes.tick_params(labelsize=7, labelbottom=row == len(clients) - 1)
+        if row == len(clients) - 1:
+            axes.set_xlabel("round", fontsize=8)
+    figure.legend(loc="upper left", bbox_to_anchor=((0.8 + width) / (width + 1.6), 1), fontsize=7)
+    save(figure, path)
 
 
 def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np.float64]]:

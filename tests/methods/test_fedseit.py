@@ -1,0 +1,1174 @@
+"""FedWeIT and FedSeIT: tasks in turn, what is minimised, what is chosen and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import federation, small_experiment
+from torch import Tensor, nn
+
+from fedsim import Client, Experiment, Federation, Run, resume, run
+from fedsim.errors import BadInput
+from fedsim.federation import Update
+from fedsim.federation.federation import draw_cohort
+from fedsim.methods.fedseit import FedSeIT
+from fedsim.methods.fedweit import Compat, Documents, FedWeIT, FedWeITState, dense, sparse
+from fedsim.models.decomposed import Layout, ProjectedRest, Rest
+from fedsim.models.text import Reader
+from fedsim.results.continual import continual
+from fedsim.simulate import prepare
+from fedsim.streams import numpy_stream, torch_stream
+from fedsim.training import FlatModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
+
+METHODS = ["fedweit", "fedseit"]
+both = pytest.mark.parametrize("name", METHODS)
+# The words of a class; those of c and d are those of a and b, otherwise dealt out.
+WORDS = {
+    "a": "one two three four",
+    "b": "five six seven eight",
+    "c": "one two five six",
+    "d": "three four seven eight",
+}
+D = 7
+TRAIN = {"rounds": 4, "local_epochs": 2, "batch_size": 8}
+# Two clients, two tasks each; and three with three.
+TWO = [[["a", "b"], ["c", "d"]], [["c", "d"], ["a", "b"]]]
+THREE = [
+    [["a", "b"], ["c", "d"], ["a", "c"]],
+    [["b", "c"], ["a", "d"], ["b", "d"]],
+    [["a", "b", "c"], ["b", "d"], ["c", "d"]],
+]
+
+
+def write(path: Path, each: int, length: int = 4, seed: int = 0) -> Path:
+    """So many documents of each class."""
+    rng = np.random.default_rng(seed)
+    lines = [
+        f"{label}\t{' '.join(rng.choice(words.split(), length))}"
+        for label, words in WORDS.items()
+        for _ in range(each)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "documents.txt", 40)
+
+
+def sections(
+    path: Path,
+    tasks: Any = TWO,
+    *,
+    method: dict[str, Any] | str = "fedseit",
+    train: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+    partition: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **further: Any,
+) -> dict[str, Any]:
+    optimizer = {"name": "adam", "lr": 0.01}
+    small = {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5, "dropout": 0.2}
+    return {
+        "data": {"name": "text", "path": str(path), "dimension": D, **(data or {})},
+        "partition": {"kind": "own_tasks", "tasks": tasks, **(partition or {})},
+        "model": {**small, **(model or {})},
+        "method": {"name": method} if isinstance(method, str) else {"name": "fedseit", **method},
+        "train": {**TRAIN, "optimizer": optimizer, **(train or {})},
+        **further,
+    }
+
+
+def experiment(path: Path, tasks: Any = TWO, **fields: Any) -> Experiment:
+    return small_experiment(**sections(path, tasks, **fields))
+
+
+def played(made: Experiment) -> tuple[Federation, list[FedWeITState], list[dict[int, Any]]]:
+    """The server's state before the first round and after each; clients' states likewise."""
+    fed, method = federation(made), made.method
+    with torch_stream(made.seed, "server", 0):
+        states = [method.init(fed)]
+    kept: list[dict[int, Any]] = [{}]
+    for t in range(1, made.train.rounds + 1):
+        fed.begin_round(t)
+        with torch_stream(made.seed, "server", t):
+            states.append(method.round(fed, states[-1], t))
+        kept.append({k: fed.fetch(handle) for k, handle in fed.states().items()})
+    return fed, states, kept
+
+
+# the loss
+
+
+def setup_of_loss(
+    rest: type[Rest], tasks: int, dense_layer: bool = False
+) -> tuple[Rest, Reader, Documents, dict[str, Tensor]]:
+    torch.manual_seed(tasks)
+    vectors = torch.randn(9, 3)
+    vectors[0] = 0
+    reader = Reader(vectors, torch.arange(9) > 1)
+    layout = Layout((1, 2), 3, 3, (4, 18) if dense_layer else None)
+    network = rest(layout, 2, 3, 0.0, 4).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+        network.foreign.copy_(torch.randn_like(network.foreign))
+    x = torch.randint(1, 9, (6, 5), dtype=torch.int32)
+    documents = Documents(x, torch.tensor([0, 1, 2, 2, 1, 0]), network.digest(reader, x))
+    leaves = {
+        "B": torch.randn(layout.size).requires_grad_(),
+        "A": torch.randn(tasks, layout.size).requires_grad_(),
+        "m": torch.randn(tasks, layout.rows).requires_grad_(),
+        "before": torch.randn(tasks - 1, layout.size),
+    }
+    return network, reader, documents, leaves
+
+
+def gates(layout: Layout, m: Tensor) -> Tensor:
+    """(P,) σ(m), an entry for each weight."""
+    parts = []
+    row = 0
+    for rows, columns in layout.blocks:
+        parts += [torch.sigmoid(m[row + r]).expand(columns) for r in range(rows)]
+        row += rows
+    return torch.cat(parts)
+
+
+def loss_by_hand(
+    method: FedWeIT,
+    rest: Rest,
+    reader: Reader,
+    documents: Documents,
+    B: Tensor,
+    A: Tensor,
+    m: Tensor,
+    before: Tensor,
+) -> Tensor:
+    theta = [B * gates(rest.layout, m[i]) + A[i] for i in range(len(A))]
+    logits = rest(reader(documents.x), theta[-1], documents.digested)
+    shares = logits.exp() / logits.exp().sum(dim=1, keepdim=True)
+    loss = -shares[torch.arange(len(documents.y)), documents.y].log().mean()
+    weights = []
+    if isinstance(rest, ProjectedRest) and not rest.layout.dense:
+        weights = [layer.weight for layer in rest.projections]
+        weights.append(rest.combination.weight)
+    for vector in [*A, *weights]:
+        loss = loss + method.lam1 * vector.abs().sum()
+    loss = loss + method.mask_l1 * m[-1].abs().sum()
+    for vector in [m[-1], A[-1], *weights, *([B] if len(A) == 1 else [])]:
+        loss = loss + method.weight_decay / 2 * (vector**2).sum()
+    for i in range(len(A) - 1):
+        loss = loss + method.lam2 / 2 * ((theta[i] - before[i]) ** 2).sum()
+    return loss
+
+
+COEFFICIENTS = {"lam1": 0.03, "lam2": 0.7, "mask_l1": 0.05, "weight_decay": 0.11}
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("kind", ["fedweit", "fedseit", "dls"])
+def test_the_loss_is_that_of_the_docstring(kind: str, tasks: int) -> None:
+    method = (FedWeIT if kind == "fedweit" else FedSeIT)(**COEFFICIENTS)
+    rest, reader, documents, leaves = setup_of_loss(method.rest, tasks, kind == "dls")
+    B, A, m, before = leaves.values()
+    client: Any = SimpleNamespace(state={"before": before} if tasks > 1 else {})
+    found = method.loss(client, rest, B, A, m, reader, documents)
+    expected = loss_by_hand(method, rest, reader, documents, B, A, m, before)
+    torch.testing.assert_close(found, expected)
+    trained = [B, A, m, *rest.parameters()]
+    ours, theirs = (torch.autograd.grad(v, trained, retain_graph=True) for v in (found, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    # Each coefficient takes part: without it, it is another loss.
+    for coefficient in COEFFICIENTS:
+        if coefficient == "lam2" and tasks == 1:
+            continue
+        without = method.model_copy(update={coefficient: 0.0})
+        assert without.loss(client, rest, B, A, m, reader, documents) < found - 1e-3
+
+
+@pytest.mark.parametrize("kind", ["fedweit", "fedseit", "dls"])
+def test_the_task_reaches_all_that_belongs_to_it(kind: str) -> None:
+    """Of the cross-entropy alone."""
+    none = {"lam1": 0.0, "lam2": 0.0, "mask_l1": 0.0, "weight_decay": 0.0}
+    method = (FedWeIT if kind == "fedweit" else FedSeIT)(**none)
+    rest, reader, documents, leaves = setup_of_loss(method.rest, 3, kind == "dls")
+    B, A, m, before = leaves.values()
+    client: Any = SimpleNamespace(state={"before": before})
+    method.loss(client, rest, B, A, m, reader, documents).backward()
+    assert B.grad is not None
+    assert B.grad.any()
+    for of_tasks in (A.grad, m.grad):
+        assert of_tasks is not None
+        assert of_tasks[-1].any()
+        assert not of_tasks[:-1].any()
+    for parameter_name, parameter in rest.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.any(), parameter_name
+    assert rest.attention.grad is not None
+    assert (rest.attention.grad != 0).all()
+
+
+# what is trained
+
+
+def changed(made: Experiment, first: int, second: int, client: int = 0) -> set[str]:
+    """What is not the same in a client's state after these two rounds of a task."""
+    fed, _, kept = played(made)
+    method = made.method
+    assert isinstance(method, FedWeIT)
+    one, other = kept[first][client], kept[second][client]
+    assert one["begun"] == other["begun"]
+    assert other["foreign"][-1].any()
+    found = {n for n in ("base", "adaptive") if (one[n] != other[n]).any()}
+    for i, (a, b) in enumerate(zip(one["masks"], other["masks"], strict=True)):
+        if (a != b).any():
+            found.add(f"mask {i}")
+    network = FlatModel(method.build(fed.model, method.slots(2), 2), torch.device("cpu"))
+    before, after = (network.named(torch.tensor(state["rests"][-1])) for state in (one, other))
+    found |= {n for n in before if (before[n] != after[n]).any()}
+    for i in range(len(one["rests"]) - 1):  # past tasks keep theirs
+        np.testing.assert_array_equal(one["rests"][i], other["rests"][i])
+        np.testing.assert_array_equal(one["foreign"][i], other["foreign"][i])
+    return found
+
+
+OWN = {"base", "adaptive", "mask 0", "mask 1", "bias"}
+OF_SEIT = {
+    *("foreign_bias", "projections.0.weight", "projections.0.bias"),
+    *("combination.weight", "combination.bias"),
+}
+UNTRAINED = {
+    *("attention", "head.weight", "head.bias"),
+    *("projections.1.weight", "projections.1.bias"),
+}
+
+
+def test_all_is_trained(path: Path) -> None:
+    heads = {"attention", "head.weight", "head.bias"}
+    assert changed(experiment(path, method="fedweit"), 3, 4) == OWN | heads
+    assert changed(experiment(path), 3, 4) == OWN | OF_SEIT | UNTRAINED
+
+
+def test_what_the_released_code_does_not_train_is_left(path: Path) -> None:
+    made = experiment(path, method={"compat": {"frozen": True}})
+    assert changed(made, 3, 4) & UNTRAINED == set()
+    # W_f and the biases of others' convolutions begin with outputs of 0, where ReLU has no
+    # gradient: the loss's other terms alone train the first W_f.
+    trained = {"base", "adaptive", "bias", "combination.weight", "combination.bias"}
+    assert changed(made, 3, 4) >= trained | {"projections.0.weight"}
+
+
+@both
+def test_frozen_masks_stay_as_they_were_drawn(path: Path, name: str) -> None:
+    made = experiment(path, method={"name": name, "compat": {"frozen": True}})
+    # Weight decay and the term of λ₂ must not train them either.
+    assert changed(made, 3, 4) & {"mask 0", "mask 1"} == set()
+
+
+def test_frozen_nothing_of_others_reaches_the_network(path: Path) -> None:
+    method = FedSeIT(compat=Compat(frozen=True))
+    rest, reader, documents, _ = setup_of_loss(ProjectedRest, 1)
+    examples: Any = SimpleNamespace(x=documents.x, y=documents.y)
+    found = method.documents(rest, reader, examples, (0, 1, 2))
+    assert found.digested.shape == documents.digested.shape
+    assert documents.digested.any()
+    assert not found.digested.any()
+    # Of the released code's foreign convolutions nothing but the biases was left.
+    theta = torch.randn(rest.layout.size)
+    before = rest(reader(found.x), theta, found.digested)
+    rest.attention.data += 1
+    torch.testing.assert_close(rest(reader(found.x), theta, found.digested), before)
+    rest.foreign_bias.data += 1  # type: ignore[operator]
+    assert (rest(reader(found.x), theta, found.digested) != before).any()
+
+
+SEEN: list[dict[str, Any]] = []
+
+
+class Spied(FedSeIT):
+    """Notes what clients have before and after they learn, and losses without gradients."""
+
+    name: str = "test_fedseit:Spied"
+
+    def learn(self, client: Client, slots: int) -> None:
+        before = {n: v.clone() if isinstance(v, Tensor) else v for n, v in client.state.items()}
+        before["rests"] = [v.clone() for v in client.state["rests"]]
+        noted = {"client": client, "before": before, "held out": []}
+        SEEN.append(noted)
+        super().learn(client, slots)
+        noted["after"] = dict(client.state)
+
+    def loss(self, client: Client, *arguments: Any) -> Tensor:
+        found = super().loss(client, *arguments)
+        if not torch.is_grad_enabled():
+            SEEN[-1]["held out"].append(float(found))
+        return found
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_a_round_of_training_step_by_step(path: Path, top_k: int | None) -> None:
+    SEEN.clear()
+    method = {"name": "test_fedseit:Spied", "top_k": top_k, **COEFFICIENTS, "lam1": 1e-3}
+    made = experiment(path, method=method, model={"dropout": 0.0})
+    assert isinstance(made.method, Spied)
+    fed, states, _ = played(made)
+    dataset, holdings, _ = prepare(made)
+    assert holdings.stream is not None
+    assert len(SEEN) == 8
+    for noted in SEEN:
+        client, before, after = noted["client"], noted["before"], noted["after"]
+        k, task, t = client.id, client.task, client.round
+        np.testing.assert_array_equal(before["base"], states[t - 1].weights)
+        labels = holdings.stream.labels[k][task]
+        rest = made.method.build(fed.model, made.method.slots(2), 2)
+        network = FlatModel(rest, torch.device("cpu"))
+        network.load(before["rests"][-1])
+        rest.foreign.copy_(before["foreign"][-1])
+        reader = fed.model.module.get_submodule("features.reader")
+        rows = holdings.stream.train[2 * k + task]
+        x = torch.tensor(dataset.x[rows])
+        y = torch.tensor([labels.index(label) for label in dataset.y[rows]])
+        every = Documents(x, y, rest.digest(reader, x))  # type: ignore[arg-type]
+        B, A, m = (before[n].clone().requires_grad_() for n in ("base", "adaptive", "masks"))
+        drift = before.get("before", torch.zeros(0, len(B)))
+        adam = torch.optim.Adam([B, A, m, *rest.parameters()], before["lr"])
+        rng = numpy_stream(made.seed, "local_update/batches", t, k)
+        for _ in range(2):
+            order = rng.permutation(len(y))
+            for start in range(0, len(y), 8):
+                part = every.part(torch.tensor(order[start : start + 8]))
+                loss = loss_by_hand(made.method, rest, reader, part, B, A, m, drift)  # type: ignore
+                adam.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                adam.step()
+        for name, found in (("base", B), ("adaptive", A), ("masks", m)):
+            torch.testing.assert_close(after[name], found.detach(), rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(after["rests"][-1], network.vector, rtol=1e-3, atol=2e-4)
+    for t in range(1, 5):
+        of_round = [n["after"]["base"].double() for n in SEEN if n["client"].round == t]
+        mean = (of_round[0] + of_round[1]) / 2  # however many examples each has
+        np.testing.assert_allclose(states[t].weights, mean, atol=1e-6)
+
+
+@both
+def test_how_a_task_begins(path: Path, name: str) -> None:
+    """A as a share of B; what past tasks' weights were before the server's B came."""
+    made = experiment(path, method={"name": name, "lam2": 0.5}, train={"local_epochs": 1})
+    method = made.method
+    assert isinstance(method, FedWeIT)
+    _, states, kept = played(made)
+    fed = federation(made)
+    layout = method.layout(fed.model, method.slots(2))
+    for k in (0, 1):
+        before = kept[2][k]
+        B, A, m = (torch.tensor(before[n]) for n in ("base", "adaptive", "masks"))
+        expected = B * gates(layout, m[0]) + A[0]
+        assert (before["base"] != states[2].weights).any()
+        np.testing.assert_allclose(kept[3][k]["before"][0], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(kept[3][k]["before"], kept[4][k]["before"])
+        assert (kept[3][k]["task"], kept[3][k]["begun"]) == (1, [0, 1])
+        assert not kept[3][k]["foreign"][0].any()
+        for j in (0, 1):
+            np.testing.assert_array_equal(
+                kept[3][k]["foreign"][1][j],
+                dense(
+                    {n: torch.tensor(v) for n, v in states[2].knowledge[f"{j}/0"].items()}
+                ).numpy(),
+            )
+    slots = method.slots(2)
+    client: Any = SimpleNamespace(
+        state={}, model=fed.model, device=torch.device("cpu"), task=0, settings=made.train
+    )
+    client.labels = lambda task: (0, 1)
+    client.network = lambda name, build: FlatModel(build(), torch.device("cpu"))
+    base = torch.randn(layout.size)
+    method.begin_task(client, base, None, slots)
+    share = 3 if name == "fedweit" else 5
+    torch.testing.assert_close(client.state["adaptive"][0], base / share)
+    # Of variance 1/3 after it was cut off at two standard deviations.
+    assert client.state["masks"].abs().max() <= 2 / 0.8796 / math.sqrt(3)
+
+
+@both
+def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str) -> None:
+    made = experiment(path, method={"name": name, "lam1": 0.03})
+    method = made.method
+    assert isinstance(method, FedWeIT)
+    fed, states, kept = played(made)
+    done = run(made, tmp_path)
+    dataset, holdings, _ = prepare(made)
+    assert holdings.stream is not None
+    reader = fed.model.module.get_submodule("features.reader")
+    pruned = 0
+    for k in (0, 1):
+        state = kept[4][k]
+        A = torch.tensor(kept[2][k]["adaptive"][0])
+        expected = torch.where(A.abs() > 0.03, A, 0)
+        sent = dense({n: torch.tensor(v) for n, v in states[2].knowledge[f"{k}/0"].items()})
+        assert torch.equal(sent, expected[: len(sent)])
+        pruned += int((sent == 0).sum())
+        for task in (0, 1):
+            labels = holdings.stream.labels[k][task]
+            rest = method.build(fed.model, method.slots(2), len(labels))
+            FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][task]))
+            rest.eval()
+            rest.foreign.copy_(torch.tensor(state["foreign"][task]))
+            A = torch.tensor(state["adaptive"][task])
+            gate = gates(rest.layout, torch.tensor(state["masks"][task]))
+            theta = torch.tensor(state["base"]) * gate + torch.where(A.abs() > 0.03, A, 0)
+            rows = np.isin(dataset.test_y, labels)
+            x, y = torch.tensor(dataset.test_x[rows]), dataset.test_y[rows]
+            with torch.no_grad():
+                logits = rest(reader(x), theta, rest.digest(reader, x))  # type: ignore[arg-type]
+            right = np.array(labels)[logits.argmax(dim=1).numpy()] == y
+            (row,) = done.tasks.query(f"round == 4 and client == {k} and task == {task}").to_dict(
+                "records"
+            )
+            assert row["accuracy"] == pytest.approx(right.mean())
+            loss = nn.functional.cross_entropy(logits, torch.tensor(np.searchsorted(labels, y)))
+            assert row["loss"] == pytest.approx(float(loss), rel=1e-3, abs=1e-5)
+    assert pruned > 0
+
+
+# a local network as a special case
+
+
+def test_without_weight_for_others_it_is_a_local_network() -> None:
+    rest, reader, documents, _ = setup_of_loss(ProjectedRest, 1)
+    assert isinstance(rest, ProjectedRest)
+    with torch.no_grad():
+        rest.attention.zero_()
+        rest.foreign_bias.zero_()
+        for layer in rest.projections:
+            layer.weight.zero_()
+            layer.bias.zero_()
+    theta = torch.randn(rest.layout.size)
+    found = rest(reader(documents.x), theta, rest.digest(reader, documents.x))
+    words = reader.vectors[documents.x].transpose(1, 2)
+    pooled = []
+    for s, (width, weight) in enumerate(zip((1, 2), rest.layout.windows(theta), strict=True)):
+        filled = nn.functional.pad(words, (0, width - 1))
+        bias = rest.bias[3 * s : 3 * s + 3]
+        pooled.append(nn.functional.conv1d(filled, weight, bias).relu().amax(dim=2))
+    z = torch.cat([*pooled, torch.zeros(6, 6)], dim=1)
+    expected = rest.head(rest.combination(z).relu())
+    torch.testing.assert_close(found, expected)
+    rest.foreign.normal_()
+    torch.testing.assert_close(
+        rest(reader(documents.x), theta, rest.digest(reader, documents.x)), expected
+    )
+    rest.attention.data.fill_(1.0)  # and W_f still 0
+    torch.testing.assert_close(
+        rest(reader(documents.x), theta, rest.digest(reader, documents.x)), expected
+    )
+
+
+@both
+def test_others_matter_otherwise(path: Path, name: str) -> None:
+    """In the second task a client's B depends on the A's that it was sent."""
+    made = experiment(path, method=name)
+    method = made.method
+    assert isinstance(method, FedWeIT)
+    bases = []
+    for scale in (1.0, 5.0):
+        fed = federation(made)
+        torch.manual_seed(0)
+        state = method.init(fed)
+        for t in (1, 2):
+            fed.begin_round(t)
+            state = method.round(fed, state, t)
+        for item in state.knowledge.values():
+            item["values"] = scale * item["values"]
+        fed.begin_round(3)
+        bases.append(method.round(fed, state, 3).weights)
+    assert np.abs(bases[0] - bases[1]).max() > 1e-4
+
+
+# forgetting
+
+
+@both
+def test_what_holds_past_tasks_lessens_forgetting(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path / "documents.txt", 60)
+    found = {}
+    for lam2 in (0.0, 1.0):
+        made = experiment(
+            file,
+            [[["a", "b"], ["c", "d"]]],
+            method={"name": name, "lam2": lam2},
+            model={"dropout": 0.0, "filters": 4, "hidden": 8},
+            train={"rounds": 4, "local_epochs": 10, "optimizer": {"name": "adam", "lr": 0.2}},
+            seed=1,
+        )
+        found[lam2] = continual(run(made, tmp_path).tasks)
+    assert found[0.0].forgetting > 0.2
+    assert found[1.0].forgetting < 0.02
+    assert found[1.0].tta > 0.9
+
+
+# selection
+
+
+def alike_by_hand(a: np.ndarray, b: np.ndarray, rectified: bool) -> float:
+    total = 0.0
+    for u, v in itertools.product(a.astype(float), b.astype(float)):
+        norms = math.sqrt(sum(u * u)) * math.sqrt(sum(v * v))
+        cosine = sum(u * v) / norms if norms else 0.0
+        total += cosine if cosine > 0.7 or not rectified else 0.0
+    return total / len(a) / len(b)
+
+
+@pytest.mark.parametrize("similarity", ["mean", "rectified"])
+def test_alike_is_over_all_pairs(similarity: Any) -> None:
+    method, rng = FedSeIT(similarity=similarity), np.random.default_rng(0)
+    for n, q in ((1, 1), (4, 9), (20, 3)):
+        a, b = (rng.normal(0.5, 1, (rows, D)).astype(np.float32) for rows in (n, q))
+        a[0] = 0 if n > 1 else a[0]  # the vector of an empty document
+        expected = alike_by_hand(a, b, similarity == "rectified")
+        assert method.alike(a, b) == pytest.approx(expected, abs=1e-9)
+        assert method.alike(100 * a, b) == pytest.approx(expected, abs=1e-6)
+    one = np.ones((2, D), np.float32)
+    assert method.alike(one, one) == pytest.approx(1)
+    assert method.alike(one, np.zeros((3, D), np.float32)) == 0
+
+
+@pytest.mark.parametrize("similarity", ["mean", "rectified"])
+@pytest.mark.parametrize("top_k", [1, 2, 4, 20])
+def test_the_most_alike_of_all_finished_tasks_are_chosen(
+    path: Path, top_k: int, similarity: str
+) -> None:
+    method = {"top_k": top_k, "similarity": similarity}
+    train = {"rounds": 6, "local_epochs": 1}
+    made = experiment(path, THREE, method=method, train=train, data={"dimension": 4})
+    _, states, kept = played(made)
+    for t in range(1, 7):
+        task = (t - 1) // 2
+        centres = states[t].centres
+        finished = sorted((c, i) for c in range(3) for i in range(task))
+        assert set(centres) == {f"{c}/{i}" for c in range(3) for i in range(task + 1)}
+        assert len(states[t].knowledge) == 3 * (task + (t % 2 == 0))
+        for k in range(3):
+            scores = {
+                (c, i): alike_by_hand(
+                    centres[f"{k}/{task}"], centres[f"{c}/{i}"], similarity == "rectified"
+                )
+                for c, i in finished
+            }
+            best = sorted(finished, key=lambda place: (-round(scores[place], 12), *place))
+            found = states[t].chosen[str(k)]
+            assert [(c, i) for c, i, _ in found] == best[:top_k]
+            assert len(found) == min(top_k, 3 * task)
+            for c, i, score in found:
+                assert score == pytest.approx(scores[c, i], abs=1e-9)
+            foreign = kept[t][k]["foreign"][task]
+            assert foreign.shape[0] == top_k
+            for j in range(top_k):
+                assert foreign[j].any() == (j < len(found))
+                if j < len(found):
+                    item = states[t].knowledge[f"{found[j][0]}/{found[j][1]}"]
+                    np.testing.assert_array_equal(foreign[j][foreign[j] != 0], item["values"])
+
+
+def test_of_equals_the_first_by_client_and_task_is_chosen() -> None:
+    same = np.ones((2, D), np.float32)
+    places = ["10/0", "2/1", "2/0", "10/1", "0/11", "0/2", "1/0"]
+    state = FedWeITState(
+        weights=np.zeros(1, np.float32),
+        begun=np.zeros(11, np.int64),
+        knowledge={place: {} for place in places},
+        centres={**dict.fromkeys(places, same), "3/0": -same},
+    )
+    fed: Any = SimpleNamespace(task=12, gather=lambda _, new: dict.fromkeys(new, same))
+    found = FedSeIT(top_k=4).choose(fed, state, [3, 7])
+    for k in ("3", "7"):
+        assert [place[:2] for place in found.chosen[k]] == [(0, 2), (0, 11), (1, 0), (2, 0)]
+    assert {"3/12", "7/12"} < set(found.centres)
+    assert state.chosen == {}
+
+
+def test_attention_begins_with_the_scores() -> None:
+    method = FedSeIT(top_k=3)
+    rest = ProjectedRest(Layout((1, 2), 2, D), 3, 2, 0.0, 4)
+    for scores, expected in (
+        ([0.6, 0.3, 0.1], [0.6, 0.3, 0.1]),
+        ([0.9, 0.3], [0.75, 0.25, 0.0]),
+        ([0.0, 0.0], [0.5, 0.5, 0.0]),
+        ([], [0.0, 0.0, 0.0]),
+    ):
+        method.start_attention(rest, scores)
+        for width in (0, 1):
+            assert rest.attention[:, width].tolist() == pytest.approx(expected)
+
+
+def test_without_selection_the_last_tasks_of_all_are_taken(path: Path) -> None:
+    for name in METHODS:
+        made = experiment(path, THREE, method=name, train={"rounds": 3, "local_epochs": 1})
+        _, states, _ = played(made)
+        assert states[1].chosen == {"0": [], "1": [], "2": []}
+        for t in (2, 3):
+            for k in range(3):
+                found = [place[:2] for place in states[t].chosen[str(k)]]
+                assert found == [(0, t - 2), (1, t - 2), (2, t - 2)]
+        assert not states[3].centres
+
+
+@pytest.mark.parametrize("each", [100, 130])
+def test_centres(tmp_path: Path, each: int) -> None:
+    """All documents if there are 200 or fewer, else as many clusters."""
+    file = write(tmp_path / "documents.txt", each, length=40)
+    test = write(tmp_path / "test.txt", 2)
+    data = {"test_path": str(test)}
+    aside = {"validation_fraction": 0.0}
+    made = experiment(file, [[["a", "b"]]], data=data, partition=aside, method={"top_k": 1})
+    found = []
+    for _ in range(2):
+        fed = federation(made)
+        fed.begin_round(1)
+        assert isinstance(made.method, FedSeIT)
+        found.append(fed.gather(made.method.centres, [0])[0])
+    np.testing.assert_array_equal(found[0], found[1])
+    dataset, holdings, _ = prepare(made)
+    vectors = []
+    for row in dataset.x[holdings.train[0]]:
+        known = [dataset.vectors[word] for word in row if dataset.known[word]]
+        vectors.append(np.mean(known, axis=0))
+    assert len(vectors) == 2 * each
+    if each == 100:
+        np.testing.assert_allclose(found[0], vectors, atol=1e-6)
+        return
+    assert found[0].shape == (200, D)
+    assert found[0].dtype == np.float32
+    distances = np.linalg.norm(np.array(vectors)[:, None] - found[0][None], axis=2)
+    nearest = distances.argmin(axis=1)
+    for q in range(200):
+        own = [v for v, n in zip(vectors, nearest, strict=True) if n == q]
+        np.testing.assert_allclose(found[0][q], np.mean(own, axis=0), atol=1e-5)
+
+
+def test_documents_without_a_known_word_have_a_centre_of_zeros(tmp_path: Path) -> None:
+    lines = ["a\tone two", "a\t", "a\t...", "a\tunheard", "b\ttwo unheard", "b\ttwo two one"]
+    file = tmp_path / "documents.txt"
+    file.write_text("\n".join(lines) + "\n")
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("one 1 0\ntwo 0 1\n")
+    data = {"vectors": str(vectors), "test_path": str(file)}
+    made = experiment(
+        file,
+        [[["a", "b"]]],
+        data=data,
+        partition={"validation_fraction": 0.0},
+        method={"top_k": 1},
+        train={"rounds": 1},
+    )
+    fed = federation(made)
+    fed.begin_round(1)
+    assert isinstance(made.method, FedSeIT)
+    found = fed.gather(made.method.centres, [0])[0]
+    expected = [[0.5, 0.5], [0, 0], [0, 0], [0, 0], [0, 1], [1 / 3, 2 / 3]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_who_has_learnt_from_whom(path: Path, tmp_path: Path) -> None:
+    made = experiment(path, THREE, method={"top_k": 2}, train={"rounds": 3, "local_epochs": 1})
+    _, states, _ = played(made)
+    found = run(made, tmp_path).explanations
+    assert set(found["explainer"]) == {"transfer"}
+    assert len(found) == 2 * 3 * 2
+    names = [[set(task) for task in own] for own in THREE]
+    for (k, task), rows in found.groupby(["client", "task"]):
+        assert set(rows["round"]) == {task + 1}
+        chosen = states[task + 1].chosen[str(k)]
+        assert list(zip(rows["from_client"], rows["from_task"], strict=True)) == [
+            place[:2] for place in chosen
+        ]
+        shared = [len(names[k][task] & names[c][i]) for c, i, _ in chosen]
+        assert rows["shared_classes"].tolist() == shared
+        of_all = sorted(
+            (len(names[k][task] & names[c][i]) for c in range(3) for i in range(task)),
+            reverse=True,
+        )
+        assert rows["of_best_choice"].tolist() == [
+            pytest.approx(sum(shared) / sum(of_all[:2]))
+        ] * len(rows)
+        assert (rows["attention"] >= 0).all()
+
+
+# bytes
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 2}, {"top_k": 2, "share_dense": True}])
+def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
+    method = {**fields, "lam1": 0.02}
+    made = experiment(path, THREE, method=method, train={"rounds": 9})
+    _, states, _ = played(made)
+    done = run(made, tmp_path)
+    _, holdings, _ = prepare(made)
+    assert holdings.stream is not None
+    Pc = 3 * D * 3
+    slots = fields.get("top_k", 3)
+    P = Pc + (5 * (slots + 1) * 6 if "share_dense" in fields else 0)
+    assert states[0].weights.shape == (P,)
+    sizes = {}
+    for place, item in states[9].knowledge.items():
+        assert item["kept"].shape == (Pc,)
+        assert item["kept"].dtype == np.bool_
+        sizes[place] = math.ceil(Pc / 8) + 4 * int(item["kept"].sum())
+    assert any(size < math.ceil(Pc / 8) + 4 * Pc for size in sizes.values())
+    for row in done.clients.to_dict("records"):
+        k, t = row["client"], row["round"]
+        task, place = (t - 1) // 3, (t - 1) % 3
+        up = down = 4 * P
+        if place == 0:
+            down += sum(sizes[f"{c}/{i}"] for c, i, _ in states[t].chosen[str(k)])
+            if "top_k" in fields:
+                up += 4 * D * len(holdings.stream.train[3 * k + task])
+        if place == 2:
+            up += sizes[f"{k}/{task}"]
+        assert (row["bytes_up"], row["bytes_down"]) == (up, down)
+    assert len(done.clients) == 27
+
+
+def test_a_message_is_the_vector(path: Path) -> None:
+    vector = torch.tensor([0.0, 1.5, 0.0, -2.0, 0.0])
+    message = sparse(vector)
+    assert message["kept"].tolist() == [False, True, False, True, False]
+    assert message["values"].tolist() == [1.5, -2.0]
+    assert torch.equal(dense(message), vector)
+    assert torch.equal(dense(sparse(torch.zeros(3))), torch.zeros(3))
+
+
+def test_with_selection_bytes_do_not_grow_with_the_federation(tmp_path: Path) -> None:
+    pairs = list(itertools.combinations("abcd", 2))
+    down, up = {}, {}
+    for clients, T, top_k in ((5, 3, 2), (20, 10, 2), (5, 3, None), (20, 2, None)):
+        tasks = [[list(pairs[(k + i) % 6]) for i in range(T)] for k in range(clients)]
+        uses = max(sum(label in task for own in tasks for task in own) for label in WORDS)
+        file = write(tmp_path / f"{clients}.txt", 2 * uses)
+        test = write(tmp_path / "test.txt", 5, seed=1)
+        made = experiment(
+            file,
+            tasks,
+            data={"test_path": str(test)},
+            method={"top_k": top_k, "lam1": 0.0},
+            train={"rounds": T, "local_epochs": 1},
+            partition={"validation_fraction": 0.25},
+            evaluate={"every": T},
+        )
+        done = run(made, tmp_path)
+        assert len(done.clients) == T * clients
+        assert done.rounds["failed"].sum() == 0
+        later = done.clients[done.clients["round"] > 1]
+        down[clients, top_k] = later["bytes_down"].max(), later["bytes_down"].min()
+        up[clients, top_k] = done.clients["bytes_up"].median()
+    Pc = 3 * D * 3
+    item = math.ceil(Pc / 8) + 4 * Pc
+    assert down[5, 2] == down[20, 2] == (4 * Pc + 2 * item,) * 2
+    assert up[5, 2] == up[20, 2]
+    assert down[5, None] == (4 * Pc + 5 * item,) * 2
+    assert down[20, None] == (4 * Pc + 20 * item,) * 2
+
+
+# the same bits
+
+
+SAME: list[dict[str, Any]] = [
+    {"method": {"top_k": 2}, "train": {"participation": 0.7}},
+    {"method": "fedweit"},
+]
+
+
+def complete(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
+    train = {"rounds": 6, "local_epochs": 1, **fields.get("train", {})}
+    return sections(path, THREE, **{**fields, "train": train})
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+@pytest.mark.parametrize("fields", SAME)
+def test_resumed_in_a_task_and_between_tasks(
+    path: Path, tmp_path: Path, fields: Any, after: int
+) -> None:
+    common = {**complete(path, fields), "checkpoint": {"every": 1}}
+    undisturbed = run(small_experiment(**common), tmp_path / "undisturbed")
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_experiment(**common), tmp_path / "again", interrupt)
+    (folder,) = (tmp_path / "again" / "small").iterdir()
+    events: list[Any] = []
+    again = resume(folder, events.append)
+    assert f"going on after round {after}" in events
+    assert again.result_hash == undisturbed.result_hash
+    assert again.tasks.equals(undisturbed.tasks)
+
+
+# learning rates
+
+
+@both
+def test_the_learning_rate_falls_after_epochs_without_improvement(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    SEEN.clear()
+    rates: list[float] = []
+    kind = torch.optim.Adam
+
+    def noted(leaves: Any, lr: float, betas: Any) -> torch.optim.Adam:
+        rates.append(lr)
+        return kind(leaves, lr, betas)
+
+    monkeypatch.setattr(torch.optim, "Adam", noted)
+    made = experiment(
+        path,
+        method={"name": "test_fedseit:Spied", "patience": 2},
+        train={"rounds": 6, "local_epochs": 9, "optimizer": {"name": "adam", "lr": 0.3}},
+    )
+    played(made)
+    fallen: dict[tuple[int, int], float] = {}
+    expected = []
+    for seen in SEEN:
+        k, t, task = seen["client"].id, seen["client"].round, seen["client"].task
+        lr = 0.3 if t in (1, 4) else fallen[k, task]
+        expected.append(lr)
+        best, waited = math.inf, 0
+        assert len(seen["held out"]) == 9
+        for loss in seen["held out"]:
+            waited = 0 if loss < best else waited + 1
+            best = min(best, loss)
+            if waited == 2:
+                lr, waited = lr / 3, 0
+                expected.append(lr)
+        fallen[k, task] = lr
+        assert seen["client"].row["lr"] == pytest.approx(lr)
+    assert len(expected) > len(SEEN) + 4
+    assert rates == pytest.approx(expected)
+
+
+def test_below_the_least_learning_rate_nobody_trains(path: Path, tmp_path: Path) -> None:
+    optimizer = {"name": "adam", "lr": 2e-10}
+    train = {"rounds": 4, "local_epochs": 6, "optimizer": optimizer}
+    made = experiment(path, method={"patience": 1}, train=train, model={"dropout": 0.0})
+    done = run(made, tmp_path)
+    rows = done.clients.set_index(["client", "round"])
+    for k in (0, 1):
+        if rows.loc[(k, 1), "lr"] < 1e-10:
+            assert rows.loc[(k, 2), "steps"] == 0
+        assert rows.loc[(k, 3), "steps"] > 0  # the next task begins with the first rate
+    assert done.rounds["accuracy"].notna().all()
+
+
+@pytest.mark.parametrize("field", [{"lr_decay": 0.5}, {"clip_norm": 1.0}])
+def test_settings_of_training_that_would_do_nothing_are_refused(
+    path: Path, field: dict[str, float]
+) -> None:
+    with pytest.raises(BadInput, match=next(iter(field))):
+        experiment(path, train=field)
+
+
+# what cannot be
+
+
+def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
+    for name in METHODS:
+        content = sections(path, method=name)
+        content["partition"] = {"kind": "iid", "clients": 2}
+        with pytest.raises(BadInput, match=f"method.name={name} learns tasks in turn: partition"):
+            run(small_experiment(**content), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"name": "mlp"}}, "model.name=mlp takes numbers, and the data are documents"),
+        ({"train": {"rounds": 5}}, "train.rounds=5 is no multiple of the 2 tasks, .* 6 is"),
+        ({"train": {"optimizer": {"lr": 0.1}}}, "method.name=fedseit trains with Adam .*=adam"),
+        ({"train": {"optimizer": {"name": "adamw"}}}, "trains with Adam"),
+        (
+            {"train": {"optimizer": {"name": "adam", "weight_decay": 0.1}}},
+            "a weight decay of its own; set .* method.weight_decay",
+        ),
+        ({"method": {"top_k": 0}}, "method.top_k: must be greater than or equal to 1"),
+        ({"method": {"lam1": -1}}, "method.lam1: must be greater than or equal to 0"),
+        ({"method": {"patience": 0}}, "method.patience: must be greater"),
+        ({"method": {"similarity": "cosine"}}, "method.similarity"),
+        ({"method": {"compat": {"frozn": True}}}, "method.compat.*frozn"),
+        ({"method": {"name": "fedweit", "top_k": 2}}, "top_k"),
+        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "method.name=fedseit takes more"),
+        ({"partition": {"tasks": [[["a", "e"]]]}}, "there is no class 'e'"),
+        ({"partition": {"tasks": [[["a", "b"]], [["a"], ["b"]]]}}, "client 1 has 2 tasks"),
+        ({"train": {"participation": 0.1}}, "samples nobody"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    path: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    content = sections(path)
+    with pytest.raises(BadInput, match=message):  # noqa: PT012
+        for key, change in changes.items():
+            whole = key in ("privacy", "model")
+            content[key] = change if whole else {**content[key], **change}
+        run(small_experiment(**content), tmp_path)
+
+
+def test_data_that_are_no_documents_are_refused(path: Path, tmp_path: Path) -> None:
+    content = sections(path)
+    content["data"] = {"name": "digits"}
+    content["partition"] = {"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]]}
+    with pytest.raises(BadInput, match=r"model.name=text_cnn takes documents, and the data are"):
+        run(small_experiment(**content), tmp_path)
+    content["model"] = {"name": "mlp"}
+    with pytest.raises(BadInput, match=r"method.name=fedseit needs model.name=text_cnn"):
+        run(small_experiment(**content), tmp_path)
+
+
+# edges
+
+
+def test_odd_documents(tmp_path: Path) -> None:
+    """Empty ones, ones of unknown words, one of 10,000 words; classes of one document."""
+    lines = [f"a\t{text}" for text in ("one two", "", "!", "unheard", "one", "two two")]
+    lines += [f"b\t{text}" for text in ("two one", "unheard unheard", "one " * 10_000, "", "two")]
+    lines += ["c\tone", "d\t"]
+    file = tmp_path / "documents.txt"
+    file.write_text("\n".join(lines) + "\n")
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text("one 1 0.5\ntwo 0 1\n")
+    tasks = [[["a", "b"], ["c", "d"]], [["a"], ["b"]]]
+    for method in ("fedweit", {"top_k": 2}, {"top_k": 2, "similarity": "rectified"}):
+        made = experiment(
+            file,
+            tasks,
+            data={"vectors": str(vectors), "test_path": str(file), "length": 50},
+            method=method,
+            train={"rounds": 2},
+            partition={"validation_fraction": 0.3},
+        )
+        dataset, _, _ = prepare(made)
+        assert dataset.x.shape[1] == 50
+        done = run(made, tmp_path)
+        assert np.isfinite(done.rounds["loss"]).all()
+        (last,) = done.tasks.query("round == 2 and client == 1 and task == 1").to_dict("records")
+        assert (last["accuracy"], last["loss"]) == (1, 0)  # of one class
+
+
+def test_a_class_that_slices_leave_out(tmp_path: Path) -> None:
+    """All of a class's few documents may be kept for validation, or none."""
+    file = tmp_path / "documents.txt"
+    lines = [f"a\tone {word}" for word in ("two", "three", "four", "five", "six", "seven")]
+    file.write_text("\n".join([*lines, "b\tnine", "c\teight", "c\teight two"]) + "\n")
+    tasks = [[["a", "b"], ["a", "c"]]]
+    for fraction in (0.125, 0.5, 0.7):
+        made = experiment(
+            file,
+            tasks,
+            data={"test_path": str(file)},
+            train={"rounds": 2},
+            partition={"validation_fraction": fraction},
+        )
+        assert np.isfinite(run(made, tmp_path).rounds["loss"]).all()
+
+
+@pytest.mark.parametrize("method", ["fedweit", "fedseit", {"top_k": 1}])
+def test_without_documents_for_validation(path: Path, tmp_path: Path, method: Any) -> None:
+    made = experiment(path, method=method, partition={"validation_fraction": 0.0})
+    done = run(made, tmp_path)
+    assert (done.clients["lr"] == 0.01).all()
+
+
+def test_a_task_of_one_document(tmp_path: Path) -> None:
+    """Of which none can be kept for validation."""
+    file = tmp_path / "documents.txt"
+    file.write_text("a\tone\nb\ttwo\n")
+    data = {"test_path": str(file)}
+    made = experiment(file, [[["a"], ["b"]]], data=data, train={"rounds": 2})
+    assert run(made, tmp_path).rounds["accuracy"].tolist() == [1, 1]
+
+
+def test_what_the_released_code_tests_on(path: Path, tmp_path: Path) -> None:
+    test = write(tmp_path / "test.txt", 100, seed=3)
+    made = experiment(
+        path,
+        [[["b", "a"], ["d", "c"]]],
+        data={"test_path": str(test)},
+        method={"compat": {"eval": True}},
+        train={"rounds": 2},
+    )
+    fed = federation(made)
+    method = made.method
+    assert isinstance(method, FedSeIT)
+    dataset, holdings, _ = prepare(made)
+    assert holdings.stream is not None
+    assert 0 < len(holdings.stream.validation[0]) <= 64
+    client: Any = SimpleNamespace(id=0, stream=holdings.stream)
+    client.task_test = lambda task: fed._host.task_test(holdings.stream.labels[0][task])
+    for validation, first in ((10, 64), (64, 64), (65, 128), (500, 200)):
+        client.validation = range(validation)
+        found = method.tested(client, 0)
+        assert len(found) == first
+        b, a = dataset.classes.index("b"), dataset.classes.index("a")
+        assert found.y.tolist() == ([b] * 100 + [a] * 100)[:first]
+    done = run(made, tmp_path)
+    assert set((done.tasks["accuracy"] * 64) % 1) == {0}
+
+
+def test_what_the_released_code_tests_on_without_validation(path: Path, tmp_path: Path) -> None:
+    made = experiment(
+        path,
+        method={"name": "fedweit", "compat": {"eval": True}},
+        partition={"validation_fraction": 0.0},
+    )
+    with contextlib.suppress(BadInput):
+        run(made, tmp_path)
+
+
+@both
+def test_who_comes_late_or_misses_a_task(path: Path, tmp_path: Path, name: str) -> None:
+    tasks = [list(own) for own in (*TWO, *TWO)]
+    tasks = [[*own, ["a", "c"]] for own in tasks]
+    made = experiment(
+        path,
+        tasks,
+        method={"name": name, **({"top_k": 2} if name == "fedseit" else {})},
+        train={"rounds": 6, "local_epochs": 1, "participation": 0.5},
+    )
+    cohorts = {t: draw_cohort(made.seed, 0.5, 4, t).tolist() for t in range(1, 7)}
+    took: dict[int, list[int]] = defaultdict(list)
+    for t, cohort in cohorts.items():
+        for k in cohort:
+            if (t - 1) // 2 not in took[k]:
+                took[k].append((t - 1) // 2)
+    assert any(len(own) < 3 for own in took.values())  # some miss a task
+    late = [(k, t) for t in (2, 4, 6) for k in cohorts[t] if k not in cohorts[t - 1]]
+    assert any(t > 2 for _, t in late)
+    _, states, kept = played(made)
+    for t in range(1, 7):
+        for k, state in kept[t].items():
+            assert (
+                state["begun"]
+                == [i for i in took[k] if i <= (t - 1) // 2 and state["begun"]][
+                    : len(state["begun"])
+                ]
+            )
+    assert {k: state["begun"] for k, state in kept[6].items()} == dict(took)
+    assert set(states[6].knowledge) == {f"{k}/{i}" for k, own in took.items() for i in own}
+    done = run(made, tmp_path)
+    rows = done.clients[done.clients["steps"].notna()].set_index(["round", "client"])
+    for k, t in late:
+        if t > 2:
+            assert rows.loc[(t, k), "bytes_down"] > rows["bytes_down"].min()
+            assert kept[t][k]["foreign"][-1].any()
+    last = done.tasks[done.tasks["round"] == 6]
+    assert {k: own["task"].tolist() for k, own in last.groupby("client")} == dict(took)
+    assert np.isfinite(continual(done.tasks).tta)
+
+
+class Failing(FedSeIT):
+    """Client 1 fails in a task's first round."""
+
+    name: str = "test_fedseit:Failing"
+    fails: list[int]
+
+    def local_update(self, client: Client, *arguments: Any, **named: Any) -> Update:
+        if client.id == 1 and client.round in self.fails:
+            raise ValueError("no")
+        return super().local_update(client, *arguments, **named)
+
+
+@pytest.mark.parametrize("fails", [[1], [3], [3, 4], [1, 2]])
+def test_who_fails_when_a_task_begins_begins_it_later(
+    path: Path, tmp_path: Path, fails: list[int]
+) -> None:
+    made = experiment(
+        path,
+        method={"name": "test_fedseit:Failing", "fails": fails, "top_k": 2},
+        train={"on_client_error": "skip"},
+    )
+    done = run(made, tmp_path)
+    assert done.rounds["failed"].sum() == len(fails)
+    _, states, kept = played(made)
+    tasks = [i for i in (0, 1) if not {2 * i + 1, 2 * i + 2} <= set(fails)]
+    assert kept[4][1]["begun"] == tasks
+    assert set(states[4].knowledge) == {"0/0", "0/1"} | {f"1/{i}" for i in tasks}
+    if 1 in tasks:
+        assert kept[4][1]["foreign"][-1].any()
+
+
+class FailingCentres(FedSeIT):
+    """Client 1 cannot send the centres of one of its tasks."""
+
+    name: str = "test_fedseit:FailingCentres"
+    fails: int
+
+    def centres(self, client: Client) -> Any:
+        if client.id == 1 and client.task == self.fails:
+            raise ValueError("no")
+        return super().centres(client)
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_who_fails_to_send_centres_is_skipped(path: Path, tmp_path: Path, fails: int) -> None:
+    made = experiment(
+        path,
+        THREE,
+        method={"name": "test_fedseit:FailingCentres", "fails": fails, "top_k": 2},
+        train={"on_client_error": "skip", "rounds": 3, "local_epochs": 1},
+    )
+    run(made, tmp_path)
+    _, states, _ = played(made)
+    assert f"1/{fails}" not in states[3].centres
+    if fails:
+        assert states[fails + 1].chosen.get("1") != states[fails].chosen["1"]
+
+
+def test_all_entries_pruned(path: Path, tmp_path: Path) -> None:
+    """An A of zeros is a message of no values, and can be resumed from."""
+    made = experiment(
+        path, method={"lam1": 10.0, "top_k": 2}, train={"local_epochs": 1}, checkpoint={"every": 1}
+    )
+    done = run(made, tmp_path / "one")
+    _, states, _ = played(made)
+    assert all(len(item["values"]) == 0 for item in states[4].knowledge.values())
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(made, tmp_path / "two", interrupt)
+    (folder,) = (tmp_path / "two" / "small").iterdir()
+    assert resume(folder).result_hash == done.result_hash
+
+
+@both
+def test_a_run_leaves_what_it_should(path: Path, tmp_path: Path, name: str) -> None:
+    done: Run = run(experiment(path, method=name), tmp_path)
+    assert done.rounds["accuracy"].notna().all()
+    assert done.tasks.query("round == 2")["task"].tolist() == [0, 0]
+    assert done.tasks.query("round == 3")["task"].tolist() == [0, 1, 0, 1]
+    by_round = done.tasks.groupby("round")["accuracy"].mean()
+    np.testing.assert_allclose(done.rounds["accuracy"], by_round)
+    assert set(done.weights()) == {"base"}
+    again = run(experiment(path, method=name), tmp_path)
+    assert again.result_hash == done.result_hash
+
+
+def test_both_methods_learn(path: Path, tmp_path: Path) -> None:
+    for name in METHODS:
+        train = {"local_epochs": 8, "optimizer": {"name": "adam", "lr": 0.02}}
+        done = run(experiment(path, method=name, train=train), tmp_path)
+        assert continual(done.tasks).tta > 0.9

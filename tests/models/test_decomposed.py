@@ -1,0 +1,344 @@
+"""Networks of B ⊙ m + A, against loops that are written out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsim.models.decomposed import Layout, ProjectedRest, Rest
+from fedsim.models.text import Reader
+
+V, D = 12, 3  # words, with the padding; length of a vector
+LAYOUTS = [
+    Layout((1,), 2, D),
+    Layout((2, 3), 3, D),
+    Layout((3, 1, 5), 2, D),
+    Layout((2, 3), 2, D, dense=(4, 12)),
+]
+
+
+def a_reader() -> Reader:
+    vectors = torch.randn(V, D, generator=torch.Generator().manual_seed(1))
+    vectors[0] = 0
+    return Reader(vectors, torch.arange(V) > 1)
+
+
+def documents(*texts: list[int], length: int | None = None) -> Tensor:
+    x = torch.zeros(len(texts), length or max(1, *map(len, texts)), dtype=torch.int32)
+    for row, text in zip(x, texts, strict=True):
+        row[: len(text)] = torch.tensor(text, dtype=torch.int32)
+    return x
+
+
+# Longer and shorter than every window, of one word, and empty.
+TEXTS = ([2, 3, 4, 5, 6, 7, 8], [9, 3], [11], [], [4, 4, 4], [2, 10, 9, 8, 7, 6, 5, 4, 3])
+
+
+# layouts
+
+
+def blocks_by_hand(layout: Layout) -> list[tuple[int, int]]:
+    sizes = [(layout.filters, layout.vectors * width) for width in layout.kernels]
+    return sizes + ([layout.dense] if layout.dense else [])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sizes(layout: Layout) -> None:
+    sizes = blocks_by_hand(layout)
+    assert layout.blocks == sizes
+    assert layout.size == sum(a * b for a, b in sizes)
+    assert layout.rows == sum(a for a, _ in sizes)
+    assert layout.convolutional == sum(a * b for a, b in sizes[: len(layout.kernels)])
+    assert layout.features == layout.filters * len(layout.kernels)
+    assert layout.draw().shape == (layout.size,)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_split_windows_and_masked_entry_by_entry(layout: Layout, lead: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    vector, mask = torch.randn(*lead, layout.size), torch.randn(*lead, layout.rows)
+    one = torch.randn(layout.size)
+    parts, masked, windows = layout.split(vector), layout.masked(one, mask), layout.windows(one)
+    only = layout.windows(one[: layout.convolutional])
+    assert masked.shape == vector.shape
+    at = row = 0
+    for i, (rows, columns) in enumerate(blocks_by_hand(layout)):
+        assert parts[i].shape == (*lead, rows, columns)
+        for r, c in itertools.product(range(rows), range(columns)):
+            assert torch.equal(parts[i][..., r, c], vector[..., at])
+            assert torch.equal(masked[..., at], one[at] * mask[..., row + r])
+            if i < len(layout.kernels):
+                # A row of a convolution is (word vector, place in the window), as PyTorch's own.
+                width = layout.kernels[i]
+                assert (
+                    windows[i][r, c // width, c % width]
+                    == one[at]
+                    == only[i].flatten()[r * columns + c]
+                )
+            at += 1
+        row += rows
+    assert (at, row) == (layout.size, layout.rows)
+    assert len(windows) == len(layout.kernels)
+    assert [w.shape for w in windows] == [(layout.filters, D, k) for k in layout.kernels]
+
+
+def test_split_is_views() -> None:
+    layout = LAYOUTS[3]
+    vector = torch.zeros(layout.size)
+    for i, part in enumerate(layout.split(vector)):
+        part.fill_(i + 1)
+    assert vector.unique().tolist() == [1, 2, 3]
+
+
+def test_initial_values_are_glorots() -> None:
+    torch.manual_seed(0)
+    layout = Layout((3, 5), 64, 20, dense=(50, 256))
+    bounds = [(6 / (20 * w + 64 * w)) ** 0.5 for w in (3, 5)] + [(6 / (256 + 50)) ** 0.5]
+    for part, bound in zip(layout.split(layout.draw()), bounds, strict=True):
+        assert bound * 0.98 < part.abs().max() <= bound
+        assert part.mean().abs() < 0.1 * bound
+
+
+# networks, slowly
+
+
+def window(reader: Reader, text: list[int], start: int, width: int) -> list[list[float]]:
+    """(width, D) the vectors of a window's words; zeros beyond the end."""
+    words = text[start : start + width]
+    found: list[list[float]] = [reader.vectors[w].tolist() for w in words]
+    return found + [[0.0] * D] * (width - len(words))
+
+
+def responses(reader: Reader, text: list[int], weight: Tensor) -> Tensor:
+    """(windows, F) what each filter (F, D, width) makes of each of a document's n windows."""
+    width = weight.shape[2]
+    rows = []
+    for start in range(max(1, len(text))):
+        words = window(reader, text, start, width)
+        row = []
+        for f in range(len(weight)):
+            total = 0.0
+            for place, d in itertools.product(range(width), range(D)):
+                total += float(weight[f, d, place]) * words[place][d]
+            row.append(total)
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+def filled(network: Rest, seed: int, used: int) -> Rest:
+    """A network with random parameters, of both signs, and that many A's of others."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+    network.foreign[:used] = torch.randn(network.foreign[:used].shape, generator=generator)
+    return network.eval()
+
+
+def weighed(layout: Layout, seed: int) -> Tensor:
+    return torch.randn(layout.size, generator=torch.Generator().manual_seed(seed))
+
+
+def logits(network: Rest, reader: Reader, x: Tensor, theta: Tensor) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = network(reader(x), theta, network.digest(reader, x))
+    return found
+
+
+def slow_rest(network: Rest, reader: Reader, text: list[int], theta: Tensor) -> Tensor:
+    layout, pooled = network.layout, []
+    for s, own in enumerate(layout.windows(theta)):
+        weight = own.clone()
+        for j in range(len(network.foreign)):
+            weight += network.attention[j, s] * layout.windows(network.foreign[j])[s]
+        bias = network.bias[s * layout.filters : (s + 1) * layout.filters]
+        pooled.append(torch.relu(responses(reader, text, weight.detach()) + bias).amax(dim=0))
+    return network.head.weight @ torch.cat(pooled) + network.head.bias
+
+
+def slow_projected(
+    network: ProjectedRest, reader: Reader, text: list[int], theta: Tensor
+) -> Tensor:
+    layout, F = network.layout, network.layout.filters
+    own = []
+    for s, weight in enumerate(layout.windows(theta)):
+        bias = network.bias[s * F : (s + 1) * F]
+        own.append(torch.relu(responses(reader, text, weight) + bias).amax(dim=0))
+    others = []  # by A, then by width
+    for j in range(len(network.foreign)):
+        of_one = []
+        for s, weight in enumerate(layout.windows(network.foreign[j])):
+            alpha = network.attention[j, s].detach()
+            bias = network.foreign_bias[j, s * F : (s + 1) * F]
+            of_one.append((responses(reader, text, alpha * weight) + bias).amax(dim=0))
+        others.append(of_one)
+    if layout.dense:
+        z = torch.cat([*own, *itertools.chain.from_iterable(others)])
+        W = theta[layout.convolutional :].view(layout.dense)
+        h = torch.relu(W @ z + network.hidden_bias)
+    else:
+        projected = []
+        for s, layer in enumerate(network.projections):
+            of_width = torch.cat([of_one[s] for of_one in others])
+            projected.append(torch.relu(layer.weight @ of_width + layer.bias))
+        z = torch.cat([*own, *projected])
+        h = torch.relu(network.combination.weight @ z + network.combination.bias)
+    return network.head.weight @ h + network.head.bias
+
+
+def all_networks(slots: int = 2) -> list[Rest]:
+    layout, hidden = Layout((2, 3), 3, D), 4
+    dense = Layout((2, 3), 3, D, dense=(hidden, (slots + 1) * 6))
+    return [
+        Rest(layout, slots, 3, 0.0, hidden),
+        ProjectedRest(layout, slots, 3, 0.0, hidden),
+        ProjectedRest(dense, slots, 3, 0.0, hidden),
+    ]
+
+
+KINDS = ["fedweit", "projected", "dls"]
+kinds = pytest.mark.parametrize("kind", range(3), ids=KINDS)
+
+
+def slow(network: Rest, reader: Reader, text: list[int], theta: Tensor) -> Tensor:
+    form = slow_projected if isinstance(network, ProjectedRest) else slow_rest
+    return form(network, reader, text, theta).detach()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("used", [0, 1, 2])
+@kinds
+def test_every_document_window_and_filter(kind: int, used: int) -> None:
+    reader = a_reader()
+    network = filled(all_networks()[kind], seed=used, used=used)
+    theta = weighed(network.layout, 3)
+    found = logits(network, reader, documents(*TEXTS), theta)
+    expected = torch.stack([slow(network, reader, text, theta) for text in TEXTS])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@kinds
+def test_attention_of_both_signs_and_none(kind: int) -> None:
+    reader = a_reader()
+    network = filled(all_networks()[kind], seed=7, used=2)
+    theta = weighed(network.layout, 3)
+    found = []
+    for signs in ([[1, -1], [-1, 1]], [[-1, -1], [1, 1]], [[0, 1], [-1, 0]], [[0, 0], [0, 0]]):
+        network.attention.data = torch.tensor(signs).float() * 0.7
+        found.append(logits(network, reader, documents(*TEXTS), theta))
+        expected = torch.stack([slow(network, reader, text, theta) for text in TEXTS])
+        torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=1e-4)
+    assert all((a != b).any() for a, b in itertools.combinations(found, 2))
+
+
+@kinds
+@given(
+    texts=st.lists(st.lists(st.integers(1, V - 1), max_size=7), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+    more=st.integers(0, 5),
+)
+@settings(max_examples=15, deadline=None)
+def test_any_documents(kind: int, texts: list[list[int]], seed: int, more: int) -> None:
+    """And alone, or with padding, they come to the same."""
+    reader = a_reader()
+    network = filled(all_networks()[kind], seed, used=2)
+    theta = weighed(network.layout, seed)
+    found = logits(network, reader, documents(*texts), theta)
+    expected = torch.stack([slow(network, reader, text, theta) for text in texts])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    longest = max(1, *map(len, texts))
+    padded = logits(network, reader, documents(*texts, length=longest + more), theta)
+    torch.testing.assert_close(padded, found, rtol=1e-5, atol=1e-5)
+    alone = logits(network, reader, documents(texts[0]), theta)
+    torch.testing.assert_close(alone[0], found[0], rtol=1e-5, atol=1e-5)
+
+
+@kinds
+def test_an_empty_document_is_one_window_of_zeros(kind: int) -> None:
+    reader = a_reader()
+    network = filled(all_networks()[kind], 5, used=2)
+    network.foreign_bias = torch.nn.Parameter(torch.zeros(2, 6))
+    theta = weighed(network.layout, 0)
+    found = logits(network, reader, documents([], [], length=4), theta)
+    assert torch.equal(found[0], found[1])
+    z = torch.relu(network.bias)
+    if isinstance(network, ProjectedRest):
+        if network.layout.dense:
+            z = torch.cat([z, torch.zeros(12)])
+            W = network.layout.split(theta)[-1]
+            z = torch.relu(W @ z + network.hidden_bias)
+        else:
+            projected = [torch.relu(layer.bias) for layer in network.projections]  # type: ignore
+            z = torch.relu(network.combination(torch.cat([z, *projected])))
+    torch.testing.assert_close(found[0], network.head(z).detach())
+
+
+@kinds
+def test_a_digest_of_many_documents_is_that_of_each(kind: int) -> None:
+    """They are gone through some at a time."""
+    reader = a_reader()
+    network = filled(all_networks()[kind], 5, used=1)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, V, size=rng.integers(0, 6)).tolist() for _ in range(150)]
+    x, theta = documents(*texts), weighed(network.layout, 0)
+    found = logits(network, reader, x, theta)
+    for i in (0, 63, 64, 127, 128, 149):
+        torch.testing.assert_close(found[i], logits(network, reader, x[i : i + 1], theta)[0])
+
+
+@kinds
+def test_no_documents_have_a_digest(kind: int) -> None:
+    reader = a_reader()
+    network = filled(all_networks()[kind], 5, used=1)
+    digested = network.digest(reader, torch.zeros(0, 4, dtype=torch.int32))
+    assert len(digested) == 0
+
+
+@kinds
+def test_gradients_are_those_of_the_slow_formula(kind: int) -> None:
+    """By differences; the digest takes no part in them, α does."""
+    torch.manual_seed(0)
+    reader = a_reader()
+    network = filled(all_networks()[kind], 9, used=2)
+    theta = weighed(network.layout, 4).requires_grad_()
+    x = documents(*TEXTS)
+    weights = torch.randn(len(TEXTS), 3)
+
+    def total() -> Tensor:
+        return (network(reader(x), theta, network.digest(reader, x)) * weights).sum()
+
+    total().backward()
+    step = 1e-3
+    for tensor in (network.attention, network.bias, theta):
+        assert tensor.grad is not None
+        flat = tensor.data.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 5)):
+            before = float(flat[i])
+            with torch.no_grad():
+                flat[i] = before + step
+                up = float(total())
+                flat[i] = before - step
+                down = float(total())
+                flat[i] = before
+            found = float(tensor.grad.view(-1)[i])
+            assert found == pytest.approx((up - down) / 2 / step, abs=0.05)
+
+
+@kinds
+def test_what_is_drawn_anew(kind: int) -> None:
+    network = filled(all_networks()[kind], 9, used=2)
+    torch.manual_seed(3)
+    network.reset()
+    first = {n: p.detach().clone() for n, p in network.named_parameters()}
+    for name, value in first.items():
+        drawn = name == "attention" or name.endswith("weight")
+        assert bool(value.any()) == drawn, name
+    network.reset()
+    again = dict(network.named_parameters())
+    assert all((first[n] != again[n]).any() for n in first if first[n].any())
