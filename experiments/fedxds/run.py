@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import ttest_ind, ttest_rel
+from scipy.stats import ttest_rel
 
 import fedsim
 from fedsim.attacked import Attacked, Inversion
@@ -28,6 +29,9 @@ from fedsim.results.summary import of_run
 from fedsim.sheet import Sheet
 from fedsim.simulate import prepare
 from fedsim.sweep.grid import GridFolder, run_grid
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tables import better, spread, table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -114,24 +118,6 @@ def collect(name: str, grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFr
 
 
 # -- tables ------------------------------------------------------------------------------------
-
-
-def better(a: pd.Series, b: pd.Series) -> float:
-    """p of a one-tailed Welch's t-test that a's mean is not above b's."""
-    return float(ttest_ind(a, b, equal_var=False, alternative="greater").pvalue)
-
-
-def spread(values: pd.Series, digits: int = 3) -> str:
-    values = values.dropna()
-    if not len(values):
-        return "–"
-    std = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{std}"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def heterogeneity(results: pd.DataFrame) -> Iterator[str]:

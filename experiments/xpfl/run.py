@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import ttest_1samp, ttest_ind
+from scipy.stats import ttest_1samp
 from torch import Tensor, nn
 
 import fedsim
@@ -37,8 +37,9 @@ from fedsim.sheet import Sheet
 from fedsim.simulate import prepare
 from fedsim.sweep.grid import GridFolder, run_grid
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from memory import own_megabytes
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.memory import own_megabytes
+from tables import better, spread, table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -76,24 +77,6 @@ def collect(name: str, grid: GridFolder) -> pd.DataFrame:
 
 
 # -- tables ------------------------------------------------------------------------------------
-
-
-def better(a: pd.Series, b: pd.Series) -> float:
-    """p of a one-tailed Welch's t-test that a's mean is not above b's."""
-    return float(ttest_ind(a, b, equal_var=False, alternative="greater").pvalue)
-
-
-def spread(values: pd.Series, digits: int = 3) -> str:
-    values = values.dropna()
-    if not len(values):
-        return "–"
-    std = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{std}"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def with_few_labels() -> pd.DataFrame:
