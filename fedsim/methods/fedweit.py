@@ -149,7 +149,8 @@ class FedWeIT(Method[FedWeITState]):
     of its classes, with the client's own B.
 
     Who has learnt from whom is in explanations.parquet (`transfer`): a row for each A that a task
-    has taken, with the mean of |α| at the task's end.
+    has taken, with the mean of |α| at the task's end. `nonzero` in clients.parquet is the share
+    of A's entries that is sent; each costs four bytes, and every entry a bit.
 
     Args:
         lam1: λ₁.
@@ -392,6 +393,7 @@ class FedWeIT(Method[FedWeITState]):
         assert isinstance(rest, Rest)
         A = self.pruned(client.state["adaptive"][-1])[: rest.layout.convolutional]
         alpha = rest.attention.detach().abs().mean(dim=1).tolist()
+        client.report(nonzero=float((A != 0).float().mean()))
         return {**sparse(A), "attention": alpha}
 
     def test_tasks(self, client: Client, slots: int) -> None:

@@ -1,0 +1,150 @@
+"""Run FedSeIT's grids and tabulate them: python run.py [NAME ...] [--vectors FILE] [--out runs]
+
+NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished grids are
+tabulated instead. Needs TREC and R8 below $FEDSIM_DATA. Writes a row for each run to
+results/NAME.csv, pictures beside it, and prints the tables of the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+from scipy.stats import ttest_rel
+
+import fedsim
+from fedsim.explain.canvas import class_colours, new_figure, place, save
+from fedsim.results.continual import continual
+from fedsim.results.summary import of_run
+from fedsim.sheet import Sheet
+from fedsim.sweep.grid import GridFolder, run_grid
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tables import better, spread, table
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+CLIENT = 2  # whose tasks are drawn: the paper's third
+
+
+def collect(grid: GridFolder) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A row for each run, and accuracy on each task after each round."""
+    rows, curves = [], []
+    for entry in grid.manifest["cells"]:
+        if entry["status"] != "finished":
+            continue
+        run = fedsim.load(grid.path / entry["folder"])
+        cell = {**entry["cell"], "seed": entry["seed"]}
+        clients = run.manifest["clients"]
+        row = {**cell, **asdict(continual(run.tasks))}
+        row["megabytes"] = of_run(run.rounds)["total_bytes"] / clients / 1e6
+        given = run.explanations
+        if len(given):
+            row["of_best_choice"] = (
+                given.groupby(["client", "task"])["of_best_choice"].first().mean()
+            )
+        rows.append({**row, "result_hash": run.result_hash})
+        curves.append(run.tasks.assign(**cell))
+    return pd.DataFrame(rows), pd.concat(curves, ignore_index=True)
+
+
+def pairs(results: pd.DataFrame, a: str, b: str, measure: str = "tta") -> str:
+    """p of Welch's test that a is above b, and of pairs of one seed: the same tasks."""
+    one, other = (
+        results[results["method"] == m].set_index("seed")[measure].sort_index() for m in (a, b)
+    )
+    if len(one) < 2 or not one.index.equals(other.index):
+        return "–"
+    paired = ttest_rel(one, other, alternative="greater").pvalue
+    return f"{better(one, other):.3f}, {paired:.3f}"
+
+
+def table2(results: pd.DataFrame) -> Iterator[str]:
+    for (data, lam2), part in results.groupby(["data", "lam2"], sort=False):
+        yield f"\n{data}, λ₂ = {lam2}\n"
+        rows = []
+        for method, runs in part.groupby("method", sort=False):
+            columns = ("tta", "first_round", "forgetting", "backward", "of_best_choice")
+            cells = [spread(runs[c]) for c in columns]
+            p = "" if method == "FedWeIT" else pairs(part, str(method), "FedWeIT")
+            rows.append([str(method), cells[0], p, *cells[1:], f"{runs['megabytes'].mean():.1f}"])
+        header = ["method", "TTA", "p, p of pairs (FedWeIT below)", "first round", "forgetting"]
+        yield table([*header, "backward", "choice", "MB a client"], rows)
+        claims = [("SIT3", "FedSeIT"), ("SIT5", "SIT3"), ("FedSeIT", "DLS"), ("SIT3", "DLS3")]
+        yield ""
+        for a, b in claims:
+            yield f"{a} above {b}: p = {pairs(part, a, b)}; {b} above {a}: {pairs(part, b, a)}"
+        first = pairs(part, "FedSeIT", "FedWeIT", "first_round")
+        yield f"FedSeIT above FedWeIT after a first round: p = {first}"
+
+
+def bounds(results: pd.DataFrame) -> Iterator[str]:
+    rows = []
+    for (data, method), runs in results.groupby(["data", "method"], sort=False):
+        columns = ("tta", "first_round", "forgetting", "backward", "forward")
+        cells = [spread(runs[c]) for c in columns]
+        rows.append([str(data), str(method), *cells, f"{runs['megabytes'].mean():.1f}"])
+    header = ["data", "method", "TTA", "first round", "forgetting", "backward", "forward"]
+    yield table([*header, "MB a client"], rows)
+
+
+TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {"table2": table2, "bounds": bounds}
+
+
+def draw(curves: pd.DataFrame, path: Path) -> None:
+    """The paper's Fig. 5: accuracy of one client on each of its tasks, mean over seeds."""
+    own = curves[(curves["client"] == CLIENT) & curves["seen"]]
+    tasks = sorted(own["task"].unique())
+    methods = ["FedWeIT", "FedSeIT", "SIT3"]
+    colours = dict(zip(methods, class_colours(len(methods)), strict=True))
+    width, height, gap = 1.7, 1.7, 0.15
+    figure = new_figure(len(tasks) * (width + gap) + 0.6, height + 0.8)
+    for column, task in enumerate(tasks):
+        axes = place(figure, 0.6 + column * (width + gap), 0.3, width, height)
+        for method in methods:
+            rows = own[(own["task"] == task) & (own["method"] == method)]
+            mean = rows.groupby("round")["accuracy"].mean()
+            label = method if column == 0 else None
+            (line,) = axes.plot(mean.index, mean, color=colours[method], label=label)
+            line.set_linewidth(1.3)
+        axes.set_title(f"task {task + 1}", fontsize=8)
+        axes.set_ylim(own["accuracy"].min() - 0.02, 1)
+        axes.tick_params(labelsize=7, labelleft=column == 0)
+        axes.set_xlabel("round", fontsize=8)
+    figure.legend(loc="lower center", ncols=3, fontsize=8, bbox_to_anchor=(0.5, -0.08))
+    save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=[], help="grids; by default all")
+    parser.add_argument("--vectors", type=Path, help="word vectors; random ones, if not given")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
+    parser.add_argument("--done", type=Path, nargs="+", help="finished grids to tabulate")
+    arguments = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    grids = {}
+    for folder in arguments.done or []:
+        grid = GridFolder.open(folder)
+        grids[str(grid.manifest["name"]).removeprefix("fedseit-")] = grid
+    if not arguments.done:
+        for name in arguments.names or TABLES:
+            sheet = Sheet.read(HERE / "small" / f"{name}.yaml")
+            if arguments.vectors:
+                sheet = sheet.changed({"data.vectors": str(arguments.vectors)}, "--vectors")
+            grids[name] = run_grid(sheet, arguments.out, print)
+    for name, grid in grids.items():
+        results, curves = collect(grid)
+        results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
+        print(f"\n## {name}\n", *TABLES[name](results), sep="\n")
+        if name == "table2":
+            for (data, lam2), part in curves.groupby(["data", "lam2"], sort=False):
+                draw(part, RESULTS / f"rounds-{data}-{lam2}.png")
+
+
+if __name__ == "__main__":
+    main()
