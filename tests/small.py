@@ -23,8 +23,13 @@ Say = Callable[..., tuple[int, str, str]]
 HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
 
 
-# Methods that learn networks; those of rules, or of streams alone, have tests of their own.
-NETWORK_METHODS = [n for n, method in methods.items() if not (method.of_rules or method.continual)]
+# Methods that learn networks; those of rules, streams or texts alone have tests of their own.
+OF_TEXTS = {"fedrnl"}
+NETWORK_METHODS = [
+    name
+    for name, method in methods.items()
+    if not (method.of_rules or method.continual or name in OF_TEXTS)
+]
 
 LITTLE_TEACHER = {
     **{"width": 8, "depth": 1, "heads": 2},

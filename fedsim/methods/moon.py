@@ -17,6 +17,7 @@ from fedsim.data import Dataset, Holdings
 from fedsim.federation import Client, Update
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods, needs_classifier
+from fedsim.models import SelfTaught
 from fedsim.training import representation
 
 
@@ -60,8 +61,12 @@ class Moon(FedAvg):
         """Cross-entropy + μ·ℓ_con of each example."""
         assert isinstance(network.features, nn.Module)
         assert isinstance(network.head, nn.Module)
-        z = network.features(x)
+        if isinstance(network, SelfTaught):
+            losses, z = network.losses(x, y)
+        else:
+            z = network.features(x)
+            losses = cross_entropy(network.head(z), y, reduction="none")
         alike = cosine_similarity(z, representation(network, context["global"], x))
         unlike = cosine_similarity(z, representation(network, context["previous"], x))
         contrast = softplus((unlike - alike) / self.tau)  # −log(e^a / (e^a + e^b)) of Eq. 3
-        return cross_entropy(network.head(z), y, reduction="none") + context["mu"] * contrast
+        return losses + context["mu"] * contrast

@@ -33,6 +33,14 @@ class Classifier(nn.Module):
         return logits
 
 
+class SelfTaught(Classifier):
+    """A classifier that says itself what training minimises, instead of the cross-entropy."""
+
+    def losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) losses, whose mean is minimised, and (B, D) representations."""
+        raise NotImplementedError
+
+
 def classifier(features: nn.Module, size: int, outputs: int, projection: int | None) -> Classifier:
     """A classifier on representations of that size, or on what a projection makes of them.
 

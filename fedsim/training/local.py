@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from fedsim.component import Section
+from fedsim.models import SelfTaught
 from fedsim.training.flat import FlatModel
 
 # A method's own vectors, by name: (P,) or (size,) each.
@@ -128,7 +129,12 @@ def cross_entropy(network: nn.Module, x: Tensor, y: Tensor, context: Context) ->
 
 
 def default_loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-    """Cross-entropy where y are class indices, squared error where they are targets: (B,)."""
+    """Cross-entropy where y are class indices, squared error where they are targets: (B,).
+
+    Or what the network itself says is to be minimised.
+    """
+    if isinstance(network, SelfTaught):
+        return network.losses(x, y)[0]
     if y.is_floating_point():
         return torch.square(network(x).squeeze(-1) - y)
     return cross_entropy(network, x, y, context)

@@ -1,0 +1,78 @@
+"""FedRNL: federated rationalisation whose generator and predictor are held together.
+
+Federated Rationalisation with soft parameter sharing, ECML-PKDD 2025. No code was released; the
+model is that of the code of FR (Liu et al., NeurIPS 2022).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.data import Dataset, Holdings
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client, Federation, Update
+from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.method import State, methods
+from fedsim.models.rationale import Rationaliser, encoder_distance
+from fedsim.training import Context
+
+
+@methods.register
+class FedRNL(FedAvg):
+    """FedAvg of a rationalisation model, minimising λ·L_enc(θ_e, φ_e) beside the model's losses.
+
+    θ_e and φ_e are the encoders, GRU and layer norm, of generator and predictor. The paper speaks
+    of a squared norm, has none in Eq. 4, and finds the Frobenius norm the best of four: so it is
+    Σ_j ‖θ_j − φ_j‖_F over the encoders' tensors. Without it (λ = 0) this is FedAvg of RNP; the
+    larger λ, the nearer it comes to one encoder for both (FR). Averaging generators and
+    predictors «layer by layer» is averaging the model.
+
+    `encoder_distance`, in rounds.parquet, is ‖θ_e − φ_e‖ of the global model.
+
+    Args:
+        lam: λ.
+        encoder_loss: `frobenius`, `l2` (squared), `l1` or `cos`.
+    """
+
+    name: str = "fedrnl"
+    regresses: ClassVar[bool] = False
+    lam: float = Field(2.0, ge=0)
+    encoder_loss: Literal["frobenius", "l2", "l1", "cos"] = "frobenius"
+
+    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+        if not isinstance(network, Rationaliser):
+            raise ExperimentError("method.name=fedrnl needs model.name=rationale")
+        if network.features.predictor is network.features.generator:
+            raise ExperimentError(
+                "method.name=fedrnl holds two encoders together, and model.shared=true has one; "
+                "method.name=fedavg averages it"
+            )
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        state = super().round(fed, state, t)
+        fed.model.load(fed.tensor(state.weights))
+        with torch.no_grad():
+            squared = encoder_distance(*encoders(fed.model.module), "l2")
+        fed.log(encoder_distance=float(squared.sqrt()))
+        return state
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        trained = client.train(weights, loss=self.loss) if self.lam else client.train(weights)
+        return Update(weights=trained, weight=client.num_samples)
+
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+        """The model's losses + λ·L_enc, which is the same for each example."""
+        assert isinstance(network, Rationaliser)
+        losses, _ = network.losses(x, y)
+        return losses + self.lam * encoder_distance(*encoders(network), self.encoder_loss)
+
+
+def encoders(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of generator's and predictor's encoder, in the same order."""
+    assert isinstance(network, Rationaliser)
+    features = network.features
+    return list(features.generator.parameters()), list(features.predictor.parameters())

@@ -1,0 +1,195 @@
+"""Models that choose the words that they decide on.
+
+A generator marks words, a predictor reads these alone: rationalisation as in Lei, Barzilay and
+Jaakkola (EMNLP 2016), with the layers and terms of the code of FR (Liu et al., NeurIPS 2022),
+which FedRNL (ECML-PKDD 2025) builds upon.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gumbel_softmax
+
+from fedsim.models.model import SelfTaught, TextModel, models
+from fedsim.models.text import Reader
+
+PADDED = -1e6  # what the predictor's maximum over a document takes padding for
+
+
+class Encoder(nn.Module):
+    """A bidirectional GRU and layer norm, over all places of a document, its padding too."""
+
+    def __init__(self, vectors: int, hidden: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(vectors, hidden, batch_first=True, bidirectional=True)
+        self.norm = nn.LayerNorm(2 * hidden)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """(B, L, 2·hidden) of (B, L, D)."""
+        h: Tensor = self.norm(self.gru(words)[0])
+        return h
+
+
+class Rationale(nn.Module):
+    """Documents (B, L) to what the predictor makes of the words that the generator chooses.
+
+    Args:
+        reader: words to vectors.
+        hidden: width of each direction of the GRUs.
+        dropout: of what the encoders come to.
+        shared: one encoder for generator and predictor.
+        sampled: choose at random in evaluation as well, as the released code of FR does.
+    """
+
+    def __init__(
+        self, reader: Reader, hidden: int, dropout: float, shared: bool, sampled: bool
+    ) -> None:
+        super().__init__()
+        self.reader = reader
+        D = reader.vectors.shape[1]
+        self.generator = Encoder(D, hidden)
+        self.chooser = nn.Linear(2 * hidden, 2)
+        self.predictor = self.generator if shared else Encoder(D, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.sampled = sampled
+
+    def choice(self, x: Tensor) -> Tensor:
+        """(B, L) 1 for words that are chosen, 0 for others; padding may be chosen, too.
+
+        In training each is drawn from the generator's probabilities (Gumbel-softmax of
+        temperature 1, straight through: its gradient is that of the probability); in evaluation
+        it is the likelier of both, unless `sampled`.
+        """
+        logits = self.chooser(self.dropout(self.generator(self.words(x))))
+        if self.training or self.sampled:
+            drawn: Tensor = gumbel_softmax(logits, tau=1, hard=True)[..., 1]
+            return drawn
+        likelier: Tensor = (logits[..., 1] > logits[..., 0]).to(logits.dtype)
+        return likelier
+
+    def read(self, x: Tensor, z: Tensor) -> Tensor:
+        """(B, 2·hidden) what the predictor makes of documents of which z (B, L) is chosen."""
+        h = self.predictor(self.words(x) * z.unsqueeze(2))
+        padding = x == 0
+        padding[:, 0] = False  # an empty document has one place
+        h = h.masked_fill(padding.unsqueeze(2), PADDED)
+        read: Tensor = self.dropout(h.amax(dim=1))
+        return read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(x, self.choice(x))
+
+    def words(self, x: Tensor) -> Tensor:
+        """(B, L, D) vectors; zeros for padding."""
+        vectors: Tensor = self.reader.vectors[x]
+        return vectors
+
+
+class Rationaliser(SelfTaught):
+    """A classifier that brings losses of its own: how many words it may choose, and how scattered.
+
+    Args:
+        features: chooses and reads.
+        head: decides.
+        share: α, the share of the words to be chosen.
+        sparsity, continuity: λ_s, λ_c.
+        weight: of the cross-entropy.
+    """
+
+    features: Rationale
+
+    def __init__(
+        self,
+        features: Rationale,
+        head: nn.Linear,
+        share: float,
+        sparsity: float,
+        continuity: float,
+        weight: float,
+    ) -> None:
+        super().__init__(features, head)
+        self.share, self.sparsity, self.continuity = share, sparsity, continuity
+        self.weight = weight
+
+    def losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What training minimises (B,), and the representation (B, 2·hidden).
+
+        weight·CE + λ_s·|Σz / Σm − α| + λ_c·mean |z_t − z_{t−1}|, m the places of words: the last
+        two are of the batch, and the same for each of its documents. z of padding counts.
+        """
+        z = self.features.choice(x)
+        read = self.features.read(x, z)
+        chosen = z.sum() / (x != 0).sum().clamp(min=1)
+        penalty = self.sparsity * (chosen - self.share).abs()
+        if x.shape[1] > 1:
+            penalty = penalty + self.continuity * (z[:, 1:] - z[:, :-1]).abs().mean()
+        losses = self.weight * cross_entropy(self.head(read), y, reduction="none")
+        return losses + penalty, read
+
+
+@models.register
+class RationaleModel(TextModel):
+    """A generator that chooses words and a predictor that decides by them, of bidirectional GRUs.
+
+    Without sharing it is RNP, with one encoder for both FR. FedRNL (`method.name=fedrnl`) holds
+    two encoders together.
+
+    Args:
+        hidden: width of each direction of the GRUs (FR's papers say 200, of both).
+        dropout: of what the encoders come to.
+        shared: one encoder, GRU and layer norm, for generator and predictor.
+        share: α, the share of the words to be chosen. Not given in FedRNL's paper; FR's code has
+            0.1 to 0.15 for beer and 0.09 to 0.12 for hotels.
+        sparsity: λ_s, weight of |share chosen − α|.
+        continuity: λ_c, weight of the mean change from word to word.
+        weight: of the cross-entropy, 0.9 in FR's code.
+        evaluate: `argmax`, or `sampled` masks as in FR's code.
+    """
+
+    name: str = "rationale"
+    hidden: int = Field(100, ge=1)
+    dropout: float = Field(0.2, ge=0, lt=1)
+    shared: bool = False
+    share: float = Field(0.15, ge=0, le=1)
+    sparsity: float = Field(10.0, ge=0)
+    continuity: float = Field(10.0, ge=0)
+    weight: float = Field(0.9, gt=0)
+    evaluate: Literal["argmax", "sampled"] = "argmax"
+
+    def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
+        sampled = self.evaluate == "sampled"
+        features = Rationale(
+            Reader(vectors, known), self.hidden, self.dropout, self.shared, sampled
+        )
+        head = nn.Linear(2 * self.hidden, outputs)
+        return Rationaliser(
+            features, head, self.share, self.sparsity, self.continuity, self.weight
+        )
+
+
+def encoder_distance(
+    generator: list[Tensor], predictor: list[Tensor], kind: str, tiny: float = 1e-12
+) -> Tensor:
+    """How far two encoders are apart, over their tensors D_j = W_j^g − W_j^p (FedRNL, Eq. 4).
+
+    Args:
+        generator, predictor: their weights, in the same order.
+        kind: `frobenius` Σ_j ‖D_j‖_F, `l2` Σ_j ‖D_j‖²_F, `l1` Σ_j Σ|D_j|, `cos` 1 − the cosine
+            of both encoders as vectors.
+        tiny: added under the root, whose gradient would not be a number where encoders are equal.
+    """
+    differences = [g - p for g, p in zip(generator, predictor, strict=True)]
+    if kind == "l1":
+        return torch.stack([d.abs().sum() for d in differences]).sum()
+    if kind == "l2":
+        return torch.stack([d.square().sum() for d in differences]).sum()
+    if kind == "frobenius":
+        return torch.stack([(d.square().sum() + tiny).sqrt() for d in differences]).sum()
+    if kind == "cos":
+        a, b = (torch.cat([w.flatten() for w in encoder]) for encoder in (generator, predictor))
+        return 1 - torch.cosine_similarity(a, b, dim=0)
+    raise ValueError(f"no distance of encoders is called {kind!r}")

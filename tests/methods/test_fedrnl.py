@@ -1,0 +1,155 @@
+"""FedRNL, and what rationalisation is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import federation, server_states, small_experiment
+
+from fedsim import Experiment, Run, resume, run
+from fedsim.errors import BadInput
+from fedsim.methods.fedrnl import encoders
+from fedsim.models.rationale import Rationaliser, encoder_distance
+from fedsim.simulate import prepare
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
+
+GOOD, BAD, FILLERS = "bright crisp fresh", "dull stale flat", "the beer of this pub with a head"
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    """Of ten words, of which one says whether it is good."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for k in range(160):
+        words = rng.choice(FILLERS.split(), 9).tolist()
+        words.insert(int(rng.integers(9)), rng.choice((GOOD, BAD)[k % 2].split()))
+        lines.append(f"{('good', 'bad')[k % 2]}\t{' '.join(words)}")
+    path = tmp_path / "reviews.txt"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def experiment(reviews: Path, method: dict[str, Any] | None = None, **model: Any) -> Experiment:
+    return small_experiment(
+        data={"name": "text", "path": str(reviews), "dimension": 8},
+        partition={"kind": "iid", "clients": 4},
+        model={"name": "rationale", "hidden": 6, **model},
+        method=method or {"name": "fedrnl"},
+        train={"rounds": 3, "optimizer": {"name": "adam", "lr": 0.01}},
+    )
+
+
+def test_without_its_term_it_is_fedavg_to_the_bit(reviews: Path, tmp_path: Path) -> None:
+    made = experiment(reviews, {"name": "fedrnl", "lam": 0})
+    plain = experiment(reviews, {"name": "fedavg"})
+    for one, other in zip(server_states(made), server_states(plain), strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+
+
+def longer(made: Experiment, rounds: int, epochs: int) -> Experiment:
+    train = made.train.model_copy(update={"rounds": rounds, "local_epochs": epochs})
+    return made.model_copy(update={"train": train})
+
+
+def distance(done: Run, kind: str) -> float:
+    """Of the final encoders."""
+    fed = federation(done.experiment)
+    named = done.weights()
+    fed.model.load(torch.cat([named[name].flatten() for name in fed.model.shapes]))
+    return float(encoder_distance(*encoders(fed.model.module), kind).detach())
+
+
+@pytest.mark.parametrize("kind", ["frobenius", "l2", "l1", "cos"])
+def test_its_term_brings_the_encoders_together(reviews: Path, tmp_path: Path, kind: str) -> None:
+    fields = {"name": "fedrnl", "encoder_loss": kind}
+    free, held = (
+        run(longer(experiment(reviews, {**fields, "lam": lam}), 5, 4), tmp_path) for lam in (0, 20)
+    )
+    assert distance(held, kind) < 0.7 * distance(free, kind)
+    for done in (free, held):
+        last = done.rounds["encoder_distance"].iloc[-1]
+        assert distance(done, "l2") ** 0.5 == pytest.approx(last, rel=1e-5)
+
+
+def test_the_loss_is_the_models_and_the_term(reviews: Path) -> None:
+    made = experiment(reviews, {"name": "fedrnl", "lam": 3.0, "encoder_loss": "l1"})
+    network = prepare(made)[2].build_model()
+    assert isinstance(network, Rationaliser)
+    x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
+    torch.manual_seed(0)
+    found = made.method.loss(network, x, y, {})
+    torch.manual_seed(0)
+    plain, _ = network.losses(x, y)
+    g, p = encoders(network)
+    apart = sum(float((a - b).abs().sum().detach()) for a, b in zip(g, p, strict=True))
+    torch.testing.assert_close(found, plain + 3.0 * apart)
+    names = [n for n, _ in network.features.generator.named_parameters()]
+    assert {n.split(".")[0] for n in names} == {"gru", "norm"}
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ({"name": "fedrnl"}, {}),
+        ({"name": "fedavg"}, {}),
+        ({"name": "fedavg"}, {"shared": True}),
+        ({"name": "fedprox"}, {}),
+        ({"name": "fedbabu"}, {}),
+        ({"name": "feddyn"}, {}),
+        ({"name": "moon", "mu": 0.01}, {}),
+        ({"name": "centralised"}, {"shared": True}),
+        ({"name": "fedavg"}, {"evaluate": "sampled"}),
+    ],
+)
+def test_all_that_it_is_compared_with_train_the_same_model(
+    reviews: Path, tmp_path: Path, method: dict[str, Any], model: dict[str, Any]
+) -> None:
+    made = experiment(reviews, method, share=0.2, sparsity=1.0, continuity=0.1, **model)
+    losses = run(longer(made, 4, 3), tmp_path).rounds["train_loss"]
+    assert losses.iloc[-1] < 0.9 * losses.iloc[0]
+
+
+def test_bytes_are_those_of_the_model_without_word_vectors(reviews: Path, tmp_path: Path) -> None:
+    done = run(experiment(reviews), tmp_path)
+    gru = 2 * (3 * 6 * 8 + 3 * 6 * 6 + 2 * 3 * 6)
+    size = 2 * (gru + 2 * 12 + 2 * 12 + 2)
+    assert (done.clients[["bytes_up", "bytes_down"]] == 4 * size).all(axis=None)
+
+
+def test_resumed_it_ends_the_same(reviews: Path, tmp_path: Path) -> None:
+    made = experiment(reviews)
+    made = made.model_copy(update={"checkpoint": made.checkpoint.model_copy(update={"every": 1})})
+    undisturbed = run(made, tmp_path / "undisturbed")
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(made, tmp_path / "again", interrupt)
+    (folder,) = (tmp_path / "again" / "small").iterdir()
+    assert resume(folder).result_hash == undisturbed.result_hash
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"name": "text_cnn"}, "method.name=fedrnl needs model.name=rationale"),
+        (
+            {"name": "rationale", "shared": True},
+            "two encoders together, and model.shared=true has",
+        ),
+        ({"name": "mlp"}, "model.name=mlp takes numbers, and the data are documents; .*rationale"),
+    ],
+)
+def test_what_does_not_fit_is_refused(reviews: Path, model: dict[str, Any], message: str) -> None:
+    made = experiment(reviews, {"name": "fedrnl"})
+    content = {**made.model_dump(mode="json"), "model": model}
+    with pytest.raises(BadInput, match=message):
+        prepare(Experiment.from_dict(content))

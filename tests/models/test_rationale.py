@@ -1,0 +1,167 @@
+"""A generator that chooses words and a predictor that reads them, against what they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.models import models
+from fedsim.models.rationale import PADDED, RationaleModel, Rationaliser, encoder_distance
+from fedsim.training import FlatModel, default_loss
+
+D, V = 5, 9
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(seed: int = 0, vectors: tuple[int, int] = (V, D), **fields: Any) -> Rationaliser:
+    torch.manual_seed(seed)
+    model = models.parse({"name": "rationale", "hidden": 4, **fields})
+    assert isinstance(model, RationaleModel)
+    table = torch.randn(vectors)
+    table[0] = 0
+    network = model.build_text(table, torch.arange(len(table)) > 1, 2)
+    assert isinstance(network, Rationaliser)
+    return network
+
+
+DOCUMENTS = torch.tensor([[2, 3, 4, 5, 0, 0], [6, 7, 0, 0, 0, 0], [8, 2, 2, 3, 4, 5]]).int()
+LABELS = torch.tensor([0, 1, 1])
+
+
+def gru(cell: nn.GRU, words: Tensor) -> Tensor:
+    """(L, 2h) of (L, D), step by step."""
+    found = []
+    for suffix, order in (("", range(len(words))), ("_reverse", reversed(range(len(words))))):
+        w_x, w_h, b_x, b_h = (
+            getattr(cell, f"{name}_l0{suffix}")
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        h = torch.zeros(cell.hidden_size)
+        steps = {}
+        for t in order:
+            x_r, x_z, x_n = (w_x @ words[t] + b_x).chunk(3)
+            h_r, h_z, h_n = (w_h @ h + b_h).chunk(3)
+            r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
+            n = (x_n + r * h_n).tanh()
+            h = (1 - z) * n + z * h
+            steps[t] = h
+        found.append(torch.stack([steps[t] for t in range(len(words))]))
+    return torch.cat(found, dim=1)
+
+
+def test_sizes_are_those_of_the_paper() -> None:
+    """Of 100 components a word: RNP 244,004 parameters, FR 122,404; vectors are none of them."""
+    for shared, size in ((False, 244_004), (True, 122_404)):
+        network = build(vectors=(V, 100), hidden=100, shared=shared)
+        assert FlatModel(network, torch.device("cpu")).size == size
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@torch.no_grad()
+def test_chooses_and_reads_as_written_out(shared: bool) -> None:
+    network = build(shared=shared).eval()
+    features = network.features
+    z = features.choice(DOCUMENTS)
+    logits = network(DOCUMENTS)
+    for x, chosen, found in zip(DOCUMENTS, z, logits, strict=True):
+        words = features.reader.vectors[x]
+        marks = features.chooser(features.generator.norm(gru(features.generator.gru, words)))
+        assert torch.equal(chosen, (marks[:, 1] > marks[:, 0]).float())
+        read = features.predictor.norm(gru(features.predictor.gru, words * chosen[:, None]))
+        read[x == 0] = PADDED
+        torch.testing.assert_close(network.head(read.max(dim=0).values), found)
+
+
+def test_losses_are_as_written_out() -> None:
+    network = build(dropout=0.0, share=0.3, sparsity=2.0, continuity=3.0, weight=0.7)
+    torch.manual_seed(1)
+    losses, read = network.losses(DOCUMENTS, LABELS)
+    torch.manual_seed(1)
+    z = network.features.choice(DOCUMENTS)
+    assert set(z.detach().unique().tolist()) <= {0.0, 1.0}
+    chosen, words, change = 0.0, 0, []
+    for x, marks in zip(DOCUMENTS.tolist(), z.tolist(), strict=True):
+        chosen += sum(marks)  # padding that is chosen counts
+        words += sum(word != 0 for word in x)
+        change += [abs(b - a) for a, b in pairwise(marks)]
+    penalty = 2.0 * abs(chosen / words - 0.3) + 3.0 * sum(change) / len(change)
+    plain = cross_entropy(network.head(read), LABELS, reduction="none")
+    torch.testing.assert_close(losses, 0.7 * plain + penalty)
+    torch.testing.assert_close(read, network.features.read(DOCUMENTS, z))
+
+
+def test_training_minimises_the_networks_own_losses() -> None:
+    network = build(dropout=0.0)
+    torch.manual_seed(2)
+    found = default_loss(network, DOCUMENTS, LABELS, {})
+    torch.manual_seed(2)
+    torch.testing.assert_close(found, network.losses(DOCUMENTS, LABELS)[0])
+
+
+def test_gradients_go_straight_through_the_choice() -> None:
+    """The gradient of a drawn z is that of its probability under the noise that was drawn."""
+    network = build(dropout=0.0)
+    torch.manual_seed(3)
+    z = network.features.choice(DOCUMENTS)
+    (found,) = torch.autograd.grad(z.sum(), network.features.chooser.bias)
+    torch.manual_seed(3)
+    features = network.features
+    logits = features.chooser(features.generator(features.words(DOCUMENTS)))
+    noise = -torch.empty_like(logits).exponential_().log()
+    soft = (logits + noise).softmax(dim=-1)[..., 1]
+    assert torch.equal(z, (soft > 0.5).float())
+    (expected,) = torch.autograd.grad(soft.sum(), features.chooser.bias)
+    torch.testing.assert_close(found, expected)
+    torch.manual_seed(3)
+    losses, _ = network.losses(DOCUMENTS, LABELS)
+    gradients = torch.autograd.grad(losses.mean(), list(network.parameters()))
+    assert all(g.abs().sum() > 0 for g in gradients)
+
+
+def test_evaluation_draws_nothing_unless_asked_to() -> None:
+    network = build().eval()
+    assert torch.equal(network(DOCUMENTS), network(DOCUMENTS))
+    sampled = build(evaluate="sampled").eval()
+    torch.manual_seed(0)
+    assert not all(torch.equal(sampled(DOCUMENTS), sampled(DOCUMENTS)) for _ in range(5))
+
+
+def test_documents_without_words_and_of_one() -> None:
+    network = build()
+    x = torch.tensor([[0, 0], [2, 0], [1, 1]]).int()  # the last of unknown words
+    losses, _ = network.losses(x, LABELS)
+    assert losses.isfinite().all()
+    assert losses.abs().max() < 100
+    alone, _ = network.losses(torch.zeros(1, 1).int(), LABELS[:1])
+    assert alone.isfinite().all()
+
+
+def test_distances_of_encoders() -> None:
+    g = [torch.tensor([[3.0, 4.0]]), torch.tensor([1.0])]
+    p = [torch.tensor([[0.0, 0.0]]), torch.tensor([3.0])]
+    found = {k: float(encoder_distance(g, p, k)) for k in ("frobenius", "l2", "l1", "cos")}
+    cosine = 3 / (26**0.5 * 3)
+    expected = {"frobenius": 5 + 2, "l2": 25 + 4, "l1": 7 + 2, "cos": 1 - cosine}
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["frobenius", "l2", "l1", "cos"])
+def test_equal_encoders_are_at_no_distance_and_the_gradient_is_finite(kind: str) -> None:
+    w = torch.tensor([1.0, -2.0], requires_grad=True)
+    distance = encoder_distance([w], [w.detach().clone()], kind)
+    assert float(distance.detach()) == pytest.approx(0, abs=2e-6)
+    (gradient,) = torch.autograd.grad(distance, w)
+    assert gradient.isfinite().all()
