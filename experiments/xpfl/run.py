@@ -1,6 +1,7 @@
 """Run XPFL's grids and tabulate them: python run.py [NAME ...] [--out runs] [--done FOLDER ...]
 
-NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead.
+NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
+(of several of one name the later runs count).
 Needs MNIST, Fashion-MNIST and CIFAR-10 below $FEDSIM_DATA. Writes a row for each run to
 results/NAME.csv and prints the tables of the README. Further, each by itself: --reconstruction
 compares autoencoders, --trees ours with scikit-learn's, --clients shows the memory of 100 clients
@@ -49,12 +50,16 @@ DATA = ("mnist", "fashion_mnist", "cifar10")
 # -- grids -------------------------------------------------------------------------------------
 
 
-def collect(name: str, grid: GridFolder) -> pd.DataFrame:
+def collect(name: str, grids: list[GridFolder]) -> pd.DataFrame:
     """A row for each run; of `explained` one for each round and client that was explained."""
     rows = []
-    for entry in grid.manifest["cells"]:
-        if entry["status"] != "finished":
-            continue
+    finished = {
+        (*entry["cell"].items(), entry["seed"]): (grid, entry)
+        for grid in grids
+        for entry in grid.manifest["cells"]
+        if entry["status"] == "finished"
+    }
+    for grid, entry in finished.values():
         run = fedsim.load(grid.path / entry["folder"])
         cell = {**entry["cell"], "seed": entry["seed"]}
         rounds = run.rounds
@@ -85,8 +90,10 @@ def with_few_labels() -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame()
     skew = pd.read_csv(path)
-    few = skew[(skew["eta"] == 0.5) & skew["method"].isin(["XPFL", "no teacher", "FedAvg"])]
-    return few.assign(method=few["method"] + " 0.1")
+    few = skew[(skew["eta"] == 0.5) & skew["method"].isin(["XPFL", "XPFL, one model", "FedAvg"])]
+    return few.assign(
+        method=few["method"].str.replace("XPFL", "XPFL 0.1").replace("FedAvg", "FedAvg 0.1")
+    )
 
 
 def labels(results: pd.DataFrame) -> Iterator[str]:
@@ -383,14 +390,14 @@ def main() -> None:
     elif arguments.clients:
         print(clients(arguments.out))
     else:
-        grids = {}
+        grids: dict[str, list[GridFolder]] = {}
         for folder in arguments.done or []:
             grid = GridFolder.open(folder)
-            grids[str(grid.manifest["name"]).removeprefix("xpfl-")] = grid
+            grids.setdefault(str(grid.manifest["name"]).removeprefix("xpfl-"), []).append(grid)
         if not arguments.done:
             for name in arguments.names or TABLES:
                 sheet = Sheet.read(HERE / "small" / f"{name}.yaml")
-                grids[name] = run_grid(sheet, arguments.out, print)
+                grids[name] = [run_grid(sheet, arguments.out, print)]
         for name in TABLES:
             if name in grids:
                 results = collect(name, grids[name])
