@@ -1,6 +1,7 @@
 """fedsim: explainable federated learning, simulated on Ray."""
 
-from fedsim.data import sources as _sources  # fills the registry, as do the next two
+from fedsim.data import reviews as _reviews  # fills the registry, as do the next three
+from fedsim.data import sources as _sources
 from fedsim.data import stream as _stream
 from fedsim.data import text_sources as _text_sources
 from fedsim.experiment import Experiment
@@ -23,4 +24,4 @@ __all__ = [
     "resume",
     "run",
 ]
-del _sources, _stream, _text_sources
+del _reviews, _sources, _stream, _text_sources

@@ -35,6 +35,8 @@ class Dataset:
         vectors: (V, D) float32, the vector of each of the `words`; zeros for id 0.
         known: (V,) which of the `words` have a vector in the file of vectors; without a file, all
             but ids 0 and 1.
+        test_columns: facts of each test example, (M,) each, by name.
+        marks: (M, L) which words of each test document its label is about, if that is known.
     """
 
     x: NDArray[np.generic]
@@ -50,6 +52,8 @@ class Dataset:
     words: tuple[str, ...] = ()
     vectors: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     known: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    test_columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    marks: NDArray[np.bool_] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

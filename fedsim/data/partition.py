@@ -431,6 +431,47 @@ class Natural(Partition):
 
 
 @partitions.register
+class Aspects(Partition):
+    """Subsets of the examples of each value of a column (an aspect of reviews), one a client.
+
+    The examples of each aspect are cut into as many subsets, each class shared out evenly.
+    Clients take them in turn, aspect by aspect: with A aspects, client k has subset k // A of
+    aspect k mod A. FedRNL's clients hold a tenth of an aspect each.
+
+    Args:
+        column: the column's name.
+        clients: a multiple of A, and at most A·subsets; what they do not take is left out.
+        subsets: of each aspect.
+    """
+
+    kind: str = "aspects"
+    column: str = "aspect"
+    clients: int = Field(ge=1)
+    subsets: int = Field(10, ge=1)
+
+    def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
+        if self.column not in data.columns:
+            raise DataError(
+                f"partition.column='{self.column}': the data set has no such column"
+                f"{nearest(self.column, data.columns)}"
+            )
+        names, inverse = np.unique(data.columns[self.column], return_inverse=True)
+        A = len(names)
+        if self.clients % A or self.clients > A * self.subsets:
+            raise DataError(
+                f"partition.clients={self.clients}: must be a multiple of the {A} values of "
+                f"'{self.column}', and {A * self.subsets} at most, for {self.subsets} subsets of "
+                "each"
+            )
+        cut = []
+        for a in range(A):
+            rows = rng.permutation(np.flatnonzero(inverse == a))
+            rows = rows[np.argsort(data.strata[rows], kind="stable")]  # class by class
+            cut.append([np.sort(rows[i :: self.subsets]) for i in range(self.subsets)])
+        return [cut[k % A][k // A] for k in range(self.clients)]
+
+
+@partitions.register
 class File(Partition):
     """Index arrays of the user's own: a JSON list of lists, or an .npz with one array a client.
 

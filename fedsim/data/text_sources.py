@@ -24,7 +24,7 @@ from fedsim.data.sources import TestFraction, stratified_split
 from fedsim.errors import DataError
 
 
-class _Text(Source):
+class TextSource(Source):
     """Documents as token ids, and a vector for each word."""
 
     vectors: Path | None = None
@@ -57,7 +57,7 @@ class _Text(Source):
         classes: tuple[str, ...],
         train: NDArray[np.intp],
         test: NDArray[np.intp],
-        path: Path,
+        path: Path | str,
     ) -> Dataset:
         tokens = [text.tokenise(document) for document in documents.texts]
         words = text.vocabulary(tokens)
@@ -98,7 +98,7 @@ def _class_indices(documents: Documents, classes: Sequence[str]) -> NDArray[np.i
     return np.array([indices[label] for label in documents.labels], np.int64)
 
 
-class _Official(_Text):
+class _Official(TextSource):
     """Documents in official files below a data root."""
 
     data_set: ClassVar[str]
@@ -237,7 +237,7 @@ class Subj(_Official):
 
 
 @datasets.register
-class Text(_Text):
+class Text(TextSource):
     """Documents of one's own, one in each line of a file or row of a CSV table.
 
     Args:

@@ -16,6 +16,7 @@ from torch import nn
 
 from fedsim.data import Dataset, Holdings, Stream
 from fedsim.errors import ClientError, RunError
+from fedsim.explain.rationales import rationale_scores
 from fedsim.federation.client import Update, record, task_row
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.host import Examples, Host, Setup, Table
@@ -307,6 +308,8 @@ class Federation:
     def evaluate(self, weights: Vector) -> dict[str, float]:
         """The scores of a network on the central test set; see `fedsim.training.scores`.
 
+        And of the words that it chooses, if it is of that kind; see `fedsim.explain.rationales`.
+
         Where clients learn tasks one after another, it chooses among the classes of each task,
         and the scores are the mean over the tasks that have been learnt, of all clients; those of
         each are put on record.
@@ -321,7 +324,8 @@ class Federation:
         names = rows[0].keys()
         totals = {name: math.fsum(row[name] for row in rows.values()) for name in names}
         if self.stream is None:
-            return scores(totals, self._test_y)
+            chosen = rationale_scores(totals) if "chosen" in totals else {}
+            return scores(totals, self._test_y) | chosen
         found = {}
         for i, labels in enumerate(self.stream.kinds):
             own = {name: totals[f"{name}/{i}"] for name in ("loss", "right")}

@@ -167,6 +167,11 @@ class Host:
         """A part of the central test set."""
         return self.prepare(self._dataset.test_x[part], self._dataset.test_y[part])
 
+    def test_marks(self, part: slice) -> Tensor | None:
+        """Which words of a part of the central test set labels are about, if that is known."""
+        marks = self._dataset.marks
+        return None if marks is None else torch.tensor(marks[part], device=self.device)
+
     @cached_property
     def central_test(self) -> Examples:
         """The whole central test set; kept, because all clients of this process ask for it."""

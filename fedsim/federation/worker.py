@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import ClientError, RunError
+from fedsim.explain.rationales import rationale_totals
 from fedsim.federation.client import Client, Update
 from fedsim.federation.host import Host
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
 from fedsim.federation.wire import Own, Unsent, nbytes, same, to_arrays, to_tensors
+from fedsim.models.rationale import Rationaliser
 from fedsim.privacy.central import clipped
 from fedsim.streams import torch_stream
 from fedsim.training import (
@@ -396,11 +398,17 @@ class Worker:
         return sums
 
     def _test_shard(self, shard: int) -> dict[str, Any]:
-        examples = self.host.test_examples(slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD))
+        part = slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD)
+        examples = self.host.test_examples(part)
         self.host.model.load(self._sent["weights"])
         stream = self.host.holdings.stream
         if stream is None:
-            return {**evaluate(self.host.model, examples.x, examples.y)}
+            found = evaluate(self.host.model, examples.x, examples.y)
+            network = self.host.model.module
+            if isinstance(network, Rationaliser):
+                marks = self.host.test_marks(part)
+                found |= rationale_totals(network, examples.x, examples.y, marks)
+            return {**found}
         totals: dict[str, float] = {}
         for i, labels in enumerate(stream.kinds):
             among = torch.isin(examples.y, torch.tensor(labels, device=examples.y.device))

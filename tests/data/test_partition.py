@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "quantile": {"clients": 7},
     "quantity": {"clients": 7},
     "natural": {"column": "writer", "clients": 5},
+    "aspects": {"column": "writer", "clients": 11, "subsets": 2},
     "file": {"path": "rows.json"},
 }
 RANDOM = sorted(set(KINDS) - {"file"})

@@ -1,0 +1,111 @@
+"""How good chosen words are: against those that people, or a generator of reviews, have marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.models.rationale import Rationaliser
+
+BATCH = 500  # documents at once
+
+
+@torch.no_grad()
+def rationale_totals(
+    network: Rationaliser, x: Tensor, y: Tensor, marks: Tensor | None
+) -> dict[str, float]:
+    """Sums over documents, which `rationale_scores` makes scores of.
+
+    Args:
+        network: is left in evaluation.
+        x: (n, L) documents.
+        y: (n,) their classes.
+        marks: (n, L) words that are the rationale, if it is known.
+
+    Returns:
+        `words`; `chosen` places, padding counted; `full`, `chosen_only` and `rest_only`: the
+        probability of the class decided upon, with all words, with those chosen, and with those
+        that were not; `right/c` and `of/c` decisions for examples of each class c, and all; with
+        marks `gold`, how many there are, and `hit`, how many of them were chosen.
+    """
+    network.eval()
+    names = ["words", "chosen", "full", "chosen_only", "rest_only"]
+    totals = dict.fromkeys(names + (["gold", "hit"] if marks is not None else []), 0.0)
+    for c in range(network.head.out_features):
+        totals[f"right/{c}"] = 0.0
+        totals[f"of/{c}"] = float((y == c).sum())
+    for start in range(0, len(x), BATCH):
+        part, labels = x[start : start + BATCH], y[start : start + BATCH]
+        z = network.features.choice(part)
+        ways = {"full": torch.ones_like(z), "chosen_only": z, "rest_only": 1 - z}
+        found = {
+            name: network.head(network.features.read(part, way)).softmax(dim=1)
+            for name, way in ways.items()
+        }
+        decided = found["chosen_only"].argmax(dim=1, keepdim=True)
+        for name, probabilities in found.items():
+            totals[name] += float(probabilities.gather(1, decided).double().sum())
+        for c in labels[decided.flatten() == labels].tolist():
+            totals[f"right/{c}"] += 1
+        totals["words"] += float((part != 0).sum())
+        totals["chosen"] += float(z.double().sum())
+        if marks is not None:
+            own = marks[start : start + BATCH]
+            totals["gold"] += float(own.sum())
+            totals["hit"] += float((z.bool() & own).sum())
+    return totals
+
+
+def rationale_scores(totals: Mapping[str, float]) -> dict[str, float]:
+    """What chosen words, and decisions by them, are worth.
+
+    Args:
+        totals: of `rationale_totals`, over all documents.
+
+    Returns:
+        `balanced_accuracy`, the mean over classes; `majority`, the share of the largest class,
+        which is the accuracy of always saying the same. `chosen`: the share of the words that is
+        chosen. `comprehensiveness`: by how much the class decided upon is less probable by the
+        other words than by all; `sufficiency`: by how much by the chosen ones alone. With marks
+        `rationale_precision`, `rationale_recall`, `rationale_f1`, over all words of all
+        documents, and `chance_f1`: that of as many words chosen at random, 2gs/(g + s) for
+        shares g marked and s chosen.
+    """
+    words = max(totals["words"], 1)
+    counts = {key: n for key, n in totals.items() if key.startswith("of/") and n}
+    documents = sum(counts.values())
+    recalls = [totals[key.replace("of/", "right/")] / n for key, n in counts.items()]
+    found = {
+        "balanced_accuracy": sum(recalls) / len(recalls),
+        "majority": max(counts.values()) / documents,
+        "chosen": totals["chosen"] / words,
+        "comprehensiveness": (totals["full"] - totals["rest_only"]) / documents,
+        "sufficiency": (totals["full"] - totals["chosen_only"]) / documents,
+    }
+    if "gold" in totals:
+        hit, chosen, gold = totals["hit"], totals["chosen"], totals["gold"]
+        g, s = gold / words, chosen / words
+        found |= {
+            "rationale_precision": hit / chosen if chosen else 0.0,
+            "rationale_recall": hit / gold if gold else 0.0,
+            "rationale_f1": 2 * hit / (chosen + gold) if chosen + gold else 0.0,
+            "chance_f1": 2 * g * s / (g + s) if g + s else 0.0,
+        }
+    return found
+
+
+def linear_cka(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
+    """How alike two representations (n, D) and (n, E) of the same n examples are, from 0 to 1.
+
+    ‖Yᵀ·X‖² / (‖Xᵀ·X‖·‖Yᵀ·Y‖), Frobenius norms of columns less their means (Kornblith et al. 2019).
+    Rotations and scales change nothing. NaN where one is the same for all examples.
+    """
+    a, b = (v.astype(np.float64) - v.mean(axis=0, dtype=np.float64) for v in (x, y))
+    across = np.square(b.T @ a).sum()
+    own = math.sqrt(np.square(a.T @ a).sum()) * math.sqrt(np.square(b.T @ b).sum())
+    return float(across / own) if own else math.nan

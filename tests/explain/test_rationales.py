@@ -1,0 +1,136 @@
+"""Scores of chosen words against slow ones, and what CKA is to be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small import federation, small_experiment
+from torch import Tensor
+
+from fedsim import run
+from fedsim.explain.rationales import linear_cka, rationale_scores, rationale_totals
+from fedsim.models import models
+from fedsim.models.rationale import Rationaliser
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
+
+
+def network(seed: int = 0) -> Rationaliser:
+    torch.manual_seed(seed)
+    vectors = torch.randn(20, 5)
+    vectors[0] = 0
+    model: Any = models.parse({"name": "rationale", "hidden": 4})
+    made = model.build_text(vectors, torch.arange(20) > 1, 2)
+    assert isinstance(made, Rationaliser)
+    return made
+
+
+def documents(n: int = 30, length: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    rng = np.random.default_rng(0)
+    x = rng.integers(2, 20, (n, length))
+    lengths = rng.integers(1, length + 1, n)
+    x[np.arange(length) >= lengths[:, None]] = 0
+    marks = (rng.random(x.shape) < 0.3) & (x != 0)
+    return torch.tensor(x).int(), torch.tensor(rng.integers(0, 2, n)), torch.tensor(marks)
+
+
+@torch.no_grad()
+def test_scores_are_as_written_out() -> None:
+    made, (x, y, marks) = network().eval(), documents()
+    found = rationale_scores(rationale_totals(made, x, y, marks))
+    z = made.features.choice(x).bool()
+
+    def probability(row: int, chosen: Tensor) -> Tensor:
+        read = made.features.read(x[row : row + 1], chosen[row : row + 1].float())
+        return made.head(read).softmax(dim=1)[0]
+
+    full, only, rest, right = [], [], [], {0: [], 1: []}
+    for k in range(len(x)):
+        chosen = probability(k, z)
+        c = int(chosen.argmax())
+        right[int(y[k])].append(c == int(y[k]))
+        only.append(float(chosen[c]))
+        full.append(float(probability(k, torch.ones_like(z))[c]))
+        rest.append(float(probability(k, ~z)[c]))
+    words, hit = int((x != 0).sum()), int((z & marks).sum())
+    g, s = int(marks.sum()) / words, int(z.sum()) / words
+    precision, recall = hit / int(z.sum()), hit / int(marks.sum())
+    expected = {
+        "chosen": s,
+        "comprehensiveness": np.mean(full) - np.mean(rest),
+        "sufficiency": np.mean(full) - np.mean(only),
+        "rationale_precision": precision,
+        "rationale_recall": recall,
+        "rationale_f1": 2 * precision * recall / (precision + recall),
+        "chance_f1": 2 * g * s / (g + s),
+        "balanced_accuracy": np.mean([np.mean(r) for r in right.values()]),
+        "majority": max(float(y.float().mean()), 1 - float(y.float().mean())),
+    }
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_choosing_at_random_is_on_the_line_of_chance() -> None:
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.integers(2, 20, (4000, 12))).int()
+    marks = torch.tensor(rng.random(x.shape) < 0.2)
+    made = network().eval()
+    made.features.choice = lambda part: torch.tensor(  # type: ignore[method-assign]
+        (rng.random(part.shape) < 0.4).astype(np.float32)
+    )
+    y = torch.zeros(len(x), dtype=torch.int64)
+    found = rationale_scores(rationale_totals(made, x, y, marks))
+    assert found["rationale_f1"] == pytest.approx(found["chance_f1"], abs=0.01)
+    assert found["chance_f1"] == pytest.approx(2 * 0.2 * 0.4 / 0.6, abs=0.01)
+    assert found["majority"] == 1
+
+
+def test_without_marks_there_are_no_scores_of_them() -> None:
+    x, y, _ = documents()
+    found = rationale_scores(rationale_totals(network(), x, y, None))
+    assert not any("rationale" in name or name == "chance_f1" for name in found)
+
+
+def test_a_run_records_them_whatever_the_method(tmp_path: Any) -> None:
+    made = small_experiment(
+        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 300, "dimension": 4},
+        partition={"kind": "aspects", "clients": 4},
+        model={"name": "rationale", "hidden": 3},
+        method={"name": "fedprox"},
+        train={"rounds": 1},
+    )
+    row = run(made, tmp_path).rounds.iloc[-1]  # of 1,200 test reviews, in three parts
+    fed = federation(made)
+    named = run(made, tmp_path).weights()
+    fed.model.load(torch.cat([named[name].flatten() for name in fed.model.shapes]))
+    assert isinstance(fed.model.module, Rationaliser)
+    data = made.data.load()
+    assert data.marks is not None
+    x, y, marks = (torch.tensor(v) for v in (data.test_x, data.test_y, data.marks))
+    expected = rationale_scores(rationale_totals(fed.model.module, x, y, marks))
+    assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert row["majority"] == 0.5
+
+
+# likeness of representations
+
+
+@given(seed=st.integers(0, 50), scale=st.floats(0.01, 100))
+def test_rotation_and_scale_change_nothing(seed: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 6))
+    rotation, _ = np.linalg.qr(rng.normal(size=(4, 4)))
+    found = linear_cka(x, y)
+    assert 0 <= found <= 1
+    assert linear_cka(scale * x @ rotation + 3, y) == pytest.approx(found)
+    assert linear_cka(y, x) == pytest.approx(found)
+    assert linear_cka(x, scale * x @ rotation) == pytest.approx(1)
+
+
+def test_what_is_always_the_same_is_like_nothing() -> None:
+    assert math.isnan(linear_cka(np.ones((5, 2)), np.random.default_rng(0).normal(size=(5, 3))))
