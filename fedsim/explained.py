@@ -6,6 +6,8 @@ print(final.explain_row(0).in_words(final.names))
 shared = SharedImages.of(fedsim.load(path), clients=[0, 1])
 shared.draw(folder)
 
+Rationales.of(fedsim.load(path)).explain("a lovely golden head").in_words()
+
 personal = PersonalModel.of(fedsim.load(path), client=0)
 personal.mimic.tree.path(personal.mimic.images[0], pixel_names(personal.shape))
 """
@@ -17,13 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.labels import draw_labels
+from fedsim.data.text import encode, tokenise
 from fedsim.errors import RunFolderError
 from fedsim.explain.embedding import Embedding, draw_embeddings
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
+from fedsim.explain.highlight import draw_rationales
 from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.rules import LocalExplanation, local_explanation
 from fedsim.explain.tree import confusion, draw_confusion, draw_tree
@@ -33,6 +38,7 @@ from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.methods.method import needs_classifier
 from fedsim.methods.xpfl import XPFL, Mimic, Xfed, embedded
 from fedsim.models import RuleModel, Rules
+from fedsim.models.rationale import Rationaliser
 from fedsim.models.rules import Array, Prediction, Rule, feature_names
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
@@ -277,6 +283,121 @@ class PersonalModel:
         draw_confusion(counts, self.classes, paths[1])
         draw_embeddings(self.embeddings, self.labels, self.classes, paths[2])
         return paths
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The words that a model chose of a document, and what it decided by them.
+
+    Args:
+        words: of the document, as far as the model reads it.
+        chosen: for each word.
+        marked: for each word, whether the label is about it; empty if that is not known.
+        decision: the class, with its probability.
+        label: the true class, if there is one.
+    """
+
+    words: tuple[str, ...]
+    chosen: tuple[bool, ...]
+    marked: tuple[bool, ...]
+    decision: str
+    probability: float
+    label: str | None
+
+    def in_words(self) -> str:
+        """The document with chosen words in brackets, and marked ones between underscores."""
+        shown = []
+        for k, word in enumerate(self.words):
+            word = f"_{word}_" if self.marked and self.marked[k] else word
+            shown.append(f"[{word}]" if self.chosen[k] else word)
+        truth = "" if self.label is None else f", is {self.label}"
+        decided = f"{self.decision} ({self.probability:.0%}){truth}"
+        return f"{decided}: {' '.join(shown) or '(no word)'}"
+
+
+@dataclass(frozen=True)
+class Rationales:
+    """The global model at the end of a run, which says by which words it decides.
+
+    Args:
+        network: with its final weights, in evaluation.
+        dataset: what it was trained for.
+    """
+
+    network: Rationaliser
+    dataset: Dataset
+
+    @classmethod
+    def of(cls, run: Run) -> Rationales:
+        """Of a finished run.
+
+        Raises:
+            BadInput: it is not finished, its model chooses no words, or its data is not what it
+                was.
+        """
+        again = reopen(run)
+        model = again.fed.model
+        if not isinstance(model.module, Rationaliser):
+            raise RunFolderError(
+                f"{run.path}: model.name={run.experiment.model.name} chooses no words"
+            )
+        model.load(again.fed.tensor(again.state.weights))
+        model.module.eval()
+        return cls(model.module, again.dataset)
+
+    def explain(self, text: str) -> Chosen:
+        """By which words it decides about a text."""
+        tokens = tokenise(text)
+        x = encode([tokens], self.dataset.words, self.dataset.shape[0])
+        return self._chosen(x[0] if x.shape[1] else np.zeros(1, np.int32), tokens)
+
+    def tested(self, row: int) -> Chosen:
+        """By which words it decides about a document of the central test set.
+
+        Raises:
+            RunFolderError: there is no such row.
+        """
+        data = self.dataset
+        if not 0 <= row < len(data.test_y):
+            raise RunFolderError(
+                f"there is no row {row} in the test set; it has {len(data.test_y)}, counted from 0"
+            )
+        x = data.test_x[row]
+        words = [data.words[token] for token in x.tolist() if token]
+        label = data.classes[data.test_y[row]]
+        marked = () if data.marks is None else tuple(data.marks[row, : len(words)].tolist())
+        return self._chosen(x, words, marked, label)
+
+    @torch.no_grad()
+    def _chosen(
+        self,
+        x: NDArray[np.generic],
+        words: Sequence[str],
+        marked: tuple[bool, ...] = (),
+        label: str | None = None,
+    ) -> Chosen:
+        document = torch.tensor(x[None].astype(np.int32))
+        z = self.network.features.choice(document)
+        read = self.network.features.read(document, z)
+        probabilities = self.network.head(read).softmax(dim=1)[0]
+        decided = int(probabilities.argmax())
+        shown = tuple(words)[: len(x)]
+        return Chosen(
+            shown,
+            tuple(z[0, : len(shown)].bool().tolist()),
+            marked,
+            self.dataset.classes[decided],
+            float(probabilities[decided]),
+            label,
+        )
+
+    def draw(self, rows: Sequence[int], path: Path) -> None:
+        """Draw test documents with the words that are chosen, beside those that are marked.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        draw_rationales([self.tested(row) for row in rows], path)
 
 
 def _refuse_unknown(client: int, fed: Federation) -> None:

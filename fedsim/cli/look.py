@@ -26,7 +26,7 @@ from fedsim.experiment import Experiment
 from fedsim.explain.attribution import attributions
 from fedsim.explain.rules import measures_in_words, row_in_words
 from fedsim.explain.tasks import draw_curves, draw_transfer
-from fedsim.explained import FinalRules, PersonalModel, SharedImages
+from fedsim.explained import FinalRules, PersonalModel, Rationales, SharedImages
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
@@ -35,6 +35,7 @@ from fedsim.methods import methods
 from fedsim.methods.fedxds import FedXDS
 from fedsim.methods.xpfl import XPFL
 from fedsim.models import models
+from fedsim.models.rationale import RationaleModel
 from fedsim.models.tsk import Tsk, write_published
 from fedsim.privacy.gaussian import guarantee
 from fedsim.results.continual import continual
@@ -42,6 +43,7 @@ from fedsim.results.run import Run, load
 from fedsim.simulate import prepare
 
 MOST_CLIENTS = 30  # rows of a table
+MOST_DOCUMENTS = 8  # shown with the words that were chosen
 DELTA = 1e-5  # of a guarantee, where the experiment gives σ
 
 
@@ -171,6 +173,9 @@ def explain_command(
         Path | None,
         typer.Option(help="Write the rules to this folder, as OpenFL-XAI's three .npy files."),
     ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Explain what a model that chooses words makes of this.")
+    ] = None,
     client: Annotated[
         list[int] | None,
         typer.Option(
@@ -180,7 +185,7 @@ def explain_command(
 ) -> None:
     """Explain what a run came to, in words and pictures.
 
-    Rules, shared images, personal models, or tasks that were learnt in turn.
+    Rules, shared images, personal models, chosen words, or tasks that were learnt in turn.
     """
     run = load(folder)
     if isinstance(run.experiment.method, FedXDS):
@@ -195,6 +200,12 @@ def explain_command(
             personal = PersonalModel.of(run, k)
             out.print(personal.in_words(), markup=False)
             _written(partial(personal.draw, run.path / "explanations"))
+    elif isinstance(run.experiment.model, RationaleModel):
+        if npy or client:
+            raise BadInput("--npy and --client are not for models that choose words")
+        _explain_words(run, row or [], text)
+    elif text is not None:
+        raise BadInput("--text is for models that choose words: model.name=rationale")
     elif not run.tasks.empty:
         if row or npy or client:
             raise BadInput("--row, --npy and --client are not for runs that learn tasks in turn")
@@ -271,6 +282,33 @@ def _explain_tasks(run: Run) -> None:
             paths.append(folder / "transfer.png")
             draw_transfer(given, paths[1])
         return paths
+
+    _written(draw)
+
+
+def _explain_words(run: Run, rows: Sequence[int], text: str | None) -> None:
+    rationales = Rationales.of(run)
+    if text is not None:
+        out.print(rationales.explain(text).in_words(), markup=False)
+        return
+    last = run.rounds.to_dict("records")[-1]
+    for name in ("accuracy", "balanced_accuracy", "majority", "chosen"):
+        out.print(f"{name.replace('_', ' ')}: {last[name]:.4f}")
+    if "rationale_f1" in last:
+        f1, chance = last["rationale_f1"], last["chance_f1"]
+        out.print(f"chosen words against marked ones: F1 {f1:.4f}, at random {chance:.4f}")
+    tested = len(rationales.dataset.test_y)
+    shown = (
+        list(rows) or np.unique(np.linspace(0, tested - 1, MOST_DOCUMENTS).astype(int)).tolist()
+    )
+    for k in shown:
+        out.print(f"\nrow {k}: {rationales.tested(k).in_words()}", markup=False)
+
+    def draw() -> list[Path]:
+        folder = run.path / "explanations"
+        folder.mkdir(exist_ok=True)
+        rationales.draw(shown, folder / "rationales.png")
+        return [folder / "rationales.png"]
 
     _written(draw)
 

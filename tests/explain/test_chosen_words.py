@@ -1,0 +1,116 @@
+"""`fedsim explain` of models that choose the words that they decide on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small import Say, small_experiment
+
+from fedsim import Run, run
+from fedsim.errors import RunFolderError
+from fedsim.explained import Rationales
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = small_experiment(
+        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+        partition={"kind": "aspects", "clients": 4},
+        model={"name": "rationale", "hidden": 3, "share": 0.5, "sparsity": 1, "continuity": 0},
+        method={"name": "fedrnl"},
+        train={"rounds": 1},
+    )
+    return run(made, tmp_path_factory.mktemp("runs"))
+
+
+def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
+    rationales = Rationales.of(done)
+    data, network = rationales.dataset, rationales.network
+    for row in (0, 17, 39):
+        x = torch.tensor(data.test_x[row : row + 1])
+        with torch.no_grad():
+            z = network.features.choice(x)[0].bool().tolist()
+            probabilities = network(x).softmax(dim=1)[0]
+        found = rationales.tested(row)
+        n = int((x != 0).sum())
+        assert found.words == tuple(data.words[w] for w in x[0, :n].tolist())
+        assert found.chosen == tuple(z[:n])
+        assert data.marks is not None
+        assert found.marked == tuple(data.marks[row, :n].tolist())
+        assert found.decision == data.classes[int(probabilities.argmax())]
+        assert found.probability == pytest.approx(float(probabilities.max()))
+        assert found.label == data.classes[data.test_y[row]]
+        assert rationales.explain(" ".join(found.words)).words == found.words
+    # The weights are those of the run, not initial ones.
+    named = done.weights()
+    assert torch.equal(network.head.weight, named["head.weight"])
+
+
+def test_in_words(done: Run) -> None:
+    found = Rationales.of(done).tested(3)
+    text = found.in_words()
+    assert text.startswith(f"{found.decision} ({found.probability:.0%}), is {found.label}: ")
+    plain = [w.strip("[]_") for w in text.partition(": ")[2].split()]
+    assert tuple(plain) == found.words
+    assert text.count("[") == sum(found.chosen)
+    assert text.count("_") == 2 * sum(found.marked)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", 0),
+        ("!?", 0),
+        ("lovely", 1),
+        ("qwertz uiop", 2),  # unknown words alone
+        ("lovely head " * 200, None),  # longer than any that it was trained on
+    ],
+)
+def test_any_text_can_be_asked_about(done: Run, say: Say, text: str, words: int | None) -> None:
+    rationales = Rationales.of(done)
+    found = rationales.explain(text)
+    assert len(found.words) == (rationales.dataset.shape[0] if words is None else words)
+    assert 0.5 <= found.probability <= 1
+    assert np.isfinite(found.probability)
+    code, said, _ = say("explain", str(done.path), "--text", text)
+    assert code == 0
+    assert ("(no word)" in said) == (words == 0)
+
+
+def test_the_command_shows_documents_and_draws_them(done: Run, say: Say) -> None:
+    code, said, _ = say("explain", str(done.path), "--row", "3")
+    assert code == 0
+    assert "chosen words against marked ones: F1" in said
+    assert "row 3: " in said
+    picture = done.path / "explanations" / "rationales.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--row", "400"], "there is no row 400 in the test set; it has 40, counted from 0"),
+        (["--client", "0"], "--npy and --client are not for models that choose words"),
+    ],
+)
+def test_what_cannot_be_explained(done: Run, say: Say, words: list[str], message: str) -> None:
+    code, _, complaint = say("explain", str(done.path), *words)
+    assert code == 2
+    assert message in complaint
+
+
+def test_other_models_choose_no_words(
+    finish: Callable[..., Run], say: Say, tmp_path: Path
+) -> None:
+    other = finish(train={"rounds": 1})
+    with pytest.raises(RunFolderError, match=r"model\.name=mlp chooses no words"):
+        Rationales.of(other)
+    code, _, complaint = say("explain", str(other.path), "--text", "lovely")
+    assert code == 2
+    assert "--text is for models that choose words: model.name=rationale" in complaint
