@@ -57,3 +57,7 @@ class ClientError(RunError):
 
 class StateLost(RunError):
     """Kept client states went down with a node; the run falls back to its last checkpoint."""
+
+
+class FedsimWarning(UserWarning):
+    """Something that is carried out as asked for, and probably not as meant."""

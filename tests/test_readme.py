@@ -98,6 +98,15 @@ def test_tasks_in_turn(workplace: Path) -> None:
     assert found.tta > 0.8
 
 
+def test_words_that_decide(workplace: Path) -> None:
+    call(workplace, "-m", "fedsim", "run", "chosen-words.yaml")
+    done = newest(workplace, "chosen-words")
+    names = ["chosen", "rationale_precision", "rationale_recall", "rationale_f1", "chance_f1"]
+    assert done.rounds[[*names, "comprehensiveness", "sufficiency"]].notna().all(axis=None)
+    said = call(workplace, "-m", "fedsim", "explain", str(done.path), "--text", "a golden head")
+    assert "golden" in said
+
+
 def test_the_message_for_a_typing_error(workplace: Path) -> None:
     text = (workplace / "skewed-digits.yaml").read_text()
     (shown,) = (block for block in blocks("text") if block.startswith("error:"))

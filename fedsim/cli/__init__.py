@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
+from typing import TextIO
 
 from fedsim.cli import runs as _runs  # they add their commands, in the order of the help
 
@@ -14,7 +16,7 @@ from fedsim.cli import look as _look
 # isort: split
 from fedsim.cli import jobs as _jobs
 from fedsim.cli.console import app, err
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, FedsimWarning
 
 __all__ = ["app", "main"]
 del _jobs, _look, _runs
@@ -27,6 +29,27 @@ def main() -> None:
         # This is a job, to be stopped so; a cluster that was started in a shell's background
         # ignores that signal, and so would all that it starts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        _carry_out()
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """fedsim's own warnings in a line; those of others as Python shows them."""
+    if category is FedsimWarning:
+        err.print(f"warning: {message}", markup=False, highlight=False)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+def _carry_out() -> None:
     try:
         app()
     except FedsimError as error:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from fedsim.data.dataset import Dataset, datasets
 from fedsim.data.files import Documents
+from fedsim.data.text import random_vectors
 from fedsim.data.text_sources import TextSource
 from fedsim.streams import numpy_stream
 
@@ -153,6 +156,11 @@ class PlantedReviews(TextSource):
             test_columns={"aspect": names[test]},
             marks=gold,
         )
+
+    def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        if self.vectors is None:  # which is no loss: these words mean what they are used for here
+            return random_vectors(words, self.dimension)
+        return super()._vectors(words)
 
     def _review(
         self, about: str, positive: bool, tested: bool, rng: np.random.Generator

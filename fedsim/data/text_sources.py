@@ -21,7 +21,7 @@ from fedsim.data import files, text
 from fedsim.data.dataset import Dataset, Source, datasets
 from fedsim.data.files import Documents
 from fedsim.data.sources import TestFraction, stratified_split
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimWarning
 
 
 class TextSource(Source):
@@ -84,6 +84,7 @@ class TextSource(Source):
             f"{self.name}: words get random vectors of {self.dimension} components, which know "
             f"nothing of their meaning; set data.vectors to a file of word vectors, in GloVe's "
             f"text layout",
+            FedsimWarning,
             stacklevel=2,
         )
         return text.random_vectors(words, self.dimension)
