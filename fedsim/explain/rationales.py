@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedsim.models.rationale import Rationaliser
 
@@ -28,13 +29,14 @@ def rationale_totals(
         marks: (n, L) words that are the rationale, if it is known.
 
     Returns:
-        `words`; `chosen` places, padding counted; `full`, `chosen_only` and `rest_only`: the
-        probability of the class decided upon, with all words, with those chosen, and with those
-        that were not; `right/c` and `of/c` decisions for examples of each class c, and all; with
-        marks `gold`, how many there are, and `hit`, how many of them were chosen.
+        `loss` and `right`, as of `fedsim.training.evaluate`; `words`; `chosen` places, padding
+        counted; `full`, `chosen_only` and `rest_only`: the probability of the class decided
+        upon, with all words, with those chosen, and with those that were not; `right/c` and
+        `of/c` decisions for examples of each class c, and all; with marks `gold`, how many there
+        are, and `hit`, how many of them were chosen.
     """
     network.eval()
-    names = ["words", "chosen", "full", "chosen_only", "rest_only"]
+    names = ["loss", "right", "words", "chosen", "full", "chosen_only", "rest_only"]
     totals = dict.fromkeys(names + (["gold", "hit"] if marks is not None else []), 0.0)
     for c in range(network.head.out_features):
         totals[f"right/{c}"] = 0.0
@@ -43,14 +45,16 @@ def rationale_totals(
         part, labels = x[start : start + BATCH], y[start : start + BATCH]
         z = network.features.choice(part)
         ways = {"full": torch.ones_like(z), "chosen_only": z, "rest_only": 1 - z}
-        found = {
-            name: network.head(network.features.read(part, way)).softmax(dim=1)
-            for name, way in ways.items()
+        logits = {
+            name: network.head(network.features.read(part, way)) for name, way in ways.items()
         }
+        totals["loss"] += float(cross_entropy(logits["chosen_only"], labels, reduction="sum"))
+        found = {name: outputs.softmax(dim=1) for name, outputs in logits.items()}
         decided = found["chosen_only"].argmax(dim=1, keepdim=True)
         for name, probabilities in found.items():
             totals[name] += float(probabilities.gather(1, decided).double().sum())
         for c in labels[decided.flatten() == labels].tolist():
+            totals["right"] += 1
             totals[f"right/{c}"] += 1
         totals["words"] += float((part != 0).sum())
         totals["chosen"] += float(z.double().sum())

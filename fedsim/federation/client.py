@@ -28,6 +28,7 @@ from fedsim.training import (
     Trained,
     default_loss,
     evaluate,
+    evaluate_among,
     regression_scores,
     scores,
 )
@@ -296,12 +297,12 @@ class Client:
     def evaluate_tasks(self, weights: Tensor) -> None:
         """Report what a network makes of the test examples of each of the client's tasks."""
         self.model.load(weights)
-        for task in range(self.stream.tasks):
-            test = self.task_test(task)
-            self.model.answer_among(self.labels(task))
-            totals = evaluate(self.model, test.x, test.y)
-            self.report_task(task, **scores(totals, test.y.cpu().numpy()))
+        tasks, test = self.stream.labels[self.id], self.central_test
+        found = evaluate_among(self.model, test.x, test.y, tasks)
         self.model.answer_among(self.labels(self.task))
+        y = test.y.cpu().numpy()
+        for task, (labels, totals) in enumerate(zip(tasks, found, strict=True)):
+            self.report_task(task, **scores(totals, y[np.isin(y, labels)]))
 
     def report_task(self, task: int, **scalars: float | int) -> None:
         """Put scalars of one of the client's tasks on record, in tasks.parquet."""

@@ -26,6 +26,7 @@ from fedsim.training import (
     Task,
     Trained,
     evaluate,
+    evaluate_among,
     generator_state,
     in_words,
     lacks_memory,
@@ -400,22 +401,15 @@ class Worker:
     def _test_shard(self, shard: int) -> dict[str, Any]:
         part = slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD)
         examples = self.host.test_examples(part)
-        self.host.model.load(self._sent["weights"])
-        stream = self.host.holdings.stream
-        if stream is None:
-            found = evaluate(self.host.model, examples.x, examples.y)
-            network = self.host.model.module
-            if isinstance(network, Rationaliser):
-                marks = self.host.test_marks(part)
-                found |= rationale_totals(network, examples.x, examples.y, marks)
-            return {**found}
-        totals: dict[str, float] = {}
-        for i, labels in enumerate(stream.kinds):
-            among = torch.isin(examples.y, torch.tensor(labels, device=examples.y.device))
-            self.host.model.answer_among(labels)
-            found = evaluate(self.host.model, examples.x[among], examples.y[among])
-            totals |= {f"{name}/{i}": total for name, total in found.items()}
-        return totals
+        model, stream = self.host.model, self.host.holdings.stream
+        model.load(self._sent["weights"])
+        if stream is not None:
+            found = evaluate_among(model, examples.x, examples.y, stream.kinds)
+            return {f"{n}/{i}": v for i, own in enumerate(found) for n, v in own.items()}
+        if isinstance(model.module, Rationaliser):
+            marks = self.host.test_marks(part)
+            return {**rationale_totals(model.module, examples.x, examples.y, marks)}
+        return {**evaluate(model, examples.x, examples.y)}
 
 
 def _different(tasks: Sequence[Task]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -283,6 +283,28 @@ def evaluate(model: FlatModel, x: Tensor, y: Tensor) -> dict[str, float]:
     if y.is_floating_point():
         return {"squared": squared, "absolute": absolute}
     return {"loss": loss, "right": right}
+
+
+def evaluate_among(
+    model: FlatModel, x: Tensor, y: Tensor, kinds: Sequence[Sequence[int]]
+) -> list[dict[str, float]]:
+    """Totals as of `evaluate`, of the examples of some classes, decided among these alone.
+
+    The network is run once for all sets of classes, and left to choose among all classes.
+
+    Args:
+        kinds: sets of classes, each in ascending order.
+    """
+    model.answer_among(None)
+    outputs, y = torch.from_numpy(logits(model.module, x)), y.cpu()
+    found = []
+    for labels in kinds:
+        known = torch.tensor(labels)
+        rows = torch.isin(y, known)
+        own, truth = outputs[rows][:, known], torch.searchsorted(known, y[rows])
+        loss = float(nn.functional.cross_entropy(own, truth, reduction="sum"))
+        found.append({"loss": loss, "right": int((own.argmax(dim=1) == truth).sum())})
+    return found
 
 
 def scores(totals: Mapping[str, float], y: NDArray[Any]) -> dict[str, float]:
