@@ -17,7 +17,7 @@ from pydantic import Field
 from threadpoolctl import threadpool_limits
 
 from fedsim.federation import Client, Federation
-from fedsim.methods.fedweit import FedWeIT, FedWeITState, text_features
+from fedsim.methods.fedweit import FedWeIT, FedWeITState, place, text_features
 from fedsim.methods.method import methods
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
 from fedsim.training import FlatModel
@@ -73,13 +73,9 @@ class FedSeIT(FedWeIT):
             chosen.pop(str(k), None)
         for k, found in fed.gather(self.centres, new).items():
             centres[f"{k}/{fed.task}"] = found
-            scores = {key: self.alike(found, centres[key]) for key in state.knowledge}
+            scores = [(*place(key), self.alike(found, centres[key])) for key in state.knowledge]
             # Of equal ones the first: by client, then by task.
-            places = sorted(scores, key=lambda key: tuple(map(int, key.split("/"))))
-            best = sorted(places, key=lambda key: -scores[key])[: self.top_k]
-            chosen[str(k)] = [
-                (int(key.split("/")[0]), int(key.split("/")[1]), scores[key]) for key in best
-            ]
+            chosen[str(k)] = sorted(scores, key=lambda s: (-s[2], s[0], s[1]))[: self.top_k]
         return replace(state, centres=centres, chosen=chosen)
 
     def alike(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

@@ -78,6 +78,12 @@ class Documents:
         return Documents(self.x[rows], self.y[rows], self.digested[rows])
 
 
+def place(key: str) -> tuple[int, int]:
+    """Client and task of «client/task»."""
+    client, task = key.split("/")
+    return int(client), int(task)
+
+
 def transfers(
     state: FedWeITState, stream: Stream, client: int, task: int, attention: Sequence[float]
 ) -> list[dict[str, float | int]]:
@@ -87,10 +93,7 @@ def transfers(
     tasks that were chosen, as a share of what the most alike of all tasks before would have had.
     """
     own = set(stream.labels[client][task])
-    alike = {}
-    for key in state.knowledge:
-        c, i = map(int, key.split("/"))
-        alike[c, i] = len(own & set(stream.labels[c][i]))
+    alike = {(c, i): len(own & set(stream.labels[c][i])) for c, i in map(place, state.knowledge)}
     chosen = state.chosen[str(client)]
     best = sum(sorted(alike.values(), reverse=True)[: len(chosen)])
     reached = sum(alike[c, i] for c, i, _ in chosen)
@@ -209,10 +212,7 @@ class FedWeIT(Method[FedWeITState]):
         new = [k for k in new if k not in failed]
         cohort = np.setdiff1d(cohort, failed)
         parts = {k: self.selection(state, k) for k in new}
-        slots = self.slots(fed.num_clients)
-        mean = fed.mean(
-            self.local_update, cohort, base=state.weights, foreign=Own(parts), slots=slots
-        )
+        mean = fed.mean(self.local_update, cohort, base=state.weights, foreign=Own(parts))
         begun = state.begun.copy()
         begun[[k for k in new if k in mean.clients]] = task
         state = replace(state, weights=mean.weights, begun=begun)
@@ -248,8 +248,7 @@ class FedWeIT(Method[FedWeITState]):
         task = fed.task
         who = np.flatnonzero(state.begun == task)
         knowledge, rows = dict(state.knowledge), []
-        slots = self.slots(fed.num_clients)
-        for k, item in fed.gather(self.adaptive, who, slots=slots).items():
+        for k, item in fed.gather(self.adaptive, who).items():
             attention = item.pop("attention")
             knowledge[f"{k}/{task}"] = item
             rows += transfers(state, fed.stream, k, task, attention)
@@ -258,7 +257,7 @@ class FedWeIT(Method[FedWeITState]):
 
     def evaluate(self, fed: Federation, state: FedWeITState) -> None:
         who = np.flatnonzero(state.begun >= 0)
-        fed.each(self.test_tasks, who, slots=self.slots(fed.num_clients))
+        fed.each(self.test_tasks, who)
         fed.log(**fed.task_scores())
 
     def evaluate_clients(self, fed: Federation, state: FedWeITState) -> None:
@@ -270,33 +269,29 @@ class FedWeIT(Method[FedWeITState]):
     # -- the clients ---------------------------------------------------------------------------
 
     def local_update(
-        self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None, slots: int
+        self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None
     ) -> Update:
         """(client) B after training; all else stays."""
         if client.state.get("task") != client.task:
-            self.begin_task(client, base, foreign, slots)
+            self.begin_task(client, base, foreign)
         client.state["base"] = base
-        self.learn(client, slots)
+        self.learn(client)
         return Update(weights=client.state["base"])
 
-    def begin_task(
-        self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None, slots: int
-    ) -> None:
+    def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None) -> None:
         """(client) A, m and all that a task has to itself, anew; what others' drift is held to."""
-        kept, layout = client.state, self.layout(client.model, slots)
-        others = torch.zeros(slots, layout.convolutional, device=client.device)
+        kept = client.state
+        network, rest = self.network(client, client.task)
+        others = torch.zeros_like(rest.foreign)
         for j, item in enumerate(foreign["items"] if foreign else []):
             others[j] = dense(item)
-        network = self.network(client, client.task, slots)
-        rest = network.module
-        assert isinstance(rest, Rest)
         rest.reset()
         self.start_attention(rest, foreign["scores"] if foreign else [])
         A = self.start * base
-        m = layout.draw_mask().to(client.device)
+        m = rest.layout.draw_mask().to(client.device)
         first = "task" not in kept
         if not first:
-            kept["before"] = self.weights_of(client, slots, prune=False)
+            kept["before"] = self.weights_of(client, prune=False)
         kept["adaptive"] = A[None] if first else torch.cat([kept["adaptive"], A[None]])
         kept["masks"] = m[None] if first else torch.cat([kept["masks"], m[None]])
         kept["rests"] = [*kept.get("rests", []), network.vector.clone()]
@@ -307,14 +302,10 @@ class FedWeIT(Method[FedWeITState]):
     def start_attention(self, rest: Rest, scores: Sequence[float]) -> None:
         """Initial α; those that were drawn, here."""
 
-    def learn(self, client: Client, slots: int) -> None:
+    def learn(self, client: Client) -> None:
         """(client) Train B, all A_i and m_i, and what belongs to the task under way."""
-        kept, train = client.state, client.settings
-        network = self.network(client, client.task, slots)
-        network.load(kept["rests"][-1])
-        rest, reader = network.module, self.reader(client)
-        assert isinstance(rest, Rest)
-        rest.foreign.copy_(kept["foreign"][-1])
+        kept, train, reader = client.state, client.settings, self.reader(client)
+        network, rest = self.loaded(client, -1)
         B, A, m = (kept[n].clone().requires_grad_() for n in ("base", "adaptive", "masks"))
         own = [p for n, p in rest.named_parameters() if not self.is_frozen(rest, n)]
         leaves = [B, A, *own] if self.compat.frozen else [B, A, m, *own]
@@ -385,27 +376,20 @@ class FedWeIT(Method[FedWeITState]):
             loss = loss + self.lam2 / 2 * drift.square().sum()
         return loss
 
-    def adaptive(self, client: Client, slots: int) -> dict[str, Any]:
+    def adaptive(self, client: Client) -> dict[str, Any]:
         """(client) A of the task under way without small entries; and α's, which are not sent."""
-        network = self.network(client, client.task, slots)
-        network.load(client.state["rests"][-1])
-        rest = network.module
-        assert isinstance(rest, Rest)
+        _, rest = self.loaded(client, -1)
         A = self.pruned(client.state["adaptive"][-1])[: rest.layout.convolutional]
         alpha = rest.attention.detach().abs().mean(dim=1).tolist()
         client.report(nonzero=float((A != 0).float().mean()))
         return {**sparse(A), "attention": alpha}
 
-    def test_tasks(self, client: Client, slots: int) -> None:
+    def test_tasks(self, client: Client) -> None:
         """(client) Score all tasks that it has begun, on the test examples of their classes."""
-        kept, reader = client.state, self.reader(client)
-        theta = self.weights_of(client, slots, prune=True)
-        for i, task in enumerate(kept["begun"]):
-            network = self.network(client, task, slots)
-            network.load(kept["rests"][i])
-            rest = network.module.eval()
-            assert isinstance(rest, Rest)
-            rest.foreign.copy_(kept["foreign"][i])
+        reader, theta = self.reader(client), self.weights_of(client, prune=True)
+        for i, task in enumerate(client.state["begun"]):
+            _, rest = self.loaded(client, i)
+            rest.eval()
             test = self.tested(client, task)
             # Documents of about the same length together, so that little is padding.
             order = (test.x != 0).sum(dim=1).argsort(stable=True)
@@ -438,12 +422,20 @@ class FedWeIT(Method[FedWeITState]):
         hidden = features.dense.out_features
         return self.rest(self.layout(model, slots), slots, labels, dropout, hidden)
 
-    def network(self, client: Client, task: int, slots: int) -> FlatModel:
-        """That of a client's task, with whatever weights were left in it."""
-        labels = len(client.labels(task))
-        return client.network(
-            f"rest of {labels}", partial(self.build, client.model, slots, labels)
-        )
+    def network(self, client: Client, task: int) -> tuple[FlatModel, Rest]:
+        """(client) That of one of its tasks, with whatever weights were left in it."""
+        labels, slots = len(client.labels(task)), self.slots(len(client.stream.labels))
+        build = partial(self.build, client.model, slots, labels)
+        network = client.network(f"rest of {labels}", build)
+        assert isinstance(network.module, Rest)
+        return network, network.module
+
+    def loaded(self, client: Client, i: int) -> tuple[FlatModel, Rest]:
+        """(client) That of the i-th task that it has begun, with its weights and others' A's."""
+        network, rest = self.network(client, client.state["begun"][i])
+        network.load(client.state["rests"][i])
+        rest.foreign.copy_(client.state["foreign"][i])
+        return network, rest
 
     def reader(self, client: Client) -> Reader:
         return text_features(client.model).reader
@@ -452,11 +444,12 @@ class FedWeIT(Method[FedWeITState]):
         """A without entries of λ₁ and less."""
         return A.masked_fill(A.abs() <= self.lam1, 0)
 
-    def weights_of(self, client: Client, slots: int, prune: bool) -> Tensor:
+    def weights_of(self, client: Client, prune: bool) -> Tensor:
         """(client) (tasks, P) θ_i = B ⊙ σ(m_i) + A_i of all tasks that it has begun."""
         kept = client.state
+        layout = self.layout(client.model, self.slots(len(client.stream.labels)))
         A = self.pruned(kept["adaptive"]) if prune else kept["adaptive"]
-        return self.layout(client.model, slots).masked(kept["base"], kept["masks"].sigmoid()) + A
+        return layout.masked(kept["base"], kept["masks"].sigmoid()) + A
 
     def is_frozen(self, rest: Rest, name: str) -> bool:
         """Whether the released code leaves a parameter as it was drawn."""

@@ -6,7 +6,7 @@ B, m and A are flat vectors, laid out as `Layout` says. `Rest` is what a task ha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -60,7 +60,7 @@ class Layout:
     @property
     def convolutional(self) -> int:
         """How much of the vector belongs to convolutions; they come first."""
-        return self.filters * self.vectors * sum(self.kernels)
+        return replace(self, dense=None).size
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Views (..., rows, columns) of each block of vectors (..., P)."""
@@ -74,12 +74,11 @@ class Layout:
 
     def windows(self, vector: Tensor) -> list[Tensor]:
         """(F, D, width) the filters of each width, of a vector (P,) or its convolutional part."""
-        found, start = [], 0
-        for width in self.kernels:
-            end = start + self.filters * self.vectors * width
-            found.append(vector[start:end].view(self.filters, self.vectors, width))
-            start = end
-        return found
+        blocks = replace(self, dense=None).split(vector)
+        return [
+            block.view(self.filters, self.vectors, width)
+            for block, width in zip(blocks, self.kernels, strict=True)
+        ]
 
     def masked(self, vector: Tensor, mask: Tensor) -> Tensor:
         """(..., P) each row of a vector (P,) times its entry of masks (..., rows)."""

@@ -303,12 +303,12 @@ class Spied(FedSeIT):
 
     name: str = "test_fedseit:Spied"
 
-    def learn(self, client: Client, slots: int) -> None:
+    def learn(self, client: Client) -> None:
         before = {n: v.clone() if isinstance(v, Tensor) else v for n, v in client.state.items()}
         before["rests"] = [v.clone() for v in client.state["rests"]]
         noted = {"client": client, "before": before, "held out": []}
         SEEN.append(noted)
-        super().learn(client, slots)
+        super().learn(client)
         noted["after"] = dict(client.state)
 
     def loss(self, client: Client, *arguments: Any) -> Tensor:
@@ -388,14 +388,18 @@ def test_how_a_task_begins(path: Path, name: str) -> None:
                     {n: torch.tensor(v) for n, v in states[2].knowledge[f"{j}/0"].items()}
                 ).numpy(),
             )
-    slots = method.slots(2)
     client: Any = SimpleNamespace(
-        state={}, model=fed.model, device=torch.device("cpu"), task=0, settings=made.train
+        state={},
+        model=fed.model,
+        device=torch.device("cpu"),
+        task=0,
+        settings=made.train,
+        stream=fed.stream,
     )
     client.labels = lambda task: (0, 1)
     client.network = lambda name, build: FlatModel(build(), torch.device("cpu"))
     base = torch.randn(layout.size)
-    method.begin_task(client, base, None, slots)
+    method.begin_task(client, base, None)
     share = 3 if name == "fedweit" else 5
     torch.testing.assert_close(client.state["adaptive"][0], base / share)
     # Of variance 1/3 after it was cut off at two standard deviations.
