@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -65,19 +66,22 @@ class Stream:
     Args:
         train: K·T index arrays, client by client: training examples of each task.
         validation: K·T index arrays: examples kept aside of them.
-        labels: the classes of each client's tasks, in ascending order.
-        order: the same in the order in which the tasks name them.
+        order: the classes of each client's tasks, in the order in which the tasks name them.
     """
 
     train: Ragged
     validation: Ragged
-    labels: tuple[tuple[tuple[int, ...], ...], ...]
     order: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @cached_property
+    def labels(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The same in ascending order."""
+        return tuple(tuple(tuple(sorted(task)) for task in own) for own in self.order)
 
     @property
     def tasks(self) -> int:
         """T."""
-        return len(self.labels[0])
+        return len(self.order[0])
 
     @property
     def kinds(self) -> list[tuple[int, ...]]:
@@ -229,6 +233,18 @@ def _by_class(data: Dataset, kind: str) -> None:
             f"partition.kind={kind} deals by class, and the target here is a number; use "
             "quantile, iid, quantity or natural"
         )
+
+
+def _by_column(data: Dataset, column: str) -> list[Indices]:
+    """The examples of each value of a column, both in ascending order."""
+    if column not in data.columns:
+        raise DataError(
+            f"partition.column='{column}': the data set has no such column"
+            f"{nearest(column, data.columns)}"
+        )
+    _, inverse = np.unique(data.columns[column], return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(inverse))[:-1])
 
 
 def _enough(data: Dataset, clients: int) -> None:
@@ -409,14 +425,7 @@ class Natural(Partition):
     min_samples: int = Field(1, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
-        if self.column not in data.columns:
-            raise DataError(
-                f"partition.column='{self.column}': the data set has no such column"
-                f"{nearest(self.column, data.columns)}"
-            )
-        _, inverse = np.unique(data.columns[self.column], return_inverse=True)
-        order = np.argsort(inverse, kind="stable")
-        groups = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
+        groups = _by_column(data, self.column)
         groups = [group for group in groups if len(group) >= self.min_samples]
         wanted = len(groups) if self.clients is None else self.clients
         if wanted > len(groups) or not groups:
@@ -450,13 +459,8 @@ class Aspects(Partition):
     subsets: int = Field(10, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
-        if self.column not in data.columns:
-            raise DataError(
-                f"partition.column='{self.column}': the data set has no such column"
-                f"{nearest(self.column, data.columns)}"
-            )
-        names, inverse = np.unique(data.columns[self.column], return_inverse=True)
-        A = len(names)
+        aspects = _by_column(data, self.column)
+        A = len(aspects)
         if self.clients % A or self.clients > A * self.subsets:
             raise DataError(
                 f"partition.clients={self.clients}: must be a multiple of the {A} values of "
@@ -464,8 +468,8 @@ class Aspects(Partition):
                 "each"
             )
         cut = []
-        for a in range(A):
-            rows = rng.permutation(np.flatnonzero(inverse == a))
+        for aspect in aspects:
+            rows = rng.permutation(aspect)
             rows = rows[np.argsort(data.strata[rows], kind="stable")]  # class by class
             cut.append([np.sort(rows[i :: self.subsets]) for i in range(self.subsets)])
         return [cut[k % A][k // A] for k in range(self.clients)]

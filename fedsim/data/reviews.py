@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt
 
 from fedsim.data.dataset import Dataset, datasets
 from fedsim.data.files import Documents
+from fedsim.data.sources import word_list
 from fedsim.data.text import random_vectors
 from fedsim.data.text_sources import TextSource
 from fedsim.streams import numpy_stream
@@ -34,12 +35,8 @@ class Aspect:
     negative: tuple[str, ...]
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
 def _aspect(nouns: str, positive: str, negative: str) -> Aspect:
-    return Aspect(_names(nouns), _names(positive), _names(negative))
+    return Aspect(word_list(nouns), word_list(positive), word_list(negative))
 
 
 DOMAINS: dict[str, dict[str, Aspect]] = {
@@ -83,8 +80,8 @@ DOMAINS: dict[str, dict[str, Aspect]] = {
         ),
     },
 }
-ADVERBS = _names("very truly quite rather really remarkably fairly simply")
-FILLERS = _names(
+ADVERBS = word_list("very truly quite rather really remarkably fairly simply")
+FILLERS = word_list(
     """
     we went there on a friday with some friends and stayed for two nights before the trip home
     bottle glass table window evening morning city time people others year brought ordered came

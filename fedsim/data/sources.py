@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def _names(text: str) -> tuple[str, ...]:
+def word_list(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
@@ -39,8 +39,8 @@ FASHION = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-CIFAR10 = _names("airplane automobile bird cat deer dog frog horse ship truck")
-CIFAR100 = _names(
+CIFAR10 = word_list("airplane automobile bird cat deer dog frog horse ship truck")
+CIFAR100 = word_list(
     """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
     butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
@@ -52,7 +52,7 @@ CIFAR100 = _names(
     tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
     """
 )
-CIFAR100_COARSE = _names(
+CIFAR100_COARSE = word_list(
     """
     aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
     household_furniture insects large_carnivores large_man-made_outdoor_things

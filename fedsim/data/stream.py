@@ -83,12 +83,11 @@ class TaskStream(Partition):
                     )
                 train.append(rest)
                 validation.append(aside)
-        labels = tuple(tuple(tuple(sorted(tasks[i])) for i in own) for own in clients)
         order = tuple(tuple(tuple(tasks[i]) for i in own) for own in clients)
         T = len(clients[0])
         everything = [np.concatenate(train[k * T : k * T + T]) for k in range(len(clients))]
         nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(clients))
-        stream = Stream(Ragged.of(train), Ragged.of(validation), labels, order)
+        stream = Stream(Ragged.of(train), Ragged.of(validation), order)
         return Holdings(Ragged.of(everything), nothing, nothing, stream=stream)
 
 

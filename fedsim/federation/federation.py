@@ -211,7 +211,7 @@ class Federation:
     def num_samples(self) -> NDArray[np.int64]:
         """(K,) n_k, labelled training examples of each client."""
         self._insist_on_sums("reads how many examples each client holds")
-        return self._host.held_in(self.round).train.lengths
+        return self._samples
 
     @property
     def num_unlabelled(self) -> NDArray[np.int64]:
@@ -285,8 +285,7 @@ class Federation:
         """
         if not models:
             raise RunError(f"round {self.round}: no client of the cohort sent a model")
-        total = ExactSum.zeros(self.model.size)
-        samples = self._host.held_in(self.round).train.lengths
+        total, samples = ExactSum.zeros(self.model.size), self._samples
         for k, w in models.items():
             try:
                 total.add(samples[k] * w.astype(np.float64))
@@ -400,6 +399,11 @@ class Federation:
 
     # -- within --------------------------------------------------------------------------------
 
+    @property
+    def _samples(self) -> NDArray[np.int64]:
+        """(K,) labelled training examples that each client holds in this round."""
+        return self._host.held_in(self.round).train.lengths
+
     def _noisy_mean(
         self,
         privacy: Privacy,
@@ -456,8 +460,7 @@ class Federation:
         if len(np.unique(cohort)) < len(cohort):
             raise ValueError("a client occurs twice in the cohort: it can answer once a call")
         call = self._next_call(function.__name__, mode)
-        samples = self._host.held_in(self.round).train.lengths
-        blocks = cut_blocks(cohort, samples[cohort], self._clients_per_step)
+        blocks = cut_blocks(cohort, self._samples[cohort], self._clients_per_step)
         _freeze(arguments)
         outcome = self._engine.run(call, blocks, arguments, self._states)
         if mode == "mean":
