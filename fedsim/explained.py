@@ -28,7 +28,7 @@ from fedsim.data.text import encode, tokenise
 from fedsim.errors import RunFolderError
 from fedsim.explain.embedding import Embedding, draw_embeddings
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
-from fedsim.explain.highlight import draw_rationales
+from fedsim.explain.highlight import Chosen, draw_rationales
 from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.rules import LocalExplanation, local_explanation
 from fedsim.explain.tree import confusion, draw_confusion, draw_tree
@@ -286,36 +286,6 @@ class PersonalModel:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The words that a model chose of a document, and what it decided by them.
-
-    Args:
-        words: of the document, as far as the model reads it.
-        chosen: for each word.
-        marked: for each word, whether the label is about it; empty if that is not known.
-        decision: the class, with its probability.
-        label: the true class, if there is one.
-    """
-
-    words: tuple[str, ...]
-    chosen: tuple[bool, ...]
-    marked: tuple[bool, ...]
-    decision: str
-    probability: float
-    label: str | None
-
-    def in_words(self) -> str:
-        """The document with chosen words in brackets, and marked ones between underscores."""
-        shown = []
-        for k, word in enumerate(self.words):
-            word = f"_{word}_" if self.marked and self.marked[k] else word
-            shown.append(f"[{word}]" if self.chosen[k] else word)
-        truth = "" if self.label is None else f", is {self.label}"
-        decided = f"{self.decision} ({self.probability:.0%}){truth}"
-        return f"{decided}: {' '.join(shown) or '(no word)'}"
-
-
-@dataclass(frozen=True)
 class Rationales:
     """The global model at the end of a run, which says by which words it decides.
 
@@ -391,13 +361,16 @@ class Rationales:
             label,
         )
 
-    def draw(self, rows: Sequence[int], path: Path) -> None:
-        """Draw test documents with the words that are chosen, beside those that are marked.
+    def draw(self, rows: Sequence[int], folder: Path) -> list[Path]:
+        """Draw test documents, with the words chosen and those marked, into a folder; the path.
 
         Raises:
             OSError: it cannot be written.
         """
+        folder.mkdir(exist_ok=True)
+        path = folder / "rationales.png"
         draw_rationales([self.tested(row) for row in rows], path)
+        return [path]
 
 
 def _refuse_unknown(client: int, fed: Federation) -> None:

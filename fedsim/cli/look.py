@@ -25,7 +25,7 @@ from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.explain.attribution import attributions
 from fedsim.explain.rules import measures_in_words, row_in_words
-from fedsim.explain.tasks import draw_curves, draw_transfer
+from fedsim.explain.tasks import draw_tasks
 from fedsim.explained import FinalRules, PersonalModel, Rationales, SharedImages
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
@@ -188,6 +188,8 @@ def explain_command(
     Rules, shared images, personal models, chosen words, or tasks that were learnt in turn.
     """
     run = load(folder)
+    if text is not None and not isinstance(run.experiment.model, RationaleModel):
+        raise BadInput("--text is for models that choose words: model.name=rationale")
     if isinstance(run.experiment.method, FedXDS):
         if row or npy:
             raise BadInput("--row and --npy explain rules; this run shared images")
@@ -204,8 +206,6 @@ def explain_command(
         if npy or client:
             raise BadInput("--npy and --client are not for models that choose words")
         _explain_words(run, row or [], text)
-    elif text is not None:
-        raise BadInput("--text is for models that choose words: model.name=rationale")
     elif not run.tasks.empty:
         if row or npy or client:
             raise BadInput("--row, --npy and --client are not for runs that learn tasks in turn")
@@ -272,18 +272,7 @@ def _explain_tasks(run: Run) -> None:
         if len(given) > MOST_CLIENTS:
             file = short(run.path / "explanations.parquet")
             out.print(f"… and {len(given) - MOST_CLIENTS} more, in {file}", markup=False)
-
-    def draw() -> list[Path]:
-        folder = run.path / "explanations"
-        folder.mkdir(exist_ok=True)
-        paths = [folder / "tasks.png"]
-        draw_curves(run.tasks, paths[0])
-        if not given.empty:
-            paths.append(folder / "transfer.png")
-            draw_transfer(given, paths[1])
-        return paths
-
-    _written(draw)
+    _written(partial(draw_tasks, run.tasks, given, run.path / "explanations"))
 
 
 def _explain_words(run: Run, rows: Sequence[int], text: str | None) -> None:
@@ -303,14 +292,7 @@ def _explain_words(run: Run, rows: Sequence[int], text: str | None) -> None:
     )
     for k in shown:
         out.print(f"\nrow {k}: {rationales.tested(k).in_words()}", markup=False)
-
-    def draw() -> list[Path]:
-        folder = run.path / "explanations"
-        folder.mkdir(exist_ok=True)
-        rationales.draw(shown, folder / "rationales.png")
-        return [folder / "rationales.png"]
-
-    _written(draw)
+    _written(partial(rationales.draw, shown, run.path / "explanations"))
 
 
 def _explain_rules(run: Run, row: Sequence[int], most: int, npy: Path | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fedsim.explain.canvas import new_figure, place, plain, save
 
@@ -12,24 +12,37 @@ WIDTH, LINE, CHARACTER = 9.0, 0.2, 0.078  # inches: of a picture, a line of text
 CHOSEN, MARKED = "#ffd54d", "#1565c0"
 
 
-class Document(Protocol):
-    """What is drawn of a document; see `fedsim.explained.Chosen`."""
+@dataclass(frozen=True)
+class Chosen:
+    """The words that a model chose of a document, and what it decided by them.
 
-    @property
-    def words(self) -> tuple[str, ...]: ...
-    @property
-    def chosen(self) -> tuple[bool, ...]: ...
-    @property
-    def marked(self) -> tuple[bool, ...]: ...
-    @property
-    def decision(self) -> str: ...
-    @property
-    def probability(self) -> float: ...
-    @property
-    def label(self) -> str | None: ...
+    Args:
+        words: of the document, as far as the model reads it.
+        chosen: for each word.
+        marked: for each word, whether the label is about it; empty if that is not known.
+        decision: the class, with its probability.
+        label: the true class, if there is one.
+    """
+
+    words: tuple[str, ...]
+    chosen: tuple[bool, ...]
+    marked: tuple[bool, ...]
+    decision: str
+    probability: float
+    label: str | None
+
+    def in_words(self) -> str:
+        """The document with chosen words in brackets, and marked ones between underscores."""
+        shown = []
+        for k, word in enumerate(self.words):
+            word = f"_{word}_" if self.marked and self.marked[k] else word
+            shown.append(f"[{word}]" if self.chosen[k] else word)
+        truth = "" if self.label is None else f", is {self.label}"
+        decided = f"{self.decision} ({self.probability:.0%}){truth}"
+        return f"{decided}: {' '.join(shown) or '(no word)'}"
 
 
-def draw_rationales(documents: Sequence[Document], path: Path) -> None:
+def draw_rationales(documents: Sequence[Chosen], path: Path) -> None:
     """Draw documents: chosen words on yellow, marked ones in blue and underlined.
 
     Raises:

@@ -105,3 +105,22 @@ def draw_transfer(rows: pd.DataFrame, path: Path) -> None:
         0.02, 0, "numbers: classes in common; white: not given", fontsize=7, ha="left", va="top"
     )
     save(figure, path)
+
+
+def draw_tasks(tasks: pd.DataFrame, given: pd.DataFrame, folder: Path) -> list[Path]:
+    """Draw the curves into a folder, and who learns from whom, if anyone does; their paths.
+
+    Args:
+        tasks: of a run, at least one row.
+        given: of explainer `transfer`.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    folder.mkdir(exist_ok=True)
+    paths = [folder / "tasks.png"]
+    draw_curves(tasks, paths[0])
+    if not given.empty:
+        paths.append(folder / "transfer.png")
+        draw_transfer(given, paths[1])
+    return paths
