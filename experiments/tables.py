@@ -1,9 +1,64 @@
-"""What the READMEs of experiments print: means, tests, tables."""
+"""What scripts of experiments have in common: grids that are run or done, means, tests, tables."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 from scipy.stats import ttest_ind
+
+import fedsim
+from fedsim.sheet import Sheet
+from fedsim.sweep.grid import GridFolder, run_grid
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """Of the command line that all of them have."""
+    made = argparse.ArgumentParser(description=about)
+    made.add_argument("names", nargs="*", default=[], help="grids; by default all")
+    made.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
+    made.add_argument("--done", type=Path, nargs="+", help="finished grids to tabulate")
+    return made
+
+
+def grids(
+    arguments: argparse.Namespace,
+    folder: Path,
+    names: Iterable[str],
+    change: Callable[[Sheet], Sheet] = lambda sheet: sheet,
+) -> dict[str, list[GridFolder]]:
+    """The grids of each name: those given as done, or else those asked for, which are run.
+
+    Args:
+        arguments: of `parser`.
+        folder: of the experiment; its grids are small/NAME.yaml, and called «folder-NAME».
+        names: of all of them.
+        change: of a file before it is run.
+    """
+    found: dict[str, list[GridFolder]] = {}
+    if arguments.done:
+        for grid in map(GridFolder.open, arguments.done):
+            name = str(grid.manifest["name"]).removeprefix(f"{folder.name}-")
+            found.setdefault(name, []).append(grid)
+        return found
+    for name in arguments.names or names:
+        sheet = change(Sheet.read(folder / "small" / f"{name}.yaml"))
+        found[name] = [run_grid(sheet, arguments.out, print)]
+    return found
+
+
+def finished(grids: Iterable[GridFolder]) -> Iterator[tuple[dict[str, Any], fedsim.Run]]:
+    """What was varied in each finished run, its seed with it, and the run; of twins the last."""
+    cells: dict[tuple[Any, ...], tuple[GridFolder, dict[str, Any]]] = {}
+    for grid in grids:
+        for entry in grid.manifest["cells"]:
+            if entry["status"] == "finished":
+                cells[(*entry["cell"].items(), entry["seed"])] = (grid, entry)
+    for grid, entry in cells.values():
+        yield {**entry["cell"], "seed": entry["seed"]}, fedsim.load(grid.path / entry["folder"])
 
 
 def better(a: pd.Series, b: pd.Series) -> float:

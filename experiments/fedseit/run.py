@@ -7,7 +7,6 @@ results/NAME.csv, pictures beside it, and prints the tables of the README.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -16,29 +15,24 @@ from pathlib import Path
 import pandas as pd
 from scipy.stats import ttest_rel
 
-import fedsim
 from fedsim.explain.canvas import class_colours, new_figure, place, save
 from fedsim.results.continual import continual
 from fedsim.results.summary import of_run
 from fedsim.sheet import Sheet
-from fedsim.sweep.grid import GridFolder, run_grid
+from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tables import better, spread, table
+from tables import better, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 CLIENT = 2  # whose tasks are drawn: the paper's third
 
 
-def collect(grid: GridFolder) -> tuple[pd.DataFrame, pd.DataFrame]:
+def collect(grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row for each run, and accuracy on each task after each round."""
     rows, curves = [], []
-    for entry in grid.manifest["cells"]:
-        if entry["status"] != "finished":
-            continue
-        run = fedsim.load(grid.path / entry["folder"])
-        cell = {**entry["cell"], "seed": entry["seed"]}
+    for cell, run in finished(grids):
         clients = run.manifest["clients"]
         row = {**cell, **asdict(continual(run.tasks))}
         row["megabytes"] = of_run(run.rounds)["total_bytes"] / clients / 1e6
@@ -120,25 +114,18 @@ def draw(curves: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=[], help="grids; by default all")
-    parser.add_argument("--vectors", type=Path, help="word vectors; random ones, if not given")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
-    parser.add_argument("--done", type=Path, nargs="+", help="finished grids to tabulate")
-    arguments = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--vectors", type=Path, help="word vectors; random ones, if not given")
+    arguments = command.parse_args()
     RESULTS.mkdir(exist_ok=True)
-    grids = {}
-    for folder in arguments.done or []:
-        grid = GridFolder.open(folder)
-        grids[str(grid.manifest["name"]).removeprefix("fedseit-")] = grid
-    if not arguments.done:
-        for name in arguments.names or TABLES:
-            sheet = Sheet.read(HERE / "small" / f"{name}.yaml")
-            if arguments.vectors:
-                sheet = sheet.changed({"data.vectors": str(arguments.vectors)}, "--vectors")
-            grids[name] = run_grid(sheet, arguments.out, print)
-    for name, grid in grids.items():
-        results, curves = collect(grid)
+
+    def with_vectors(sheet: Sheet) -> Sheet:
+        if arguments.vectors is None:
+            return sheet
+        return sheet.changed({"data.vectors": str(arguments.vectors)}, "--vectors")
+
+    for name, made in grids(arguments, HERE, TABLES, with_vectors).items():
+        results, curves = collect(made)
         results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
         print(f"\n## {name}\n", *TABLES[name](results), sep="\n")
         if name == "table2":

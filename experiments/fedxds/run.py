@@ -8,7 +8,6 @@ four methods, one after another, with nothing beside them.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -28,10 +27,10 @@ from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_grad
 from fedsim.results.summary import of_run
 from fedsim.sheet import Sheet
 from fedsim.simulate import prepare
-from fedsim.sweep.grid import GridFolder, run_grid
+from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tables import better, spread, table
+from tables import better, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -95,23 +94,18 @@ def draw_inversions(inversions: dict[str, Inversion]) -> None:
 def collect(name: str, grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row for each run, and all rounds of all runs, by the axes of the grid."""
     rows, rounds, inversions = [], [], {}
-    for grid in grids:
-        for entry in grid.manifest["cells"]:
-            if entry["status"] != "finished":
-                continue
-            run = fedsim.load(grid.path / entry["folder"])
-            cell = {**entry["cell"], "seed": entry["seed"]}
-            extra: dict[str, float] = {}
-            if name == "privacy":
-                extra, inversion = attack(run, cell["method"])
-                if inversion is not None and entry["seed"] == 0:
-                    inversions[cell["method"]] = inversion
-            rows.append({**cell, **row_of(run), **extra})
-            sent = (run.rounds["total_bytes_up"] + run.rounds["total_bytes_down"]) / 1e6
-            curve = run.rounds[["round", "accuracy"]].assign(
-                megabytes=sent / run.manifest["clients"], **cell
-            )
-            rounds.append(curve.dropna(subset="accuracy"))
+    for cell, run in finished(grids):
+        extra: dict[str, float] = {}
+        if name == "privacy":
+            extra, inversion = attack(run, cell["method"])
+            if inversion is not None and cell["seed"] == 0:
+                inversions[cell["method"]] = inversion
+        rows.append({**cell, **row_of(run), **extra})
+        sent = (run.rounds["total_bytes_up"] + run.rounds["total_bytes_down"]) / 1e6
+        curve = run.rounds[["round", "accuracy"]].assign(
+            megabytes=sent / run.manifest["clients"], **cell
+        )
+        rounds.append(curve.dropna(subset="accuracy"))
     if inversions:
         draw_inversions(inversions)
     return pd.DataFrame(rows), pd.concat(rounds, ignore_index=True)
@@ -287,26 +281,15 @@ def cost(out: Path, turns: int = 3) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=[], help="grids; by default all")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
-    parser.add_argument("--done", type=Path, nargs="+", help="finished grids to tabulate")
-    parser.add_argument("--gradients", action="store_true", help="invert gradients, and no more")
-    parser.add_argument("--cost", action="store_true", help="time four methods, and no more")
-    arguments = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--gradients", action="store_true", help="invert gradients, and no more")
+    command.add_argument("--cost", action="store_true", help="time four methods, and no more")
+    arguments = command.parse_args()
     if arguments.cost or arguments.gradients:
         print(cost(arguments.out) if arguments.cost else gradients())
         return
     RESULTS.mkdir(exist_ok=True)
-    grids: dict[str, list[GridFolder]] = {}
-    if arguments.done:
-        for folder in map(GridFolder.open, arguments.done):
-            grids.setdefault(folder.manifest["name"].removeprefix("fedxds-"), []).append(folder)
-    else:
-        for name in arguments.names or TABLES:
-            sheet = Sheet.read(HERE / "small" / f"{name}.yaml")
-            grids[name] = [run_grid(sheet, arguments.out, print)]
-    for name, folders in grids.items():
+    for name, folders in grids(arguments, HERE, TABLES).items():
         results, rounds = collect(name, folders)
         results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
         print(f"\n### {name}\n")

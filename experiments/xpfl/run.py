@@ -10,7 +10,6 @@ that keep teachers.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,15 +35,20 @@ from fedsim.models.masked_autoencoder import (
 from fedsim.privacy.inversion import fidelity as closeness
 from fedsim.sheet import Sheet
 from fedsim.simulate import prepare
-from fedsim.sweep.grid import GridFolder, run_grid
+from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.memory import own_megabytes
-from tables import better, spread, table
+from tables import better, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DATA = ("mnist", "fashion_mnist", "cifar10")
+# Of small/.
+TEACHER = {
+    **{"width": 64, "depth": 4, "heads": 4},
+    **{"decoder_width": 32, "decoder_depth": 2, "decoder_heads": 4},
+}
 
 
 # -- grids -------------------------------------------------------------------------------------
@@ -53,15 +57,7 @@ DATA = ("mnist", "fashion_mnist", "cifar10")
 def collect(name: str, grids: list[GridFolder]) -> pd.DataFrame:
     """A row for each run; of `explained` one for each round and client that was explained."""
     rows = []
-    finished = {
-        (*entry["cell"].items(), entry["seed"]): (grid, entry)
-        for grid in grids
-        for entry in grid.manifest["cells"]
-        if entry["status"] == "finished"
-    }
-    for grid, entry in finished.values():
-        run = fedsim.load(grid.path / entry["folder"])
-        cell = {**entry["cell"], "seed": entry["seed"]}
+    for cell, run in finished(grids):
         rounds = run.rounds
         scores = rounds["accuracy"].dropna()
         found = {"accuracy": scores.iloc[-1], "best": scores.max()}
@@ -223,9 +219,7 @@ def autoencoders(
 def reconstruction() -> pd.DataFrame:
     """PSNR and SSIM of test images, and pictures of some."""
     _, sheet = Sheet.read(HERE / "small" / "skew.yaml").take("grid")
-    teacher = Teacher(
-        width=64, depth=4, heads=4, decoder_width=32, decoder_depth=2, decoder_heads=4
-    )
+    teacher = Teacher(**TEACHER)
     rows = []
     for data in DATA:
         share = 1 if data == "cifar10" else 4000 / 60_000
@@ -342,15 +336,13 @@ def trees(turns: int = 3) -> str:
 def clients(out: Path) -> str:
     """Memory of 100 clients that keep a teacher each, on two client actors."""
     _, sheet = Sheet.read(HERE / "small" / "skew.yaml").take("grid")
-    teacher = {"width": 64, "depth": 4, "heads": 4}
-    teacher |= {"decoder_width": 32, "decoder_depth": 2, "decoder_heads": 4}
     changes: dict[str, Any] = {
         "data.name": "fashion_mnist",
         "partition": {
             **{"kind": "iid", "clients": 100},
             **{"labelled_fraction": 0.1, "train_fraction": 0.2},
         },
-        "method": {"name": "xpfl", "teacher": teacher},
+        "method": {"name": "xpfl", "teacher": TEACHER},
         "train.rounds": 6,
         "engine": {"kind": "ray", "actors": 2},
         "evaluate.every": 6,
@@ -371,14 +363,11 @@ def clients(out: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=[], help="grids; by default all")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
-    parser.add_argument("--done", type=Path, nargs="+", help="finished grids to tabulate")
-    parser.add_argument("--reconstruction", action="store_true", help="autoencoders, no more")
-    parser.add_argument("--trees", action="store_true", help="time trees, and no more")
-    parser.add_argument("--clients", action="store_true", help="100 clients, and no more")
-    arguments = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--reconstruction", action="store_true", help="autoencoders, no more")
+    command.add_argument("--trees", action="store_true", help="time trees, and no more")
+    command.add_argument("--clients", action="store_true", help="100 clients, and no more")
+    arguments = command.parse_args()
     RESULTS.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     if arguments.reconstruction:
@@ -390,17 +379,10 @@ def main() -> None:
     elif arguments.clients:
         print(clients(arguments.out))
     else:
-        grids: dict[str, list[GridFolder]] = {}
-        for folder in arguments.done or []:
-            grid = GridFolder.open(folder)
-            grids.setdefault(str(grid.manifest["name"]).removeprefix("xpfl-"), []).append(grid)
-        if not arguments.done:
-            for name in arguments.names or TABLES:
-                sheet = Sheet.read(HERE / "small" / f"{name}.yaml")
-                grids[name] = [run_grid(sheet, arguments.out, print)]
-        for name in TABLES:
-            if name in grids:
-                results = collect(name, grids[name])
+        made = grids(arguments, HERE, TABLES)
+        for name in TABLES:  # in this order: `labels` reads what `skew` has written
+            if name in made:
+                results = collect(name, made[name])
                 results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
                 print(f"\n## {name}\n", *TABLES[name](results), sep="\n")
 
