@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small import Say, private_ray, small_experiment
-from xdist.scheduler import LoadScopeScheduling
 
 from fedsim import Run, run
 from fedsim.cli import main
 
-# Files with tests that start Ray. Some start a cluster for all on the machine, which no other test
-# must meet: they all run in one process, one after another, while another takes the rest.
+# Files with tests that start Ray: they take the longest.
 ON_RAY = {
     *("test_bad_input", "test_cli", "test_cluster", "test_contract", "test_grid", "test_launch"),
     *("test_loggers", "test_notebooks", "test_openfl_xai", "test_placement", "test_preflight"),
@@ -24,20 +24,18 @@ ON_RAY = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray's tests first: they take the longest."""
+    """Ray's tests first, so that no process is left alone with them at the end."""
     items.sort(key=lambda item: item.path.stem not in ON_RAY)
 
 
-class _Apart(LoadScopeScheduling):
-    """Hands out whole files, and all of Ray's as one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        stem = Path(nodeid.partition("::")[0]).stem
-        return "ray" if stem in ON_RAY else stem
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Apart:
-    return _Apart(config, log)
+@pytest.fixture(scope="session", autouse=True)
+def ray_apart() -> Iterator[None]:
+    """Ray's folder is this process's own: what others start is not found there."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tempfile.mkdtemp(prefix="fedsim-", dir="/tmp")  # sockets want a short path
+        patch.setenv("RAY_TMPDIR", folder)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)  # of Rays that are still ending
 
 
 @pytest.fixture
