@@ -6,8 +6,9 @@ from fedsim.data import stream as _stream
 from fedsim.data import text_sources as _text_sources
 from fedsim.experiment import Experiment
 from fedsim.federation import Client, Federation, Unsent, Update
-from fedsim.launch import reopen, resume, run
+from fedsim.launch import resume, run
 from fedsim.methods import Method, State
+from fedsim.remade import reopen
 from fedsim.results.run import Run, load
 
 __all__ = [

@@ -17,7 +17,6 @@ from torch import Tensor
 from fedsim.data.partition import Indices
 from fedsim.errors import RunFolderError
 from fedsim.federation import Examples
-from fedsim.launch import reopen
 from fedsim.methods.fedfed import FedFed, FedFedState
 from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.methods.pixels import to_pixels
@@ -38,6 +37,7 @@ from fedsim.privacy.membership import (
     outcome,
     shadow_confidences,
 )
+from fedsim.remade import reopen
 from fedsim.results.run import Run
 from fedsim.streams import numpy_stream
 from fedsim.training import logits
@@ -81,7 +81,9 @@ class Attacked:
 
     def __init__(self, run: Run) -> None:
         self.experiment = run.experiment
-        self.fed, self.state, self._dataset, self._holdings, self._setup = reopen(run)
+        again = reopen(run)
+        self.fed, self.state = again.fed, again.state
+        self._dataset, self._holdings, self._setup = again.dataset, again.holdings, again.setup
         if self.experiment.method.of_rules or not self._setup.classes or not run.weights():
             raise RunFolderError(f"{run.path}: leaves no global classifier to attack")
         self._path = run.path

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
@@ -45,9 +45,12 @@ class Checkpoint(Section):
 
     Args:
         every: rounds from one checkpoint to the next; 0 makes none before the end.
+        keep: `last`, or `all`, so that the models of any round can be had without running the
+            rounds before it again (`fedsim explain --round`).
     """
 
     every: int = Field(5, ge=0)
+    keep: Literal["last", "all"] = "last"
 
 
 class Experiment(Section):

@@ -33,13 +33,14 @@ from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.rules import LocalExplanation, local_explanation
 from fedsim.explain.tree import confusion, draw_confusion, draw_tree
 from fedsim.federation import Federation
-from fedsim.launch import reopen, same_data
+from fedsim.launch import same_data
 from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.methods.method import needs_classifier
 from fedsim.methods.xpfl import XPFL, Mimic, Xfed, embedded
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rationale import Rationaliser
 from fedsim.models.rules import Array, Prediction, Rule, feature_names
+from fedsim.remade import reopen
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.simulate import prepare

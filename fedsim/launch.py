@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
@@ -17,20 +17,15 @@ from fedsim.experiment import Experiment
 from fedsim.federation import (
     Engine,
     EngineSettings,
-    Federation,
     LocalEngine,
     Setup,
     limit_threads,
-    pick_device,
 )
-from fedsim.federation.checkpoint import Checkpoints
 from fedsim.federation.placement import Node, plan_actors, starting
-from fedsim.methods import State
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.loggers import environment, with_loggers
 from fedsim.results.run import Run, load
 from fedsim.simulate import Progress, hashes, prepare, simulate
-from fedsim.streams import torch_stream
 
 PATIENCE = 60.0  # seconds without an event after which the user is told what is free
 MAX_DRIVER_DEATHS = 3  # in a row, without getting further between them
@@ -192,42 +187,6 @@ def _locally(
 ) -> Generator[Progress]:
     engine = LocalEngine(folder.experiment.engine, setup, dataset, holdings)
     yield from _logged(folder, setup, dataset, holdings, engine)
-
-
-class Reopened(NamedTuple):
-    """A finished run, to look into: what `reopen` returns."""
-
-    fed: Federation
-    state: State
-    dataset: Dataset
-    holdings: Holdings
-    setup: Setup
-
-
-def reopen(run: Run) -> Reopened:
-    """The clients of a finished run, in this process, and the server's last state.
-
-    Any client function can be called once more: what it draws depends on the round, which
-    `begin_round` sets. From here on this process computes with as many threads as the run did.
-
-    Raises:
-        BadInput: it is not finished, or its data is not what it was.
-    """
-    run.result_hash  # noqa: B018  # raises if it is not finished
-    experiment = run.experiment
-    dataset, holdings, setup = prepare(experiment)
-    same_data(RunFolder.open(run.path), dataset, holdings)
-    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
-    device = pick_device(experiment.engine)
-    V = run.manifest["clients_per_step"]
-    fed = Federation(setup, dataset, holdings, engine, V, device)
-    with torch_stream(setup.seed, "server", 0, device=device):
-        template = experiment.method.init(fed)
-    latest = Checkpoints(run.path / "weights").latest(template, fed)
-    if latest is None:
-        raise RunFolderError(f"{run.path}: its last checkpoint is missing")
-    _, state, _ = latest
-    return Reopened(fed, state, dataset, holdings, setup)
 
 
 class Driver:

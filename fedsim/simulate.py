@@ -163,7 +163,7 @@ def simulate(
     device = pick_device(experiment.engine)
     folder.update(server_device=str(device))
     fed = Federation(setup, dataset, holdings, engine, V, device)
-    checkpoints = Checkpoints(folder.path / "weights")
+    checkpoints = Checkpoints(folder.path / "weights", experiment.checkpoint.keep)
     tables = {
         name: Table(folder.path, name) for name in ("rounds", "clients", "explanations", "tasks")
     }
@@ -179,19 +179,7 @@ def simulate(
         try:
             for t in range(begin + 1, last + 1):
                 started = time.perf_counter()
-                fed.begin_round(t)
-                # What the server draws from torch's own generator (dropout) depends on t alone.
-                with torch_stream(setup.seed, "server", t, device=device):
-                    state = method.round(fed, state, t)
-                if not np.isfinite(state.weights).all():
-                    raise RunError(
-                        f"round {t}: the server's weights are no longer finite numbers; smaller "
-                        "learning rates may help"
-                    )
-                if t % experiment.evaluate.every == 0 or t == last:
-                    method.evaluate(fed, state)
-                    if experiment.evaluate.clients:
-                        method.evaluate_clients(fed, state)
+                state = one_round(fed, experiment, state, t)
                 record, rows = fed.records()
                 if setup.privacy is not None:
                     record["epsilon"] = spent(setup.privacy, fed.releases, ledger)
@@ -222,6 +210,25 @@ def simulate(
             save({n: np.ascontiguousarray(array) for n, array in arrays.items()}),
         )
         folder.update(result_hash=result_hash(ledger["chain"], state))
+
+
+def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> State:
+    """Round t, and the tests that follow it; the server's next state."""
+    method = experiment.method
+    fed.begin_round(t)
+    # What the server draws from torch's own generator (dropout) depends on t alone.
+    with torch_stream(experiment.seed, "server", t, device=fed.device):
+        state = method.round(fed, state, t)
+    if not np.isfinite(state.weights).all():
+        raise RunError(
+            f"round {t}: the server's weights are no longer finite numbers; smaller learning "
+            "rates may help"
+        )
+    if t % experiment.evaluate.every == 0 or t == experiment.train.rounds:
+        method.evaluate(fed, state)
+        if experiment.evaluate.clients:
+            method.evaluate_clients(fed, state)
+    return state
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,10 +92,15 @@ def _read(path: Path) -> Any:
 
 
 class Checkpoints:
-    """The checkpoints of one run; the latest is kept."""
+    """The checkpoints of one run.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: where they lie.
+        keep: `last` of them, or `all`.
+    """
+
+    def __init__(self, folder: Path, keep: str = "last") -> None:
+        self._folder, self._keep = folder, keep
         self._clients = folder / "clients"
         self._clients.mkdir(parents=True, exist_ok=True)
         self._written: dict[int, tuple[Handle, str]] = {}
@@ -118,7 +124,8 @@ class Checkpoints:
             self._folder / f"round-{t:06d}.safetensors",
             {"round": t, "state": fields, "clients": names, "progress": dict(progress)},
         )
-        self._prune(t, set(names.values()))
+        if self._keep == "last":
+            self._prune(t, set(names.values()))
 
     def _prune(self, t: int, used: set[str]) -> None:
         for path in self._folder.glob("round-*.safetensors"):
@@ -128,18 +135,25 @@ class Checkpoints:
             if path.name not in used:
                 path.unlink()
 
-    def latest(self, template: S, fed: Federation) -> tuple[int, S, dict[str, Any]] | None:
+    def latest(
+        self, template: S, fed: Federation, until: float = math.inf
+    ) -> tuple[int, S, dict[str, Any]] | None:
         """The round, server state and progress of the latest checkpoint; None if there is none.
 
         The federation takes over the kept client states.
 
         Args:
             template: a state of the method, which gives the dataclass to fill.
+            until: the last round that is wanted.
 
         Raises:
             RunFolderError: the files cannot be read.
         """
-        paths = sorted(self._folder.glob("round-*.safetensors"))
+        paths = [
+            path
+            for path in sorted(self._folder.glob("round-*.safetensors"))
+            if int(path.stem.removeprefix("round-")) <= until
+        ]
         if not paths:
             fed.restore({})
             return None

@@ -100,6 +100,7 @@ class Client:
         settings: the experiment's `train` section.
         lr: η, the learning rate of this round.
         steps: τ, local steps of the latest `train`.
+        trained: what the latest `train` or `train_rules` came to.
         task: of a stream, the one that is learnt in this round, 0 ≤ task < T.
         tasks: what was reported of tasks.
     """
@@ -117,6 +118,7 @@ class Client:
         self.state = dict(state)
         self.lr = host.setup.train.lr(round)
         self.steps = 0
+        self.trained: Tensor | Rules | None = None
         self.row: dict[str, Any] = {}
         self.task = host.task(round)
         self.tasks: list[dict[str, Any]] = []
@@ -273,7 +275,7 @@ class Client:
         start = self._apart(weights)
         task = Task(start, examples.x, examples.y, self.lr, epochs, rng, hooks, context)
         trained = self._carry_out(task)
-        self.steps = trained.steps
+        self.steps, self.trained = trained.steps, trained.weights
         if on_record:
             self.report(loss=trained.loss, steps=trained.steps)
         return trained.weights
@@ -313,6 +315,7 @@ class Client:
         table = self.table
         found = self.rules.train(table.x, table.y, self.rng("rules"))
         self.report(rules=count(found))
+        self.trained = found
         return found
 
     def evaluate_rules(self, rules: Rules) -> None:

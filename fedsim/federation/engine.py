@@ -15,8 +15,10 @@ from threadpoolctl import threadpool_limits
 
 from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
+from fedsim.federation.client import Client
 from fedsim.federation.host import Host, Setup
 from fedsim.federation.sums import ExactSum
+from fedsim.federation.wire import to_tensors
 from fedsim.federation.worker import BlockResult, Call, Sums, Worker
 
 # What the server holds of a client's kept state: the state itself, or a reference to it.
@@ -162,6 +164,16 @@ class LocalEngine(Engine):
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self._undo_threads = limit_threads(settings.cpus_per_actor)
         self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
+
+    def watch(self, witness: Callable[[Client], None]) -> None:
+        """Show each client to a witness after each client function, as that has left it."""
+        self._worker.witness = witness
+
+    def client(self, id: int, round: int, state: Mapping[str, Any]) -> Client:
+        """A client with what it has kept, outside of any client function."""
+        host = self._worker.host
+        kept = to_tensors(state, host.device)
+        return Client(host, id, round, "", kept, host.train)
 
     def run(
         self,

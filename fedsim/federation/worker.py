@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -150,10 +150,14 @@ class Worker:
 
     A worker keeps nothing between calls but the sums of the call under way, which the engine
     collects at its end; whatever it loses can be computed again from the same inputs.
+
+    Attributes:
+        witness: is shown each client after a client function, as that has left it.
     """
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self.witness: Callable[[Client], None] = lambda client: None
         self._serial = -1
         self._sums: Sums = {}
         self._sent: dict[str, Any] = {}  # the call's arguments
@@ -300,6 +304,7 @@ class Worker:
             finally:
                 if _versions(self._shared) != versions:
                     raise _Spoilt("changes an argument that came as Unsent; copy it first")
+        self.witness(client)
         kept = to_arrays(client.state)
         changed = not same(kept, state)
         if call.mode == "mean":

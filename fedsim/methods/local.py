@@ -62,6 +62,9 @@ class Local(Method[State]):
         """(client) Evaluate the client's own model on its own test examples."""
         client.evaluate(client.state.get("weights", weights))
 
+    def own_model(self, client: Client) -> Tensor | None:
+        return client.state.get("weights")
+
     def global_model(self, fed: Federation, state: State) -> dict[str, Vector]:
         """None: the clients' models are with their kept states, in the last checkpoint."""
         return {}

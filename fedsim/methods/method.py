@@ -15,7 +15,7 @@ from fedsim.component import Registry, Section
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import Client, Federation, Unsent, Vector
-from fedsim.models import Classifier
+from fedsim.models import Classifier, Rules
 from fedsim.training import Train
 
 
@@ -81,6 +81,17 @@ class Method(Section, ABC, Generic[S]):
     def local_test(self, client: Client, weights: Tensor) -> None:
         """(client) Evaluate on the client's own test examples."""
         client.evaluate(weights)
+
+    def own_model(self, client: Client) -> nn.Module | Tensor | Rules | None:
+        """(client) Its model as a client function has left it, for explanations.
+
+        What it trained last; methods with personal models have these.
+
+        Returns:
+            Weights (size,) of the experiment's network, another network, or rules; None if it has
+            not learnt yet.
+        """
+        return client.trained
 
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
         """The arrays of the global model by name, as the run's `weights/` keep them."""

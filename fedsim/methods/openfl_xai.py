@@ -144,6 +144,10 @@ class LocalRules(RuleMethod):
         """(client) The client's own rules, kept."""
         client.state["rules"] = client.train_rules()
 
+    def own_model(self, client: Client) -> Rules | None:
+        rules: Rules | None = client.state.get("rules")
+        return rules and to_arrays(rules)
+
     def evaluate(self, fed: Federation, state: RuleState) -> None:
         log_means(fed, fed.gather(self.local_scores, fed.sample(fed.round)).values())
 

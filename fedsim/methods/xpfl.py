@@ -354,6 +354,9 @@ class XPFL(Method[State]):
         client.report(psi=psi)
         client.state["weights"] = fused
 
+    def own_model(self, client: Client) -> Tensor | None:
+        return client.state.get("weights")
+
     def explain(self, client: Client, weights: Tensor) -> dict[str, float]:
         """(client) A tree that mimics w_k, and t-SNE of its features before and after fusion."""
         assert self.xfed is not None

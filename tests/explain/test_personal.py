@@ -13,7 +13,7 @@ from small import Say, small_experiment
 from fedsim import Run, run
 from fedsim.errors import BadInput
 from fedsim.explained import PersonalModel
-from fedsim.launch import reopen
+from fedsim.remade import reopen
 
 XFED = {"images": 60, "perplexity": 5, "iterations": 300, "held_out": 0.25}
 

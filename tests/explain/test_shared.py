@@ -14,8 +14,8 @@ from fedsim import Run, run
 from fedsim.errors import BadInput
 from fedsim.explain.masking import keep_relevant
 from fedsim.explained import SharedImages
-from fedsim.launch import reopen
 from fedsim.methods.fedxds import FedXDS
+from fedsim.remade import reopen
 
 METHOD: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1, "removed": 75}
 MODEL = {"name": "cnn", "channels": [4, 4]}

@@ -1,0 +1,145 @@
+"""Models of finished runs, re-made after any round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from small import NETWORK_METHODS, server_states, small_experiment, with_method
+from torch import Tensor, nn
+
+from fedsim import Run, reopen
+from fedsim.errors import BadInput
+from fedsim.federation import Client
+from fedsim.federation.worker import Worker
+from fedsim.remade import Own, client_model
+
+Finish = Callable[..., Run]
+Seen = dict[tuple[int, int], Own]
+
+OF_RULES = ["openfl_xai", "local_rules"]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """The model of each client after each round, noted down as runs go on, by client and round."""
+    noted: Seen = {}
+    run_client = Worker._run_client
+
+    def run_and_note(self: Worker, id: int, call: Any, *rest: Any) -> None:
+        made: list[Client] = []
+        make = Client.__init__
+
+        def note(client: Client, *arguments: Any) -> None:
+            make(client, *arguments)
+            made.append(client)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Client, "__init__", note)
+            run_client(self, id, call, *rest)
+        own = self.host.setup.functions.own_model(made[-1])
+        if own is not None:
+            vectors = vectors_of(own)
+            noted[id, call.round] = {k: np.array(v, copy=True) for k, v in vectors.items()}
+
+    monkeypatch.setattr(Worker, "_run_client", run_and_note)
+    return noted
+
+
+def vectors_of(own: Own) -> dict[str, Any]:
+    """Its arrays by name."""
+    if isinstance(own, Tensor):
+        return {"weights": own.cpu().numpy()}
+    if isinstance(own, nn.Module):
+        return {name: tensor.cpu().numpy() for name, tensor in own.state_dict().items()}
+    return dict(own)
+
+
+def assert_same(a: Own, b: Own) -> None:
+    first, second = vectors_of(a), vectors_of(b)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+
+
+@pytest.mark.parametrize("name", [*NETWORK_METHODS, *OF_RULES])
+def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -> None:
+    if name in OF_RULES:
+        sections: dict[str, Any] = {
+            **{"data": {"name": "friedman"}, "model": {"name": "tsk"}, "method": {"name": name}},
+            **{"partition": {"kind": "iid", "clients": 4}, "train": {"rounds": 1}},
+        }
+    else:
+        half = {"participation": 0.5, "rounds": 5}
+        sections = with_method(name, train=half, engine={"clients_per_step": 2})
+    done = finish(**sections)
+    before = dict(seen)
+    if name in ("centralised", "semifl") and not before:
+        with pytest.raises(BadInput, match=r"client 0 learnt nothing of its own in any round"):
+            client_model(done, 0)
+        return
+    assert len(before) >= 4
+    for k, t in sorted(before)[::3]:
+        own, again = client_model(done, k, t)
+        assert again.after == t
+        assert_same(own, before[k, t])
+    k = max(before)[0]
+    own, again = client_model(done, k)
+    assert_same(own, before[k, max(t for i, t in before if i == k)])
+
+
+@pytest.mark.parametrize("name", NETWORK_METHODS)
+@pytest.mark.parametrize("keep", ["last", "all"])
+def test_the_server_after_every_round(finish: Finish, name: str, keep: str) -> None:
+    sections = with_method(name, train={"participation": 0.5, "rounds": 5})
+    states = server_states(small_experiment(**sections))
+    done = finish(**sections, checkpoint={"every": 2, "keep": keep})
+    begun: list[int] = []
+    for t in (0, 3, 5):
+        state = reopen(done, t, begun.append).state
+        for f in fields(state):
+            a, b = getattr(state, f.name), getattr(states[t], f.name)
+            assert str(a) == str(b)
+            if isinstance(a, np.ndarray):
+                np.testing.assert_array_equal(a, b)
+    assert begun == {"last": [1, 2, 3], "all": [3]}[keep]
+
+
+def test_a_client_that_sat_out(finish: Finish) -> None:
+    done = finish(train={"participation": 0.3, "rounds": 6})
+    took = done.clients.loc[done.clients["client"] == 4, "round"].tolist()
+    assert 0 < len(took) < 6
+    _, again = client_model(done, 4)
+    assert again.after == took[-1]
+    out = next(t for t in range(1, 7) if t not in took)
+    with pytest.raises(BadInput) as told:
+        client_model(done, 4, out)
+    those = ", ".join(map(str, took))
+    assert (
+        str(told.value) == f"client 4 learnt nothing of its own in round {out}; it did in {those}"
+    )
+
+
+def test_what_there_is_not(finish: Finish) -> None:
+    done = finish(train={"rounds": 2})
+    with pytest.raises(BadInput, match=r": there is no round 3; it has 2$"):
+        reopen(done, 3)
+    with pytest.raises(BadInput, match=r"^there is no client 10; there are 10, counted from 0$"):
+        client_model(done, 10)
+
+
+def test_another_machine_is_noticed(finish: Finish, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = finish(train={"rounds": 3})
+    train = Client.train
+
+    def a_bit_off(self: Client, *arguments: Any, **more: Any) -> Tensor:
+        trained = train(self, *arguments, **more)
+        return trained + 1e-4 if self.round == 2 else trained
+
+    monkeypatch.setattr(Client, "train", a_bit_off)
+    reopen(done, 1)
+    with pytest.raises(BadInput, match=r": round 2 comes out otherwise here: \w+ is .*, and was "):
+        reopen(done, 2)
