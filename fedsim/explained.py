@@ -1,15 +1,14 @@
 """What a run explains, with the data to explain it on.
 
-final = FinalRules.of(fedsim.load(path))
-print(final.explain_row(0).in_words(final.names))
+run = fedsim.load(path)
+client = Subject.of(run, client=3, after=7)             # its model after round 7, re-made
+inputs = Inputs.of_rows(client.dataset, [0, 1])
+Attributed.of(client, IntegratedGradients(), inputs).draw(folder)
+Mimicked.of(client).in_words()                          # a tree that mimics it
 
-shared = SharedImages.of(fedsim.load(path), clients=[0, 1])
-shared.draw(folder)
-
-Rationales.of(fedsim.load(path)).explain("a lovely golden head").in_words()
-
-personal = PersonalModel.of(fedsim.load(path), client=0)
-personal.mimic.tree.path(personal.mimic.images[0], pixel_names(personal.shape))
+RuleBase.of(Subject.of(run)).why(inputs)                # of a run of rules
+Rationales.of(Subject.of(run)).explain(inputs)          # of a model that chooses words
+SharedImages.of(run, clients=[0, 1]).draw(folder)       # of a run of FedXDS
 """
 
 from __future__ import annotations
@@ -17,39 +16,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsim.data import Dataset
 from fedsim.data.labels import draw_labels
-from fedsim.data.text import encode, tokenise
 from fedsim.errors import RunFolderError
+from fedsim.explain.attribution import Attribution, heatmap
 from fedsim.explain.embedding import Embedding, draw_embeddings
-from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
-from fedsim.explain.highlight import Chosen, draw_rationales
-from fedsim.explain.images import Example, draw_shared
-from fedsim.explain.rules import LocalExplanation, local_explanation
+from fedsim.explain.figures import draw_activations, draw_bars, draw_partitions, draw_rules
+from fedsim.explain.highlight import Chosen, Weighed, draw_rationales, draw_weighed
+from fedsim.explain.images import Example, draw_relevances, draw_shared
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.rationales import rationale_scores, rationale_totals
+from fedsim.explain.rules import (
+    LocalExplanation,
+    global_explanation,
+    local_explanation,
+    measures,
+)
 from fedsim.explain.tree import confusion, draw_confusion, draw_tree
 from fedsim.federation import Federation
-from fedsim.launch import same_data
 from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.methods.method import needs_classifier
+from fedsim.methods.openfl_xai import RuleState
 from fedsim.methods.xpfl import XPFL, Mimic, Xfed, embedded
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rationale import Rationaliser
-from fedsim.models.rules import Array, Prediction, Rule, feature_names
-from fedsim.remade import reopen
-from fedsim.results.folder import RunFolder
+from fedsim.models.rules import Array, Prediction, Rule, count, feature_names
+from fedsim.remade import Subject, reopen
 from fedsim.results.run import Run
-from fedsim.simulate import prepare
 from fedsim.streams import numpy_stream
 
 
 @dataclass(frozen=True)
-class FinalRules:
-    """The global rules at the end of a run.
+class RuleBase:
+    """Rules, the global ones or a client's.
 
     Args:
         model: what kind of rules they are.
@@ -64,28 +70,17 @@ class FinalRules:
     dataset: Dataset
 
     @classmethod
-    def of(cls, run: Run) -> FinalRules:
-        """Of a finished run.
+    def of(cls, subject: Subject) -> RuleBase:
+        """Of a model of a run.
 
         Raises:
-            BadInput: it is not finished, it has no global rules, or its data is not what it was.
+            BadInput: it is a network.
         """
-        arrays = {name: tensor.numpy() for name, tensor in run.weights().items()}
-        experiment = run.experiment
-        if not isinstance(experiment.model, RuleModel):
-            raise RunFolderError(
-                f"{run.path}: model.name={experiment.model.name} is a network; what is explained "
-                "is rules"
-            )
-        if not arrays:
-            raise RunFolderError(
-                f"{run.path}: method.name={experiment.method.name} leaves no global rules"
-            )
-        dataset, holdings, _ = prepare(experiment)
-        same_data(RunFolder.open(run.path), dataset, holdings)
-        rules = run.explanations
-        last = rules[rules["round"] == rules["round"].max()].sort_values("rule")
-        return cls(experiment.model, arrays, last["sources"].to_numpy(), dataset)
+        rules, again = subject.rules(), subject.again
+        state = again.state
+        assert isinstance(state, RuleState)
+        sources = np.ones(count(rules), np.int64) if subject.client is not None else state.sources
+        return cls(again.setup.rules, rules, sources, again.dataset)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,32 +105,37 @@ class FinalRules:
         """The rules, in their order."""
         return self.model.explain(self.rules, self.names)
 
-    def draw(self, folder: Path) -> list[Path]:
+    def table(self) -> list[dict[str, Any]]:
+        """The rules in words, the weightiest first: see `global_explanation`."""
+        y = self.dataset.test_y
+        found = self.predict()
+        return global_explanation(self.explain(), found, y, self.sources, self.names, self.target)
+
+    def measures(self) -> dict[str, float]:
+        """How readable they are, on the central test set."""
+        return measures(self.explain(), self.predict(), self.sources)
+
+    def draw(self, folder: Path, suffix: str = "") -> list[Path]:
         """Draw partitions, rules and activations into a folder; their paths.
+
+        Args:
+            suffix: of the files' names.
 
         Raises:
             OSError: they cannot be written.
         """
         folder.mkdir(exist_ok=True)
-        paths = [folder / f"{name}.png" for name in ("partitions", "rules", "activations")]
+        paths = [folder / f"{n}{suffix}.png" for n in ("partitions", "rules", "activations")]
         rules = self.explain()
         draw_partitions(rules, self.test_x, self.names, paths[0])
         draw_rules(rules, self.sources, self.names, paths[1])
         draw_activations(self.predict(), paths[2])
         return paths
 
-    def explain_row(self, row: int) -> LocalExplanation:
-        """Why the rules predict what they predict for a row of the central test set.
-
-        Raises:
-            RunFolderError: there is no such row.
-        """
-        if not 0 <= row < len(self.dataset.test_y):
-            raise RunFolderError(
-                f"there is no row {row} in the test set; it has {len(self.dataset.test_y)}, "
-                "counted from 0"
-            )
-        return local_explanation(self.model, self.rules, self.test_x[row], self.names)
+    def why(self, inputs: Inputs) -> list[LocalExplanation]:
+        """Why the rules predict what they predict for these."""
+        rows = inputs.x.astype(np.float64)
+        return [local_explanation(self.model, self.rules, row, self.names) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -197,70 +197,70 @@ class SharedImages:
 
 
 @dataclass(frozen=True)
-class PersonalModel:
-    """A client's personal model at the end of a run of XPFL, and a tree that mimics it.
+class Mimicked:
+    """A classifier of a run, and a tree that mimics it.
 
     Args:
-        client: whose.
-        mimic: grown on what the model predicts for the client's images.
-        embeddings: of images of the central test set, by the global and the personal model.
+        subject: the classifier.
+        mimic: grown on what it predicts: for a client's model for the client's own images, for
+            the global one for those of the central test set.
+        embeddings: of images of the central test set, by the global and the client's model.
         labels: (m,) their true classes.
-        shape: (C, H, W).
-        classes: their names.
     """
 
-    client: int
+    subject: Subject
     mimic: Mimic
     embeddings: dict[str, Embedding]
     labels: NDArray[np.int64]
-    shape: tuple[int, ...]
-    classes: tuple[str, ...]
 
     @classmethod
-    def of(cls, run: Run, client: int) -> PersonalModel:
-        """Of a finished run; settings are those of `method.xfed`, or its defaults.
+    def of(cls, subject: Subject) -> Mimicked:
+        """Of a model of a run; settings are those of `method.xfed`, or its defaults.
 
         Raises:
-            BadInput: the run is not finished, has no such client, or no personal model of it, or
-                its data is not what it was.
+            BadInput: the model is no classifier of numbers.
         """
-        method = run.experiment.method
-        if not isinstance(method, XPFL):
-            raise RunFolderError(f"{run.path}: method.name={method.name} has no personal models")
-        again = reopen(run)
-        needs_classifier(method.name, again.setup.build_model())
-        fed, dataset, holdings = again.fed, again.dataset, again.holdings
-        _refuse_unknown(client, fed)
-        states = fed.states()
-        if client not in states:
-            raise RunFolderError(f"client {client} was in no cohort, and has no personal model")
-        settings = method.xfed or Xfed()
-        own = fed.tensor(fed.fetch(states[client])["weights"])
-        rng = numpy_stream(run.experiment.seed, "explained", 0, client)
-        rows = np.concatenate([holdings.train[client], holdings.unlabelled[client]])
-        rows = rng.permutation(rows)[: settings.images]
-        x = fed.prepare(dataset.x[rows], dataset.y[rows]).x
+        again, own, k = subject.again, subject.own, subject.client
+        experiment, dataset, holdings = again.experiment, again.dataset, again.holdings
+        if not (isinstance(own, Tensor) and dataset.classes and not dataset.words):
+            raise RunFolderError(
+                f"{again.run.path}: a tree mimics classifiers of images and tables, not "
+                f"model.name={experiment.model.name} on data.name={experiment.data.name}"
+            )
+        needs_classifier(experiment.method.name, again.setup.build_model())
+        fed, method = again.fed, experiment.method
+        settings = (method.xfed if isinstance(method, XPFL) else None) or Xfed()
+        rng = numpy_stream(experiment.seed, "explained", 0, k or 0)
+        if k is None:
+            rows = rng.permutation(len(dataset.test_y))[: settings.images]
+            x = fed.prepare(dataset.test_x[rows], dataset.test_y[rows]).x
+        else:
+            rows = np.concatenate([holdings.train[k], holdings.unlabelled[k]])
+            rows = rng.permutation(rows)[: settings.images]
+            x = fed.prepare(dataset.x[rows], dataset.y[rows]).x
         mimic = Mimic.of(fed.model, own, x, fed.num_classes, settings)
         drawn = rng.permutation(len(dataset.test_y))[: settings.images]
         test = fed.prepare(dataset.test_x[drawn], dataset.test_y[drawn])
-        models = {"global model": fed.tensor(again.state.weights), "personal": own}
+        models = {}
+        if method.global_model(fed, again.state):
+            models["global model"] = fed.tensor(again.state.weights)
+        if k is not None:
+            models[f"client {k}'s"] = own
         embeddings = {
             name: embedded(fed.model, w, test.x, settings, seed=0) for name, w in models.items()
         }
-        labels = dataset.test_y[drawn]
-        return cls(client, mimic, embeddings, labels, dataset.shape, dataset.classes)
+        return cls(subject, mimic, embeddings, dataset.test_y[drawn])
 
     def in_words(self) -> str:
         """How well the tree mimics the model."""
         mimic = self.mimic
         lines = [
-            f"client {self.client}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} "
-            f"deep, says what its model predicts for {mimic.known} of its images: "
-            f"{mimic.fidelity:.1%} agree"
+            f"{self.subject.title}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} "
+            f"deep, says what it predicts for {mimic.known} inputs: {mimic.fidelity:.1%} agree"
         ]
         if mimic.held_out_fidelity is not None:
             unseen = len(mimic.images) - mimic.known
-            lines.append(f"of {unseen} images that it has not seen {mimic.held_out_fidelity:.1%}")
+            lines.append(f"of {unseen} that it has not seen {mimic.held_out_fidelity:.1%}")
         for name, embedding in self.embeddings.items():
             lines.append(f"t-SNE, {name}: KL {embedding.divergence:.4f} nats")
         return "\n  ".join(lines)
@@ -272,105 +272,201 @@ class PersonalModel:
             OSError: they cannot be written.
         """
         folder.mkdir(exist_ok=True)
-        paths = [folder / f"{n}-{self.client}.png" for n in ("tree", "confusion", "embedding")]
+        dataset, suffix, mimic = self.subject.dataset, self.subject.suffix, self.mimic
+        paths = [folder / f"{n}{suffix}.png" for n in ("tree", "confusion", "embedding")]
         shape = None
-        if len(self.shape) == 3:
-            C, H, W = self.shape
+        if len(dataset.shape) == 3:
+            C, H, W = dataset.shape
             shape = (C, H, W)
-        mimic = self.mimic
-        draw_tree(mimic.tree, self.classes, paths[0], shape)
+        draw_tree(mimic.tree, dataset.classes, paths[0], shape)
         by_tree = mimic.tree.predict(mimic.images)
-        counts = confusion(mimic.predicted, by_tree, len(self.classes))
-        draw_confusion(counts, self.classes, paths[1])
-        draw_embeddings(self.embeddings, self.labels, self.classes, paths[2])
+        counts = confusion(mimic.predicted, by_tree, len(dataset.classes))
+        draw_confusion(counts, dataset.classes, paths[1])
+        draw_embeddings(self.embeddings, self.labels, dataset.classes, paths[2])
         return paths
 
 
 @dataclass(frozen=True)
 class Rationales:
-    """The global model at the end of a run, which says by which words it decides.
+    """A model of a run which says by which words it decides.
 
     Args:
-        network: with its final weights, in evaluation.
-        dataset: what it was trained for.
+        subject: whose model.
+        network: it, in evaluation.
     """
 
+    subject: Subject
     network: Rationaliser
-    dataset: Dataset
 
     @classmethod
-    def of(cls, run: Run) -> Rationales:
-        """Of a finished run.
+    def of(cls, subject: Subject) -> Rationales:
+        """Of a model of a run.
 
         Raises:
-            BadInput: it is not finished, its model chooses no words, or its data is not what it
-                was.
+            BadInput: it chooses no words.
         """
-        again = reopen(run)
-        model = again.fed.model
-        if not isinstance(model.module, Rationaliser):
+        network = subject.network()
+        if not isinstance(network, Rationaliser):
+            again = subject.again
             raise RunFolderError(
-                f"{run.path}: model.name={run.experiment.model.name} chooses no words"
+                f"{again.run.path}: model.name={again.experiment.model.name} chooses no words"
             )
-        model.load(again.fed.tensor(again.state.weights))
-        model.module.eval()
-        return cls(model.module, again.dataset)
+        return cls(subject, network)
 
-    def explain(self, text: str) -> Chosen:
-        """By which words it decides about a text."""
-        tokens = tokenise(text)
-        x = encode([tokens], self.dataset.words, self.dataset.shape[0])
-        return self._chosen(x[0] if x.shape[1] else np.zeros(1, np.int32), tokens)
-
-    def tested(self, row: int) -> Chosen:
-        """By which words it decides about a document of the central test set.
-
-        Raises:
-            RunFolderError: there is no such row.
-        """
-        data = self.dataset
-        if not 0 <= row < len(data.test_y):
-            raise RunFolderError(
-                f"there is no row {row} in the test set; it has {len(data.test_y)}, counted from 0"
-            )
-        x = data.test_x[row]
-        words = [data.words[token] for token in x.tolist() if token]
-        label = data.classes[data.test_y[row]]
-        marked = () if data.marks is None else tuple(data.marks[row, : len(words)].tolist())
-        return self._chosen(x, words, marked, label)
+    def scores(self) -> dict[str, float]:
+        """`accuracy`, and what the chosen words are worth, on the central test set."""
+        data = self.subject.dataset
+        test = self.subject.again.fed.prepare(data.test_x, data.test_y)
+        marks = None if data.marks is None else torch.tensor(data.marks, device=test.x.device)
+        totals = rationale_totals(self.network, test.x, test.y, marks)
+        return {"accuracy": totals["right"] / len(test), **rationale_scores(totals)}
 
     @torch.no_grad()
-    def _chosen(
-        self,
-        x: NDArray[np.generic],
-        words: Sequence[str],
-        marked: tuple[bool, ...] = (),
-        label: str | None = None,
-    ) -> Chosen:
-        document = torch.tensor(x[None].astype(np.int32))
-        z = self.network.features.choice(document)
-        read = self.network.features.read(document, z)
-        probabilities = self.network.head(read).softmax(dim=1)[0]
-        decided = int(probabilities.argmax())
-        shown = tuple(words)[: len(x)]
-        return Chosen(
-            shown,
-            tuple(z[0, : len(shown)].bool().tolist()),
-            marked,
-            self.dataset.classes[decided],
-            float(probabilities[decided]),
-            label,
-        )
+    def explain(self, inputs: Inputs) -> list[Chosen]:
+        """By which words it decides about documents."""
+        x = self.subject.again.fed.prepare(inputs.x, np.zeros(len(inputs.x), np.int64)).x
+        found = []
+        for k, words in enumerate(inputs.words):
+            z = self.network.features.choice(x[k : k + 1])
+            read = self.network.features.read(x[k : k + 1], z)
+            probabilities = self.network.head(read).softmax(dim=1)[0]
+            decided = int(probabilities.argmax())
+            found.append(
+                Chosen(
+                    words,
+                    self.subject.dataset.classes[decided],
+                    float(probabilities[decided]),
+                    inputs.labels[k],
+                    tuple(z[0, : len(words)].bool().tolist()),
+                    inputs.marks[k],
+                )
+            )
+        return found
 
-    def draw(self, rows: Sequence[int], folder: Path) -> list[Path]:
-        """Draw test documents, with the words chosen and those marked, into a folder; the path.
+    def draw(self, inputs: Inputs, folder: Path) -> list[Path]:
+        """Draw documents, with the words chosen and those marked, into a folder; the path.
 
         Raises:
             OSError: it cannot be written.
         """
         folder.mkdir(exist_ok=True)
-        path = folder / "rationales.png"
-        draw_rationales([self.tested(row) for row in rows], path)
+        path = folder / f"rationales{self.subject.suffix}.png"
+        draw_rationales(self.explain(inputs), path)
+        return [path]
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """What decisions of a network owe to each part of its inputs.
+
+    Args:
+        subject: whose network.
+        explainer: the attribution.
+        inputs: n of them.
+        relevance: (n, ...) signed, of pixels (channels are added up), features or words, for the
+            class decided upon.
+        decisions: that class, or the number predicted.
+        probabilities: of the class; empty for a regression.
+    """
+
+    subject: Subject
+    explainer: str
+    inputs: Inputs
+    relevance: NDArray[np.float32]
+    decisions: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+    @classmethod
+    def of(cls, subject: Subject, explainer: Attribution, inputs: Inputs) -> Attributed:
+        """Of a model of a run.
+
+        Raises:
+            BadInput: it is rules, or a network that this attribution cannot explain.
+        """
+        network, fed, classes = subject.network(), subject.again.fed, subject.dataset.classes
+        explainer.check(network)
+        x = fed.prepare(inputs.x, np.zeros(len(inputs.x), np.int64)).x
+        with torch.no_grad():
+            outputs = network(x)
+        best = outputs.argmax(dim=1)
+        rng = numpy_stream(subject.again.experiment.seed, f"explained/{explainer.name}")
+        relevance = heatmap(explainer.relevance(network, x, best, rng)).cpu().numpy()
+        if classes:
+            chances = outputs.softmax(dim=1).amax(dim=1).tolist()
+            decisions = tuple(classes[c] for c in best.tolist())
+        else:
+            chances, decisions = [], tuple(f"{value:.6g}" for value in outputs[:, 0].tolist())
+        return cls(subject, explainer.name, inputs, relevance, decisions, tuple(chances))
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """«row 3: seven (98%), is nine» of each input."""
+        chances = [f" ({p:.0%})" for p in self.probabilities] or [""] * len(self.decisions)
+        truth = ["" if label is None else f", is {label}" for label in self.inputs.labels]
+        parts = zip(self.inputs.names, self.decisions, chances, truth, strict=True)
+        return tuple(f"{name}: {what}{chance}{true}" for name, what, chance, true in parts)
+
+    def in_words(self, most: int = 5) -> str:
+        """What each decision owes most to: words or features; of an image, to how much of it.
+
+        Args:
+            most: words or features for it, and as many against it.
+        """
+        lines = [f"{self.subject.title}, {self.explainer}:"]
+        for k, title in enumerate(self.titles):
+            lines.append(f"\n{title}")
+            own = self.relevance[k]
+            if len(self.subject.dataset.shape) == 3:
+                size = np.sort(np.abs(own).ravel())[::-1]
+                half = int(np.searchsorted(size.cumsum(), size.sum() / 2)) + 1
+                lines.append(f"  half of the relevance is in {half / size.size:.1%} of its pixels")
+                continue
+            parts = self._parts(k)
+            order = np.argsort(-own[: len(parts)], kind="stable").tolist()
+            for about, some in (("for", order[:most]), ("against", order[::-1][:most])):
+                told = [
+                    f"{parts[i]} {own[i]:+.4g}"
+                    for i in some
+                    if (own[i] > 0) == (about == "for") and own[i]
+                ]
+                if told:
+                    lines.append(f"  {about} it: {', '.join(told)}")
+        return "\n".join(lines)
+
+    def _parts(self, k: int) -> tuple[str, ...]:
+        """What an input that is no image consists of."""
+        data = self.subject.dataset
+        return self.inputs.words[k] if data.words else feature_names(data.shape[0], data.features)
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Draw the inputs with what is owed to their parts into a folder; the path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{self.explainer}{self.subject.suffix}.png"
+        data, x = self.subject.dataset, self.inputs.x
+        if data.words:
+            documents = [
+                Weighed(
+                    words,
+                    self.decisions[k],
+                    self.probabilities[k],
+                    self.inputs.labels[k],
+                    tuple(self.relevance[k, : len(words)].tolist()),
+                )
+                for k, words in enumerate(self.inputs.words)
+            ]
+            draw_weighed(documents, path)
+        elif len(data.shape) == 3:
+            low, high = (0, 255) if data.x.dtype == np.uint8 else (data.x.min(), data.x.max())
+            pixels = (x.astype(np.float32) - low) / (high - low)
+            captions = [title.replace(": ", "\n", 1) for title in self.titles]
+            draw_relevances(list(pixels), list(self.relevance), captions, path)
+        else:
+            rows = self.relevance.reshape(len(x), -1).astype(np.float64)
+            draw_bars(rows, self._parts(0), self.titles, path)
         return [path]
 
 

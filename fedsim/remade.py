@@ -191,6 +191,88 @@ def client_model(
     return own, again
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A model that is to be explained: the global one, or a client's.
+
+    Attributes:
+        title: «client 3's model after round 7».
+        own: it.
+        again: the run at that time.
+        client: whose; None for the global model.
+    """
+
+    title: str
+    own: Own
+    again: Reopened
+    client: int | None
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        client: int | None = None,
+        after: int | None = None,
+        on_round: OnRound = lambda t: None,
+    ) -> Subject:
+        """Of a finished run, after a round; see `client_model` and `reopen`.
+
+        Raises:
+            BadInput: as these do; or there is no global model.
+        """
+        if client is not None:
+            own, again = client_model(run, client, after, on_round)
+            return cls(f"client {client}'s model after round {again.after}", own, again, client)
+        again = reopen(run, after, on_round)
+        method = run.experiment.method
+        arrays = method.global_model(again.fed, again.state)
+        if not arrays or (not method.of_rules and method.continual):
+            raise RunFolderError(
+                f"{run.path}: method.name={method.name} leaves no global model; each client has "
+                "its own (--client)"
+            )
+        own = dict(arrays) if method.of_rules else again.fed.tensor(again.state.weights)
+        return cls(f"the global model after round {again.after}", own, again, None)
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.again.dataset
+
+    @property
+    def suffix(self) -> str:
+        """For names of files: whose model, and of which round, if not the last."""
+        whose = "" if self.client is None else f"-{self.client}"
+        last = self.again.after == self.again.experiment.train.rounds
+        return whose if last else f"{whose}-round-{self.again.after}"
+
+    def network(self) -> nn.Module:
+        """In evaluation.
+
+        Raises:
+            BadInput: the model is rules.
+        """
+        if isinstance(self.own, Mapping):
+            raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
+        if isinstance(self.own, nn.Module):
+            return self.own.eval()
+        model = self.again.fed.model
+        model.load(self.own)
+        return model.module.eval()
+
+    def rules(self) -> Rules:
+        """Its rules.
+
+        Raises:
+            BadInput: the model is a network.
+        """
+        if not isinstance(self.own, Mapping):
+            raise RunFolderError(
+                f"{self.again.run.path}: model.name={self.again.experiment.model.name} is a "
+                "network, and has no rules"
+            )
+        return self.own
+
+
 def _rounds_of(run: Run, client: int) -> list[int]:
     """The rounds in which a client has learnt."""
     if run.clients.empty:

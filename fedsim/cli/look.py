@@ -14,19 +14,21 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.status import Status
 from rich.table import Table
 
 from fedsim import atomic
 from fedsim.cli.console import File, Overrides, app, out, short
-from fedsim.component import first_line
+from fedsim.component import first_line, nearest
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.explain.attribution import attributions
+from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import measures_in_words, row_in_words
 from fedsim.explain.tasks import draw_tasks
-from fedsim.explained import FinalRules, PersonalModel, Rationales, SharedImages
+from fedsim.explained import Attributed, Mimicked, Rationales, RuleBase, SharedImages
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
@@ -34,16 +36,18 @@ from fedsim.launch import connect
 from fedsim.methods import methods
 from fedsim.methods.fedxds import FedXDS
 from fedsim.methods.xpfl import XPFL
-from fedsim.models import models
+from fedsim.models import TextModel, models
 from fedsim.models.rationale import RationaleModel
 from fedsim.models.tsk import Tsk, write_published
 from fedsim.privacy.gaussian import guarantee
+from fedsim.remade import Subject
 from fedsim.results.continual import continual
 from fedsim.results.run import Run, load
 from fedsim.simulate import prepare
 
 MOST_CLIENTS = 30  # rows of a table
-MOST_DOCUMENTS = 8  # shown with the words that were chosen
+MOST_INPUTS = 8  # of the test set that are explained, if nobody says which
+EXPLAINERS = ("rules", "rationale", "tree")  # beside attributions
 DELTA = 1e-5  # of a guarantee, where the experiment gives σ
 
 
@@ -164,56 +168,113 @@ def report_command(
 @app.command("explain")
 def explain_command(
     folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+    round: Annotated[
+        int | None,
+        typer.Option(help=r"Explain a model as it was after this round. \[default: the last]"),
+    ] = None,
+    client: Annotated[
+        list[int] | None,
+        typer.Option(help=r"Explain this client's model, or images. \[default: the global one]"),
+    ] = None,
+    explainer: Annotated[
+        str | None,
+        typer.Option(
+            help="rules, rationale, tree, or an attribution (`fedsim list attributions`).",
+        ),
+    ] = None,
     row: Annotated[
         list[int] | None,
         typer.Option(help="Explain the prediction for this row of the test set, from 0 on."),
+    ] = None,
+    input: Annotated[
+        Path | None,
+        typer.Option(help="Explain the predictions for what is in this file instead."),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Explain the prediction for this document instead.")
     ] = None,
     most: Annotated[int, typer.Option(help="Rules to print, the weightiest first.", min=1)] = 10,
     npy: Annotated[
         Path | None,
         typer.Option(help="Write the rules to this folder, as OpenFL-XAI's three .npy files."),
     ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="Explain what a model that chooses words makes of this.")
-    ] = None,
-    client: Annotated[
-        list[int] | None,
-        typer.Option(
-            help=r"Whose shared images, or personal model, to draw. \[default: the first ones]"
-        ),
-    ] = None,
 ) -> None:
-    """Explain what a run came to, in words and pictures.
+    """Explain a run's global model, or any client's, after any round, in words and pictures.
 
-    Rules, shared images, personal models, chosen words, or tasks that were learnt in turn.
+    Models of earlier rounds are made once more from what the run has stored. Without options:
+    what there is to see of the whole run.
     """
     run = load(folder)
-    if text is not None and not isinstance(run.experiment.model, RationaleModel):
-        raise BadInput("--text is for models that choose words: model.name=rationale")
-    if isinstance(run.experiment.method, FedXDS):
-        if row or npy:
-            raise BadInput("--row and --npy explain rules; this run shared images")
-        _explain_shared(run, client or range(min(4, run.manifest["clients"])))
-    elif isinstance(run.experiment.method, XPFL):
-        if row or npy:
-            raise BadInput("--row and --npy explain rules; this run made personal models")
-        trained = run.clients.loc[run.clients["psi"].notna(), "client"]
-        for k in client or [int(trained.min())]:
-            personal = PersonalModel.of(run, k)
-            out.print(personal.in_words(), markup=False)
-            _written(partial(personal.draw, run.path / "explanations"))
-    elif isinstance(run.experiment.model, RationaleModel):
-        if npy or client:
-            raise BadInput("--npy and --client are not for models that choose words")
-        _explain_words(run, row or [], text)
-    elif not run.tasks.empty:
-        if row or npy or client:
-            raise BadInput("--row, --npy and --client are not for runs that learn tasks in turn")
-        _explain_tasks(run)
-    elif client:
-        raise BadInput("--client is for shared images and personal models; this run has none")
-    else:
-        _explain_rules(run, row or [], most, npy)
+    experiment = run.experiment
+    asked = explainer is not None or round is not None or bool(row)
+    if sum(way is not None for way in (input, text, row or None)) > 1:
+        raise BadInput("--row, --input and --text are three ways to say what is to be explained")
+    if not asked and input is None and text is None:
+        if isinstance(experiment.method, FedXDS) and not npy:
+            _explain_shared(run, client or range(min(4, run.manifest["clients"])))
+            return
+        if not run.tasks.empty and not client and not npy:
+            _explain_tasks(run)
+            return
+    kind = explainer or _usual_explainer(run)
+    known = [*EXPLAINERS, *(name for name, _ in attributions.items())]
+    if kind not in known and ":" not in kind:  # which names one of the user's own
+        raise BadInput(f"no explainer is called '{kind}'{nearest(kind, known)}")
+    if kind == "tree" and (row or input is not None or text is not None):
+        raise BadInput(
+            "--row, --input and --text say what an attribution explains (--explainer); a tree "
+            "mimics all decisions"
+        )
+    if npy is not None and kind != "rules":
+        raise BadInput("--npy writes rules, and this explains no rules")
+    whose: list[int | None] = [*(client or [])]
+    whose = whose or [None if explainer else _first_personal(run)]
+    for k in whose:
+        with out.status("") as status:
+
+            def on_round(t: int, status: Status = status) -> None:
+                status.update(f"making round {t} once more")
+
+            subject = Subject.of(run, k, round, on_round)
+        if input is not None:
+            inputs = Inputs.of_file(subject.dataset, input)
+        elif text is not None:
+            inputs = Inputs.of_texts(subject.dataset, [text], ["text"])
+        else:
+            tested = len(subject.dataset.test_y)
+            some = np.unique(np.linspace(0, tested - 1, MOST_INPUTS).astype(int)).tolist()
+            inputs = Inputs.of_rows(subject.dataset, row or ([] if kind == "rules" else some))
+        if kind == "rules":
+            _explain_rules(subject, inputs, most, npy)
+        elif kind == "rationale":
+            _explain_words(subject, inputs)
+        elif kind == "tree":
+            mimicked = Mimicked.of(subject)
+            out.print(mimicked.in_words(), markup=False)
+            _written(partial(mimicked.draw, run.path / "explanations"))
+        else:
+            attributed = Attributed.of(subject, attributions.parse({"name": kind}), inputs)
+            out.print(attributed.in_words(), markup=False)
+            _written(partial(attributed.draw, run.path / "explanations"))
+
+
+def _usual_explainer(run: Run) -> str:
+    """What explains a model of this run, if nobody says what."""
+    experiment = run.experiment
+    if experiment.method.of_rules:
+        return "rules"
+    if isinstance(experiment.model, RationaleModel):
+        return "rationale"
+    if isinstance(experiment.method, XPFL):
+        return "tree"
+    return "occlusion" if isinstance(experiment.model, TextModel) else "integrated_gradients"
+
+
+def _first_personal(run: Run) -> int | None:
+    """Whose model is explained if nobody says whose: of XPFL's personal models the first."""
+    if not isinstance(run.experiment.method, XPFL):
+        return None
+    return int(run.clients.loc[run.clients["psi"].notna(), "client"].min())
 
 
 def _explain_shared(run: Run, clients: Sequence[int]) -> None:
@@ -275,51 +336,44 @@ def _explain_tasks(run: Run) -> None:
     _written(partial(draw_tasks, run.tasks, given, run.path / "explanations"))
 
 
-def _explain_words(run: Run, rows: Sequence[int], text: str | None) -> None:
-    rationales = Rationales.of(run)
-    if text is not None:
-        out.print(rationales.explain(text).in_words(), markup=False)
-        return
-    last = run.rounds.to_dict("records")[-1]
+def _explain_words(subject: Subject, inputs: Inputs) -> None:
+    rationales = Rationales.of(subject)
+    scores = rationales.scores()
+    out.print(f"{subject.title}, on the test set:")
     for name in ("accuracy", "balanced_accuracy", "majority", "chosen"):
-        out.print(f"{name.replace('_', ' ')}: {last[name]:.4f}")
-    if "rationale_f1" in last:
-        f1, chance = last["rationale_f1"], last["chance_f1"]
+        out.print(f"{name.replace('_', ' ')}: {scores[name]:.4f}")
+    if "rationale_f1" in scores:
+        f1, chance = scores["rationale_f1"], scores["chance_f1"]
         out.print(f"chosen words against marked ones: F1 {f1:.4f}, at random {chance:.4f}")
-    tested = len(rationales.dataset.test_y)
-    shown = (
-        list(rows) or np.unique(np.linspace(0, tested - 1, MOST_DOCUMENTS).astype(int)).tolist()
-    )
-    for k in shown:
-        out.print(f"\nrow {k}: {rationales.tested(k).in_words()}", markup=False)
-    _written(partial(rationales.draw, shown, run.path / "explanations"))
+    for name, found in zip(inputs.names, rationales.explain(inputs), strict=True):
+        out.print(f"\n{name}: {found.in_words()}", markup=False)
+    _written(partial(rationales.draw, inputs, subject.again.run.path / "explanations"))
 
 
-def _explain_rules(run: Run, row: Sequence[int], most: int, npy: Path | None) -> None:
-    final = FinalRules.of(run)
-    if npy is not None and not (isinstance(final.model, Tsk) and final.model.terms == 3):
+def _explain_rules(subject: Subject, inputs: Inputs, most: int, npy: Path | None) -> None:
+    base = RuleBase.of(subject)
+    if npy is not None and not (isinstance(base.model, Tsk) and base.model.terms == 3):
         raise BadInput(
             "--npy: OpenFL-XAI knows rules of model.name=tsk with model.terms=3, not those of "
             "this run"
         )
-    why = [final.explain_row(k) for k in row]
-    last = run.rounds.to_dict("records")[-1]
-    out.print(measures_in_words({str(k): v for k, v in last.items()}), markup=False)
-    rules = run.explanations[run.explanations["round"] == last["round"]]
-    for rule in rules.head(most).to_dict("records"):
-        out.print(f"\n{row_in_words({str(k): v for k, v in rule.items()})}", markup=False)
+    out.print(f"{subject.title}:\n{measures_in_words(base.measures())}", markup=False)
+    rules = base.table()
+    for rule in rules[:most]:
+        out.print(f"\n{row_in_words(rule)}", markup=False)
     if len(rules) > most:
-        file = short(run.path / "explanations.parquet")
-        out.print(f"\n… and {len(rules) - most} more, in {file}", markup=False)
-    for k, found in zip(row, why, strict=True):
-        truth = f"{final.target} is {final.dataset.test_y[k]:.6g}"
-        out.print(f"\nrow {k} of the test set, where {truth}:", markup=False)
-        out.print(found.in_words(final.names, final.target), markup=False)
+        stored = f"in {short(subject.again.run.path / 'explanations.parquet')}"
+        where = "--most shows more" if subject.suffix else stored
+        out.print(f"\n… and {len(rules) - most} more, {where}", markup=False)
+    for k, found in enumerate(base.why(inputs)):
+        truth = "" if inputs.labels[k] is None else f", where {base.target} is {inputs.labels[k]}"
+        out.print(f"\n{inputs.names[k]}{truth}:", markup=False)
+        out.print(found.in_words(base.names, base.target), markup=False)
 
     def draw() -> list[Path]:
-        written = final.draw(run.path / "explanations")
+        written = base.draw(subject.again.run.path / "explanations", subject.suffix)
         if npy is not None:
-            write_published(npy, final.rules)
+            write_published(npy, base.rules)
             written.append(npy)
         return written
 

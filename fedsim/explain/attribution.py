@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -203,6 +204,65 @@ class Random(Attribution):
         _refuse_integers(self.name, x)
         draws = rng.random(tuple(x.shape), dtype=np.float32)
         return 2 * torch.from_numpy(draws).to(x) - 1
+
+
+@attributions.register
+class Occlusion(Attribution):
+    """What the logit loses with a part of the input: R = f_y(x) − f_y(x without it).
+
+    Of images it is a square at a time, set to zero in the normalised space (the mean pixel), and
+    what is lost is spread evenly over its pixels and channels; of vectors an entry at a time. Of
+    documents, the one attribution for them, it is a word at a time, which is left out. For any
+    network, differentiable or not.
+
+    Args:
+        size: of the squares, in pixels; those at the right and lower edge may be smaller.
+
+    Sources: Zeiler and Fergus (ECCV 2014); of words, Li et al. (2016), «Understanding Neural
+    Networks through Representation Erasure».
+    """
+
+    name: str = "occlusion"
+    size: int = Field(4, ge=1)
+
+    @torch.no_grad()
+    def relevance(
+        self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        found = torch.zeros(x.shape, device=x.device)
+        with _evaluation(network):
+            for rows in _batches(x):
+                some, labels = x[rows], y[rows].to(x.device).long()[:, None]
+                whole = network(some).gather(1, labels)[:, 0]
+                for part, without in self._parts(some):
+                    lost = whole - network(without).gather(1, labels)[:, 0]
+                    part_of = found[rows][part]
+                    entries = part_of[0].numel()
+                    part_of += (lost / entries).view(-1, *[1] * (part_of.dim() - 1))
+        return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
+
+    def _parts(self, x: Tensor) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
+        """Where each part of inputs is, and the inputs without it."""
+        every = slice(None)
+        if not x.is_floating_point():  # documents (B, L): the words after it move up
+            end = torch.zeros_like(x[:, :1])
+            for i in range(x.shape[1]):
+                yield (every, slice(i, i + 1)), torch.cat([x[:, :i], x[:, i + 1 :], end], dim=1)
+            return
+        places = [range(0, n, self.size) for n in x.shape[-2:]] if x.dim() == 4 else []
+        parts: list[tuple[slice, ...]]
+        if places:
+            parts = [
+                (every, every, slice(i, i + self.size), slice(j, j + self.size))
+                for i, j in itertools.product(*places)
+            ]
+        else:
+            indices = itertools.product(*(range(n) for n in x.shape[1:]))
+            parts = [(every, *(slice(i, i + 1) for i in index)) for index in indices]
+        for part in parts:
+            without = x.clone()
+            without[part] = 0
+            yield part, without
 
 
 @attributions.register
@@ -562,7 +622,7 @@ def _refuse_integers(name: str, x: Tensor) -> None:
     if not x.is_floating_point():
         raise ExperimentError(
             f"attribution {name}: needs inputs of floating point, such as images; "
-            f"these are {str(x.dtype).removeprefix('torch.')}"
+            f"these are {str(x.dtype).removeprefix('torch.')}; for documents: occlusion"
         )
 
 

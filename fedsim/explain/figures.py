@@ -445,3 +445,33 @@ def _lines(text: str, width: int, most: int) -> list[str]:
 
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def draw_bars(
+    relevance: Array, names: Sequence[str], titles: Sequence[str], path: Path, most: int = 12
+) -> None:
+    """Draw what predictions owe to features, the most first (red for them, blue against them).
+
+    Args:
+        relevance: (n, F) signed.
+        names: of the features.
+        titles: of the n predictions.
+        path: of the PNG file.
+        most: features of each that are drawn.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    shown = min(most, len(names))
+    high, gap = 0.22 * shown, 0.75
+    figure = new_figure(6.0, len(relevance) * (high + gap))
+    for k, (row, title) in enumerate(zip(relevance, titles, strict=True)):
+        order = np.argsort(-np.abs(row), kind="stable")[:shown][::-1]
+        axes = place(figure, 1.6, k * (high + gap) + 0.35, 4.2, high)
+        colours = ["#c62828" if row[i] > 0 else "#1565c0" for i in order]
+        axes.barh(range(shown), row[order], color=colours)
+        axes.set_yticks(range(shown), [plain(names[i]) for i in order], fontsize=8)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.axvline(0, color="black", linewidth=0.6)
+        axes.set_title(plain(title), fontsize=9)
+    save(figure, path)

@@ -1,4 +1,4 @@
-"""Documents with the words that a model chose, as a picture."""
+"""Documents with the words that a model decided by, as a picture."""
 
 from __future__ import annotations
 
@@ -10,26 +10,42 @@ from fedsim.explain.canvas import new_figure, place, plain, save
 
 WIDTH, LINE, CHARACTER = 9.0, 0.2, 0.078  # inches: of a picture, a line of text, a character
 CHOSEN, MARKED = "#ffd54d", "#1565c0"
+Colour = str | tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The words that a model chose of a document, and what it decided by them.
+class Document:
+    """A document, and what a model decided about it.
 
     Args:
-        words: of the document, as far as the model reads it.
-        chosen: for each word.
-        marked: for each word, whether the label is about it; empty if that is not known.
+        words: as far as the model reads it.
         decision: the class, with its probability.
         label: the true class, if there is one.
     """
 
     words: tuple[str, ...]
-    chosen: tuple[bool, ...]
-    marked: tuple[bool, ...]
     decision: str
     probability: float
     label: str | None
+
+    @property
+    def decided(self) -> str:
+        """«positive (93%), is negative»."""
+        truth = "" if self.label is None else f", is {self.label}"
+        return f"{self.decision} ({self.probability:.0%}){truth}"
+
+
+@dataclass(frozen=True)
+class Chosen(Document):
+    """The words that a model chose, to decide by them alone.
+
+    Args:
+        chosen: for each word.
+        marked: for each word, whether the label is about it; empty if that is not known.
+    """
+
+    chosen: tuple[bool, ...]
+    marked: tuple[bool, ...]
 
     def in_words(self) -> str:
         """The document with chosen words in brackets, and marked ones between underscores."""
@@ -37,9 +53,18 @@ class Chosen:
         for k, word in enumerate(self.words):
             word = f"_{word}_" if self.marked and self.marked[k] else word
             shown.append(f"[{word}]" if self.chosen[k] else word)
-        truth = "" if self.label is None else f", is {self.label}"
-        decided = f"{self.decision} ({self.probability:.0%}){truth}"
-        return f"{decided}: {' '.join(shown) or '(no word)'}"
+        return f"{self.decided}: {' '.join(shown) or '(no word)'}"
+
+
+@dataclass(frozen=True)
+class Weighed(Document):
+    """What a decision owes to each word.
+
+    Args:
+        relevance: of each word; positive ones speak for the decision.
+    """
+
+    relevance: tuple[float, ...]
 
 
 def draw_rationales(documents: Sequence[Chosen], path: Path) -> None:
@@ -48,6 +73,38 @@ def draw_rationales(documents: Sequence[Chosen], path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    marked = any(document.marked for document in documents)
+    note = "on yellow: chosen" + "; blue, underlined: what the label is about" * marked
+    grounds = [[CHOSEN if chosen else None for chosen in d.chosen] for d in documents]
+    _draw(documents, grounds, [d.marked for d in documents], note, path)
+
+
+def draw_weighed(documents: Sequence[Weighed], path: Path) -> None:
+    """Draw documents, the words that speak for a decision on red, those against it on blue.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import matplotlib as mpl
+
+    grounds: list[list[Colour | None]] = []
+    for document in documents:
+        largest = max(map(abs, document.relevance), default=0.0) or 1.0
+        # Only the pale half of the colours, on which black words can be read.
+        shades = (0.5 + 0.3 * r / largest for r in document.relevance)
+        grounds.append([mpl.colormaps["RdBu_r"](shade) for shade in shades])
+    note = "on red: words that speak for the decision; on blue: against it"
+    _draw(documents, grounds, [() for _ in documents], note, path)
+
+
+def _draw(
+    documents: Sequence[Document],
+    grounds: Sequence[Sequence[Colour | None]],
+    marked: Sequence[Sequence[bool]],
+    note: str,
+    path: Path,
+) -> None:
+    """Draw documents, each word on its ground, and some underlined."""
     lines = [_lines(document.words) for document in documents]
     height = sum(LINE * (len(rows) + 1.7) for rows in lines) + LINE
     figure = new_figure(WIDTH, height)
@@ -56,32 +113,25 @@ def draw_rationales(documents: Sequence[Chosen], path: Path) -> None:
     axes.set_axis_off()
     y = LINE
     style = {"family": "monospace", "fontsize": 9, "va": "center"}
-    for document, rows in zip(documents, lines, strict=True):
-        truth = "" if document.label is None else f", is {document.label}"
-        right = document.label in (None, document.decision)
-        said = f"{document.decision} ({document.probability:.0%}){truth}"
-        axes.text(
-            0, y, plain(said), fontsize=9, va="center", color="black" if right else "#c62828"
-        )
+    for document, rows, ground, underlined in zip(documents, lines, grounds, marked, strict=True):
+        colour = "black" if document.label in (None, document.decision) else "#c62828"
+        axes.text(0, y, plain(document.decided), fontsize=9, va="center", color=colour)
         y += LINE
         for row in rows:
             for k, x in row:
                 word, wide = document.words[k], CHARACTER * len(document.words[k])
-                marked = bool(document.marked) and document.marked[k]
-                if document.chosen[k]:
+                shade = ground[k]
+                if shade is not None:
                     axes.fill_between(
-                        [x - 0.02, x + wide + 0.02], y - 0.09, y + 0.09, color=CHOSEN, linewidth=0
+                        [x - 0.02, x + wide + 0.02], y - 0.09, y + 0.09, color=shade, linewidth=0
                     )
-                if marked:
+                line = bool(underlined) and underlined[k]
+                if line:
                     axes.plot([x, x + wide], [y + 0.08] * 2, color=MARKED, linewidth=1.2)
-                colour = MARKED if marked else "black"
-                axes.text(x, y, plain(word), color=colour, **style)  # type: ignore[arg-type]
+                ink = MARKED if line else "black"
+                axes.text(x, y, plain(word), color=ink, **style)  # type: ignore[arg-type]
             y += LINE
         y += 0.7 * LINE
-    if any(document.marked for document in documents):
-        note = "on yellow: chosen; blue, underlined: what the label is about"
-    else:
-        note = "on yellow: chosen"
     axes.text(0, height, note, fontsize=7, va="top")
     save(figure, path)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain.canvas import new_figure, place
+from fedsim.explain.canvas import new_figure, place, plain, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Array = NDArray[np.float32]
 
@@ -59,21 +62,16 @@ def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -
     for e in examples:
         column = labels.index(e.label)
         top = clients.index(e.client) * (_SIDE * len(_ROWS) + _GAP) + _GAP
-        largest = float(np.abs(e.heatmap).max()) or 1.0
         for row, kind in enumerate(_ROWS):
             left, side = _LEFT + column * _SIDE, 0.94 * _SIDE
             axes = place(figure, left, top + (row + 1) * _SIDE - side, side, side)
             axes.set_axis_off()
             if kind == "relevance":
-                axes.imshow(e.heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
+                _show_relevance(axes, e.heatmap)
             elif kind == "kept":
                 axes.imshow(e.mask, cmap="gray", vmin=0, vmax=1)
             else:
-                pixels = np.clip(e.held if kind == "held" else e.shared, 0, 1)
-                if len(pixels) == 3:
-                    axes.imshow(np.moveaxis(pixels, 0, -1))
-                else:  # of other numbers of channels, their mean
-                    axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
+                _show(axes, e.held if kind == "held" else e.shared)
             if row == 0:
                 axes.set_title(names[e.label], fontsize=_FONT, pad=2)
     for number, client in enumerate(clients):
@@ -89,3 +87,45 @@ def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
     figure.savefig(path, dpi=_DPI)
+
+
+def draw_relevances(
+    images: Sequence[Array], heatmaps: Sequence[Array], captions: Sequence[str], path: Path
+) -> None:
+    """Draw images, below each what a decision owes to its pixels (red for it, blue against it).
+
+    Args:
+        images: (C, H, W) each, pixels in [0, 1].
+        heatmaps: (H, W) each, signed relevances.
+        captions: of each, a line or more.
+        path: of the PNG file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    side, above = 1.3, 0.5
+    figure = new_figure(side * len(images), above + 2 * side)
+    for k, (image, heatmap, caption) in enumerate(zip(images, heatmaps, captions, strict=True)):
+        for row in range(2):
+            axes = place(figure, k * side, above + row * side, 0.94 * side, 0.94 * side)
+            axes.set_axis_off()
+            if row == 0:
+                _show(axes, image)
+                axes.set_title(plain(caption), fontsize=_FONT, pad=3)
+            else:
+                _show_relevance(axes, heatmap)
+    save(figure, path)
+
+
+def _show(axes: Axes, image: Array) -> None:
+    """An image (C, H, W), cut off at 0 and 1."""
+    pixels = np.clip(image, 0, 1)
+    if len(pixels) == 3:
+        axes.imshow(np.moveaxis(pixels, 0, -1))
+    else:  # of other numbers of channels, their mean
+        axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
+
+
+def _show_relevance(axes: Axes, heatmap: Array) -> None:
+    largest = float(np.abs(heatmap).max()) or 1.0
+    axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)

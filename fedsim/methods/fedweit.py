@@ -9,7 +9,7 @@ Findings 2022), whose FedSeIT is in `fedsim.methods.fedseit`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -64,6 +64,42 @@ class FedWeITState(State):
     knowledge: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict)
     centres: dict[str, Vector] = field(default_factory=dict)
     chosen: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
+
+
+class TaskNetwork(nn.Module):
+    """A client's network for one task: documents (B, L) to logits (B, C), −∞ for other classes.
+
+    Args:
+        rest: what is the task's own.
+        reader: of words.
+        theta: (P,) B ⊙ σ(m) + A.
+        labels: the task's classes.
+        classes: C.
+        digest: examples and labels to `Documents`.
+    """
+
+    theta: Tensor
+
+    def __init__(
+        self,
+        rest: Rest,
+        reader: Reader,
+        theta: Tensor,
+        labels: tuple[int, ...],
+        classes: int,
+        digest: Callable[[Examples, tuple[int, ...]], Documents],
+    ) -> None:
+        super().__init__()
+        self.rest, self.reader = rest, reader
+        self.register_buffer("theta", theta)
+        self.labels, self.classes, self._digest = labels, classes, digest
+
+    def forward(self, x: Tensor) -> Tensor:
+        nobody = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        documents = self._digest(Examples(x, nobody), self.labels)
+        found = torch.full((len(x), self.classes), -math.inf, device=x.device)
+        found[:, list(self.labels)] = self.rest(self.reader(x), self.theta, documents.digested)
+        return found
 
 
 @dataclass(frozen=True)
@@ -403,6 +439,16 @@ class FedWeIT(Method[FedWeITState]):
                 right += int((found.argmax(dim=1) == part.y).sum())
             n = len(test)
             client.report_task(task, loss=loss / n, accuracy=right / n)
+
+    def own_model(self, client: Client) -> TaskNetwork | None:
+        """(client) Its network for the task that it has begun last."""
+        if not client.state.get("begun"):
+            return None
+        _, rest = self.loaded(client, -1)
+        theta = self.weights_of(client, prune=True)[-1]
+        labels = client.labels(client.state["begun"][-1])
+        digest = partial(self.documents, rest, self.reader(client))
+        return TaskNetwork(rest, self.reader(client), theta, labels, client.num_classes, digest)
 
     # -- within --------------------------------------------------------------------------------
 

@@ -641,6 +641,50 @@ class Backwards(nn.Module):
         return x
 
 
+class TestOcclusion:
+    @pytest.mark.parametrize("size", [1, 3, 8])
+    def test_squares_of_an_image(self, resnet: nn.Module, size: int) -> None:
+        x, y = examples((3, 16, 16), 3)
+        found = explain("occlusion", resnet, x, y, size=size)
+        whole = own_logit(resnet, x, y)
+        for i in range(0, 16, size):
+            for j in range(0, 16, size):
+                without = x.clone()
+                without[:, :, i : i + size, j : j + size] = 0
+                lost = whole - own_logit(resnet, without, y)
+                part = found[:, :, i : i + size, j : j + size]
+                torch.testing.assert_close(part.sum(dim=(1, 2, 3)), lost, atol=1e-5, rtol=1e-5)
+                assert (part == part[:, :1, :1, :1]).all()
+
+    def test_entries_of_a_vector(self) -> None:
+        net = nn.Linear(6, CLASSES)
+        x, y = examples((6,), 5)
+        found = explain("occlusion", net, x, y)  # of a linear network: gradient times input
+        torch.testing.assert_close(found, (x * net.weight[y]).detach())
+
+    def test_words_of_a_document_are_left_out(self) -> None:
+        class Order(nn.Module):
+            """Logits that depend on where words stand."""
+
+            def forward(self, x: Tensor) -> Tensor:
+                score = (x * torch.arange(1, x.shape[1] + 1)).sum(dim=1).float()
+                return torch.stack([score, -score], dim=1)
+
+        x = torch.tensor([[5, 2, 9, 0], [4, 0, 0, 0], [3, 3, 1, 7]], dtype=torch.int32)
+        y = torch.tensor([0, 1, 0])
+        found = explain("occlusion", Order(), x, y)
+        assert found.dtype == torch.float32
+        for k, row in enumerate(x.tolist()):
+            sign = 1 if y[k] == 0 else -1
+            words = [w for w in row if w]
+            score = lambda ws: sum(w * (i + 1) for i, w in enumerate(ws))  # noqa: E731
+            expected = [
+                sign * (score(words) - score(words[:i] + words[i + 1 :]))
+                for i in range(len(words))
+            ]
+            assert found[k].tolist() == expected + [0.0] * (len(row) - len(words))
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("net", "named"),
@@ -674,7 +718,7 @@ class TestRefusals:
         parse("lrp").check(net)
         parse("lrp").check(FlatModel(net, torch.device("cpu")).module)
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", [name for name in NAMES if name != "occlusion"])
     def test_integers(self, name: str) -> None:
         with pytest.raises(ExperimentError, match=f"{name}: needs inputs of floating point"):
             explain(name, nn.Linear(4, 2), torch.ones(2, 4, dtype=torch.int64), torch.zeros(2))
@@ -715,7 +759,7 @@ class TestRefusals:
 
 class TestRegistry:
     def test_names(self) -> None:
-        assert set(NAMES) == {*OF_GRADIENTS, "lrp", "random"}
+        assert set(NAMES) == {*OF_GRADIENTS, "lrp", "random", "occlusion"}
         for name, component in attributions.items():
             assert component().name == name
             assert component.__doc__

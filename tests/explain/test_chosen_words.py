@@ -12,7 +12,9 @@ from small import Say, small_experiment
 
 from fedsim import Run, run
 from fedsim.errors import RunFolderError
+from fedsim.explain.inputs import Inputs
 from fedsim.explained import Rationales
+from fedsim.remade import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
@@ -30,14 +32,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
-    rationales = Rationales.of(done)
-    data, network = rationales.dataset, rationales.network
+    rationales = Rationales.of(Subject.of(done))
+    data, network = rationales.subject.dataset, rationales.network
     for row in (0, 17, 39):
         x = torch.tensor(data.test_x[row : row + 1])
         with torch.no_grad():
             z = network.features.choice(x)[0].bool().tolist()
             probabilities = network(x).softmax(dim=1)[0]
-        found = rationales.tested(row)
+        (found,) = rationales.explain(Inputs.of_rows(data, [row]))
         n = int((x != 0).sum())
         assert found.words == tuple(data.words[w] for w in x[0, :n].tolist())
         assert found.chosen == tuple(z[:n])
@@ -46,14 +48,16 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
         assert found.decision == data.classes[int(probabilities.argmax())]
         assert found.probability == pytest.approx(float(probabilities.max()))
         assert found.label == data.classes[data.test_y[row]]
-        assert rationales.explain(" ".join(found.words)).words == found.words
+        text = Inputs.of_texts(data, [" ".join(found.words)], [""])
+        assert rationales.explain(text)[0].words == found.words
     # The weights are those of the run, not initial ones.
     named = done.weights()
     assert torch.equal(network.head.weight, named["head.weight"])
 
 
 def test_in_words(done: Run) -> None:
-    found = Rationales.of(done).tested(3)
+    subject = Subject.of(done)
+    (found,) = Rationales.of(subject).explain(Inputs.of_rows(subject.dataset, [3]))
     text = found.in_words()
     assert text.startswith(f"{found.decision} ({found.probability:.0%}), is {found.label}: ")
     plain = [w.strip("[]_") for w in text.partition(": ")[2].split()]
@@ -73,9 +77,10 @@ def test_in_words(done: Run) -> None:
     ],
 )
 def test_any_text_can_be_asked_about(done: Run, say: Say, text: str, words: int | None) -> None:
-    rationales = Rationales.of(done)
-    found = rationales.explain(text)
-    assert len(found.words) == (rationales.dataset.shape[0] if words is None else words)
+    rationales = Rationales.of(Subject.of(done))
+    data = rationales.subject.dataset
+    (found,) = rationales.explain(Inputs.of_texts(data, [text], ["text"]))
+    assert len(found.words) == (data.shape[0] if words is None else words)
     assert 0.5 <= found.probability <= 1
     assert np.isfinite(found.probability)
     code, said, _ = say("explain", str(done.path), "--text", text)
@@ -96,7 +101,10 @@ def test_the_command_shows_documents_and_draws_them(done: Run, say: Say) -> None
     ("words", "message"),
     [
         (["--row", "400"], "there is no row 400 in the test set; it has 40, counted from 0"),
-        (["--client", "0"], "--npy and --client are not for models that choose words"),
+        (["--npy", "x"], "--npy writes rules, and this explains no rules"),
+        (["--row", "1", "--text", "x"], "are three ways to say what is to be explained"),
+        (["--explainer", "lrp"], "attribution lrp"),
+        (["--explainer", "gradient"], "for documents: occlusion"),
     ],
 )
 def test_what_cannot_be_explained(done: Run, say: Say, words: list[str], message: str) -> None:
@@ -110,7 +118,20 @@ def test_other_models_choose_no_words(
 ) -> None:
     other = finish(train={"rounds": 1})
     with pytest.raises(RunFolderError, match=r"model\.name=mlp chooses no words"):
-        Rationales.of(other)
-    code, _, complaint = say("explain", str(other.path), "--text", "lovely")
+        Rationales.of(Subject.of(other))
+    code, _, complaint = say("explain", str(other.path), "--explainer", "rationale")
     assert code == 2
-    assert "--text is for models that choose words: model.name=rationale" in complaint
+    assert "model.name=mlp chooses no words" in complaint
+
+
+def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:
+    for words in ([], ["--round", "1"]):
+        code, said, _ = say("explain", str(done.path), "--client", "2", "--row", "5", *words)
+        assert code == 0
+        assert said.startswith("client 2's model after round 1, on the test set:\naccuracy: ")
+    whole = Rationales.of(Subject.of(done))
+    own = Rationales.of(Subject.of(done, client=2))
+    assert not torch.equal(whole.network.head.weight, own.network.head.weight)
+    last = done.rounds.iloc[-1]
+    for name, value in whole.scores().items():
+        assert value == pytest.approx(last[name], abs=1e-6)

@@ -11,7 +11,9 @@ import pytest
 from small import Say, small_experiment
 
 from fedsim import Run, run
+from fedsim.explained import RuleBase
 from fedsim.models.tsk import FILES, Tsk, read_published
+from fedsim.remade import Subject
 from fedsim.results.report import Report
 
 
@@ -43,7 +45,9 @@ def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
     code, text, _ = say("explain", str(done.path), "--row", "5", "--row", "0", "--most", "3")
     assert code == 0
     (row,) = done.rounds.to_dict("records")
-    assert text.startswith(f"{row['rules']} rules of 3 conditions on average; ")
+    assert text.startswith(
+        f"the global model after round 1:\n{row['rules']} rules of 3 conditions on average; "
+    )
     assert f"for {row['coverage']:.1%} of the test set a rule fires" in text
     listed = re.findall(r"^rule (\d+): weight .*\n  (IF bond is .* THEN rate = .*)$", text, re.M)
     expected = done.explanations.head(3)
@@ -56,7 +60,7 @@ def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
     assert isinstance(model, Tsk)
     found = model.predict(rules, dataset.test_x.astype(float))
     for k in (5, 0):
-        assert f"row {k} of the test set, where rate is {dataset.test_y[k]:.6g}:" in text
+        assert f"row {k}, where rate is {dataset.test_y[k]:.6g}:" in text
         assert f"rate = {found.values[k]:.6g}, by rule {found.deciding[k] + 1}: " in text
     for name in ("partitions", "rules", "activations"):
         picture = done.path / "explanations" / f"{name}.png"
@@ -112,8 +116,14 @@ def test_what_cannot_be_explained_is_said(say: Say) -> None:
     alone = learn(method={"name": "local_rules"})
     done = learn()
     for folder, words, message in [
-        (network.path, [], "model.name=mlp is a network; what is explained is rules"),
-        (alone.path, [], "method.name=local_rules leaves no global rules"),
+        (network.path, ["--explainer", "rules"], "model.name=mlp is a network, and has no rules"),
+        (network.path, ["--npy", "x"], "--npy writes rules, and this explains no rules"),
+        (
+            alone.path,
+            [],
+            "method.name=local_rules leaves no global model; each client has",
+        ),
+        (done.path, ["--explainer", "lrp"], "its models are rules, not networks"),
         (done.path, ["--row", "60"], "there is no row 60 in the test set; it has 60, counted"),
         (done.path, ["--row", "-1"], "there is no row -1 in the test set"),
         (Path("nowhere"), [], "there is no such folder"),
@@ -139,3 +149,17 @@ def test_other_data_than_the_runs_is_refused(say: Say) -> None:
     code, _, complaint = say("explain", str(done.path))
     assert code == 2
     assert "the data changed since the run started" in complaint
+
+
+@pytest.mark.parametrize("name", ["openfl_xai", "local_rules"])
+def test_a_clients_own_rules(say: Say, name: str) -> None:
+    done = learn(method={"name": name})
+    code, text, _ = say("explain", str(done.path), "--client", "2", "--row", "7")
+    assert code == 0
+    assert text.startswith("client 2's model after round 1:\n")
+    base = RuleBase.of(Subject.of(done, client=2))
+    first = base.table()[0]
+    assert first["text"] in text
+    found = base.model.predict(base.rules, base.test_x[7:8])
+    assert f"rate = {found.values[0]:.6g}, by rule {found.deciding[0] + 1}: " in text
+    assert (done.path / "explanations" / "rules-2.png").exists()

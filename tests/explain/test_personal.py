@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from small import Say, small_experiment
 
 from fedsim import Run, run
-from fedsim.errors import BadInput
-from fedsim.explained import PersonalModel
-from fedsim.remade import reopen
+from fedsim.explained import Mimicked
+from fedsim.remade import Subject, reopen
 
 XFED = {"images": 60, "perplexity": 5, "iterations": 300, "held_out": 0.25}
 
@@ -26,13 +24,13 @@ def personal(out: Path, **sections: Any) -> Run:
 
 def test_the_tree_mimics_the_clients_own_model(tmp_path: Path) -> None:
     done = personal(tmp_path)
-    personal_model = PersonalModel.of(done, 2)
+    personal_model = Mimicked.of(Subject.of(done, 2))
     found = personal_model.mimic
     again = reopen(done)
     own = again.fed.fetch(again.fed.states()[2])["weights"]
     again.fed.model.load(torch.tensor(own))
     with torch.no_grad():
-        images = torch.tensor(found.images).view(-1, *personal_model.shape)
+        images = torch.tensor(found.images).view(-1, *again.dataset.shape)
         predicted = again.fed.model.module(images).argmax(dim=1)
     np.testing.assert_array_equal(found.predicted, predicted)
     assert (len(found.images), found.known) == (60, 45)
@@ -47,7 +45,7 @@ def test_in_words_and_in_pictures(say: Say) -> None:
     code, text, _ = say("explain", str(done.path), "--client", "1", "--client", "4")
     assert code == 0
     for k in (1, 4):
-        assert PersonalModel.of(done, k).in_words() in text
+        assert Mimicked.of(Subject.of(done, k)).in_words() in text
         for name in ("tree", "confusion", "embedding"):
             picture = done.path / "explanations" / f"{name}-{k}.png"
             assert picture.read_bytes().startswith(b"\x89PNG")
@@ -56,13 +54,24 @@ def test_in_words_and_in_pictures(say: Say) -> None:
 def test_what_there_is_not(say: Say) -> None:
     done = personal(Path("runs"), train={"rounds": 1, "participation": 0.1})
     (here,) = done.clients["client"].unique()
-    code, _, error = say("explain", str(done.path), "--client", str((here + 1) % 10))
-    assert code == 2
-    assert f"client {(here + 1) % 10} was in no cohort, and has no personal model" in error
+    other = (here + 1) % 10
+    code, _, error = say("explain", str(done.path), "--client", str(other))
+    assert (code, error) == (2, f"error: client {other} learnt nothing of its own in any round\n")
     code, _, error = say("explain", str(done.path), "--client", "10")
     assert (code, error) == (2, "error: there is no client 10; there are 10, counted from 0\n")
     code, _, error = say("explain", str(done.path), "--row", "1")
-    assert error == "error: --row and --npy explain rules; this run made personal models\n"
-    plain = personal(Path("runs"), method={"name": "fedavg"})
-    with pytest.raises(BadInput, match="fedavg has no personal models"):
-        PersonalModel.of(plain, 0)
+    assert code == 2
+    assert "a tree mimics all decisions" in error
+
+
+def test_a_tree_of_any_classifier(say: Say) -> None:
+    done = personal(Path("runs"), method={"name": "fedavg"})
+    for words, title in [
+        ([], "the global model after round 3: a tree of "),
+        (["--client", "1", "--round", "2"], "client 1's model after round 2: a tree of "),
+    ]:
+        code, text, _ = say("explain", str(done.path), "--explainer", "tree", *words)
+        assert code == 0
+        assert text.startswith(title)
+    for name in ("tree", "embedding-1-round-2"):
+        assert (done.path / "explanations" / f"{name}.png").exists()

@@ -83,7 +83,7 @@ def test_in_words_and_in_pictures(say: Say) -> None:
             ["--client", "1", "--client", "10"],
             "there is no client 10; there are 10, counted from 0",
         ),
-        (["--row", "1"], "--row and --npy explain rules; this run shared images"),
+        (["--npy", "x"], "--npy writes rules, and this explains no rules"),
     ],
 )
 def test_what_there_is_not(say: Say, words: list[str], message: str) -> None:

@@ -1,0 +1,171 @@
+"""What a model is asked about: rows of a test set, files, a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedsim.data import Dataset
+from fedsim.data.text import encode, tokenise
+from fedsim.errors import DataError
+from fedsim.models.rules import feature_names
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of a data set, or like those of it.
+
+    Args:
+        x: (n, ...) as in the data set.
+        names: what each is called.
+        labels: the true class of each, or its target; None where that is not known.
+        words: of documents, each as far as the model reads it; else empty.
+        marks: of documents, which of these words the label is about; empty where that is not
+            known.
+    """
+
+    x: NDArray[Any]
+    names: tuple[str, ...]
+    labels: tuple[str | None, ...]
+    words: tuple[tuple[str, ...], ...] = ()
+    marks: tuple[tuple[bool, ...], ...] = ()
+
+    @classmethod
+    def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
+        """Rows of the central test set.
+
+        Raises:
+            DataError: there is no such row.
+        """
+        for row in rows:
+            if not 0 <= row < len(data.test_y):
+                raise DataError(
+                    f"there is no row {row} in the test set; it has {len(data.test_y)}, counted "
+                    "from 0"
+                )
+        x, truth = data.test_x[list(rows)], data.test_y[list(rows)]
+        words: tuple[tuple[str, ...], ...] = ()
+        marks: tuple[tuple[bool, ...], ...] = ()
+        if data.words:
+            words = tuple(tuple(data.words[token] for token in row if token) for row in x.tolist())
+            marks = ((),) * len(words)
+            if data.marks is not None:
+                own = data.marks[list(rows)].tolist()
+                marks = tuple(tuple(m[: len(w)]) for m, w in zip(own, words, strict=True))
+        labels = tuple(data.classes[y] if data.classes else f"{y:.6g}" for y in truth)
+        return cls(x, tuple(f"row {row}" for row in rows), labels, words, marks)
+
+    @classmethod
+    def of_texts(cls, data: Dataset, texts: Sequence[str], names: Sequence[str]) -> Inputs:
+        """Documents of one's own; words that the data have not are unknown to the model.
+
+        Raises:
+            DataError: the data are no documents.
+        """
+        if not data.words:
+            raise DataError("the data are no documents; texts mean nothing to the model")
+        tokens = [tokenise(text) for text in texts]
+        x = encode(tokens, data.words, data.shape[0])
+        if not x.shape[1]:  # an empty document has one place
+            x = np.zeros((len(tokens), 1), np.int32)
+        words = tuple(tuple(own[: x.shape[1]]) for own in tokens)
+        unknown = (None,) * len(words)
+        return cls(x, tuple(names), unknown, words, ((),) * len(words))
+
+    @classmethod
+    def of_file(cls, data: Dataset, path: Path) -> Inputs:
+        """From a file: documents as .txt, rows of a table as .csv, others as .npy, images as .png.
+
+        A .txt has a document a line; a .csv the names of the features in its first line; a .npy
+        an input or several, (n, ...), numbers as in the data set; a .png an image of the data's
+        height and width.
+
+        Raises:
+            DataError: it cannot be read, or holds something else.
+        """
+        try:
+            if data.words:
+                _expect(path, ".txt", "documents are .txt, one a line")
+                lines = path.read_text(encoding="utf-8").splitlines()
+                names = [f"line {k}" for k in range(1, len(lines) + 1)]
+                found = cls.of_texts(data, lines, names)
+            elif path.suffix == ".csv" and len(data.shape) == 1:
+                x = _rows(path, data)
+                found = cls.of_arrays(x, "row")
+            elif path.suffix == ".png" and len(data.shape) == 3 and data.x.dtype == np.uint8:
+                found = cls.of_arrays(_image(path, data.shape), "image")
+            else:
+                _expect(path, ".npy", _ways(data))
+                found = cls.of_arrays(_array(path, data), "input")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read: {error}") from error
+        if not len(found.x):
+            raise DataError(f"{path}: there is nothing in it")
+        return found
+
+    @classmethod
+    def of_arrays(cls, x: NDArray[Any], name: str) -> Inputs:
+        """Inputs (n, ...) as the data set has them, which are called by name and number."""
+        names = tuple(f"{name} {k}" for k in range(len(x)))
+        return cls(x, names, (None,) * len(x))
+
+
+def _ways(data: Dataset) -> str:
+    """How inputs that are no documents can be given."""
+    if len(data.shape) == 1:
+        return "rows of a table are .csv or .npy"
+    if len(data.shape) == 3 and data.x.dtype == np.uint8:
+        return "images are .png or .npy"
+    return "inputs of these data are .npy"
+
+
+def _expect(path: Path, ending: str, ways: str) -> None:
+    if path.suffix != ending:
+        raise DataError(f"{path}: {ways}")
+
+
+def _rows(path: Path, data: Dataset) -> NDArray[Any]:
+    table = pd.read_csv(path)
+    names = feature_names(data.shape[0], data.features)
+    missing = [name for name in names if name not in table]
+    if missing:
+        raise DataError(
+            f"{path}: has no column '{missing[0]}'; its first line must name the features: "
+            + ", ".join(names)
+        )
+    rows: NDArray[Any] = table[list(names)].to_numpy(dtype=data.x.dtype)
+    return rows
+
+
+def _image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    C, H, W = shape
+    with Image.open(path) as image:
+        if image.size != (W, H):
+            raise DataError(
+                f"{path}: is {image.size[0]} pixels wide and {image.size[1]} high; those of the "
+                f"data are {W} and {H}"
+            )
+        pixels = np.asarray(image.convert("L" if C == 1 else "RGB"))
+    return pixels.reshape(1, H, W, -1).transpose(0, 3, 1, 2).astype(np.uint8)
+
+
+def _array(path: Path, data: Dataset) -> NDArray[Any]:
+    x: NDArray[Any] = np.load(path, allow_pickle=False)
+    if x.shape == data.shape:
+        x = x[None]
+    if x.shape[1:] != data.shape:
+        raise DataError(
+            f"{path}: holds an array of shape {x.shape}; one input of the data is {data.shape}, n "
+            f"of them (n, {', '.join(map(str, data.shape))})"
+        )
+    if (x.dtype == np.uint8) != (data.x.dtype == np.uint8) or x.dtype.kind not in "uif":
+        raise DataError(f"{path}: holds {x.dtype}; the data are {data.x.dtype}")
+    return x.astype(data.x.dtype)

@@ -1,0 +1,143 @@
+"""`fedsim explain` of networks: attributions of any client's model, after any round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small import NETWORK_METHODS, Say, with_method
+
+from fedsim import Run
+from fedsim.explain.attribution import IntegratedGradients, Occlusion, heatmap
+from fedsim.explain.inputs import Inputs
+from fedsim.explained import Attributed
+from fedsim.models.rules import feature_names
+from fedsim.remade import Subject, client_model
+
+Finish = Callable[..., Run]
+WORDS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
+TEXT_CNN = {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4}
+
+
+def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> None:
+    done = finish(model={"name": "cnn", "channels": [4, 4]}, train={"rounds": 4})
+    own, again = client_model(done, 3, 2)
+    again.fed.model.load(own)
+    test = again.fed.prepare(again.dataset.test_x[[5, 9]], again.dataset.test_y[[5, 9]])
+    network = again.fed.model.module.eval()
+    with torch.no_grad():
+        decided = network(test.x).argmax(dim=1)
+    rng = np.random.default_rng(0)
+    expected = heatmap(IntegratedGradients().relevance(network, test.x, decided, rng))
+    subject = Subject.of(done, client=3, after=2)
+    inputs = Inputs.of_rows(subject.dataset, [5, 9])
+    found = Attributed.of(subject, IntegratedGradients(), inputs)
+    np.testing.assert_array_equal(found.relevance, expected)
+    code, text, _ = say(
+        *("explain", str(done.path), "--client", "3", "--round", "2", "--row", "5", "--row", "9")
+    )
+    assert code == 0
+    assert text.startswith(f"{found.in_words()}\nwritten: ")
+    assert text.startswith("client 3's model after round 2, integrated_gradients:\n\nrow 5: ")
+    assert "half of the relevance is in " in text
+    picture = done.path / "explanations" / "integrated_gradients-3-round-2.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", NETWORK_METHODS)
+def test_every_method(finish: Finish, say: Say, name: str) -> None:
+    done = finish(**with_method(name, train={"rounds": 4}))
+    whose = ["--client", "2"] if name == "local" else []
+    words = ["--explainer", "gradient", "--row", "0", *whose]
+    code, text, _ = say("explain", str(done.path), *words)
+    assert code == 0
+    whom = "client 2's" if whose else "the global"
+    assert text.startswith(f"{whom} model after round 4, gradient:\n\nrow 0: ")
+
+
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+class TestDocuments:
+    def test_words_that_speak_for_a_decision(self, finish: Finish, say: Say) -> None:
+        done = finish(
+            data=WORDS,
+            partition={"kind": "aspects", "clients": 4},
+            model=TEXT_CNN,
+            train={"rounds": 2},
+        )
+        subject = Subject.of(done)
+        inputs = Inputs.of_texts(subject.dataset, ["a lovely golden head"], ["text"])
+        found = Attributed.of(subject, Occlusion(), inputs)
+        network = subject.network()
+        with torch.no_grad():
+            whole = network(torch.tensor(inputs.x))[0]
+            label = int(whole.argmax())
+            for i in range(4):
+                less = np.delete(inputs.x, i, axis=1)
+                lost = whole[label] - network(torch.tensor(less))[0, label]
+                assert found.relevance[0, i] == pytest.approx(float(lost), abs=1e-5)
+        code, text, _ = say("explain", str(done.path), "--text", "a lovely golden head")
+        assert code == 0
+        assert found.in_words() in text
+        assert f"text: {subject.dataset.classes[label]} (" in text
+        assert "\n  for it: " in text or "\n  against it: " in text
+        Path("some.txt").write_text("a murky head\n\n")
+        code, text, _ = say("explain", str(done.path), "--input", "some.txt", "--client", "1")
+        assert code == 0
+        assert "line 1: " in text
+        assert "line 2: " in text
+        assert (done.path / "explanations" / "occlusion-1.png").exists()
+
+    @pytest.mark.parametrize("name", ["fedweit", "fedseit"])
+    def test_a_clients_network_of_its_last_task(self, finish: Finish, say: Say, name: str) -> None:
+        done = finish(
+            data={**WORDS, "domain": "hotel"},
+            partition={"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]] * 2},
+            model=TEXT_CNN,
+            method={"name": name},
+            train={"rounds": 2, "optimizer": {"name": "adam", "lr": 0.01}},
+        )
+        code, text, _ = say("explain", str(done.path), "--client", "1", "--row", "3")
+        assert code == 0
+        assert text.startswith("client 1's model after round 2, occlusion:\n\nrow 3: positive")
+        code, _, complaint = say("explain", str(done.path), "--row", "3")
+        assert code == 2
+        assert f"method.name={name} leaves no global model; each client has its own" in complaint
+
+
+def test_rows_of_a_table(finish: Finish, say: Say) -> None:
+    done = finish(
+        data={"name": "friedman"},
+        partition={"kind": "iid", "clients": 4},
+        train={"rounds": 2, "optimizer": {"lr": 0.01}},
+    )
+    features = feature_names(done.experiment.data.load().shape[0])
+    Path("rows.csv").write_text(f"{','.join(features)}\n{','.join('1' for _ in features)}\n")
+    code, text, _ = say("explain", str(done.path), "--input", "rows.csv")
+    assert code == 0
+    assert "\nrow 0: " in text
+    assert any(f"{name} +" in text for name in features)
+    picture = done.path / "explanations" / "integrated_gradients.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--explainer", "lpr"], "no explainer is called 'lpr'; did you mean 'lrp'?"),
+        (["--round", "7"], ": there is no round 7; it has 2"),
+        (["--client", "10"], "there is no client 10; there are 10, counted from 0"),
+        (["--row", "999"], "there is no row 999 in the test set"),
+        (["--input", "it.doc"], "it.doc: inputs of these data are .npy"),
+        (["--input", "x.npy", "--row", "1"], "are three ways to say what is to be explained"),
+    ],
+)
+def test_what_cannot_be_explained(
+    finish: Finish, say: Say, words: list[str], message: str
+) -> None:
+    done = finish(train={"rounds": 2})
+    code, _, complaint = say("explain", str(done.path), *words)
+    assert code == 2
+    assert message in complaint
