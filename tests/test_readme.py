@@ -64,7 +64,9 @@ def test_commands(workplace: Path, line: str) -> None:
         words.append("engine.kind=local")
     text = call(workplace, "-m", "fedsim", *words)
     assert text
-    if line.startswith("fedsim explain"):
+    if "--client" in line:
+        assert text.startswith("client 2's model after round 5, lrp:")
+    elif line.startswith("fedsim explain"):
         words = "by rule" if "fuzzy-rules" in line else "THE SAME mask"
         (shown,) = (block for block in blocks("text") if words in block)
         assert shown in text

@@ -253,7 +253,13 @@ def explain_command(
             out.print(mimicked.in_words(), markup=False)
             _written(partial(mimicked.draw, run.path / "explanations"))
         else:
-            attributed = Attributed.of(subject, attributions.parse({"name": kind}), inputs)
+            attribution = attributions.parse({"name": kind})
+            if (
+                isinstance(experiment.method, FedXDS)
+                and kind == experiment.method.attribution.name
+            ):
+                attribution = experiment.method.attribution
+            attributed = Attributed.of(subject, attribution, inputs)
             out.print(attributed.in_words(), markup=False)
             _written(partial(attributed.draw, run.path / "explanations"))
 
@@ -267,6 +273,8 @@ def _usual_explainer(run: Run) -> str:
         return "rationale"
     if isinstance(experiment.method, XPFL):
         return "tree"
+    if isinstance(experiment.method, FedXDS):
+        return experiment.method.attribution.name
     return "occlusion" if isinstance(experiment.model, TextModel) else "integrated_gradients"
 
 
