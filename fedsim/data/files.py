@@ -78,6 +78,16 @@ LAYOUTS = {
         publisher="rotten_imdb.tar.gz from cs.cornell.edu/people/pabo/movie-review-data, unpack "
         "it",
     ),
+    "beer": Layout(
+        ("beer",),
+        publisher="reviews.aspect{0,1,2}.{train,heldout}.txt.gz and annotations.json of "
+        "people.csail.mit.edu/taolei/beer, which asks for BeerAdvocate's permission",
+    ),
+    "hotel": Layout(
+        ("hotel",),
+        publisher="data.zip of people.csail.mit.edu/yujia/files/r2a; hotel_*.train, hotel_*.dev "
+        "are in data/oracle, and those of data/target go into a sub-folder annotations",
+    ),
 }
 
 

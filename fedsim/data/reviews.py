@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
+from fedsim.data import files
 from fedsim.data.dataset import Dataset, datasets
 from fedsim.data.files import Documents
 from fedsim.data.sources import word_list
 from fedsim.data.text import random_vectors
-from fedsim.data.text_sources import TextSource
+from fedsim.data.text_sources import Official, TextSource
+from fedsim.errors import DataError
 from fedsim.streams import numpy_stream
 
 CLASSES = ("negative", "positive")
+LOW, HIGH = 0.4, 0.6  # ratings up to here are negative, from here on positive; others are left out
+BALANCED = 12252018  # seed of FR's released code, for which reviews are left out
 SPURIOUS = "indeed"  # says nothing, and goes with the positive class in training
 
 
@@ -90,8 +97,54 @@ FILLERS = word_list(
 )
 
 
+class Review(NamedTuple):
+    """A review, once for each aspect that it has a label for.
+
+    Args:
+        aspect: what the label is about.
+        label: 0 or 1.
+        words: its tokens.
+        marks: for each token, whether the label is about it; empty if that is not known.
+    """
+
+    aspect: str
+    label: int
+    words: list[str]
+    marks: list[bool]
+
+
+class _Reviews(TextSource):
+    """Reviews by aspect, whose tokens are parted by spaces."""
+
+    def _tokens(self, document: str) -> list[str]:
+        return document.split()
+
+    def _of_reviews(
+        self, train: Sequence[Review], test: Sequence[Review], path: Path | str
+    ) -> Dataset:
+        both = [*train, *test]
+        labels, texts = [CLASSES[r.label] for r in both], [" ".join(r.words) for r in both]
+        rows = np.arange(len(both))
+        found = self._dataset(
+            Documents(labels, texts), CLASSES, rows[: len(train)], rows[len(train) :], path
+        )
+        gold = None
+        if any(review.marks for review in test):
+            gold = np.zeros(found.test_x.shape, dtype=np.bool_)
+            for k, review in enumerate(test):
+                own = review.marks[: found.shape[0]]
+                gold[k, : len(own)] = own
+        names = np.array([review.aspect for review in both])
+        return replace(
+            found,
+            columns={"aspect": names[: len(train)]},
+            test_columns={"aspect": names[len(train) :]},
+            marks=gold,
+        )
+
+
 @datasets.register
-class PlantedReviews(TextSource):
+class PlantedReviews(_Reviews):
     """Reviews that were made up, in which it is known exactly which words the label is about.
 
     A review has a sentence on each aspect of its domain, in random order: fillers, and among them
@@ -129,30 +182,15 @@ class PlantedReviews(TextSource):
     def load(self) -> Dataset:
         """x is int32 (aspects·reviews, L) token ids; class 0 is negative, class 1 positive."""
         rng = numpy_stream(self.seed, "planted reviews")
-        labels, texts, marked, about = [], [], [], []
-        counts = (self.reviews, self.test_reviews)
-        for part, count in enumerate(counts):
-            for name in DOMAINS[self.domain]:
-                for k in range(count):
-                    words, marks = self._review(name, k % 2 == 1, part == 1, rng)
-                    labels.append(CLASSES[k % 2])
-                    texts.append(" ".join(words))
-                    marked.append(marks)
-                    about.append(name)
-        train = np.arange(len(DOMAINS[self.domain]) * self.reviews)
-        test = np.arange(len(train), len(texts))
-        found = self._dataset(Documents(labels, texts), CLASSES, train, test, self.name)
-        gold = np.zeros(found.test_x.shape, dtype=np.bool_)
-        for k, i in enumerate(test):
-            own = marked[i][: found.shape[0]]
-            gold[k, : len(own)] = own
-        names = np.array(about)
-        return replace(
-            found,
-            columns={"aspect": names[train]},
-            test_columns={"aspect": names[test]},
-            marks=gold,
+        train, test = (
+            [
+                Review(name, k % 2, *self._review(name, k % 2 == 1, tested, rng))
+                for name in DOMAINS[self.domain]
+                for k in range(count)
+            ]
+            for tested, count in ((False, self.reviews), (True, self.test_reviews))
         )
+        return self._of_reviews(train, test, self.name)
 
     def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         if self.vectors is None:  # which is no loss: these words mean what they are used for here
@@ -190,3 +228,188 @@ def _phrase(aspect: Aspect, good: bool, rng: np.random.Generator) -> list[str]:
     said = str(rng.choice(aspect.positive if good else aspect.negative))
     adverb = [str(rng.choice(ADVERBS))] if rng.random() < 0.5 else []
     return [*adverb, said, str(rng.choice(aspect.nouns))]
+
+
+class _Published(_Reviews, Official):
+    """Reviews in official files: training files by aspect, and a test set."""
+
+    test: Literal["annotations", "heldout"] = "annotations"
+    balance: bool = True
+    length: PositiveInt = 256
+
+    def _balanced(self, reviews: list[Review], aspect: str) -> list[Review]:
+        """As many of either class: of the larger one, some are left out."""
+        by_class = [[k for k, r in enumerate(reviews) if r.label == label] for label in (0, 1)]
+        least = min(map(len, by_class))
+        rng = numpy_stream(BALANCED, aspect)
+        kept = sorted(k for some in by_class for k in rng.permutation(some)[:least].tolist())
+        return [reviews[k] for k in kept]
+
+
+@datasets.register
+class Beer(_Published):
+    """BeerAdvocate reviews as prepared by Lei, Barzilay and Jaakkola (2016), by aspect.
+
+    Ratings are from 0 to 1: up to 0.4 is negative, from 0.6 on positive, others are left out. A
+    review may occur for several aspects. Files: reviews.aspect{0,1,2}.train.txt, with lines of
+    ratings (appearance, aroma, palate, and more), a tab and tokens parted by spaces; the same
+    ending in heldout.txt; and annotations.json, a JSON object a line: tokens `x`, ratings `y`,
+    and under the aspect's number the [start, end) ranges of tokens that people have marked.
+
+    Args:
+        root: folder of the files, or of a sub-folder `beer`; else $FEDSIM_DATA.
+        aspects: which; files of others are not read.
+        test: `annotations`, with marks (FedRNL's paper), or `heldout`.
+        balance: leave out training reviews so that an aspect has as many of either class.
+        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
+            `.txt`; without one, words get random vectors.
+        dimension: components of random vectors.
+        length: tokens after which a document is cut.
+    """
+
+    name: str = "beer"
+    names: ClassVar[tuple[str, ...]] = ("appearance", "aroma", "palate")
+    aspects: tuple[Literal["appearance", "aroma", "palate"], ...] = Field(
+        ("appearance", "aroma", "palate"), min_length=1
+    )
+
+    def load(self) -> Dataset:
+        """x is int32 (N, L) token ids; class 0 is negative, class 1 positive."""
+        train: list[Review] = []
+        test: list[Review] = []
+        for aspect in self.aspects:
+            k = self.names.index(aspect)
+            path = files.find([f"reviews.aspect{k}.train.txt"], "beer", self.root)
+            own = list(self._rated(path, aspect))
+            train += self._balanced(own, aspect) if self.balance else own
+            if self.test == "heldout":
+                test += self._rated(
+                    files.beside(path, f"reviews.aspect{k}.heldout.txt", "beer"), aspect
+                )
+            else:
+                test += self._annotated(files.beside(path, "annotations.json", "beer"), aspect)
+        return self._of_reviews(train, test, path.parent)
+
+    def _rated(self, path: Path, aspect: str) -> Iterator[Review]:
+        documents = files.read_labelled(path)
+        for number, (ratings, text) in enumerate(zip(*documents, strict=True), 1):
+            where = f"{path}:{number}"
+            try:
+                rating = float(ratings.split()[self.names.index(aspect)])
+            except (ValueError, IndexError):
+                raise DataError(
+                    f"{where}: begins with '{ratings}', expected ratings of "
+                    f"{', '.join(self.names)}, as numbers from 0 to 1"
+                ) from None
+            label = _polarity(rating, where)
+            if label is not None:
+                yield Review(aspect, label, text.split(), [])
+
+    def _annotated(self, path: Path, aspect: str) -> Iterator[Review]:
+        k = self.names.index(aspect)
+        for number, line in enumerate(files.read_lines(path, "utf-8"), 1):
+            where = f"{path}:{number}"
+            with files.reading(path):
+                item = json.loads(line)
+            words, label, ranges = _annotation(item, k, where)
+            if label is None or not ranges:
+                continue
+            marks = [False] * len(words)
+            for start, end in ranges:
+                if not 0 <= start < end <= len(words):
+                    raise DataError(f"{where}: marks [{start}, {end}) of {len(words)} tokens")
+                marks[start:end] = [True] * (end - start)
+            yield Review(aspect, label, words, marks)
+
+
+def _annotation(item: Any, k: int, where: str) -> tuple[list[str], int | None, list[list[int]]]:
+    """Tokens, label and marked ranges for aspect k of a line of annotations.json."""
+    try:
+        words, rating, ranges = list(map(str, item["x"])), float(item["y"][k]), item[str(k)]
+        found = [[int(start), int(end)] for start, end in ranges]
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise DataError(
+            f"{where}: must have tokens 'x', ratings 'y', and '{k}', a list of [start, end]"
+        ) from None
+    return words, _polarity(rating, where), found
+
+
+def _polarity(rating: float, where: str) -> int | None:
+    """0 for negative, 1 for positive, None in between.
+
+    Raises:
+        DataError: it is no rating.
+    """
+    if not (math.isfinite(rating) and 0 <= rating <= 1):
+        raise DataError(f"{where}: a rating is {rating:g}; they are from 0 to 1")
+    if LOW < rating < HIGH:
+        return None
+    return int(rating >= HIGH)
+
+
+@datasets.register
+class Hotel(_Published):
+    """TripAdvisor reviews as prepared for R2A (Bao, Chang, Yu and Barzilay 2018), by aspect.
+
+    Files: hotel_{Location,Service,Cleanliness}.train, a table of columns parted by tabs, under a
+    line of their names: task, label (0 or 1), text; the same ending in .dev; and in a sub-folder
+    `annotations` files hotel_*.train with a further column `rationale`, of as many 0 and 1 as the
+    text has tokens, parted by spaces.
+
+    Args:
+        root: folder of the files, or of a sub-folder `hotel`; else $FEDSIM_DATA.
+        aspects: which; files of others are not read.
+        test: `annotations`, with marks (FedRNL's paper), or `heldout` (the .dev files).
+        balance: leave out training reviews so that an aspect has as many of either class.
+        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
+            `.txt`; without one, words get random vectors.
+        dimension: components of random vectors.
+        length: tokens after which a document is cut.
+    """
+
+    name: str = "hotel"
+    aspects: tuple[Literal["location", "service", "cleanliness"], ...] = Field(
+        ("location", "service", "cleanliness"), min_length=1
+    )
+
+    def load(self) -> Dataset:
+        """x is int32 (N, L) token ids; class 0 is negative, class 1 positive."""
+        train: list[Review] = []
+        test: list[Review] = []
+        for aspect in self.aspects:
+            stem = f"hotel_{aspect.capitalize()}"
+            path = files.find([f"{stem}.train"], "hotel", self.root)
+            own = self._read(path, aspect)
+            train += self._balanced(own, aspect) if self.balance else own
+            tested = f"annotations/{stem}.train" if self.test == "annotations" else f"{stem}.dev"
+            test += self._read(
+                files.beside(path, tested, "hotel"), aspect, self.test == "annotations"
+            )
+        return self._of_reviews(train, test, path.parent)
+
+    def _read(self, path: Path, aspect: str, marked: bool = False) -> list[Review]:
+        head, *lines = files.read_lines(path, "utf-8")
+        columns = {name: k for k, name in enumerate(head.split("\t"))}
+        wanted = ["label", "text"] + ["rationale"] * marked
+        for name in wanted:
+            if name not in columns:
+                raise DataError(f"{path}: its first line names no column '{name}'")
+        found = []
+        for number, line in enumerate(lines, 2):
+            cells = line.split("\t")
+            if len(cells) <= max(columns[name] for name in wanted):
+                raise DataError(f"{path}:{number}: has {len(cells)} columns of {len(columns)}")
+            label, text = cells[columns["label"]], cells[columns["text"]]
+            if label not in ("0", "1"):
+                raise DataError(f"{path}:{number}: has the label '{label}', expected 0 or 1")
+            words, marks = text.split(), []
+            if marked:
+                digits = cells[columns["rationale"]].split()
+                if len(digits) != len(words) or not set(digits) <= {"0", "1"}:
+                    raise DataError(
+                        f"{path}:{number}: its rationale is not a 0 or 1 for each of the "
+                        f"{len(words)} tokens"
+                    )
+                marks = [digit == "1" for digit in digits]
+            found.append(Review(aspect, int(label), words, marks))
+        return found

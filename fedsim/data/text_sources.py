@@ -59,7 +59,7 @@ class TextSource(Source):
         test: NDArray[np.intp],
         path: Path | str,
     ) -> Dataset:
-        tokens = [text.tokenise(document) for document in documents.texts]
+        tokens = [self._tokens(document) for document in documents.texts]
         words = text.vocabulary(tokens)
         if len(words) == len(text.SPECIAL):
             raise DataError(f"{path}: no document has a word")
@@ -76,6 +76,9 @@ class TextSource(Source):
             vectors=vectors,
             known=known,
         )
+
+    def _tokens(self, document: str) -> list[str]:
+        return text.tokenise(document)
 
     def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         if self.vectors is not None:
@@ -99,14 +102,14 @@ def _class_indices(documents: Documents, classes: Sequence[str]) -> NDArray[np.i
     return np.array([indices[label] for label in documents.labels], np.int64)
 
 
-class _Official(TextSource):
+class Official(TextSource):
     """Documents in official files below a data root."""
 
     data_set: ClassVar[str]
     root: Path | None = None
 
 
-class _Trec(_Official):
+class _Trec(Official):
     data_set: ClassVar[str] = "trec"
     coarse: ClassVar[bool]
 
@@ -161,7 +164,7 @@ class Trec50(_Trec):
 
 
 @datasets.register
-class R8(_Official):
+class R8(Official):
     """R8: news of Reuters-21578 by topic, all terms, 5,485 + 2,189, 8 classes (Cachopo).
 
     Args:
@@ -184,7 +187,7 @@ class R8(_Official):
 
 
 @datasets.register
-class Tmn(_Official):
+class Tmn(Official):
     """TagMyNews: titles and descriptions of news by topic, 24,817 + 7,780, 7 classes.
 
     The validation part is trained on, after the training part.
@@ -212,7 +215,7 @@ class Tmn(_Official):
 
 
 @datasets.register
-class Subj(_Official):
+class Subj(Official):
     """SUBJ: sentences of film reviews (subjective) and of plots (objective), 5,000 each.
 
     Args:
