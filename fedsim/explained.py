@@ -32,7 +32,7 @@ from fedsim.explain.figures import draw_activations, draw_bars, draw_partitions,
 from fedsim.explain.highlight import Chosen, Weighed, draw_rationales, draw_weighed
 from fedsim.explain.images import Example, draw_relevances, draw_shared
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.rationales import rationale_scores, rationale_totals
+from fedsim.explain.rationales import aspect_scores, rationale_totals
 from fedsim.explain.rules import (
     LocalExplanation,
     global_explanation,
@@ -319,7 +319,7 @@ class Rationales:
         test = self.subject.again.fed.prepare(data.test_x, data.test_y)
         marks = None if data.marks is None else torch.tensor(data.marks, device=test.x.device)
         totals = rationale_totals(self.network, test.x, test.y, marks)
-        return {"accuracy": totals["right"] / len(test), **rationale_scores(totals)}
+        return aspect_scores({f"/{name}": total for name, total in totals.items()})
 
     @torch.no_grad()
     def explain(self, inputs: Inputs) -> list[Chosen]:

@@ -1,7 +1,7 @@
 """A finished run's models, re-made: the global one, or any client's, after any round.
 
 again = reopen(run, after=3)              # the server's state after round 3, and the clients
-own, again = client_model(run, client=7, after=3)
+models, again = client_models(run, [2, 7], after=3)
 
 What a run draws at random depends on names and round numbers alone, so rounds that are carried
 out once more come to the same bits. Each is compared with what the run has put on record.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,53 +142,62 @@ def reopen(run: Run, after: int | None = None, on_round: OnRound = lambda t: Non
     return again
 
 
-def client_model(
-    run: Run, client: int, after: int | None = None, on_round: OnRound = lambda t: None
-) -> tuple[Own, Reopened]:
-    """A client's own model as it was after a round, and the run after that round.
+def client_models(
+    run: Run,
+    clients: Collection[int],
+    after: int | None = None,
+    on_round: OnRound = lambda t: None,
+) -> tuple[dict[int, Own], Reopened]:
+    """Clients' own models as they were after a round, and the run after that round.
 
-    It is the one that the client trained in that round, as it was before anything was averaged;
+    Each is the one that the client trained in that round, as it was before anything was averaged;
     of methods with personal models, the one that it kept.
 
     Args:
-        after: a round in which the client has learnt, or any for personal models; by default the
-            last such.
+        after: a round in which all of these clients have learnt, or any for personal models; by
+            default the last such.
 
     Raises:
-        BadInput: as `reopen`; there is no such client; or it did not learn in that round.
+        BadInput: as `reopen`; there is no such client; or one did not learn in that round.
     """
-    clients = run.manifest["clients"]
-    if not 0 <= client < clients:
-        raise RunFolderError(f"there is no client {client}; there are {clients}, counted from 0")
+    K = run.manifest["clients"]
+    for k in clients:
+        if not 0 <= k < K:
+            raise RunFolderError(f"there is no client {k}; there are {K}, counted from 0")
     again = reopen(run)
-    personal = again.own_model(client)
-    if personal is not None and after in (None, again.after):
+    personal = {k: own for k in clients if (own := again.own_model(k)) is not None}
+    if len(personal) == len(clients) and after in (None, again.after):
         return personal, again
-    learnt = _rounds_of(run, client)
-    if after is None and learnt:
-        after = learnt[-1]
-    if after is None or (personal is None and after not in learnt):
-        others = ", ".join(map(str, learnt[:10])) + (", …" if len(learnt) > 10 else "")
-        raise RunFolderError(
-            f"client {client} learnt nothing of its own"
-            + (f" in round {after}; it did in {others}" if learnt else " in any round")
-        )
+    learnt = {k: _rounds_of(run, k) for k in clients}
+    if after is None:
+        common = set.intersection(*(set(rounds) for rounds in learnt.values()))
+        after = max(common, default=None)
+    for k in clients:
+        if after is None or (k not in personal and after not in learnt[k]):
+            others = ", ".join(map(str, learnt[k][:10])) + (", …" if len(learnt[k]) > 10 else "")
+            raise RunFolderError(
+                f"client {k} learnt nothing of its own"
+                + ("" if after is None else f" in round {after}")
+                + (f"; it did in {others}" if learnt[k] else " in any round" * (after is None))
+            )
+    assert after is not None
     again = reopen(run, after - 1, on_round)
-    trained: list[Own] = []
+    trained: dict[int, Own] = {}
 
     def look(at: Client) -> None:
-        if at.id == client and (own := _kept(run.experiment, at)) is not None:
-            trained[:] = [own]
+        if at.id in clients and (own := _kept(run.experiment, at)) is not None:
+            trained[at.id] = own
 
     again.engine.watch(look)
     on_round(after)
     again.go_on()
-    own = again.own_model(client)
-    if own is None and trained:
-        own = trained[0]
-    if own is None:
-        raise RunFolderError(f"client {client} has no model of its own after round {after}")
-    return own, again
+    for k in clients:
+        own = again.own_model(k)
+        if own is not None:
+            trained[k] = own
+        if k not in trained:
+            raise RunFolderError(f"client {k} has no model of its own after round {after}")
+    return trained, again
 
 
 @dataclass(frozen=True)
@@ -215,14 +224,15 @@ class Subject:
         after: int | None = None,
         on_round: OnRound = lambda t: None,
     ) -> Subject:
-        """Of a finished run, after a round; see `client_model` and `reopen`.
+        """Of a finished run, after a round; see `client_models` and `reopen`.
 
         Raises:
             BadInput: as these do; or there is no global model.
         """
         if client is not None:
-            own, again = client_model(run, client, after, on_round)
-            return cls(f"client {client}'s model after round {again.after}", own, again, client)
+            models, again = client_models(run, [client], after, on_round)
+            title = f"client {client}'s model after round {again.after}"
+            return cls(title, models[client], again, client)
         again = reopen(run, after, on_round)
         method = run.experiment.method
         arrays = method.global_model(again.fed, again.state)

@@ -15,7 +15,7 @@ from fedsim import Run, reopen
 from fedsim.errors import BadInput
 from fedsim.federation import Client
 from fedsim.federation.worker import Worker
-from fedsim.remade import Own, client_model
+from fedsim.remade import Own, Reopened, client_models
 
 Finish = Callable[..., Run]
 Seen = dict[tuple[int, int], Own]
@@ -47,6 +47,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     monkeypatch.setattr(Worker, "_run_client", run_and_note)
     return noted
+
+
+def client_model(run: Run, k: int, after: int | None = None) -> tuple[Own, Reopened]:
+    models, again = client_models(run, [k], after)
+    return models[k], again
 
 
 def vectors_of(own: Own) -> dict[str, Any]:
@@ -82,7 +87,7 @@ def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -
             client_model(done, 0)
         return
     assert len(before) >= 4
-    for k, t in sorted(before)[::3]:
+    for k, t in [min(before), max(before, key=lambda seen: seen[1])]:
         own, again = client_model(done, k, t)
         assert again.after == t
         assert_same(own, before[k, t])
@@ -91,14 +96,15 @@ def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -
     assert_same(own, before[k, max(t for i, t in before if i == k)])
 
 
-@pytest.mark.parametrize("name", NETWORK_METHODS)
-@pytest.mark.parametrize("keep", ["last", "all"])
+@pytest.mark.parametrize(
+    ("name", "keep"), [*((name, "last") for name in NETWORK_METHODS), ("scaffold", "all")]
+)
 def test_the_server_after_every_round(finish: Finish, name: str, keep: str) -> None:
     sections = with_method(name, train={"participation": 0.5, "rounds": 5})
     states = server_states(small_experiment(**sections))
     done = finish(**sections, checkpoint={"every": 2, "keep": keep})
     begun: list[int] = []
-    for t in (0, 3, 5):
+    for t in (3, 5):
         state = reopen(done, t, begun.append).state
         for f in fields(state):
             a, b = getattr(state, f.name), getattr(states[t], f.name)
@@ -121,6 +127,19 @@ def test_a_client_that_sat_out(finish: Finish) -> None:
     assert (
         str(told.value) == f"client 4 learnt nothing of its own in round {out}; it did in {those}"
     )
+
+
+def test_several_clients_at_once(finish: Finish, seen: Seen) -> None:
+    done = finish(train={"participation": 0.6, "rounds": 4})
+    before = dict(seen)
+    cohort = sorted(k for k, t in before if t == 3)
+    models, again = client_models(done, cohort, 3)
+    assert sorted(models) == cohort
+    for k in cohort:
+        assert_same(models[k], before[k, 3])
+    common = [t for t in range(1, 5) if {(0, t), (1, t)} <= set(before)]
+    _, again = client_models(done, [0, 1])
+    assert again.after == common[-1]
 
 
 def test_what_there_is_not(finish: Finish) -> None:

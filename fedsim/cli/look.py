@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -14,7 +15,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.status import Status
 from rich.table import Table
 
 from fedsim import atomic
@@ -169,7 +169,7 @@ def report_command(
 def explain_command(
     folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
     round: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option(help=r"Explain a model as it was after this round. \[default: the last]"),
     ] = None,
     client: Annotated[
@@ -206,7 +206,7 @@ def explain_command(
     """
     run = load(folder)
     experiment = run.experiment
-    asked = explainer is not None or round is not None or bool(row)
+    asked = explainer is not None or bool(round) or bool(row)
     if sum(way is not None for way in (input, text, row or None)) > 1:
         raise BadInput("--row, --input and --text are three ways to say what is to be explained")
     if not asked and input is None and text is None:
@@ -229,13 +229,10 @@ def explain_command(
         raise BadInput("--npy writes rules, and this explains no rules")
     whose: list[int | None] = [*(client or [])]
     whose = whose or [None if explainer else _first_personal(run)]
-    for k in whose:
+    times: list[int | None] = [*(round or [])]
+    for k, t in itertools.product(whose, times or [None]):
         with out.status("") as status:
-
-            def on_round(t: int, status: Status = status) -> None:
-                status.update(f"making round {t} once more")
-
-            subject = Subject.of(run, k, round, on_round)
+            subject = Subject.of(run, k, t, lambda t: status.update(f"making round {t} once more"))
         if input is not None:
             inputs = Inputs.of_file(subject.dataset, input)
         elif text is not None:
@@ -249,19 +246,9 @@ def explain_command(
         elif kind == "rationale":
             _explain_words(subject, inputs)
         elif kind == "tree":
-            mimicked = Mimicked.of(subject)
-            out.print(mimicked.in_words(), markup=False)
-            _written(partial(mimicked.draw, run.path / "explanations"))
+            _explain_by_tree(subject)
         else:
-            attribution = attributions.parse({"name": kind})
-            if (
-                isinstance(experiment.method, FedXDS)
-                and kind == experiment.method.attribution.name
-            ):
-                attribution = experiment.method.attribution
-            attributed = Attributed.of(subject, attribution, inputs)
-            out.print(attributed.in_words(), markup=False)
-            _written(partial(attributed.draw, run.path / "explanations"))
+            _explain_parts(subject, kind, inputs)
 
 
 def _usual_explainer(run: Run) -> str:
@@ -342,6 +329,22 @@ def _explain_tasks(run: Run) -> None:
             file = short(run.path / "explanations.parquet")
             out.print(f"… and {len(given) - MOST_CLIENTS} more, in {file}", markup=False)
     _written(partial(draw_tasks, run.tasks, given, run.path / "explanations"))
+
+
+def _explain_by_tree(subject: Subject) -> None:
+    mimicked = Mimicked.of(subject)
+    out.print(mimicked.in_words(), markup=False)
+    _written(partial(mimicked.draw, subject.again.run.path / "explanations"))
+
+
+def _explain_parts(subject: Subject, kind: str, inputs: Inputs) -> None:
+    method = subject.again.experiment.method
+    attribution = attributions.parse({"name": kind})
+    if isinstance(method, FedXDS) and kind == method.attribution.name:
+        attribution = method.attribution
+    attributed = Attributed.of(subject, attribution, inputs)
+    out.print(attributed.in_words(), markup=False)
+    _written(partial(attributed.draw, subject.again.run.path / "explanations"))
 
 
 def _explain_words(subject: Subject, inputs: Inputs) -> None:

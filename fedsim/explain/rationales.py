@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -101,6 +102,66 @@ def rationale_scores(totals: Mapping[str, float]) -> dict[str, float]:
             "chance_f1": 2 * g * s / (g + s) if g + s else 0.0,
         }
     return found
+
+
+def aspect_scores(totals: Mapping[str, float]) -> dict[str, float]:
+    """Scores over documents of all aspects, and of each where there are several.
+
+    Args:
+        totals: of `rationale_totals` for each aspect, its name and a slash before theirs.
+
+    Returns:
+        `loss`, `accuracy` and what `rationale_scores` has; then `accuracy/aroma`,
+        `balanced_accuracy/aroma`, `rationale_f1/aroma` and `chance_f1/aroma` for an aspect.
+    """
+    parts: dict[str, dict[str, float]] = {}
+    for key, total in totals.items():
+        aspect, _, name = key.partition("/")
+        parts.setdefault(aspect, {})[name] = total
+    names = next(iter(parts.values()))
+    found = _scores({name: math.fsum(own[name] for own in parts.values()) for name in names})
+    if len(parts) > 1:
+        told = ("accuracy", "balanced_accuracy", "rationale_f1", "chance_f1")
+        for aspect, own in parts.items():
+            scores = _scores(own)
+            found |= {f"{name}/{aspect}": scores[name] for name in told if name in scores}
+    return found
+
+
+def _scores(totals: Mapping[str, float]) -> dict[str, float]:
+    documents = math.fsum(n for key, n in totals.items() if key.startswith("of/"))
+    means = {"loss": totals["loss"] / documents, "accuracy": totals["right"] / documents}
+    return means | rationale_scores(totals)
+
+
+@torch.no_grad()
+def encoder_similarity(networks: Sequence[Rationaliser], x: Tensor) -> dict[str, float]:
+    """How alike clients' encoders are: the mean linear CKA over all pairs (FedRNL, Fig. 2).
+
+    A representation of a document is the mean of what an encoder makes of its words: a generator
+    reads all of them, a predictor those that its own generator chooses.
+
+    Args:
+        networks: two or more, on the documents' device.
+        x: (n, L) documents, the same for all.
+
+    Returns:
+        `generator` and `predictor`, each from 0 to 1.
+    """
+    read: dict[str, list[NDArray[np.floating]]] = {"generator": [], "predictor": []}
+    words = (x != 0).float()[:, :, None]
+    for network in networks:
+        features = network.eval().features
+        z = features.choice(x)[:, :, None]
+        for part, ways in (("generator", 1.0), ("predictor", z)):
+            h = features.get_submodule(part)(features.words(x) * ways)
+            mean = (h * words).sum(dim=1) / words.sum(dim=1).clamp(min=1)
+            read[part].append(mean.cpu().numpy())
+    pairs = list(itertools.combinations(range(len(networks)), 2))
+    return {
+        part: math.fsum(linear_cka(own[a], own[b]) for a, b in pairs) / len(pairs)
+        for part, own in read.items()
+    }
 
 
 def linear_cka(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedsim.data import Dataset, Holdings, Stream
 from fedsim.errors import ClientError, RunError
-from fedsim.explain.rationales import rationale_scores
+from fedsim.explain.rationales import aspect_scores
 from fedsim.federation.client import Update, record, task_row
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.host import Examples, Host, Setup, Table
@@ -24,6 +24,7 @@ from fedsim.federation.sums import ExactSum
 from fedsim.federation.wire import Own, Unsent, nbytes, to_arrays
 from fedsim.federation.worker import TEST_SHARD, Call
 from fedsim.models import RuleModel
+from fedsim.models.rationale import Rationaliser
 from fedsim.privacy.central import Privacy, Release, reference
 from fedsim.streams import numpy_stream
 from fedsim.training import FlatModel, scores
@@ -322,9 +323,10 @@ class Federation:
         rows = self._engine.run(call, blocks, arguments, {}).rows
         names = rows[0].keys()
         totals = {name: math.fsum(row[name] for row in rows.values()) for name in names}
+        if isinstance(self.model.module, Rationaliser):
+            return aspect_scores(totals)
         if self.stream is None:
-            chosen = rationale_scores(totals) if "chosen" in totals else {}
-            return scores(totals, self._test_y) | chosen
+            return scores(totals, self._test_y)
         found = {}
         for i, labels in enumerate(self.stream.kinds):
             own = {name: totals[f"{name}/{i}"] for name in ("loss", "right")}

@@ -172,6 +172,16 @@ class Host:
         marks = self._dataset.marks
         return None if marks is None else torch.tensor(marks[part], device=self.device)
 
+    def test_aspects(self, part: slice) -> dict[str, Tensor]:
+        """Which rows of a part of the central test set are about which aspect; one if unknown."""
+        aspects = self._dataset.test_columns.get("aspect")
+        if aspects is None:
+            return {"": torch.arange(len(self._dataset.test_y[part]), device=self.device)}
+        return {
+            str(name): torch.tensor(np.flatnonzero(aspects[part] == name), device=self.device)
+            for name in np.unique(aspects).tolist()
+        }
+
     @cached_property
     def central_test(self) -> Examples:
         """The whole central test set; kept, because all clients of this process ask for it."""

@@ -412,8 +412,14 @@ class Worker:
             found = evaluate_among(model, examples.x, examples.y, stream.kinds)
             return {f"{n}/{i}": v for i, own in enumerate(found) for n, v in own.items()}
         if isinstance(model.module, Rationaliser):
-            marks = self.host.test_marks(part)
-            return {**rationale_totals(model.module, examples.x, examples.y, marks)}
+            marks, totals = self.host.test_marks(part), dict[str, Any]()
+            for aspect, rows in self.host.test_aspects(part).items():
+                own = rationale_totals(
+                    *(model.module, examples.x[rows], examples.y[rows]),
+                    None if marks is None else marks[rows],
+                )
+                totals |= {f"{aspect}/{name}": total for name, total in own.items()}
+            return totals
         return {**evaluate(model, examples.x, examples.y)}
 
 

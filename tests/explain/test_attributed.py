@@ -15,7 +15,7 @@ from fedsim.explain.attribution import IntegratedGradients, Occlusion, heatmap
 from fedsim.explain.inputs import Inputs
 from fedsim.explained import Attributed
 from fedsim.models.rules import feature_names
-from fedsim.remade import Subject, client_model
+from fedsim.remade import Subject, client_models
 
 Finish = Callable[..., Run]
 WORDS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
@@ -24,7 +24,8 @@ TEXT_CNN = {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4}
 
 def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> None:
     done = finish(model={"name": "cnn", "channels": [4, 4]}, train={"rounds": 4})
-    own, again = client_model(done, 3, 2)
+    models, again = client_models(done, [3], 2)
+    own = models[3]
     again.fed.model.load(own)
     test = again.fed.prepare(again.dataset.test_x[[5, 9]], again.dataset.test_y[[5, 9]])
     network = again.fed.model.module.eval()

@@ -14,7 +14,13 @@ from small import federation, small_experiment
 from torch import Tensor
 
 from fedsim import run
-from fedsim.explain.rationales import linear_cka, rationale_scores, rationale_totals
+from fedsim.explain.rationales import (
+    aspect_scores,
+    encoder_similarity,
+    linear_cka,
+    rationale_scores,
+    rationale_totals,
+)
 from fedsim.models import models
 from fedsim.models.rationale import Rationaliser
 
@@ -134,3 +140,51 @@ def test_rotation_and_scale_change_nothing(seed: int, scale: float) -> None:
 
 def test_what_is_always_the_same_is_like_nothing() -> None:
     assert math.isnan(linear_cka(np.ones((5, 2)), np.random.default_rng(0).normal(size=(5, 3))))
+
+
+def test_aspects_add_up() -> None:
+    made, (x, y, marks) = network(), documents()
+    parts = {"aroma": slice(0, 4), "taste": slice(4, None)}
+    totals = {
+        f"{aspect}/{name}": total
+        for aspect, rows in parts.items()
+        for name, total in rationale_totals(made, x[rows], y[rows], marks[rows]).items()
+    }
+    found = aspect_scores(totals)
+    whole = rationale_scores(rationale_totals(made, x, y, marks))
+    for name, value in whole.items():
+        assert found[name] == pytest.approx(value, abs=1e-6)
+    for aspect, rows in parts.items():
+        own = rationale_totals(made, x[rows], y[rows], marks[rows])
+        assert found[f"accuracy/{aspect}"] == own["right"] / len(y[rows])
+        assert found[f"rationale_f1/{aspect}"] == rationale_scores(own)["rationale_f1"]
+    one = rationale_totals(made, x, y, None)
+    assert not any("/" in name for name in aspect_scores({f"/{n}": v for n, v in one.items()}))
+
+
+def test_similarity_of_encoders_is_as_written_out() -> None:
+    x, _, _ = documents()
+    networks = [network(), network(), network()]
+    for k, each in enumerate(networks):
+        torch.manual_seed(k)
+        for weights in each.parameters():
+            weights.data.copy_(torch.randn_like(weights))
+    read: dict[str, list[Any]] = {"generator": [], "predictor": []}
+    with torch.no_grad():
+        for each in networks:
+            features = each.eval().features
+            z = features.choice(x)
+            for part, h in (
+                ("generator", features.generator(features.words(x))),
+                ("predictor", features.predictor(features.words(x) * z[:, :, None])),
+            ):
+                rows = [
+                    own[row != 0].mean(dim=0) if (row != 0).any() else torch.zeros(own.shape[1])
+                    for own, row in zip(h, x, strict=True)
+                ]
+                read[part].append(torch.stack(rows).numpy())
+    found = encoder_similarity(networks, x)
+    for part, (a, b, c) in read.items():
+        pairs = [linear_cka(a, b), linear_cka(a, c), linear_cka(b, c)]
+        assert found[part] == pytest.approx(sum(pairs) / 3, rel=1e-4)
+    assert encoder_similarity([networks[0]] * 2, x)["generator"] == pytest.approx(1)
