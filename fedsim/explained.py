@@ -50,7 +50,7 @@ from fedsim.models.rationale import Rationaliser
 from fedsim.models.rules import Array, Prediction, Rule, count, feature_names
 from fedsim.remade import Subject, reopen
 from fedsim.results.run import Run
-from fedsim.streams import numpy_stream
+from fedsim.streams import numpy_stream, torch_stream
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,8 @@ class Rationales:
         x = self.subject.again.fed.prepare(inputs.x, np.zeros(len(inputs.x), np.int64)).x
         found = []
         for k, words in enumerate(inputs.words):
-            z = self.network.features.choice(x[k : k + 1])
+            with torch_stream(self.subject.again.experiment.seed, "explained", k):
+                z = self.network.features.choice(x[k : k + 1])
             read = self.network.features.read(x[k : k + 1], z)
             probabilities = self.network.head(read).softmax(dim=1)[0]
             decided = int(probabilities.argmax())

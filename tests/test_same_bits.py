@@ -80,11 +80,20 @@ class TestOnRay:
             # Teachers and personal models, kept by the clients; lost uploads.
             {"name": "xpfl", "psi": None, "packet_error": 0.2}
             | {"xfed": {"every": 4, "images": 40, "perplexity": 5, "iterations": 300}},
+            # Words that are drawn in training; 40 clients, an aspect each.
+            {"name": "fedrnl"},
         ],
     )
     def test_the_same_on_one_actor_and_three(self, finish: Finish, fields: dict[str, Any]) -> None:
         train = {"rounds": 4, "participation": 0.7}
         common = with_method(fields["name"], method=fields, train=train)
+        if fields["name"] == "fedrnl":
+            few = {"reviews": 20, "test_reviews": 5, "dimension": 4}
+            common |= {
+                "data": {"name": "planted_reviews", **few},
+                "partition": {"kind": "aspects", "clients": 40},
+                "model": {"name": "rationale", "hidden": 3, "evaluate": "sampled"},
+            }
         local = finish(**common)
         if fields["name"] == "fedxds":
             assert local.rounds["phase"].tolist() == ["warm up", "share", "train", "train"]

@@ -194,7 +194,7 @@ class Worker:
             )
             self._own = {name: a.parts for name, a in arguments.items() if isinstance(a, Own)}
         if call.mode == "test":
-            return BlockResult(rows={shard: self._test_shard(shard) for shard in block})
+            return BlockResult(rows={shard: self._test_shard(call, shard) for shard in block})
         result = BlockResult()
         sums: dict[str, Tensor] = {}
         for start in range(0, len(block), call.clients_per_step):
@@ -403,7 +403,7 @@ class Worker:
         sums, self._sums = self._sums, {}
         return sums
 
-    def _test_shard(self, shard: int) -> dict[str, Any]:
+    def _test_shard(self, call: Call, shard: int) -> dict[str, Any]:
         part = slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD)
         examples = self.host.test_examples(part)
         model, stream = self.host.model, self.host.holdings.stream
@@ -413,12 +413,14 @@ class Worker:
             return {f"{n}/{i}": v for i, own in enumerate(found) for n, v in own.items()}
         if isinstance(model.module, Rationaliser):
             marks, totals = self.host.test_marks(part), dict[str, Any]()
-            for aspect, rows in self.host.test_aspects(part).items():
-                own = rationale_totals(
-                    *(model.module, examples.x[rows], examples.y[rows]),
-                    None if marks is None else marks[rows],
-                )
-                totals |= {f"{aspect}/{name}": total for name, total in own.items()}
+            seed, device = self.host.setup.seed, self.host.device
+            with torch_stream(seed, "test/torch", call.round, shard, device):  # to draw words
+                for aspect, rows in self.host.test_aspects(part).items():
+                    own = rationale_totals(
+                        *(model.module, examples.x[rows], examples.y[rows]),
+                        None if marks is None else marks[rows],
+                    )
+                    totals |= {f"{aspect}/{name}": total for name, total in own.items()}
             return totals
         return {**evaluate(model, examples.x, examples.y)}
 
