@@ -1,0 +1,145 @@
+"""Run FedRNL's grids and tabulate them: python run.py [NAME ...] [--similarity] [--out runs]
+
+NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished grids are
+tabulated instead. With --similarity, clients' models of table1's runs are made once more, to
+compare their encoders. Writes a row for each run to results/NAME.csv, and prints the tables of the
+README.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from fedsim.explain.rationales import encoder_similarity
+from fedsim.models.rationale import Rationaliser
+from fedsim.remade import client_models
+from fedsim.sweep.grid import GridFolder
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tables import better, finished, grids, parser, spread, table
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+SCORES = ("accuracy", "rationale_f1", "chance_f1", "chosen", "comprehensiveness", "sufficiency")
+PROBED = 200  # test reviews on which encoders are compared
+
+
+def collect(grids: list[GridFolder]) -> pd.DataFrame:
+    """A row for each run: the last round's scores."""
+    rows = []
+    for cell, run in finished(grids):
+        last = run.rounds.iloc[-1]
+        told = [*SCORES, "balanced_accuracy", "majority", "encoder_distance"]
+        told += [name for name in last.index if "/" in name]
+        scores = {name: last[name] for name in told if name in last}
+        best = run.rounds["accuracy"].max()
+        rows.append({**cell, **scores, "best": best, "result_hash": run.result_hash})
+    return pd.DataFrame(rows)
+
+
+def by(results: pd.DataFrame, axis: str) -> str:
+    """A line for each value of an axis."""
+    rows = []
+    for value, runs in results.groupby(axis, sort=False):
+        cells = [spread(runs[name]) for name in SCORES]
+        distance = runs.get("encoder_distance")
+        rows.append([str(value), *cells, "" if distance is None else spread(distance, 2)])
+    header = [axis, "accuracy", "F1", "chance", "chosen", "comprehensiveness", "sufficiency"]
+    return table([*header, "‖θ_e − φ_e‖"], rows)
+
+
+def against(results: pd.DataFrame, own: str = "FedRNL") -> str:
+    """p that one method is above each other, in accuracy and F1."""
+    ours = results[results["method"] == own]
+    rows = []
+    for method, runs in results[results["method"] != own].groupby("method", sort=False):
+        ps = [better(ours[name], runs[name]) for name in ("accuracy", "rationale_f1")]
+        rows.append([str(method), *(f"{p:.3f}" for p in ps)])
+    return table([f"p: {own} above", "accuracy", "F1"], rows)
+
+
+def methods(results: pd.DataFrame) -> Iterator[str]:
+    yield by(results, "method")
+    yield "\n" + against(results)
+    aspects = sorted(c.partition("/")[2] for c in results if c.startswith("accuracy/"))
+    rows = [
+        [str(method), *(spread(runs[f"{score}/{a}"]) for a in aspects)]
+        for score in ("accuracy", "rationale_f1")
+        for method, runs in results.groupby("method", sort=False)
+    ]
+    half = len(rows) // 2
+    yield "\n" + table(["accuracy on", *aspects], rows[:half])
+    yield "\n" + table(["F1 on", *aspects], rows[half:])
+
+
+def clients(results: pd.DataFrame) -> Iterator[str]:
+    for count, part in results.groupby("partition.clients", sort=False):
+        yield f"\n{count} clients\n"
+        yield by(part, "method")
+        yield "\n" + against(part)
+
+
+TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
+    "table1": methods,
+    "table2": methods,
+    "table3": lambda results: iter([by(results, "method.encoder_loss")]),
+    "clients": clients,
+    "epochs": lambda results: iter([by(results, "train.local_epochs")]),
+    "lambda": lambda results: iter([by(results, "method.lam")]),
+}
+
+
+def similarity(grids: list[GridFolder]) -> pd.DataFrame:
+    """How alike the encoders of clients are after local training, in some rounds (Fig. 2)."""
+    rows = []
+    for cell, run in finished(grids):
+        if cell["method"] not in ("FedAvg", "FR", "FedRNL"):
+            continue
+        K, T = run.manifest["clients"], run.experiment.train.rounds
+        for t in (1, T // 2, T):
+            models, again = client_models(run, range(K), t)
+            networks = []
+            for weights in models.values():
+                network = again.setup.build_model()
+                assert isinstance(network, Rationaliser)
+                assert isinstance(weights, torch.Tensor)
+                named = again.fed.model.named(weights)
+                network.load_state_dict(named, strict=False)
+                networks.append(network)
+            probe = again.fed.prepare(again.dataset.test_x, again.dataset.test_y).x[:PROBED]
+            rows.append({**cell, "round": t, **encoder_similarity(networks, probe)})
+    return pd.DataFrame(rows)
+
+
+def similar(results: pd.DataFrame) -> str:
+    rows = [
+        [str(method), str(t), spread(runs["generator"]), spread(runs["predictor"])]
+        for (method, t), runs in results.groupby(["method", "round"], sort=False)
+    ]
+    return table(["method", "round", "CKA of generators", "of predictors"], rows)
+
+
+def main() -> None:
+    command = parser(__doc__)
+    command.add_argument("--similarity", action="store_true", help="encoders of table1, no more")
+    arguments = command.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    torch.set_num_threads(1)
+    if arguments.similarity:
+        found = similarity(grids(arguments, HERE, ["table1"])["table1"])
+        found.to_csv(RESULTS / "similarity.csv", index=False, float_format="%.6g")
+        print(similar(found))
+        return
+    for name, made in grids(arguments, HERE, TABLES).items():
+        results = collect(made)
+        results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
+        print(f"\n## {name}\n", *TABLES[name](results), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
