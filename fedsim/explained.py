@@ -32,7 +32,6 @@ from fedsim.explain.figures import draw_activations, draw_bars, draw_partitions,
 from fedsim.explain.highlight import Chosen, Weighed, draw_rationales, draw_weighed
 from fedsim.explain.images import Example, draw_relevances, draw_shared
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.rationales import aspect_scores, rationale_totals
 from fedsim.explain.rules import (
     LocalExplanation,
     global_explanation,
@@ -40,17 +39,18 @@ from fedsim.explain.rules import (
     measures,
 )
 from fedsim.explain.tree import confusion, draw_confusion, draw_tree
-from fedsim.federation import Federation
 from fedsim.methods.fedxds import FedXDS, FedXDSState
-from fedsim.methods.method import needs_classifier
 from fedsim.methods.openfl_xai import RuleState
 from fedsim.methods.xpfl import XPFL, Mimic, Xfed, embedded
-from fedsim.models import RuleModel, Rules
+from fedsim.models import Classifier, RuleModel, Rules
 from fedsim.models.rationale import Rationaliser
 from fedsim.models.rules import Array, Prediction, Rule, count, feature_names
-from fedsim.remade import Subject, reopen
+from fedsim.remade import Subject, insist_on_client, reopen
 from fedsim.results.run import Run
 from fedsim.streams import numpy_stream, torch_stream
+from fedsim.training import logits
+
+MOST_DRAWN = 24  # inputs in a picture
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class SharedImages:
         if not len(state.labels):
             raise RunFolderError(f"{run.path}: nothing was shared (method.fraction=0)")
         for k in set(clients):
-            _refuse_unknown(k, fed)
+            insist_on_client(run, k)
         examples = []
         for k, items in method.share_again(fed, state, sorted(set(clients))).items():
             labels, first = np.unique(items["labels"], return_index=True)
@@ -227,9 +227,11 @@ class Mimicked:
                 f"{again.run.path}: a tree mimics classifiers of images and tables, not "
                 f"model.name={experiment.model.name} on data.name={experiment.data.name}"
             )
-        needs_classifier(experiment.method.name, again.setup.build_model())
         fed, method = again.fed, experiment.method
-        settings = (method.xfed if isinstance(method, XPFL) else None) or Xfed()
+        settings = method.xfed if isinstance(method, XPFL) else None
+        if settings is None:
+            few = max(1.0, (len(dataset.test_y) - 1) / 3)
+            settings = Xfed(perplexity=min(Xfed().perplexity, few))
         rng = numpy_stream(experiment.seed, "explained", 0, k or 0)
         if k is None:
             rows = rng.permutation(len(dataset.test_y))[: settings.images]
@@ -241,11 +243,12 @@ class Mimicked:
         mimic = Mimic.of(fed.model, own, x, fed.num_classes, settings)
         drawn = rng.permutation(len(dataset.test_y))[: settings.images]
         test = fed.prepare(dataset.test_x[drawn], dataset.test_y[drawn])
-        models = {}
-        if method.global_model(fed, again.state):
-            models["global model"] = fed.tensor(again.state.weights)
-        if k is not None:
-            models[f"client {k}'s"] = own
+        models: dict[str, Tensor] = {}
+        if isinstance(subject.network(), Classifier):  # whose features are known
+            if method.global_model(fed, again.state):
+                models["global model"] = fed.tensor(again.state.weights)
+            if k is not None:
+                models[f"client {k}'s"] = own
         embeddings = {
             name: embedded(fed.model, w, test.x, settings, seed=0) for name, w in models.items()
         }
@@ -282,6 +285,8 @@ class Mimicked:
         by_tree = mimic.tree.predict(mimic.images)
         counts = confusion(mimic.predicted, by_tree, len(dataset.classes))
         draw_confusion(counts, dataset.classes, paths[1])
+        if not self.embeddings:
+            return paths[:2]
         draw_embeddings(self.embeddings, self.labels, dataset.classes, paths[2])
         return paths
 
@@ -315,19 +320,19 @@ class Rationales:
 
     def scores(self) -> dict[str, float]:
         """`accuracy`, and what the chosen words are worth, on the central test set."""
-        data = self.subject.dataset
-        test = self.subject.again.fed.prepare(data.test_x, data.test_y)
-        marks = None if data.marks is None else torch.tensor(data.marks, device=test.x.device)
-        totals = rationale_totals(self.network, test.x, test.y, marks)
-        return aspect_scores({f"/{name}": total for name, total in totals.items()})
+        again, own = self.subject.again, self.subject.own
+        assert isinstance(own, Tensor)
+        again.fed.begin_round(again.after)  # so that words are drawn as they were then
+        return again.fed.evaluate(own.cpu().numpy())
 
     @torch.no_grad()
     def explain(self, inputs: Inputs) -> list[Chosen]:
         """By which words it decides about documents."""
-        x = self.subject.again.fed.prepare(inputs.x, np.zeros(len(inputs.x), np.int64)).x
+        fed = self.subject.again.fed
+        x = fed.prepare(inputs.x, np.zeros(len(inputs.x), np.int64)).x
         found = []
         for k, words in enumerate(inputs.words):
-            with torch_stream(self.subject.again.experiment.seed, "explained", k):
+            with torch_stream(fed.seed, "explained", k, device=fed.device):
                 z = self.network.features.choice(x[k : k + 1])
             read = self.network.features.read(x[k : k + 1], z)
             probabilities = self.network.head(read).softmax(dim=1)[0]
@@ -386,18 +391,25 @@ class Attributed:
         """
         network, fed, classes = subject.network(), subject.again.fed, subject.dataset.classes
         explainer.check(network)
+        if isinstance(network, Rationaliser) and network.features.sampled:
+            raise RunFolderError(
+                "model.evaluate=sampled draws the words that it decides by; what an attribution "
+                "says of it would be chance"
+            )
         x = fed.prepare(inputs.x, np.zeros(len(inputs.x), np.int64)).x
-        with torch.no_grad():
-            outputs = network(x)
+        outputs = torch.from_numpy(logits(network, x))
         best = outputs.argmax(dim=1)
-        rng = numpy_stream(subject.again.experiment.seed, f"explained/{explainer.name}")
-        relevance = heatmap(explainer.relevance(network, x, best, rng)).cpu().numpy()
+        rng = numpy_stream(fed.seed, f"explained/{explainer.name}")
+        relevance = explainer.relevance(network, x, best.to(x.device), rng).cpu()
+        if len(subject.dataset.shape) == 3:
+            relevance = heatmap(relevance)
         if classes:
             chances = outputs.softmax(dim=1).amax(dim=1).tolist()
             decisions = tuple(classes[c] for c in best.tolist())
         else:
             chances, decisions = [], tuple(f"{value:.6g}" for value in outputs[:, 0].tolist())
-        return cls(subject, explainer.name, inputs, relevance, decisions, tuple(chances))
+        found = relevance.numpy()
+        return cls(subject, explainer.name, inputs, found, decisions, tuple(chances))
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -417,12 +429,15 @@ class Attributed:
         for k, title in enumerate(self.titles):
             lines.append(f"\n{title}")
             own = self.relevance[k]
+            if not own.any():
+                lines.append("  nothing of it is of any relevance")
+                continue
             if len(self.subject.dataset.shape) == 3:
                 size = np.sort(np.abs(own).ravel())[::-1]
                 half = int(np.searchsorted(size.cumsum(), size.sum() / 2)) + 1
                 lines.append(f"  half of the relevance is in {half / size.size:.1%} of its pixels")
                 continue
-            parts = self._parts(k)
+            own, parts = own.ravel(), self._parts(k)
             order = np.argsort(-own[: len(parts)], kind="stable").tolist()
             for about, some in (("for", order[:most]), ("against", order[::-1][:most])):
                 told = [
@@ -437,17 +452,25 @@ class Attributed:
     def _parts(self, k: int) -> tuple[str, ...]:
         """What an input that is no image consists of."""
         data = self.subject.dataset
-        return self.inputs.words[k] if data.words else feature_names(data.shape[0], data.features)
+        if data.words:
+            return self.inputs.words[k]
+        if len(data.shape) == 1:
+            return feature_names(data.shape[0], data.features)
+        return tuple(f"x[{', '.join(map(str, place))}]" for place in np.ndindex(*data.shape))
 
     def draw(self, folder: Path) -> list[Path]:
-        """Draw the inputs with what is owed to their parts into a folder; the path.
+        """Draw the inputs, the first ones if there are many, with what is owed to their parts.
+
+        Returns:
+            The path, in the folder.
 
         Raises:
             OSError: it cannot be written.
         """
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.explainer}{self.subject.suffix}.png"
-        data, x = self.subject.dataset, self.inputs.x
+        data, x = self.subject.dataset, self.inputs.x[:MOST_DRAWN]
+        titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]
         if data.words:
             documents = [
                 Weighed(
@@ -457,22 +480,15 @@ class Attributed:
                     self.inputs.labels[k],
                     tuple(self.relevance[k, : len(words)].tolist()),
                 )
-                for k, words in enumerate(self.inputs.words)
+                for k, words in enumerate(self.inputs.words[:MOST_DRAWN])
             ]
             draw_weighed(documents, path)
         elif len(data.shape) == 3:
             low, high = (0, 255) if data.x.dtype == np.uint8 else (data.x.min(), data.x.max())
-            pixels = (x.astype(np.float32) - low) / (high - low)
-            captions = [title.replace(": ", "\n", 1) for title in self.titles]
-            draw_relevances(list(pixels), list(self.relevance), captions, path)
+            pixels = (x.astype(np.float32) - low) / ((high - low) or 1)
+            captions = [title.replace(": ", "\n", 1) for title in titles]
+            draw_relevances(list(pixels), list(relevance), captions, path)
         else:
-            rows = self.relevance.reshape(len(x), -1).astype(np.float64)
-            draw_bars(rows, self._parts(0), self.titles, path)
+            rows = relevance.reshape(len(x), -1).astype(np.float64)
+            draw_bars(rows, self._parts(0), titles, path)
         return [path]
-
-
-def _refuse_unknown(client: int, fed: Federation) -> None:
-    if not 0 <= client < fed.num_clients:
-        raise RunFolderError(
-            f"there is no client {client}; there are {fed.num_clients}, counted from 0"
-        )

@@ -13,7 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -23,17 +23,25 @@ from fedsim.experiment import Experiment
 from fedsim.federation import Client, Federation, LocalEngine, Setup, pick_device
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
-from fedsim.methods import State
+from fedsim.methods import Method, State
 from fedsim.models import Rules
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
-from fedsim.simulate import new_ledger, one_round, prepare, summarise
+from fedsim.simulate import (
+    evaluate_round,
+    new_ledger,
+    on_record,
+    one_round,
+    prepare,
+    result_hash,
+)
 from fedsim.streams import torch_stream
 
 # Of a client: weights (size,) of the experiment's network, another network, or rules.
 Own = Tensor | nn.Module | Rules
 OnRound = Callable[[int], None]
-VARYING = {"seconds", "epsilon"}  # columns of rounds.parquet that are not compared
+Witness = Callable[[Client], None]
+VARYING = {"seconds", "error"}  # columns that are not compared: tracebacks name places
 
 
 @dataclass
@@ -62,26 +70,45 @@ class Reopened:
     def experiment(self) -> Experiment:
         return self.run.experiment
 
-    def go_on(self) -> None:
+    def go_on(self, witness: Witness = lambda client: None) -> None:
         """Carry out the next round once more.
 
+        Args:
+            witness: is shown each client after each client function of the round.
+
         Raises:
-            RunFolderError: it comes to something else than it did.
+            RunFolderError: there is no further round, or it comes to something else than it did.
         """
         t = self.after + 1
+        _insist_on_round(self.run, t)
+        self.engine.watch(witness)
         self.state = one_round(self.fed, self.experiment, self.state, t)
+        self.engine.watch(lambda client: None)
         self.after = t
-        record, rows = self.fed.records()
-        found = summarise(t, record, rows["clients"], self.ledger)
-        stored = self.run.rounds[self.run.rounds["round"] == t].to_dict("records")[0]
-        for name, value in found.items():
-            known = stored.get(name)
-            if name not in VARYING and value != known and not (_nan(value) and _nan(known)):
-                raise RunFolderError(
-                    f"{self.run.path}: round {t} comes out otherwise here: {name} is {value!r}, "
-                    f"and was {known!r}; the run was computed by another kind of device, or by "
-                    "other versions (see its manifest.json), so nothing can be re-made"
+        evaluate_round(self.fed, self.experiment, self.state, t)
+        for table, rows in on_record(self.fed, self.setup, t, self.ledger).items():
+            stored = getattr(self.run, table)
+            known = [] if stored.empty else stored[stored["round"] == t].to_dict("records")
+            if len(rows) != len(known):
+                self._otherwise(
+                    f"{table}.parquet has {len(known)} rows of it, and here {len(rows)}"
                 )
+            for row, before in zip(rows, known, strict=True):
+                for name, value in row.items():
+                    if name not in VARYING and not _same(value, before.get(name)):
+                        was = before.get(name)
+                        self._otherwise(f"{name} in {table}.parquet is {value!r}, and was {was!r}")
+        if t == self.experiment.train.rounds:
+            found = result_hash(self.ledger["chain"], self.state)
+            if found != self.run.result_hash:
+                self._otherwise(f"the result hash is {found}, and was {self.run.result_hash}")
+
+    def _otherwise(self, what: str) -> NoReturn:
+        raise RunFolderError(
+            f"{self.run.path}: round {self.after} comes out otherwise here: {what}; the run was "
+            "computed by another kind of device, or by other versions (see its manifest.json), so "
+            "nothing can be re-made"
+        )
 
     def own_model(self, client: int) -> Own | None:
         """What a client's kept state has of a model of its own."""
@@ -90,8 +117,28 @@ class Reopened:
         return _kept(self.experiment, self.engine.client(client, self.after, state))
 
 
-def _nan(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def _same(value: Any, known: Any) -> bool:
+    """Whether a value is what a table has of it; an empty cell is NaN or None there."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return known is None or (isinstance(known, float) and math.isnan(known))
+    return bool(value == known)
+
+
+def _insist_on_round(run: Run, t: int) -> None:
+    last = run.experiment.train.rounds
+    if not 1 <= t <= last:
+        raise RunFolderError(f"{run.path}: there is no round {t}; it has {last}")
+
+
+def insist_on_client(run: Run, client: int) -> None:
+    """Refuse the number of a client that there is not.
+
+    Raises:
+        RunFolderError: there is no such client.
+    """
+    K = run.manifest["clients"]
+    if not 0 <= client < K:
+        raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0")
 
 
 def _kept(experiment: Experiment, client: Client) -> Own | None:
@@ -102,7 +149,12 @@ def _kept(experiment: Experiment, client: Client) -> Own | None:
     return None if own is None else copy.deepcopy(own)
 
 
-def reopen(run: Run, after: int | None = None, on_round: OnRound = lambda t: None) -> Reopened:
+def reopen(
+    run: Run,
+    after: int | None = None,
+    on_round: OnRound = lambda t: None,
+    dataset: Dataset | None = None,
+) -> Reopened:
     """The clients of a finished run, in this process, and the server's state.
 
     Any client function can be called once more: what it draws depends on the round, which
@@ -112,6 +164,7 @@ def reopen(run: Run, after: int | None = None, on_round: OnRound = lambda t: Non
         after: a round, 0 for none; by default the last one. From the latest checkpoint before it,
             or from the start, rounds are carried out once more, and compared with the record.
         on_round: called before each of these.
+        dataset: the data of the experiment, if it is loaded already.
 
     Raises:
         BadInput: the run is not finished, its data is not what it was, there is no such round, or
@@ -121,9 +174,9 @@ def reopen(run: Run, after: int | None = None, on_round: OnRound = lambda t: Non
     experiment = run.experiment
     last = experiment.train.rounds
     after = last if after is None else after
-    if not 0 <= after <= last:
-        raise RunFolderError(f"{run.path}: there is no round {after}; it has {last}")
-    dataset, holdings, setup = prepare(experiment)
+    if after:
+        _insist_on_round(run, after)
+    dataset, holdings, setup = prepare(experiment, dataset)
     same_data(RunFolder.open(run.path), dataset, holdings)
     engine = LocalEngine(experiment.engine, setup, dataset, holdings)
     device = pick_device(experiment.engine)
@@ -147,53 +200,59 @@ def client_models(
     clients: Collection[int],
     after: int | None = None,
     on_round: OnRound = lambda t: None,
+    dataset: Dataset | None = None,
 ) -> tuple[dict[int, Own], Reopened]:
     """Clients' own models as they were after a round, and the run after that round.
 
-    Each is the one that the client trained in that round, as it was before anything was averaged;
-    of methods with personal models, the one that it kept.
+    Each is the one that the client trained in that round, as it was before anything was averaged
+    or tested; of methods with personal models, the one that it kept.
 
     Args:
         after: a round in which all of these clients have learnt, or any for personal models; by
             default the last such.
+        on_round, dataset: as of `reopen`.
 
     Raises:
         BadInput: as `reopen`; there is no such client; or one did not learn in that round.
     """
-    K = run.manifest["clients"]
     for k in clients:
-        if not 0 <= k < K:
-            raise RunFolderError(f"there is no client {k}; there are {K}, counted from 0")
-    again = reopen(run)
-    personal = {k: own for k in clients if (own := again.own_model(k)) is not None}
-    if len(personal) == len(clients) and after in (None, again.after):
-        return personal, again
+        insist_on_client(run, k)
+    if after is not None:
+        _insist_on_round(run, after)
+    keeps = type(run.experiment.method).own_model is not Method.own_model  # personal models
+    if keeps and after in (None, run.experiment.train.rounds):
+        again = reopen(run, dataset=dataset)
+        models = {k: own for k in clients if (own := again.own_model(k)) is not None}
+        if len(models) == len(clients):
+            return models, again
+        dataset = again.dataset
     learnt = {k: _rounds_of(run, k) for k in clients}
     if after is None:
-        common = set.intersection(*(set(rounds) for rounds in learnt.values()))
-        after = max(common, default=None)
-    for k in clients:
-        if after is None or (k not in personal and after not in learnt[k]):
-            others = ", ".join(map(str, learnt[k][:10])) + (", …" if len(learnt[k]) > 10 else "")
+        common = set.intersection(*map(set, learnt.values()))
+        if not common and all(learnt.values()):
             raise RunFolderError(
-                f"client {k} learnt nothing of its own"
-                + ("" if after is None else f" in round {after}")
-                + (f"; it did in {others}" if learnt[k] else " in any round" * (after is None))
+                "there is no round in which all of these clients have learnt: "
+                + ", ".join(map(str, clients))
             )
+        after = max(common, default=None)
+    for k, rounds in learnt.items():
+        since = rounds[:1] if keeps else []  # from then on, it has its own
+        if after is None or not (after in rounds or (since and after >= since[0])):
+            some = ", ".join(map(str, rounds[:10])) + (", …" if len(rounds) > 10 else "")
+            where = f" in round {after}; it did in {some}" if rounds else " in any round"
+            raise RunFolderError(f"client {k} learnt nothing of its own{where}")
     assert after is not None
-    again = reopen(run, after - 1, on_round)
+    again = reopen(run, after - 1, on_round, dataset)
     trained: dict[int, Own] = {}
 
     def look(at: Client) -> None:
         if at.id in clients and (own := _kept(run.experiment, at)) is not None:
             trained[at.id] = own
 
-    again.engine.watch(look)
     on_round(after)
-    again.go_on()
+    again.go_on(look)
     for k in clients:
-        own = again.own_model(k)
-        if own is not None:
+        if k not in trained and (own := again.own_model(k)) is not None:
             trained[k] = own
         if k not in trained:
             raise RunFolderError(f"client {k} has no model of its own after round {after}")
@@ -223,6 +282,7 @@ class Subject:
         client: int | None = None,
         after: int | None = None,
         on_round: OnRound = lambda t: None,
+        dataset: Dataset | None = None,
     ) -> Subject:
         """Of a finished run, after a round; see `client_models` and `reopen`.
 
@@ -230,19 +290,41 @@ class Subject:
             BadInput: as these do; or there is no global model.
         """
         if client is not None:
-            models, again = client_models(run, [client], after, on_round)
-            title = f"client {client}'s model after round {again.after}"
-            return cls(title, models[client], again, client)
-        again = reopen(run, after, on_round)
+            return cls.of_clients(run, [client], after, on_round, dataset)[0]
+        again = reopen(run, after, on_round, dataset)
         method = run.experiment.method
         arrays = method.global_model(again.fed, again.state)
-        if not arrays or (not method.of_rules and method.continual):
+        if not arrays or method.continual:
             raise RunFolderError(
-                f"{run.path}: method.name={method.name} leaves no global model; each client has "
-                "its own (--client)"
+                f"{run.path}: method.name={method.name} has no global model after round "
+                f"{again.after}; clients may have their own (--client)"
             )
         own = dict(arrays) if method.of_rules else again.fed.tensor(again.state.weights)
         return cls(f"the global model after round {again.after}", own, again, None)
+
+    @classmethod
+    def of_clients(
+        cls,
+        run: Run,
+        clients: Collection[int],
+        after: int | None = None,
+        on_round: OnRound = lambda t: None,
+        dataset: Dataset | None = None,
+    ) -> list[Subject]:
+        """Of several clients of a finished run, after a round; see `client_models`.
+
+        Of a stream of tasks, for the task of that round: it chooses among its classes.
+        """
+        models, again = client_models(run, clients, after, on_round, dataset)
+        stream, found = again.holdings.stream, []
+        for k in clients:
+            title = f"client {k}'s model after round {again.after}"
+            if stream is not None:
+                task = stream.task(again.after, run.experiment.train.rounds)
+                names = ", ".join(again.dataset.classes[c] for c in stream.labels[k][task])
+                title += f", for its task {task} ({names})"
+            found.append(cls(title, models[k], again, k))
+        return found
 
     @property
     def dataset(self) -> Dataset:
@@ -265,7 +347,12 @@ class Subject:
             raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
         if isinstance(self.own, nn.Module):
             return self.own.eval()
-        model = self.again.fed.model
+        again, model = self.again, self.again.fed.model
+        stream, labels = again.holdings.stream, None
+        if stream is not None and self.client is not None:
+            task = stream.task(again.after, again.experiment.train.rounds)
+            labels = stream.labels[self.client][task]
+        model.answer_among(labels)
         model.load(self.own)
         return model.module.eval()
 

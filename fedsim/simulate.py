@@ -180,14 +180,11 @@ def simulate(
             for t in range(begin + 1, last + 1):
                 started = time.perf_counter()
                 state = one_round(fed, experiment, state, t)
-                record, rows = fed.records()
-                if setup.privacy is not None:
-                    record["epsilon"] = spent(setup.privacy, fed.releases, ledger)
-                row = summarise(t, record, rows["clients"], ledger)
-                on_record = [row, *itertools.chain.from_iterable(rows.values())]
-                ledger["chain"] = chained(ledger["chain"], on_record)
+                evaluate_round(fed, experiment, state, t)
+                rows = on_record(fed, setup, t, ledger)
+                (row,) = rows["rounds"]
                 row["seconds"] = time.perf_counter() - started
-                for name, added in {"rounds": [row], **rows}.items():
+                for name, added in rows.items():
                     tables[name].add(added)
                 every = experiment.checkpoint.every
                 if t == last or (every and t % every == 0):
@@ -213,22 +210,41 @@ def simulate(
 
 
 def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> State:
-    """Round t, and the tests that follow it; the server's next state."""
-    method = experiment.method
+    """Round t; the server's next state."""
     fed.begin_round(t)
     # What the server draws from torch's own generator (dropout) depends on t alone.
     with torch_stream(experiment.seed, "server", t, device=fed.device):
-        state = method.round(fed, state, t)
+        state = experiment.method.round(fed, state, t)
     if not np.isfinite(state.weights).all():
         raise RunError(
             f"round {t}: the server's weights are no longer finite numbers; smaller learning "
             "rates may help"
         )
-    if t % experiment.evaluate.every == 0 or t == experiment.train.rounds:
-        method.evaluate(fed, state)
-        if experiment.evaluate.clients:
-            method.evaluate_clients(fed, state)
     return state
+
+
+def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int) -> None:
+    """Put the scores after round t on record, if it is one in which there are any."""
+    if t % experiment.evaluate.every == 0 or t == experiment.train.rounds:
+        experiment.method.evaluate(fed, state)
+        if experiment.evaluate.clients:
+            experiment.method.evaluate_clients(fed, state)
+
+
+def on_record(
+    fed: Federation, setup: Setup, t: int, ledger: dict[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
+    """What round t adds to each table: `rounds`, `clients`, `explanations`, `tasks`.
+
+    The ledger goes on with it.
+    """
+    record, rows = fed.records()
+    if setup.privacy is not None:
+        record["epsilon"] = spent(setup.privacy, fed.releases, ledger)
+    row = summarise(t, record, rows["clients"], ledger)
+    every = [row, *itertools.chain.from_iterable(rows.values())]
+    ledger["chain"] = chained(ledger["chain"], every)
+    return {"rounds": [row], **rows}
 
 
 @contextmanager

@@ -11,11 +11,12 @@ import pytest
 from small import NETWORK_METHODS, server_states, small_experiment, with_method
 from torch import Tensor, nn
 
-from fedsim import Run, reopen
+from fedsim import Run, reopen, simulate
 from fedsim.errors import BadInput
 from fedsim.federation import Client
 from fedsim.federation.worker import Worker
-from fedsim.remade import Own, Reopened, client_models
+from fedsim.remade import Own, Reopened, Subject, client_models
+from fedsim.simulate import evaluate_round
 
 Finish = Callable[..., Run]
 Seen = dict[tuple[int, int], Own]
@@ -45,7 +46,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
             vectors = vectors_of(own)
             noted[id, call.round] = {k: np.array(v, copy=True) for k, v in vectors.items()}
 
+    def untested(*arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Worker, "_run_client", run_client)
+            evaluate_round(*arguments)
+
     monkeypatch.setattr(Worker, "_run_client", run_and_note)
+    monkeypatch.setattr(simulate, "evaluate_round", untested)
     return noted
 
 
@@ -142,12 +149,87 @@ def test_several_clients_at_once(finish: Finish, seen: Seen) -> None:
     assert again.after == common[-1]
 
 
+def test_a_model_is_as_it_was_before_it_was_tested(finish: Finish, seen: Seen) -> None:
+    fine_tuned = {"name": "fedbabu", "fine_tune": "all", "fine_tune_epochs": 1}
+    done = finish(
+        method=fine_tuned,
+        partition={"kind": "iid", "clients": 4, "test_fraction": 0.2},
+        evaluate={"every": 2, "clients": True},
+        train={"rounds": 4},
+    )
+    before = dict(seen)
+    for t in (2, 3):
+        models, again = client_models(done, [1], t)
+        assert_same(models[1], before[1, t])
+    again.go_on()
+    assert_same(models[1], before[1, 3])  # nobody watches any more
+
+
+WORDS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
+IN_TURN = {"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]] * 3}
+ADAM = {"name": "adam", "lr": 0.01}
+
+
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+@pytest.mark.parametrize("name", ["fedweit", "fedseit", "fedprox", "fedrnl"])
+def test_documents_and_tasks(finish: Finish, seen: Seen, name: str) -> None:
+    choosing = {"name": "rationale", "hidden": 3}
+    reading = {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4}
+    done = finish(
+        data=WORDS,
+        partition={"kind": "aspects", "clients": 4} if name == "fedrnl" else IN_TURN,
+        model=choosing if name == "fedrnl" else reading,
+        method={"name": name},
+        train={"rounds": 4, "optimizer": ADAM},
+    )
+    before = dict(seen)
+    for t in (2, 3):
+        models, _ = client_models(done, [0, 2], t)
+        for k, own in models.items():
+            assert_same(own, before[k, t])
+
+
+def test_a_client_chooses_among_its_own_tasks_classes(finish: Finish) -> None:
+    done = finish(
+        partition={"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]]}, train={"rounds": 4}
+    )
+    for after, title, classes in [(2, "task 0 (0, 1)", {0, 1}), (4, "task 1 (2, 3)", {2, 3})]:
+        subject = Subject.of(done, client=0, after=after)
+        assert subject.title == f"client 0's model after round {after}, for its {title}"
+        data, fed = subject.dataset, subject.again.fed
+        x = fed.prepare(data.test_x, data.test_y).x
+        assert set(subject.network()(x).argmax(dim=1).tolist()) <= classes
+
+
 def test_what_there_is_not(finish: Finish) -> None:
-    done = finish(train={"rounds": 2})
-    with pytest.raises(BadInput, match=r": there is no round 3; it has 2$"):
-        reopen(done, 3)
-    with pytest.raises(BadInput, match=r"^there is no client 10; there are 10, counted from 0$"):
-        client_model(done, 10)
+    done = finish(train={"rounds": 2, "participation": 0.1})
+    first, second = done.clients["client"]
+    for ask, message in [
+        (lambda: reopen(done, 3), f"{done.path}: there is no round 3; it has 2"),
+        (lambda: reopen(done).go_on(), f"{done.path}: there is no round 3; it has 2"),
+        (lambda: client_models(done, [first], 0), f"{done.path}: there is no round 0; it has 2"),
+        (lambda: client_models(done, [10]), "there is no client 10; there are 10, counted from 0"),
+        (
+            lambda: client_models(done, [first, second]),
+            f"there is no round in which all of these clients have learnt: {first}, {second}",
+        ),
+    ]:
+        with pytest.raises(BadInput) as told:
+            ask()
+        assert str(told.value) == message
+
+
+def test_a_personal_model_is_asked_for_out_of_its_rounds(finish: Finish) -> None:
+    done = finish(**with_method("local", train={"rounds": 4, "participation": 0.1}))
+    k, t = 5, 2  # the only one in round 2, and in no other
+    for after in (0, 5):
+        with pytest.raises(BadInput, match=f"there is no round {after}; it has 4"):
+            client_models(done, [k], after)
+    with pytest.raises(BadInput, match=f"client {k} learnt nothing of its own in round 1; it did"):
+        client_models(done, [k], 1)
+    then, _ = client_models(done, [k], t)
+    at_the_end, _ = client_models(done, [k])
+    assert_same(then[k], at_the_end[k])  # kept as it was
 
 
 def test_another_machine_is_noticed(finish: Finish, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,5 +242,7 @@ def test_another_machine_is_noticed(finish: Finish, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Client, "train", a_bit_off)
     reopen(done, 1)
-    with pytest.raises(BadInput, match=r": round 2 comes out otherwise here: \w+ is .*, and was "):
+    with pytest.raises(BadInput, match=r": round 2 comes out otherwise here: \w+ in "):
         reopen(done, 2)
+    monkeypatch.setattr(Client, "train", train)
+    reopen(done, 2)

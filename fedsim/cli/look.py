@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import sys
@@ -15,6 +14,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
+from rich.status import Status
 from rich.table import Table
 
 from fedsim import atomic
@@ -24,7 +26,7 @@ from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
-from fedsim.explain.attribution import attributions
+from fedsim.explain.attribution import Attribution, attributions
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import measures_in_words, row_in_words
 from fedsim.explain.tasks import draw_tasks
@@ -216,39 +218,67 @@ def explain_command(
         if not run.tasks.empty and not client and not npy:
             _explain_tasks(run)
             return
+    run.result_hash  # noqa: B018  # raises if it is not finished
     kind = explainer or _usual_explainer(run)
-    known = [*EXPLAINERS, *(name for name, _ in attributions.items())]
-    if kind not in known and ":" not in kind:  # which names one of the user's own
-        raise BadInput(f"no explainer is called '{kind}'{nearest(kind, known)}")
+    explain = _explainers(run, kind, most, npy)
     if kind == "tree" and (row or input is not None or text is not None):
         raise BadInput(
             "--row, --input and --text say what an attribution explains (--explainer); a tree "
             "mimics all decisions"
         )
+    dataset = experiment.data.load()
+    if input is not None:
+        inputs = Inputs.of_file(dataset, input)
+    elif text is not None:
+        inputs = Inputs.of_texts(dataset, [text], ["text"])
+    else:
+        some = np.unique(np.linspace(0, len(dataset.test_y) - 1, MOST_INPUTS).astype(int)).tolist()
+        inputs = Inputs.of_rows(dataset, row or ([] if kind == "rules" else some))
+    times: list[int | None] = [*(round or [])]
+    for t in times or [None]:
+        whose = client or ([] if explainer else _first_personal(run, t))
+        with out.status("") as status:
+
+            def tell(t: int, status: Status = status) -> None:
+                status.update(f"making round {t} once more")
+
+            if whose:
+                subjects = Subject.of_clients(run, whose, t, tell, dataset)
+            else:
+                subjects = [Subject.of(run, None, t, tell, dataset)]
+        if npy is not None and len(subjects) * len(times or [None]) > 1:
+            raise BadInput("--npy writes the rules of one model; name one --client and --round")
+        for subject in subjects:
+            explain(subject, inputs)
+
+
+def _explainers(
+    run: Run, kind: str, most: int, npy: Path | None
+) -> Callable[[Subject, Inputs], None]:
+    """What explains a model in the way that is asked for.
+
+    Raises:
+        BadInput: there is no such way.
+    """
+    known = [*EXPLAINERS, *(name for name, _ in attributions.items())]
+    if kind not in known and ":" not in kind:  # which names one of the user's own
+        raise BadInput(f"no explainer is called '{kind}'{nearest(kind, known)}")
     if npy is not None and kind != "rules":
         raise BadInput("--npy writes rules, and this explains no rules")
-    whose: list[int | None] = [*(client or [])]
-    whose = whose or [None if explainer else _first_personal(run)]
-    times: list[int | None] = [*(round or [])]
-    for k, t in itertools.product(whose, times or [None]):
-        with out.status("") as status:
-            subject = Subject.of(run, k, t, lambda t: status.update(f"making round {t} once more"))
-        if input is not None:
-            inputs = Inputs.of_file(subject.dataset, input)
-        elif text is not None:
-            inputs = Inputs.of_texts(subject.dataset, [text], ["text"])
-        else:
-            tested = len(subject.dataset.test_y)
-            some = np.unique(np.linspace(0, tested - 1, MOST_INPUTS).astype(int)).tolist()
-            inputs = Inputs.of_rows(subject.dataset, row or ([] if kind == "rules" else some))
-        if kind == "rules":
-            _explain_rules(subject, inputs, most, npy)
-        elif kind == "rationale":
-            _explain_words(subject, inputs)
-        elif kind == "tree":
-            _explain_by_tree(subject)
-        else:
-            _explain_parts(subject, kind, inputs)
+    if kind == "rules":
+        return partial(_explain_rules, most=most, npy=npy)
+    if kind == "rationale":
+        return _explain_words
+    if kind == "tree":
+        return _explain_by_tree
+    method = run.experiment.method
+    if isinstance(method, FedXDS) and kind == method.attribution.name:
+        return partial(_explain_parts, attribution=method.attribution)
+    try:
+        attribution = attributions.parse({"name": kind})
+    except (ValidationError, PydanticCustomError) as error:
+        raise BadInput(f"--explainer {kind}: {error}") from None
+    return partial(_explain_parts, attribution=attribution)
 
 
 def _usual_explainer(run: Run) -> str:
@@ -265,11 +295,14 @@ def _usual_explainer(run: Run) -> str:
     return "occlusion" if isinstance(experiment.model, TextModel) else "integrated_gradients"
 
 
-def _first_personal(run: Run) -> int | None:
+def _first_personal(run: Run, t: int | None) -> list[int]:
     """Whose model is explained if nobody says whose: of XPFL's personal models the first."""
-    if not isinstance(run.experiment.method, XPFL):
-        return None
-    return int(run.clients.loc[run.clients["psi"].notna(), "client"].min())
+    if not isinstance(run.experiment.method, XPFL) or "psi" not in run.clients:
+        return []
+    fused = run.clients[run.clients["psi"].notna()]
+    if t is not None:
+        fused = fused[fused["round"] <= t]
+    return [int(k) for k in sorted(fused["client"])[:1]]
 
 
 def _explain_shared(run: Run, clients: Sequence[int]) -> None:
@@ -331,17 +364,13 @@ def _explain_tasks(run: Run) -> None:
     _written(partial(draw_tasks, run.tasks, given, run.path / "explanations"))
 
 
-def _explain_by_tree(subject: Subject) -> None:
+def _explain_by_tree(subject: Subject, _: Inputs) -> None:
     mimicked = Mimicked.of(subject)
     out.print(mimicked.in_words(), markup=False)
     _written(partial(mimicked.draw, subject.again.run.path / "explanations"))
 
 
-def _explain_parts(subject: Subject, kind: str, inputs: Inputs) -> None:
-    method = subject.again.experiment.method
-    attribution = attributions.parse({"name": kind})
-    if isinstance(method, FedXDS) and kind == method.attribution.name:
-        attribution = method.attribution
+def _explain_parts(subject: Subject, inputs: Inputs, attribution: Attribution) -> None:
     attributed = Attributed.of(subject, attribution, inputs)
     out.print(attributed.in_words(), markup=False)
     _written(partial(attributed.draw, subject.again.run.path / "explanations"))

@@ -35,6 +35,8 @@ class Dataset:
         vectors: (V, D) float32, the vector of each of the `words`; zeros for id 0.
         known: (V,) which of the `words` have a vector in the file of vectors; without a file, all
             but ids 0 and 1.
+        spaced: words of documents are parted by spaces and as they stand; else they are what
+            `fedsim.data.text.tokenise` makes of a text.
         test_columns: facts of each test example, (M,) each, by name.
         marks: (M, L) which words of each test document its label is about, if that is known.
     """
@@ -52,6 +54,7 @@ class Dataset:
     words: tuple[str, ...] = ()
     vectors: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     known: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    spaced: bool = False
     test_columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     marks: NDArray[np.bool_] | None = None
 

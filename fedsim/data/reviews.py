@@ -15,7 +15,6 @@ from pydantic import Field, PositiveInt
 
 from fedsim.data import files
 from fedsim.data.dataset import Dataset, datasets
-from fedsim.data.files import Documents
 from fedsim.data.sources import word_list
 from fedsim.data.text import random_vectors
 from fedsim.data.text_sources import Official, TextSource
@@ -116,17 +115,15 @@ class Review(NamedTuple):
 class _Reviews(TextSource):
     """Reviews by aspect, whose tokens are parted by spaces."""
 
-    def _tokens(self, document: str) -> list[str]:
-        return document.split()
-
     def _of_reviews(
         self, train: Sequence[Review], test: Sequence[Review], path: Path | str
     ) -> Dataset:
         both = [*train, *test]
-        labels, texts = [CLASSES[r.label] for r in both], [" ".join(r.words) for r in both]
+        y = np.array([review.label for review in both], np.int64)
         rows = np.arange(len(both))
         found = self._dataset(
-            Documents(labels, texts), CLASSES, rows[: len(train)], rows[len(train) :], path
+            *(y, [review.words for review in both], CLASSES),
+            *(rows[: len(train)], rows[len(train) :], path),
         )
         gold = None
         if any(review.marks for review in test):
@@ -137,6 +134,7 @@ class _Reviews(TextSource):
         names = np.array([review.aspect for review in both])
         return replace(
             found,
+            spaced=True,
             columns={"aspect": names[: len(train)]},
             test_columns={"aspect": names[len(train) :]},
             marks=gold,
@@ -237,10 +235,21 @@ class _Published(_Reviews, Official):
     balance: bool = True
     length: PositiveInt = 256
 
+    def _tested(self, reviews: list[Review], path: Path | str) -> list[Review]:
+        if not reviews:
+            raise DataError(f"{path}: has no review to test on; see data.test and data.aspects")
+        return reviews
+
     def _balanced(self, reviews: list[Review], aspect: str) -> list[Review]:
         """As many of either class: of the larger one, some are left out."""
         by_class = [[k for k, r in enumerate(reviews) if r.label == label] for label in (0, 1)]
         least = min(map(len, by_class))
+        if not least:
+            missing = CLASSES[int(not by_class[1])]
+            raise DataError(
+                f"{self.name}: no {missing} review is about {aspect}, so that nothing is left to "
+                "train on; data.balance=false takes all, data.aspects others"
+            )
         rng = numpy_stream(BALANCED, aspect)
         kept = sorted(k for some in by_class for k in rng.permutation(some)[:least].tolist())
         return [reviews[k] for k in kept]
@@ -288,7 +297,7 @@ class Beer(_Published):
                 )
             else:
                 test += self._annotated(files.beside(path, "annotations.json", "beer"), aspect)
-        return self._of_reviews(train, test, path.parent)
+        return self._of_reviews(train, self._tested(test, path.parent), path.parent)
 
     def _rated(self, path: Path, aspect: str) -> Iterator[Review]:
         documents = files.read_labelled(path)
@@ -312,14 +321,13 @@ class Beer(_Published):
             with files.reading(path):
                 item = json.loads(line)
             words, label, ranges = _annotation(item, k, where)
-            if label is None or not ranges:
-                continue
             marks = [False] * len(words)
             for start, end in ranges:
-                if not 0 <= start < end <= len(words):
+                if not 0 <= start <= end <= len(words):
                     raise DataError(f"{where}: marks [{start}, {end}) of {len(words)} tokens")
                 marks[start:end] = [True] * (end - start)
-            yield Review(aspect, label, words, marks)
+            if label is not None and any(marks):
+                yield Review(aspect, label, words, marks)
 
 
 def _annotation(item: Any, k: int, where: str) -> tuple[list[str], int | None, list[list[int]]]:
@@ -385,7 +393,7 @@ class Hotel(_Published):
             test += self._read(
                 files.beside(path, tested, "hotel"), aspect, self.test == "annotations"
             )
-        return self._of_reviews(train, test, path.parent)
+        return self._of_reviews(train, self._tested(test, path.parent), path.parent)
 
     def _read(self, path: Path, aspect: str, marked: bool = False) -> list[Review]:
         head, *lines = files.read_lines(path, "utf-8")

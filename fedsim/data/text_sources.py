@@ -43,28 +43,28 @@ class TextSource(Source):
                 )
         both = Documents(train.labels + test.labels, train.texts + test.texts)
         train_rows, test_rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
-        return self._dataset(both, classes, train_rows, test_rows, path)
+        y, tokens = _class_indices(both, classes), _tokens(both)
+        return self._dataset(y, tokens, classes, train_rows, test_rows, path)
 
     def _split(self, documents: Documents, test_fraction: float, path: Path) -> Dataset:
         classes = _classes(documents)
         y = _class_indices(documents, classes)
         train_rows, test_rows = stratified_split(y, classes, test_fraction, str(path))
-        return self._dataset(documents, classes, train_rows, test_rows, path)
+        return self._dataset(y, _tokens(documents), classes, train_rows, test_rows, path)
 
     def _dataset(
         self,
-        documents: Documents,
+        y: NDArray[np.int64],
+        tokens: list[list[str]],
         classes: tuple[str, ...],
         train: NDArray[np.intp],
         test: NDArray[np.intp],
         path: Path | str,
     ) -> Dataset:
-        tokens = [self._tokens(document) for document in documents.texts]
         words = text.vocabulary(tokens)
         if len(words) == len(text.SPECIAL):
             raise DataError(f"{path}: no document has a word")
         x = text.encode(tokens, words, self.length)
-        y = _class_indices(documents, classes)
         vectors, known = self._vectors(words)
         return Dataset(
             x=x[train],
@@ -76,9 +76,6 @@ class TextSource(Source):
             vectors=vectors,
             known=known,
         )
-
-    def _tokens(self, document: str) -> list[str]:
-        return text.tokenise(document)
 
     def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         if self.vectors is not None:
@@ -95,6 +92,10 @@ class TextSource(Source):
 
 def _classes(documents: Documents) -> tuple[str, ...]:
     return tuple(sorted(set(documents.labels)))
+
+
+def _tokens(documents: Documents) -> list[list[str]]:
+    return [text.tokenise(document) for document in documents.texts]
 
 
 def _class_indices(documents: Documents, classes: Sequence[str]) -> NDArray[np.int64]:

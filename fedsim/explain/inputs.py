@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedsim.data import Dataset
+from fedsim.data import Dataset, files
 from fedsim.data.text import encode, tokenise
 from fedsim.errors import DataError
 from fedsim.models.rules import feature_names
@@ -70,7 +71,7 @@ class Inputs:
         """
         if not data.words:
             raise DataError("the data are no documents; texts mean nothing to the model")
-        tokens = [tokenise(text) for text in texts]
+        tokens = [text.split() if data.spaced else tokenise(text) for text in texts]
         x = encode(tokens, data.words, data.shape[0])
         if not x.shape[1]:  # an empty document has one place
             x = np.zeros((len(tokens), 1), np.int32)
@@ -89,24 +90,22 @@ class Inputs:
         Raises:
             DataError: it cannot be read, or holds something else.
         """
-        try:
-            if data.words:
-                _expect(path, ".txt", "documents are .txt, one a line")
-                lines = path.read_text(encoding="utf-8").splitlines()
-                names = [f"line {k}" for k in range(1, len(lines) + 1)]
-                found = cls.of_texts(data, lines, names)
-            elif path.suffix == ".csv" and len(data.shape) == 1:
-                x = _rows(path, data)
-                found = cls.of_arrays(x, "row")
-            elif path.suffix == ".png" and len(data.shape) == 3 and data.x.dtype == np.uint8:
-                found = cls.of_arrays(_image(path, data.shape), "image")
-            else:
-                _expect(path, ".npy", _ways(data))
-                found = cls.of_arrays(_array(path, data), "input")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read: {error}") from error
+        if data.words:
+            _expect(path, ".txt", "documents are .txt, one a line")
+            lines = files.read_text(path, "utf-8-sig").splitlines()
+            names = [f"line {k}" for k in range(1, len(lines) + 1)]
+            found = cls.of_texts(data, lines, names)
+        elif path.suffix == ".csv" and len(data.shape) == 1:
+            found = cls.of_arrays(_rows(path, data), "row")
+        elif path.suffix == ".png" and _has_pictures(data):
+            found = cls.of_arrays(_image(path, data.shape), "image")
+        else:
+            _expect(path, ".npy", _ways(data))
+            found = cls.of_arrays(_array(path, data), "input")
         if not len(found.x):
             raise DataError(f"{path}: there is nothing in it")
+        if not np.isfinite(found.x).all():
+            raise DataError(f"{path}: holds missing or infinite numbers")
         return found
 
     @classmethod
@@ -116,11 +115,15 @@ class Inputs:
         return cls(x, names, (None,) * len(x))
 
 
+def _has_pictures(data: Dataset) -> bool:
+    return len(data.shape) == 3 and data.shape[0] in (1, 3) and data.x.dtype == np.uint8
+
+
 def _ways(data: Dataset) -> str:
     """How inputs that are no documents can be given."""
     if len(data.shape) == 1:
         return "rows of a table are .csv or .npy"
-    if len(data.shape) == 3 and data.x.dtype == np.uint8:
+    if _has_pictures(data):
         return "images are .png or .npy"
     return "inputs of these data are .npy"
 
@@ -131,7 +134,8 @@ def _expect(path: Path, ending: str, ways: str) -> None:
 
 
 def _rows(path: Path, data: Dataset) -> NDArray[Any]:
-    table = pd.read_csv(path)
+    with files.reading(path):
+        table = pd.read_csv(path)
     names = feature_names(data.shape[0], data.features)
     missing = [name for name in names if name not in table]
     if missing:
@@ -139,7 +143,8 @@ def _rows(path: Path, data: Dataset) -> NDArray[Any]:
             f"{path}: has no column '{missing[0]}'; its first line must name the features: "
             + ", ".join(names)
         )
-    rows: NDArray[Any] = table[list(names)].to_numpy(dtype=data.x.dtype)
+    with files.reading(path):
+        rows: NDArray[Any] = table[list(names)].to_numpy(dtype=data.x.dtype)
     return rows
 
 
@@ -147,7 +152,7 @@ def _image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     from PIL import Image
 
     C, H, W = shape
-    with Image.open(path) as image:
+    with files.reading(path), Image.open(path) as image:
         if image.size != (W, H):
             raise DataError(
                 f"{path}: is {image.size[0]} pixels wide and {image.size[1]} high; those of the "
@@ -158,7 +163,10 @@ def _image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _array(path: Path, data: Dataset) -> NDArray[Any]:
-    x: NDArray[Any] = np.load(path, allow_pickle=False)
+    with files.reading(path):
+        x: NDArray[Any] = np.lib.format.read_array(
+            io.BytesIO(files.read_bytes(path)), allow_pickle=False
+        )
     if x.shape == data.shape:
         x = x[None]
     if x.shape[1:] != data.shape:

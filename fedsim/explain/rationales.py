@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.models.rationale import Rationaliser
 
 BATCH = 500  # documents at once
+OF = "\n"  # between an aspect and what is of it, in names of totals
 
 
 @torch.no_grad()
@@ -108,7 +109,7 @@ def aspect_scores(totals: Mapping[str, float]) -> dict[str, float]:
     """Scores over documents of all aspects, and of each where there are several.
 
     Args:
-        totals: of `rationale_totals` for each aspect, its name and a slash before theirs.
+        totals: of `rationale_totals` for each aspect, its name and `OF` before theirs.
 
     Returns:
         `loss`, `accuracy` and what `rationale_scores` has; then `accuracy/aroma`,
@@ -116,7 +117,7 @@ def aspect_scores(totals: Mapping[str, float]) -> dict[str, float]:
     """
     parts: dict[str, dict[str, float]] = {}
     for key, total in totals.items():
-        aspect, _, name = key.partition("/")
+        aspect, _, name = key.partition(OF)
         parts.setdefault(aspect, {})[name] = total
     names = next(iter(parts.values()))
     found = _scores({name: math.fsum(own[name] for own in parts.values()) for name in names})

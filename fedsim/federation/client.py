@@ -100,7 +100,7 @@ class Client:
         settings: the experiment's `train` section.
         lr: η, the learning rate of this round.
         steps: τ, local steps of the latest `train`.
-        trained: what the latest `train` or `train_rules` came to.
+        trained: what the client's latest training came to.
         task: of a stream, the one that is learnt in this round, 0 ≤ task < T.
         tasks: what was reported of tasks.
     """

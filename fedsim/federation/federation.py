@@ -323,9 +323,9 @@ class Federation:
         rows = self._engine.run(call, blocks, arguments, {}).rows
         names = rows[0].keys()
         totals = {name: math.fsum(row[name] for row in rows.values()) for name in names}
-        if isinstance(self.model.module, Rationaliser):
-            return aspect_scores(totals)
         if self.stream is None:
+            if isinstance(self.model.module, Rationaliser):
+                return aspect_scores(totals)
             return scores(totals, self._test_y)
         found = {}
         for i, labels in enumerate(self.stream.kinds):

@@ -174,13 +174,20 @@ class Host:
 
     def test_aspects(self, part: slice) -> dict[str, Tensor]:
         """Which rows of a part of the central test set are about which aspect; one if unknown."""
+        numbers = self._aspects[1][part]
+        return {
+            name: torch.tensor(np.flatnonzero(numbers == k), device=self.device)
+            for k, name in enumerate(self._aspects[0])
+        }
+
+    @cached_property
+    def _aspects(self) -> tuple[list[str], NDArray[np.intp]]:
+        """The aspects of the central test set, and the number of each example's."""
         aspects = self._dataset.test_columns.get("aspect")
         if aspects is None:
-            return {"": torch.arange(len(self._dataset.test_y[part]), device=self.device)}
-        return {
-            str(name): torch.tensor(np.flatnonzero(aspects[part] == name), device=self.device)
-            for name in np.unique(aspects).tolist()
-        }
+            return [""], np.zeros(len(self._dataset.test_y), np.intp)
+        names, numbers = np.unique(aspects, return_inverse=True)
+        return [str(name) for name in names], numbers
 
     @cached_property
     def central_test(self) -> Examples:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import ClientError, RunError
-from fedsim.explain.rationales import rationale_totals
+from fedsim.explain.rationales import OF, rationale_totals
 from fedsim.federation.client import Client, Update
 from fedsim.federation.host import Host
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
@@ -408,21 +408,21 @@ class Worker:
         examples = self.host.test_examples(part)
         model, stream = self.host.model, self.host.holdings.stream
         model.load(self._sent["weights"])
-        if stream is not None:
-            found = evaluate_among(model, examples.x, examples.y, stream.kinds)
-            return {f"{n}/{i}": v for i, own in enumerate(found) for n, v in own.items()}
-        if isinstance(model.module, Rationaliser):
+        # For networks that draw in evaluation as well.
+        with torch_stream(self.host.setup.seed, "test/torch", call.round, shard, self.host.device):
+            if stream is not None:
+                found = evaluate_among(model, examples.x, examples.y, stream.kinds)
+                return {f"{n}/{i}": v for i, own in enumerate(found) for n, v in own.items()}
+            if not isinstance(model.module, Rationaliser):
+                return {**evaluate(model, examples.x, examples.y)}
             marks, totals = self.host.test_marks(part), dict[str, Any]()
-            seed, device = self.host.setup.seed, self.host.device
-            with torch_stream(seed, "test/torch", call.round, shard, device):  # to draw words
-                for aspect, rows in self.host.test_aspects(part).items():
-                    own = rationale_totals(
-                        *(model.module, examples.x[rows], examples.y[rows]),
-                        None if marks is None else marks[rows],
-                    )
-                    totals |= {f"{aspect}/{name}": total for name, total in own.items()}
+            for aspect, rows in self.host.test_aspects(part).items():
+                own = rationale_totals(
+                    *(model.module, examples.x[rows], examples.y[rows]),
+                    None if marks is None else marks[rows],
+                )
+                totals |= {f"{aspect}{OF}{name}": total for name, total in own.items()}
             return totals
-        return {**evaluate(model, examples.x, examples.y)}
 
 
 def _different(tasks: Sequence[Task]) -> str | None:

@@ -277,11 +277,12 @@ class FedFed(Method[FedFedState]):
                 step(loss)
                 total += loss.detach() * len(labels)
                 visited += len(labels)
+        client.trained = classifier.vector.clone()
         client.report(steps=steps)
         if visited:
             client.report(loss=float(total) / visited)
         return Update(
-            weights=classifier.vector.clone(),
+            weights=client.trained,
             generator=vae.vector.clone(),
             weight=client.num_samples,
         )

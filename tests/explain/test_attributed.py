@@ -102,10 +102,11 @@ class TestDocuments:
         )
         code, text, _ = say("explain", str(done.path), "--client", "1", "--row", "3")
         assert code == 0
-        assert text.startswith("client 1's model after round 2, occlusion:\n\nrow 3: positive")
+        title = "client 1's model after round 2, for its task 1 (positive), occlusion:"
+        assert text.startswith(f"{title}\n\nrow 3: positive")
         code, _, complaint = say("explain", str(done.path), "--row", "3")
         assert code == 2
-        assert f"method.name={name} leaves no global model; each client has its own" in complaint
+        assert f"method.name={name} has no global model after round 2; clients may" in complaint
 
 
 def test_rows_of_a_table(finish: Finish, say: Say) -> None:
@@ -132,6 +133,8 @@ def test_rows_of_a_table(finish: Finish, say: Say) -> None:
         (["--client", "10"], "there is no client 10; there are 10, counted from 0"),
         (["--row", "999"], "there is no row 999 in the test set"),
         (["--input", "it.doc"], "it.doc: inputs of these data are .npy"),
+        (["--round", "0", "--client", "1"], ": there is no round 0; it has 2"),
+        (["--explainer", "no_such:Thing"], "--explainer no_such:Thing: "),
         (["--input", "x.npy", "--row", "1"], "are three ways to say what is to be explained"),
     ],
 )
@@ -142,3 +145,17 @@ def test_what_cannot_be_explained(
     code, _, complaint = say("explain", str(done.path), *words)
     assert code == 2
     assert message in complaint
+
+
+def test_of_many_only_the_first_are_drawn_and_other_shapes_have_places(
+    finish: Finish, say: Say
+) -> None:
+    done = finish(
+        data={"name": "synthetic", "shape": [2, 5], "samples": 300, "classes": 3},
+        train={"rounds": 1},
+    )
+    np.save("many.npy", np.random.default_rng(0).normal(size=(40, 2, 5)).astype(np.float32))
+    code, text, _ = say("explain", str(done.path), "--input", "many.npy")
+    assert code == 0
+    assert "\ninput 39: " in text
+    assert "x[1, 4] " in text

@@ -12,8 +12,9 @@ from small import Say, small_experiment
 
 from fedsim import Run, run
 from fedsim.errors import RunFolderError
+from fedsim.explain.attribution import Occlusion
 from fedsim.explain.inputs import Inputs
-from fedsim.explained import Rationales
+from fedsim.explained import Attributed, Rationales
 from fedsim.remade import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -70,7 +71,7 @@ def test_in_words(done: Run) -> None:
     ("text", "words"),
     [
         ("", 0),
-        ("!?", 0),
+        ("!?", 1),
         ("lovely", 1),
         ("qwertz uiop", 2),  # unknown words alone
         ("lovely head " * 200, None),  # longer than any that it was trained on
@@ -111,6 +112,33 @@ def test_what_cannot_be_explained(done: Run, say: Say, words: list[str], message
     code, _, complaint = say("explain", str(done.path), *words)
     assert code == 2
     assert message in complaint
+
+
+def test_words_that_are_drawn(tmp_path: Path) -> None:
+    made = small_experiment(
+        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+        partition={"kind": "aspects", "clients": 4},
+        model={"name": "rationale", "hidden": 3, "share": 0.5, "evaluate": "sampled"},
+        train={"rounds": 2},
+    )
+    drawn = run(made, tmp_path)
+    subject = Subject.of(drawn)
+    rationales, last = Rationales.of(subject), drawn.rounds.iloc[-1]
+    assert {name: last[name] for name in rationales.scores()} == rationales.scores()
+    inputs = Inputs.of_rows(subject.dataset, [0, 1])
+    assert rationales.explain(inputs) == rationales.explain(inputs)
+    with pytest.raises(RunFolderError, match=r"model\.evaluate=sampled draws the words"):
+        Attributed.of(subject, Occlusion(), inputs)
+
+
+def test_words_are_chosen_of_tasks_in_turn_as_well(tmp_path: Path) -> None:
+    made = small_experiment(
+        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+        partition={"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]] * 2},
+        model={"name": "rationale", "hidden": 3},
+        train={"rounds": 2},
+    )
+    assert len(run(made, tmp_path).tasks) == 2 * 2 * 2
 
 
 def test_other_models_choose_no_words(

@@ -121,7 +121,13 @@ def test_what_cannot_be_explained_is_said(say: Say) -> None:
         (
             alone.path,
             [],
-            "method.name=local_rules leaves no global model; each client has",
+            "method.name=local_rules has no global model after round 1; clients",
+        ),
+        (done.path, ["--round", "0"], "method.name=openfl_xai has no global model after round 0"),
+        (
+            done.path,
+            ["--npy", "x", "--client", "0", "--client", "1"],
+            "--npy writes the rules of one model; name one --client and --round",
         ),
         (done.path, ["--explainer", "lrp"], "its models are rules, not networks"),
         (done.path, ["--row", "60"], "there is no row 60 in the test set; it has 60, counted"),

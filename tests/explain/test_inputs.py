@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,10 @@ def test_texts(tmp_path: Path) -> None:
     assert found.names == ("line 1", "line 2", "line 3")
     assert found.labels == (None, None, None)
     np.testing.assert_array_equal(Inputs.of_texts(documents(), ["what?"], ["it"]).x, [[1]])
+    as_they_stand = replace(documents(), spaced=True)
+    found = Inputs.of_texts(as_they_stand, ["good beer !"], ["it"])
+    assert found.words == (("good", "beer", "!"),)
+    np.testing.assert_array_equal(Inputs.of_texts(as_they_stand, ["Good"], ["it"]).x, [[1]])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -109,15 +114,18 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         ),
         (images(), tmp_path / "real.npy", "holds float64; the data are uint8"),
         (images(), tmp_path / "none.npy", "there is nothing in it"),
+        (images(), write("no.npy", b""), "cannot be read: "),
+        (images(2), tmp_path / "wide.png", "inputs of these data are .npy"),
+        (table(), write("gaps.csv", b"a,b,c\n1,,3\n"), "holds missing or infinite numbers"),
         (images(), write("it.jpeg", b""), "images are .png or .npy"),
         (table(), write("it.txt", b""), "rows of a table are .csv or .npy"),
         (table(), write("few.csv", b"a,b\n1,2\n"), "has no column 'c'; its first line must name"),
         (table(), write("words.csv", b"a,b,c\n1,2,x\n"), "cannot be read: could not convert"),
         (documents(), write("it.doc", b""), "documents are .txt, one a line"),
         (documents(), write("empty.txt", b""), "there is nothing in it"),
-        (documents(), write("latin.txt", b"caf\xe9"), "cannot be read: 'utf-8'"),
+        (documents(), write("latin.txt", b"caf\xe9"), "byte 0xe9 is not utf-8; save the"),
     ]:
-        with pytest.raises(DataError, match=f"^{path}: .*{message}"):
+        with pytest.raises(DataError, match=f"^{path}:.*{message}"):
             Inputs.of_file(data, path)
     with pytest.raises(DataError, match="the data are no documents"):
         Inputs.of_texts(images(), ["x"], ["x"])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsim import run
 from fedsim.explain.rationales import (
+    OF,
     aspect_scores,
     encoder_similarity,
     linear_cka,
@@ -146,7 +147,7 @@ def test_aspects_add_up() -> None:
     made, (x, y, marks) = network(), documents()
     parts = {"aroma": slice(0, 4), "taste": slice(4, None)}
     totals = {
-        f"{aspect}/{name}": total
+        f"{aspect}{OF}{name}": total
         for aspect, rows in parts.items()
         for name, total in rationale_totals(made, x[rows], y[rows], marks[rows]).items()
     }
@@ -159,7 +160,7 @@ def test_aspects_add_up() -> None:
         assert found[f"accuracy/{aspect}"] == own["right"] / len(y[rows])
         assert found[f"rationale_f1/{aspect}"] == rationale_scores(own)["rationale_f1"]
     one = rationale_totals(made, x, y, None)
-    assert not any("/" in name for name in aspect_scores({f"/{n}": v for n, v in one.items()}))
+    assert not any("/" in name for name in aspect_scores({OF + n: v for n, v in one.items()}))
 
 
 def test_similarity_of_encoders_is_as_written_out() -> None:
