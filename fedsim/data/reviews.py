@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -231,14 +231,37 @@ def _phrase(aspect: Aspect, good: bool, rng: np.random.Generator) -> list[str]:
 class _Published(_Reviews, Official):
     """Reviews in official files: training files by aspect, and a test set."""
 
+    aspects: tuple[str, ...]
     test: Literal["annotations", "heldout"] = "annotations"
     balance: bool = True
     length: PositiveInt = 256
 
-    def _tested(self, reviews: list[Review], path: Path | str) -> list[Review]:
-        if not reviews:
-            raise DataError(f"{path}: has no review to test on; see data.test and data.aspects")
-        return reviews
+    def load(self) -> Dataset:
+        """x is int32 (N, L) token ids; class 0 is negative, class 1 positive."""
+        train: list[Review] = []
+        test: list[Review] = []
+        for aspect in self.aspects:
+            path = files.find([self._training_file(aspect)], self.name, self.root)
+            own = list(self._rated(path, aspect))
+            train += self._balanced(own, aspect) if self.balance else own
+            test += self._tested(path, aspect)
+        if not test:
+            raise DataError(
+                f"{path.parent}: has no review to test on; see data.test and data.aspects"
+            )
+        return self._of_reviews(train, test, path.parent)
+
+    def _training_file(self, aspect: str) -> str:
+        """Its name."""
+        raise NotImplementedError
+
+    def _rated(self, path: Path, aspect: str) -> Iterable[Review]:
+        """Of a training file."""
+        raise NotImplementedError
+
+    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
+        """Those to test on, of files beside that of the training."""
+        raise NotImplementedError
 
     def _balanced(self, reviews: list[Review], aspect: str) -> list[Review]:
         """As many of either class: of the larger one, some are left out."""
@@ -282,22 +305,14 @@ class Beer(_Published):
         ("appearance", "aroma", "palate"), min_length=1
     )
 
-    def load(self) -> Dataset:
-        """x is int32 (N, L) token ids; class 0 is negative, class 1 positive."""
-        train: list[Review] = []
-        test: list[Review] = []
-        for aspect in self.aspects:
-            k = self.names.index(aspect)
-            path = files.find([f"reviews.aspect{k}.train.txt"], "beer", self.root)
-            own = list(self._rated(path, aspect))
-            train += self._balanced(own, aspect) if self.balance else own
-            if self.test == "heldout":
-                test += self._rated(
-                    files.beside(path, f"reviews.aspect{k}.heldout.txt", "beer"), aspect
-                )
-            else:
-                test += self._annotated(files.beside(path, "annotations.json", "beer"), aspect)
-        return self._of_reviews(train, self._tested(test, path.parent), path.parent)
+    def _training_file(self, aspect: str) -> str:
+        return f"reviews.aspect{self.names.index(aspect)}.train.txt"
+
+    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
+        if self.test == "annotations":
+            return self._annotated(files.beside(path, "annotations.json", "beer"), aspect)
+        name = f"reviews.aspect{self.names.index(aspect)}.heldout.txt"
+        return self._rated(files.beside(path, name, "beer"), aspect)
 
     def _rated(self, path: Path, aspect: str) -> Iterator[Review]:
         documents = files.read_labelled(path)
@@ -380,20 +395,18 @@ class Hotel(_Published):
         ("location", "service", "cleanliness"), min_length=1
     )
 
-    def load(self) -> Dataset:
-        """x is int32 (N, L) token ids; class 0 is negative, class 1 positive."""
-        train: list[Review] = []
-        test: list[Review] = []
-        for aspect in self.aspects:
-            stem = f"hotel_{aspect.capitalize()}"
-            path = files.find([f"{stem}.train"], "hotel", self.root)
-            own = self._read(path, aspect)
-            train += self._balanced(own, aspect) if self.balance else own
-            tested = f"annotations/{stem}.train" if self.test == "annotations" else f"{stem}.dev"
-            test += self._read(
-                files.beside(path, tested, "hotel"), aspect, self.test == "annotations"
-            )
-        return self._of_reviews(train, self._tested(test, path.parent), path.parent)
+    def _training_file(self, aspect: str) -> str:
+        return f"hotel_{aspect.capitalize()}.train"
+
+    def _rated(self, path: Path, aspect: str) -> Iterable[Review]:
+        return self._read(path, aspect)
+
+    def _tested(self, path: Path, aspect: str) -> Iterable[Review]:
+        stem = f"hotel_{aspect.capitalize()}"
+        if self.test == "annotations":
+            name = f"annotations/{stem}.train"
+            return self._read(files.beside(path, name, "hotel"), aspect, marked=True)
+        return self._read(files.beside(path, f"{stem}.dev", "hotel"), aspect)
 
     def _read(self, path: Path, aspect: str, marked: bool = False) -> list[Review]:
         head, *lines = files.read_lines(path, "utf-8")
