@@ -80,20 +80,19 @@ def collect(name: str, grids: list[GridFolder]) -> pd.DataFrame:
 # -- tables ------------------------------------------------------------------------------------
 
 
-def with_few_labels() -> pd.DataFrame:
-    """XPFL with a tenth of the labels, and FedAvg with these alone: runs of skew.yaml."""
+def with_few_labels(methods: list[str]) -> pd.DataFrame:
+    """Runs of skew.yaml at Dir(0.5): a tenth of the labels."""
     path = RESULTS / "skew.csv"
     if not path.exists():
-        return pd.DataFrame()
+        return pd.DataFrame({"method": []})
     skew = pd.read_csv(path)
-    few = skew[(skew["eta"] == 0.5) & skew["method"].isin(["XPFL", "XPFL, one model", "FedAvg"])]
-    return few.assign(
-        method=few["method"].str.replace("XPFL", "XPFL 0.1").replace("FedAvg", "FedAvg 0.1")
-    )
+    return skew[(skew["eta"] == 0.5) & skew["method"].isin(methods)]
 
 
 def labels(results: pd.DataFrame) -> Iterator[str]:
-    results = pd.concat([results, with_few_labels()], ignore_index=True)
+    few = with_few_labels(["XPFL", "FedAvg"])
+    few = few.assign(method=few["method"] + " 0.1")
+    results = pd.concat([results, few], ignore_index=True)
     methods = results["method"].unique().tolist()
     scores = {key: runs["accuracy"] for key, runs in results.groupby(["data", "method"])}
     data = [d for d in DATA if d in set(results["data"])]
@@ -145,6 +144,16 @@ def skew(results: pd.DataFrame) -> Iterator[str]:
         yield f"{data}: {means['XPFL'] - rivals.max():+.3f} (over {rivals.idxmax()})"
 
 
+def parts(results: pd.DataFrame) -> Iterator[str]:
+    results = pd.concat([with_few_labels(["FedAvg", "no teacher", "XPFL"]), results])
+    scores = {key: runs["accuracy"] for key, runs in results.groupby(["data", "method"])}
+    data = [d for d in DATA if (d, "one model") in scores]
+    methods = ["FedAvg", "no teacher", "one model", "XPFL"]
+    none = pd.Series(dtype=float)
+    rows = [[m, *(spread(scores.get((d, m), none)) for d in data)] for m in methods]
+    yield table(["method", *data], rows)
+
+
 def explained(results: pd.DataFrame) -> Iterator[str]:
     found = results[results["what"] == "explanation"]
     rows = []
@@ -178,6 +187,7 @@ def explained(results: pd.DataFrame) -> Iterator[str]:
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "skew": skew,
     "labels": labels,
+    "parts": parts,
     "explained": explained,
 }
 
