@@ -27,6 +27,8 @@ Finish = Callable[..., Run]
 
 # Methods tried with a single actor as well: sums, sums of two vectors with kept states, messages.
 ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}
+# Those that lose an actor: of each of these kinds; in phases, with shared items, personal models.
+ROBBED = {*ALSO_ALONE, "feddyn", "fedfed", "fedgen", "fedxds", "local", "moon", "semifl", "xpfl"}
 
 
 def client_actors() -> list[int]:
@@ -49,7 +51,7 @@ def client_actors() -> list[int]:
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
     @pytest.mark.parametrize("name", NETWORK_METHODS)
-    def test_one_actor_and_two_of_which_one_is_killed_give_the_hash_of_the_local_engine(
+    def test_one_actor_and_two_and_a_killed_one_give_the_hash_of_the_local_engine(
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:
         common = with_method(name, train={"participation": 0.5, "rounds": 4})
@@ -61,12 +63,12 @@ class TestOnRay:
 
         def kill_one(event: Any) -> None:
             lines.append(str(event))
-            if isinstance(event, dict) and event["round"] == 1:
+            if isinstance(event, dict) and event["round"] == 1 and name in ROBBED:
                 os.kill(client_actors()[0], signal.SIGKILL)
 
         two_actors = small_experiment(**common, engine={"kind": "ray", "actors": 2})
         two = run(two_actors, tmp_path, kill_one)
-        assert any("a client actor was lost" in line for line in lines)
+        assert any("a client actor was lost" in line for line in lines) == (name in ROBBED)
         assert local.result_hash == two.result_hash
         times = ["seconds"]
         assert local.rounds.drop(columns=times).equals(two.rounds.drop(columns=times))
@@ -144,7 +146,7 @@ class TestOnRay:
         there = finish(**common, engine={"kind": "ray", "actors": 3})
         assert there.result_hash == local.result_hash
 
-    @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])
+    @pytest.mark.parametrize("name", ["scaffold", "moon"])
     def test_so_do_stacks_of_one_size(self, finish: Finish, name: str) -> None:
         common = with_method(name, train={"participation": 0.7, "rounds": 3})
         local = finish(**common, engine={"kind": "local", "clients_per_step": 3})
