@@ -29,7 +29,13 @@ from fedsim.errors import RunFolderError
 from fedsim.explain.attribution import Attribution, heatmap
 from fedsim.explain.embedding import Embedding, draw_embeddings
 from fedsim.explain.figures import draw_activations, draw_bars, draw_partitions, draw_rules
-from fedsim.explain.highlight import Chosen, Weighed, draw_rationales, draw_weighed
+from fedsim.explain.highlight import (
+    Chosen,
+    Weighed,
+    draw_rationales,
+    draw_weighed,
+    in_short,
+)
 from fedsim.explain.images import Example, draw_relevances, draw_shared
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import (
@@ -414,10 +420,9 @@ class Attributed:
     @property
     def titles(self) -> tuple[str, ...]:
         """«row 3: seven (98%), is nine» of each input."""
-        chances = [f" ({p:.0%})" for p in self.probabilities] or [""] * len(self.decisions)
-        truth = ["" if label is None else f", is {label}" for label in self.inputs.labels]
-        parts = zip(self.inputs.names, self.decisions, chances, truth, strict=True)
-        return tuple(f"{name}: {what}{chance}{true}" for name, what, chance, true in parts)
+        chances = self.probabilities or (None,) * len(self.decisions)
+        told = map(in_short, self.decisions, chances, self.inputs.labels)
+        return tuple(f"{name}: {what}" for name, what in zip(self.inputs.names, told, strict=True))
 
     def in_words(self, most: int = 5) -> str:
         """What each decision owes most to: words or features; of an image, to how much of it.

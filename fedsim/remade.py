@@ -264,13 +264,11 @@ class Subject:
     """A model that is to be explained: the global one, or a client's.
 
     Attributes:
-        title: «client 3's model after round 7».
         own: it.
         again: the run at that time.
         client: whose; None for the global model.
     """
 
-    title: str
     own: Own
     again: Reopened
     client: int | None
@@ -300,7 +298,7 @@ class Subject:
                 f"{again.after}; clients may have their own (--client)"
             )
         own = dict(arrays) if method.of_rules else again.fed.tensor(again.state.weights)
-        return cls(f"the global model after round {again.after}", own, again, None)
+        return cls(own, again, None)
 
     @classmethod
     def of_clients(
@@ -316,19 +314,31 @@ class Subject:
         Of a stream of tasks, for the task of that round: it chooses among its classes.
         """
         models, again = client_models(run, clients, after, on_round, dataset)
-        stream, found = again.holdings.stream, []
-        for k in clients:
-            title = f"client {k}'s model after round {again.after}"
-            if stream is not None:
-                task = stream.task(again.after, run.experiment.train.rounds)
-                names = ", ".join(again.dataset.classes[c] for c in stream.labels[k][task])
-                title += f", for its task {task} ({names})"
-            found.append(cls(title, models[k], again, k))
-        return found
+        return [cls(models[k], again, k) for k in clients]
 
     @property
     def dataset(self) -> Dataset:
         return self.again.dataset
+
+    @property
+    def _task(self) -> tuple[int, tuple[int, ...]] | None:
+        """Of a client in a stream of tasks: that of the round, and its classes."""
+        stream = self.again.holdings.stream
+        if stream is None or self.client is None:
+            return None
+        task = stream.task(self.again.after, self.again.experiment.train.rounds)
+        return task, stream.labels[self.client][task]
+
+    @property
+    def title(self) -> str:
+        """«client 3's model after round 7»."""
+        whose = "the global" if self.client is None else f"client {self.client}'s"
+        title = f"{whose} model after round {self.again.after}"
+        if self._task is None:
+            return title
+        task, labels = self._task
+        names = ", ".join(self.dataset.classes[c] for c in labels)
+        return f"{title}, for its task {task} ({names})"
 
     @property
     def suffix(self) -> str:
@@ -347,12 +357,8 @@ class Subject:
             raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
         if isinstance(self.own, nn.Module):
             return self.own.eval()
-        again, model = self.again, self.again.fed.model
-        stream, labels = again.holdings.stream, None
-        if stream is not None and self.client is not None:
-            task = stream.task(again.after, again.experiment.train.rounds)
-            labels = stream.labels[self.client][task]
-        model.answer_among(labels)
+        model = self.again.fed.model
+        model.answer_among(self._task[1] if self._task else None)
         model.load(self.own)
         return model.module.eval()
 

@@ -8,6 +8,7 @@ README.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,8 @@ import pandas as pd
 import torch
 
 from fedsim.explain.rationales import encoder_similarity
-from fedsim.models.rationale import Rationaliser
-from fedsim.remade import client_models
+from fedsim.explained import Rationales
+from fedsim.remade import Subject
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -102,15 +103,10 @@ def similarity(grids: list[GridFolder]) -> pd.DataFrame:
             continue
         K, T = run.manifest["clients"], run.experiment.train.rounds
         for t in (1, T // 2, T):
-            models, again = client_models(run, range(K), t)
-            networks = []
-            for weights in models.values():
-                network = again.setup.build_model()
-                assert isinstance(network, Rationaliser)
-                assert isinstance(weights, torch.Tensor)
-                named = again.fed.model.named(weights)
-                network.load_state_dict(named, strict=False)
-                networks.append(network)
+            clients = Subject.of_clients(run, range(K), t)
+            # Copies, because all of them load their weights into the same network.
+            networks = [copy.deepcopy(Rationales.of(client).network) for client in clients]
+            again = clients[0].again
             probe = again.fed.prepare(again.dataset.test_x, again.dataset.test_y).x[:PROBED]
             rows.append({**cell, "round": t, **encoder_similarity(networks, probe)})
     return pd.DataFrame(rows)

@@ -208,10 +208,10 @@ def explain_command(
     """
     run = load(folder)
     experiment = run.experiment
-    asked = explainer is not None or bool(round) or bool(row)
-    if sum(way is not None for way in (input, text, row or None)) > 1:
+    ways = sum(way is not None for way in (input, text, row or None))
+    if ways > 1:
         raise BadInput("--row, --input and --text are three ways to say what is to be explained")
-    if not asked and input is None and text is None:
+    if explainer is None and not round and not ways:
         if isinstance(experiment.method, FedXDS) and not npy:
             _explain_shared(run, client or range(min(4, run.manifest["clients"])))
             return
@@ -221,11 +221,15 @@ def explain_command(
     run.result_hash  # noqa: B018  # raises if it is not finished
     kind = explainer or _usual_explainer(run)
     explain = _explainers(run, kind, most, npy)
-    if kind == "tree" and (row or input is not None or text is not None):
+    if kind == "tree" and ways:
         raise BadInput(
             "--row, --input and --text say what an attribution explains (--explainer); a tree "
             "mimics all decisions"
         )
+    times: list[int | None] = [*(round or [])]
+    times = times or [None]
+    if npy is not None and len(times) * len(client or [None]) > 1:
+        raise BadInput("--npy writes the rules of one model; name one --client and --round")
     dataset = experiment.data.load()
     if input is not None:
         inputs = Inputs.of_file(dataset, input)
@@ -234,8 +238,7 @@ def explain_command(
     else:
         some = np.unique(np.linspace(0, len(dataset.test_y) - 1, MOST_INPUTS).astype(int)).tolist()
         inputs = Inputs.of_rows(dataset, row or ([] if kind == "rules" else some))
-    times: list[int | None] = [*(round or [])]
-    for t in times or [None]:
+    for t in times:
         whose = client or ([] if explainer else _first_personal(run, t))
         with out.status("") as status:
 
@@ -246,8 +249,6 @@ def explain_command(
                 subjects = Subject.of_clients(run, whose, t, tell, dataset)
             else:
                 subjects = [Subject.of(run, None, t, tell, dataset)]
-        if npy is not None and len(subjects) * len(times or [None]) > 1:
-            raise BadInput("--npy writes the rules of one model; name one --client and --round")
         for subject in subjects:
             explain(subject, inputs)
 

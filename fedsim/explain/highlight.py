@@ -13,6 +13,12 @@ CHOSEN, MARKED = "#ffd54d", "#1565c0"
 Colour = str | tuple[float, float, float, float]
 
 
+def in_short(decision: str, probability: float | None, label: str | None) -> str:
+    """«positive (93%), is negative»."""
+    chance = "" if probability is None else f" ({probability:.0%})"
+    return f"{decision}{chance}" + ("" if label is None else f", is {label}")
+
+
 @dataclass(frozen=True)
 class Document:
     """A document, and what a model decided about it.
@@ -30,9 +36,8 @@ class Document:
 
     @property
     def decided(self) -> str:
-        """«positive (93%), is negative»."""
-        truth = "" if self.label is None else f", is {self.label}"
-        return f"{self.decision} ({self.probability:.0%}){truth}"
+        """Decision and truth; see `in_short`."""
+        return in_short(self.decision, self.probability, self.label)
 
 
 @dataclass(frozen=True)
