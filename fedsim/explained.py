@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,14 @@ class RuleBase:
     """Rules, the global ones or a client's.
 
     Args:
-        model: what kind of rules they are.
+        subject: whose.
         rules: R of them.
         sources: (R,) how many clients' bases each comes from.
-        dataset: what they were learnt from.
     """
 
-    model: RuleModel
+    subject: Subject
     rules: Rules
     sources: NDArray[np.int64]
-    dataset: Dataset
 
     @classmethod
     def of(cls, subject: Subject) -> RuleBase:
@@ -82,11 +81,20 @@ class RuleBase:
         Raises:
             BadInput: it is a network.
         """
-        rules, again = subject.rules(), subject.again
-        state = again.state
+        rules, state = subject.rules(), subject.again.state
         assert isinstance(state, RuleState)
         sources = np.ones(count(rules), np.int64) if subject.client is not None else state.sources
-        return cls(again.setup.rules, rules, sources, again.dataset)
+        return cls(subject, rules, sources)
+
+    @property
+    def model(self) -> RuleModel:
+        """What kind of rules they are."""
+        return self.subject.again.setup.rules
+
+    @property
+    def dataset(self) -> Dataset:
+        """What they were learnt from."""
+        return self.subject.dataset
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,39 +111,39 @@ class RuleBase:
         """(M, F) the inputs of the central test set."""
         return self.dataset.test_x.astype(np.float64)
 
-    def predict(self) -> Prediction:
+    @cached_property
+    def prediction(self) -> Prediction:
         """What the rules make of the central test set."""
         return self.model.predict(self.rules, self.test_x)
 
-    def explain(self) -> list[Rule]:
-        """The rules, in their order."""
+    @cached_property
+    def readable(self) -> list[Rule]:
+        """The rules as a person reads them, in their order."""
         return self.model.explain(self.rules, self.names)
 
     def table(self) -> list[dict[str, Any]]:
         """The rules in words, the weightiest first: see `global_explanation`."""
-        y = self.dataset.test_y
-        found = self.predict()
-        return global_explanation(self.explain(), found, y, self.sources, self.names, self.target)
+        return global_explanation(
+            *(self.readable, self.prediction, self.dataset.test_y),
+            *(self.sources, self.names, self.target),
+        )
 
     def measures(self) -> dict[str, float]:
         """How readable they are, on the central test set."""
-        return measures(self.explain(), self.predict(), self.sources)
+        return measures(self.readable, self.prediction, self.sources)
 
-    def draw(self, folder: Path, suffix: str = "") -> list[Path]:
+    def draw(self, folder: Path) -> list[Path]:
         """Draw partitions, rules and activations into a folder; their paths.
-
-        Args:
-            suffix: of the files' names.
 
         Raises:
             OSError: they cannot be written.
         """
         folder.mkdir(exist_ok=True)
-        paths = [folder / f"{n}{suffix}.png" for n in ("partitions", "rules", "activations")]
-        rules = self.explain()
-        draw_partitions(rules, self.test_x, self.names, paths[0])
-        draw_rules(rules, self.sources, self.names, paths[1])
-        draw_activations(self.predict(), paths[2])
+        names = ("partitions", "rules", "activations")
+        paths = [folder / f"{name}{self.subject.suffix}.png" for name in names]
+        draw_partitions(self.readable, self.test_x, self.names, paths[0])
+        draw_rules(self.readable, self.sources, self.names, paths[1])
+        draw_activations(self.prediction, paths[2])
         return paths
 
     def why(self, inputs: Inputs) -> list[LocalExplanation]:
@@ -355,7 +363,7 @@ class Rationales:
             )
         return found
 
-    def draw(self, inputs: Inputs, folder: Path) -> list[Path]:
+    def draw(self, documents: Sequence[Chosen], folder: Path) -> list[Path]:
         """Draw documents, with the words chosen and those marked, into a folder; the path.
 
         Raises:
@@ -363,7 +371,7 @@ class Rationales:
         """
         folder.mkdir(exist_ok=True)
         path = folder / f"rationales{self.subject.suffix}.png"
-        draw_rationales(self.explain(inputs), path)
+        draw_rationales(documents, path)
         return [path]
 
 

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -339,6 +340,11 @@ class Subject:
         task, labels = self._task
         names = ", ".join(self.dataset.classes[c] for c in labels)
         return f"{title}, for its task {task} ({names})"
+
+    @property
+    def folder(self) -> Path:
+        """Where pictures of it go."""
+        return self.again.run.path / "explanations"
 
     @property
     def suffix(self) -> str:

@@ -368,13 +368,13 @@ def _explain_tasks(run: Run) -> None:
 def _explain_by_tree(subject: Subject, _: Inputs) -> None:
     mimicked = Mimicked.of(subject)
     out.print(mimicked.in_words(), markup=False)
-    _written(partial(mimicked.draw, subject.again.run.path / "explanations"))
+    _written(partial(mimicked.draw, subject.folder))
 
 
 def _explain_parts(subject: Subject, inputs: Inputs, attribution: Attribution) -> None:
     attributed = Attributed.of(subject, attribution, inputs)
     out.print(attributed.in_words(), markup=False)
-    _written(partial(attributed.draw, subject.again.run.path / "explanations"))
+    _written(partial(attributed.draw, subject.folder))
 
 
 def _explain_words(subject: Subject, inputs: Inputs) -> None:
@@ -386,9 +386,10 @@ def _explain_words(subject: Subject, inputs: Inputs) -> None:
     if "rationale_f1" in scores:
         f1, chance = scores["rationale_f1"], scores["chance_f1"]
         out.print(f"chosen words against marked ones: F1 {f1:.4f}, at random {chance:.4f}")
-    for name, found in zip(inputs.names, rationales.explain(inputs), strict=True):
+    documents = rationales.explain(inputs)
+    for name, found in zip(inputs.names, documents, strict=True):
         out.print(f"\n{name}: {found.in_words()}", markup=False)
-    _written(partial(rationales.draw, inputs, subject.again.run.path / "explanations"))
+    _written(partial(rationales.draw, documents, subject.folder))
 
 
 def _explain_rules(subject: Subject, inputs: Inputs, most: int, npy: Path | None) -> None:
@@ -412,7 +413,7 @@ def _explain_rules(subject: Subject, inputs: Inputs, most: int, npy: Path | None
         out.print(found.in_words(base.names, base.target), markup=False)
 
     def draw() -> list[Path]:
-        written = base.draw(subject.again.run.path / "explanations", subject.suffix)
+        written = base.draw(subject.folder)
         if npy is not None:
             write_published(npy, base.rules)
             written.append(npy)
