@@ -31,8 +31,11 @@ ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}
 ROBBED = {*ALSO_ALONE, "feddyn", "fedfed", "fedgen", "fedxds", "local", "moon", "semifl", "xpfl"}
 
 
-def client_actors() -> list[int]:
-    """Processes of client actors that this process, or one below it, has started."""
+def newest_client_actor() -> int:
+    """The process of the last one that this process, or one below it, has started.
+
+    Those of a run before may still be about to end.
+    """
     parent, found = {}, []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended a moment ago
@@ -45,7 +48,7 @@ def client_actors() -> list[int]:
     def mine(pid: int) -> bool:
         return pid == os.getpid() or (pid in parent and mine(parent[pid]))
 
-    return sorted(pid for pid in found if mine(pid))
+    return max(pid for pid in found if mine(pid))
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -64,7 +67,7 @@ class TestOnRay:
         def kill_one(event: Any) -> None:
             lines.append(str(event))
             if isinstance(event, dict) and event["round"] == 1 and name in ROBBED:
-                os.kill(client_actors()[0], signal.SIGKILL)
+                os.kill(newest_client_actor(), signal.SIGKILL)
 
         two_actors = small_experiment(**common, engine={"kind": "ray", "actors": 2})
         two = run(two_actors, tmp_path, kill_one)
@@ -123,7 +126,7 @@ class TestOnRay:
 
         def kill_one(event: Any) -> None:
             if isinstance(event, dict) and event["round"] == 1:
-                os.kill(client_actors()[0], signal.SIGKILL)
+                os.kill(newest_client_actor(), signal.SIGKILL)
 
         found = []
         for engine in ({"kind": "local"}, *({"kind": "ray", "actors": n} for n in (1, 3))):
