@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsim import Experiment, Run, load, run
+from fedsim.methods.method import methods
 from fedsim.results.continual import continual
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +132,12 @@ def test_the_quickstart_learns_what_the_readme_says(tmp_path: Path) -> None:
     shown = re.search(r"^accuracy, mean of last 5  ([\d.]+)$", README, re.MULTILINE)
     assert shown
     assert accuracy.iloc[-5:].mean() == pytest.approx(float(shown[1]), abs=0.03)
+
+
+def test_every_method_is_in_the_table() -> None:
+    (table,) = re.findall(r"^\| `method.name` .*?\n\n", README, re.MULTILINE | re.DOTALL)
+    listed = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:-1]))
+    assert sorted(listed) == [name for name, _ in methods.items()]
 
 
 def test_the_make_targets_exist() -> None:
