@@ -2,7 +2,8 @@
 
 NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished grids are
 tabulated instead. Needs TREC and R8 below $FEDSIM_DATA. Writes a row for each run to
-results/NAME.csv, pictures beside it, and prints the tables of the README.
+results/NAME.csv, pictures beside it, and prints the tables of the README. With --clients, it shows
+memory of 20 clients with ten tasks each, and what clients are sent as they become more.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from scipy.stats import ttest_rel
 
+import fedsim
 from fedsim.explain.canvas import class_colours, new_figure, place, save
 from fedsim.results.continual import continual
 from fedsim.results.summary import of_run
@@ -22,6 +25,7 @@ from fedsim.sheet import Sheet
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.memory import own_megabytes
 from tables import better, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
@@ -113,11 +117,50 @@ def draw(curves: pd.DataFrame, path: Path) -> None:
     save(figure, path)
 
 
+def clients(out: Path) -> Iterator[str]:
+    """Memory over ten tasks of 20 clients on two actors; traffic of 5, 10 and 20 clients."""
+    _, sheet = Sheet.read(HERE / "small" / "table2.yaml").take("grid")
+    common: dict[str, Any] = {
+        "partition": {"kind": "tasks", "tasks": 10},
+        "data.dimension": 300,  # as of the paper's vectors, for the size of A
+        "train.local_epochs": 1,
+        "train.rounds": 10,
+        "evaluate.every": 10,
+    }
+    rows = []
+
+    def note(event: dict[str, Any] | str) -> None:
+        if isinstance(event, dict):
+            used = own_megabytes()
+            cells = [used["driver"], used["actors"], event["total_bytes_down"] / 20e6]
+            rows.append([str(event["round"]), *(f"{c:.0f}" for c in cells)])
+
+    sit = {"name": "fedseit", "top_k": 3}
+    there = {"engine": {"kind": "ray", "actors": 2}, "method": sit, "partition.clients": 20}
+    fedsim.run(sheet.changed({**common, **there}, "clients").build(fedsim.Experiment), out, note)
+    yield table(["task", "driver, MB", "actors, MB", "sent to a client so far, MB"], rows)
+    rows = []
+    for name, method in (("FedWeIT", {"name": "fedweit"}), ("SIT3", sit)):
+        cells = []
+        for count in (5, 10, 20):
+            changes = {**common, "partition.clients": count, "method": method, "train.rounds": 4}
+            changes["partition.tasks"] = 4
+            experiment = sheet.changed(changes, "clients").build(fedsim.Experiment)
+            sent = fedsim.run(experiment, out).rounds["total_bytes_down"].iloc[-1]
+            cells.append(f"{sent / count / 1e6:.1f}")
+        rows.append([name, *cells])
+    yield "\n" + table(["sent to a client in four tasks, MB", "5 clients", "10", "20"], rows)
+
+
 def main() -> None:
     command = parser(__doc__)
+    command.add_argument("--clients", action="store_true", help="memory, traffic, and no more")
     command.add_argument("--vectors", type=Path, help="word vectors; random ones, if not given")
     arguments = command.parse_args()
     RESULTS.mkdir(exist_ok=True)
+    if arguments.clients:
+        print(*clients(arguments.out), sep="\n")
+        return
 
     def with_vectors(sheet: Sheet) -> Sheet:
         if arguments.vectors is None:
