@@ -1,9 +1,10 @@
 """Run FedRNL's grids and tabulate them: python run.py [NAME ...] [--similarity] [--out runs]
 
 NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished grids are
-tabulated instead. With --similarity, clients' models of table1's runs are made once more, to
-compare their encoders. Writes a row for each run to results/NAME.csv, and prints the tables of the
-README.
+tabulated instead. `real` needs real reviews below $FEDSIM_DATA (see real.py), and takes word
+vectors (--vectors FILE). With --similarity, clients' models of table1's runs are made once more,
+to compare their encoders. Writes a row for each run to results/NAME.csv, and prints the tables of
+the README.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import torch
 from fedsim.explain.rationales import encoder_similarity
 from fedsim.explained import Rationales
 from fedsim.remade import Subject
+from fedsim.sheet import Sheet
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from real import write as write_real
 from tables import better, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
@@ -85,6 +88,17 @@ def clients(results: pd.DataFrame) -> Iterator[str]:
         yield "\n" + against(part)
 
 
+def real(results: pd.DataFrame) -> Iterator[str]:
+    columns = ("accuracy", "balanced_accuracy", "majority", "rationale_f1", "chance_f1", "chosen")
+    for data, part in results.groupby("data", sort=False):
+        rows = [
+            [str(method), *(spread(runs[name]) for name in columns)]
+            for method, runs in part.groupby("method", sort=False)
+        ]
+        header = [str(data), "accuracy", "balanced", "majority", "F1", "chance", "chosen"]
+        yield "\n" + table(header, rows)
+
+
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "table1": methods,
     "table2": methods,
@@ -92,6 +106,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "clients": clients,
     "epochs": lambda results: iter([by(results, "train.local_epochs")]),
     "lambda": lambda results: iter([by(results, "method.lam")]),
+    "real": real,
 }
 
 
@@ -123,6 +138,7 @@ def similar(results: pd.DataFrame) -> str:
 def main() -> None:
     command = parser(__doc__)
     command.add_argument("--similarity", action="store_true", help="encoders of table1, no more")
+    command.add_argument("--vectors", type=Path, help="of words of real reviews; else random ones")
     arguments = command.parse_args()
     RESULTS.mkdir(exist_ok=True)
     torch.set_num_threads(1)
@@ -131,7 +147,18 @@ def main() -> None:
         found.to_csv(RESULTS / "similarity.csv", index=False, float_format="%.6g")
         print(similar(found))
         return
-    for name, made in grids(arguments, HERE, TABLES).items():
+
+    def with_files(sheet: Sheet) -> Sheet:
+        if sheet.content["data"]["name"] != "beer":
+            return sheet
+        root = arguments.out / "real-reviews"
+        write_real(root)
+        changes = {"data.root": str(root)}
+        if arguments.vectors is not None:
+            changes["data.vectors"] = str(arguments.vectors)
+        return sheet.changed(changes, "files")
+
+    for name, made in grids(arguments, HERE, TABLES, with_files).items():
         results = collect(made)
         results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
         print(f"\n## {name}\n", *TABLES[name](results), sep="\n")

@@ -1,0 +1,78 @@
+"""Real reviews, written in their publishers' layout so that `beer` and `hotel` read them.
+
+Those that were prepared for rationales are to be had of their publishers alone. What is taken
+here in their place has ratings, and no words that people have marked:
+
+- beer/beeradvocate_2469.lei_format.txt.gz: five ratings from 0 to 1, a tab, and tokens;
+- beer/beer_annotation_reviews_994.jsonl.gz: `tokens`, a rating for `appearance`, and the places
+  of the words that the model of Lei, Barzilay and Jaakkola (2016) has chosen for each aspect,
+  `rnp_appearance`, `rnp_smell`, `rnp_palate`; these stand where people's marks would;
+- hotel/tripadvisor_1000.jsonl.gz: `text`, and ratings from 1 to 5 for `location`, `cleanliness`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+CHOSEN = ("rnp_appearance", "rnp_smell", "rnp_palate")
+UNKNOWN = 0.5  # a rating in the middle: of that aspect the review is not read
+EACH = 5  # each so-manieth review is kept for testing
+
+
+def write(folder: Path) -> None:
+    """The files of both, below a folder, from those below $FEDSIM_DATA.
+
+    Raises:
+        KeyError: FEDSIM_DATA is not set.
+        OSError: a file is not there.
+    """
+    data = Path(os.environ["FEDSIM_DATA"])
+    beer, hotel = folder / "beer", folder / "hotel"
+    for part in (beer, hotel):
+        part.mkdir(parents=True, exist_ok=True)
+    for place, lines in _parted(_lines(data / "beer/beeradvocate_2469.lei_format.txt.gz")):
+        ending = {"train": "train", "test": "heldout"}[place]
+        for k in range(len(CHOSEN)):
+            (beer / f"reviews.aspect{k}.{ending}.txt").write_text("\n".join(lines) + "\n")
+    annotated = map(json.loads, _lines(data / "beer/beer_annotation_reviews_994.jsonl.gz"))
+    (beer / "annotations.json").write_text("".join(_annotation(item) for item in annotated))
+    rated = [json.loads(line) for line in _lines(data / "hotel/tripadvisor_1000.jsonl.gz")]
+    for aspect in ("location", "cleanliness"):
+        rows = [row for item in rated for row in _rated(item, aspect)]
+        for place, lines in _parted(rows):
+            ending = {"train": "train", "test": "dev"}[place]
+            text = "\n".join(["task\tlabel\ttext", *lines, ""])
+            (hotel / f"hotel_{aspect.capitalize()}.{ending}").write_text(text)
+
+
+def _lines(path: Path) -> list[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return file.read().splitlines()
+
+
+def _parted(lines: list[str]) -> list[tuple[str, list[str]]]:
+    test = lines[::EACH]
+    return [("train", [li for k, li in enumerate(lines) if k % EACH]), ("test", test)]
+
+
+def _annotation(item: dict[str, Any]) -> str:
+    """A line of annotations.json."""
+    ranges = {
+        str(k): [[place, place + 1] for place in item[name]] for k, name in enumerate(CHOSEN)
+    }
+    ratings = [item["appearance"], UNKNOWN, UNKNOWN]
+    return json.dumps({"x": item["tokens"], "y": ratings, **ranges}) + "\n"
+
+
+def _rated(item: dict[str, Any], aspect: str) -> list[str]:
+    """A line of a hotel's file; none for three stars."""
+    stars = float(item[aspect])
+    if stars == 3:
+        return []
+    words = re.findall(r"\w+|[^\w\s]", str(item["text"]).lower())
+    return [f"{aspect}\t{int(stars > 3)}\t{' '.join(words)}"]
