@@ -154,6 +154,16 @@ def parts(results: pd.DataFrame) -> Iterator[str]:
     yield table(["method", *data], rows)
 
 
+def laptop(results: pd.DataFrame) -> Iterator[str]:
+    data = [d for d in DATA if d in set(results["data"])]
+    rows = []
+    for method, runs in results.groupby("method", sort=False):
+        of = {d: runs[runs["data"] == d] for d in data}
+        told = [*(spread(of[d]["accuracy"]) for d in data), *(spread(of[d]["psi"]) for d in data)]
+        rows.append([str(method), *told])
+    yield table(["method", *data, *(f"ψ, {d}" for d in data)], rows)
+
+
 def explained(results: pd.DataFrame) -> Iterator[str]:
     found = results[results["what"] == "explanation"]
     rows = []
@@ -188,6 +198,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "skew": skew,
     "labels": labels,
     "parts": parts,
+    "laptop": laptop,
     "explained": explained,
 }
 
