@@ -154,7 +154,10 @@ def simulate(
     V = folder.manifest.get("clients_per_step")
     if V is None:
         V = experiment.engine.clients_per_step
-        if V != 1:
+        if V != 1 and not method.stackable:
+            V = 1
+            yield f"clients are trained one by one: method.name={method.name} does it otherwise"
+        elif V != 1:
             share = experiment.train.participation
             cohort = draw_cohort(experiment.seed, share, len(holdings), 1)
             V, why = engine.choose_clients_per_step(cohort.tolist())

@@ -22,7 +22,7 @@ explanation of a client's model: XPFL (arXiv 2410.08634), Algorithm 4.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,15 +104,6 @@ class Tree:
     def leaves(self) -> int:
         """How many nodes are leaves."""
         return int((self.feature == LEAF).sum())
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """By name, for `from_arrays`."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Tree:
-        """The tree of which these are the `arrays`."""
-        return cls(**arrays)
 
     def _leaf_of(self, x: NDArray[Any]) -> Ints:
         """(n,) where each row ends."""

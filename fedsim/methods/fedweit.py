@@ -440,6 +440,10 @@ class FedWeIT(Method[FedWeITState]):
             n = len(test)
             client.report_task(task, loss=loss / n, accuracy=right / n)
 
+    @property
+    def stackable(self) -> bool:
+        return False
+
     def own_model(self, client: Client) -> TaskNetwork | None:
         """(client) Its network for the task that it has begun last."""
         if not client.state.get("begun"):

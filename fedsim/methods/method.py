@@ -82,6 +82,11 @@ class Method(Section, ABC, Generic[S]):
         """(client) Evaluate on the client's own test examples."""
         client.evaluate(weights)
 
+    @property
+    def stackable(self) -> bool:
+        """Whether clients train the model by `client.train`, so that many can in one stack."""
+        return True
+
     def own_model(self, client: Client) -> nn.Module | Tensor | Rules | None:
         """(client) Its model as a client function has left it, for explanations.
 

@@ -179,8 +179,9 @@ class XPFL(Method[State]):
     never uses labels. In a round
 
     1. its teacher, a masked autoencoder, learns D^U; L^U is its mean squared error per pixel, as
-       the network takes them, without a mask. A quarter of each batch is shown to it whole: from
-       masked patches alone it learns no use for patches that it sees, and L^U says nothing;
+       the network takes them, without a mask, afterwards, on up to 1,000 images of D^U. A quarter
+       of each batch is shown to it whole: from masked patches alone it learns no use for patches
+       that it sees, and L^U says nothing;
     2. its student learns D^L from w_k on: CE + λ·c·τ²·KL(softmax(F^t/τ) ‖ softmax(P_k·F^s/τ)),
        F^t the mean of the teacher's patch tokens, F^s the student's features, and the teacher's
        worth c = 1 / max(L^U, 0.05);
@@ -188,6 +189,8 @@ class XPFL(Method[State]):
        |D^L|/|D^U| and D_k is all that k holds (ρ_k = |D^L|/D_k for all, if some client has no
        D^U: FedAvg's weights);
     4. and sends each client its own w_k ← ψ_k·w_k + (1 − ψ_k)·w_g, ψ_k = (1 + cos(w_k, w_g))/2.
+       (Here clients fuse what they are sent, so that it is the w_k that they have even where the
+       upload was lost.)
 
     Teachers and P_k are kept by their clients and never sent. A client begins with the global
     model of the round in which it first takes part (which is not counted as traffic). Without
@@ -209,9 +212,10 @@ class XPFL(Method[State]):
         personalise: who gets a personal model in a round: its `cohort`, or `everyone`.
         packet_error: q, the chance that an upload is lost, and with it the client's part in w_g.
         teacher: the masked autoencoder.
-        xfed: explain personal models by trees and t-SNE; not done if not given. What comes of it
-            is in explanations.parquet, a row a client: `fidelity` and `held_out_fidelity`, the
-            shares of images for which tree and model agree, `depth`, `leaves`; `divergence_before`
+        xfed: explain personal models by trees (as trained, before fusion) and t-SNE (before and
+            after it); not done if not given. What comes of it is in explanations.parquet, a row a
+            client: `fidelity` and `held_out_fidelity`, the shares of images for which tree and
+            model agree, `depth`, `leaves`; `divergence_before`
             and `divergence_after` fusion, in nats; and the two terms of QoX (Eq. 29) with |w| the
             number of parameters: `qox_tree` = fidelity·D_k/|w|, `qox_tsne` = χ·(before −
             after)·images/|w|.
@@ -250,7 +254,10 @@ class XPFL(Method[State]):
                 "partition.labelled_fraction below 1, or method.lam=0"
             )
         needs_classifier(self.name, network)
-        self.teacher.build(dataset.shape).visible(self.teacher.mask_ratio)
+        try:
+            self.teacher.build(dataset.shape).visible(self.teacher.mask_ratio)
+        except ExperimentError as error:
+            raise ExperimentError(f"method.teacher: {error}") from None
 
     # -- the server ----------------------------------------------------------------------------
 
@@ -304,7 +311,7 @@ class XPFL(Method[State]):
             return Update()
         labelled, held = client.num_samples, client.num_samples + len(x)
         # ρ_k·D_k, in this order so that it is |D^L| to the bit where it should be.
-        weight = labelled and labelled * held / (len(x) if all_unlabelled else held)
+        weight = labelled * held / (len(x) if all_unlabelled else held)
         return Update(weights=client.state["weights"], weight=weight)
 
     def learn_images(self, client: Client, x: Tensor) -> float:
@@ -353,6 +360,10 @@ class XPFL(Method[State]):
         fused, psi = self.fused(client, weights)
         client.report(psi=psi)
         client.state["weights"] = fused
+
+    @property
+    def stackable(self) -> bool:
+        return self.lam == 0
 
     def own_model(self, client: Client) -> Tensor | None:
         return client.state.get("weights")

@@ -20,7 +20,6 @@ from torch.nn.functional import max_pool2d, scaled_dot_product_attention
 from fedsim.errors import ExperimentError
 
 MASK_RATIO = 0.75
-GREY = 0.5  # what pictures show in place of a masked patch
 SMALLEST = 16  # pixels a side, of which two convolutions and poolings leave one
 
 
@@ -48,18 +47,6 @@ def unpatchify(patches: Tensor, patch: int, shape: tuple[int, ...]) -> Tensor:
     C, H, W = shape
     grid = patches.reshape(-1, H // patch, W // patch, patch, patch, C)
     return grid.permute(0, 5, 1, 3, 2, 4).reshape(-1, C, H, W)
-
-
-def masked(x: Tensor, mask: Tensor, patch: int) -> Tensor:
-    """(B, C, H, W) images whose masked patches are grey, to be drawn.
-
-    Args:
-        x: (B, C, H, W) with pixels in [0, 1].
-        mask: (B, N), true for masked patches, as of `MaskedAutoencoder.encode`.
-        patch: P.
-    """
-    shown = patchify(x, patch).masked_fill(mask[..., None], GREY)
-    return unpatchify(shown, patch, tuple(x.shape[1:]))
 
 
 # -- the masked autoencoder --------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +18,11 @@ from torch.nn.functional import interpolate, max_unpool2d
 from fedsim.errors import ExperimentError
 from fedsim.federation.engine import limit_threads
 from fedsim.models.masked_autoencoder import (
-    GREY,
     ConvolutionalAutoencoder,
     MaskedAutoencoder,
-    masked,
     patchify,
     unpatchify,
 )
-from fedsim.privacy.inversion import draw_reconstructions
 from fedsim.training import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -295,16 +291,6 @@ def test_unpatchify_undoes_patchify(B: int, C: int, rows: int, columns: int, pat
     assert torch.equal(patchify(unpatchify(patches, patch, shape), patch), patches)
 
 
-def test_masked_patches_are_grey_and_others_as_they_are() -> None:
-    x = noise(2, 3, 8, 12).sigmoid()
-    mask = torch.zeros(2, 6, dtype=torch.bool)
-    mask[0, 1], mask[1, 5] = True, True  # the middle one above, the lower right one
-    expected = x.clone()
-    expected[0, :, :4, 4:8] = GREY
-    expected[1, :, 4:, 8:] = GREY
-    assert torch.equal(masked(x, mask, 4), expected)
-
-
 # -- masks -------------------------------------------------------------------------------------
 
 
@@ -509,19 +495,6 @@ def test_it_reaches_both_ends_of_the_pixels_range() -> None:
 def test_both_train_where_algorithms_must_be_deterministic() -> None:
     for network in (build(GREY_28), ConvolutionalAutoencoder(GREY_28, 0, 1)):
         torch.autograd.backward(network.loss(noise(2, *GREY_28)).sum())
-
-
-# -- pictures ----------------------------------------------------------------------------------
-
-
-def test_a_picture_of_originals_masked_images_and_reconstructions(tmp_path: Path) -> None:
-    shape = (1, 16, 16)
-    network, x = build(shape), noise(3, *shape).sigmoid()
-    tokens, mask, restore = network.encode(x)
-    filled_in = unpatchify(network.decode(tokens, restore), network.patch, shape)
-    rows = {"masked autoencoder": (masked(x, mask, network.patch), filled_in)}
-    draw_reconstructions(rows, x, ["a", "b", "c"], tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
 # -- bad input ---------------------------------------------------------------------------------
