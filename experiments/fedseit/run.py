@@ -30,6 +30,7 @@ from tables import better, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+KINDS = ("adaptive", "adaptive_dense", "selected", "selected_dense", "centres")
 CLIENT = 2  # whose tasks are drawn: the paper's third
 
 
@@ -40,6 +41,9 @@ def collect(grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFrame]:
         clients = run.manifest["clients"]
         row = {**cell, **asdict(continual(run.tasks))}
         row["megabytes"] = of_run(run.rounds)["total_bytes"] / clients / 1e6
+        for kind in KINDS:  # of one client
+            if f"{kind}_bytes" in run.clients:
+                row[kind] = run.clients[f"{kind}_bytes"].sum() / clients / 1e6
         given = run.explanations
         if len(given):
             row["of_best_choice"] = (
@@ -68,7 +72,9 @@ def table2(results: pd.DataFrame) -> Iterator[str]:
         for method, runs in part.groupby("method", sort=False):
             columns = ("tta", "first_round", "forgetting", "backward", "of_best_choice")
             cells = [spread(runs[c]) for c in columns]
-            p = "" if method == "FedWeIT" else pairs(part, str(method), "FedWeIT")
+            released = " as released" if str(method).endswith(" as released") else ""
+            beside = "FedWeIT" + released
+            p = "" if method == beside else pairs(part, str(method), beside)
             rows.append([str(method), cells[0], p, *cells[1:], f"{runs['megabytes'].mean():.1f}"])
         header = ["method", "TTA", "p, p of pairs (FedWeIT below)", "first round", "forgetting"]
         yield table([*header, "backward", "choice", "MB a client"], rows)
@@ -78,6 +84,28 @@ def table2(results: pd.DataFrame) -> Iterator[str]:
             yield f"{a} above {b}: p = {pairs(part, a, b)}; {b} above {a}: {pairs(part, b, a)}"
         first = pairs(part, "FedSeIT", "FedWeIT", "first_round")
         yield f"FedSeIT above FedWeIT after a first round: p = {first}"
+        rows = [
+            [str(method), *(f"{runs[kind].mean():.3f}" for kind in KINDS)]
+            for method, runs in part.groupby("method", sort=False)
+        ]
+        header = ["MB a client", "A", "if dense", "selected A", "if dense", "centres"]
+        yield "\n" + table(header, rows)
+    yield from gains(results)
+
+
+def gains(results: pd.DataFrame) -> Iterator[str]:
+    """By how much FedSeIT is better, relatively, at either λ₂."""
+    of = results.set_index(["data", "lam2", "method", "seed"])["tta"].sort_index()
+    yield ""
+    for data, part in results.groupby("data", sort=False):
+        found = {
+            str(lam2): of[data, lam2, "FedSeIT"] / of[data, lam2, "FedWeIT"] - 1
+            for lam2 in part["lam2"].unique()
+        }
+        for lam2, gain in found.items():
+            yield f"{data}, λ₂ = {lam2}: FedSeIT's gain {spread(100 * gain, 1)} %"
+        if {"1", "0.1"} <= set(found):
+            yield f"{data}: by more at λ₂ = 0.1, p = {better(found['0.1'], found['1']):.3f}"
 
 
 def bounds(results: pd.DataFrame) -> Iterator[str]:

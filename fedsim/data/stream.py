@@ -24,8 +24,8 @@ class TaskStream(Partition):
 
     A class that several tasks have is cut into as many slices of equal length, in the order of
     the data set; each task gets one, the last with the remainder. So no example is in two tasks.
-    Of each task's examples some are kept aside for validation, stratified where every class
-    has two or more.
+    Of each task's examples some are kept aside for validation, drawn with the run's seed; they
+    are stratified where every class has two or more, and there is one for each.
 
     Args:
         validation_fraction: share of each task's training examples.

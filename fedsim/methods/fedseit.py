@@ -35,7 +35,8 @@ class FedSeIT(FedWeIT):
     a task; λ₁·‖W_f, W_c‖₁ and w/2·‖W_f, W_c‖² are added to FedWeIT's loss.
 
     Selection (SIT, `top_k`): when a client begins a task, it sends centres of its documents (the
-    mean vector of each one's words; K-means with 200 clusters, or all of fewer documents). The
+    mean vector of each one's words; K-means with 200 clusters, or all of fewer documents, or of
+    fewer different ones each once; `centres_bytes` in clients.parquet). The
     server keeps them beside the A of that task, compares those of all tasks that are finished, of
     all clients, by the mean cosine of all pairs of centres, and sends the A's of the K most alike.
     Their α start with these scores, divided by the sum of their absolute values. Without selection
@@ -43,7 +44,8 @@ class FedSeIT(FedWeIT):
 
     Args:
         top_k: K; none for no selection.
-        share_dense: +DLS: W_c is decomposed and shared as convolutions are, without W_f.
+        share_dense: +DLS: W_c is decomposed and shared as convolutions are, its A with theirs,
+            without W_f.
         similarity: `mean` cosine of all pairs, as in the paper, or `rectified` as in the released
             code: those of 0.7 and less count as 0.
     """
@@ -94,13 +96,18 @@ class FedSeIT(FedWeIT):
     @torch.no_grad()
     def centres(self, client: Client) -> NDArray[np.float32]:
         """(client) (Q, D) centres of the documents of the task that begins."""
+        reader = text_features(client.model).reader
+        vectors: NDArray[np.float32] = reader.document_vectors(client.data.x).cpu().numpy()
+        if len(vectors) > MOST_CENTRES:
+            vectors = self.clusters(client, vectors)
+        client.report(centres_bytes=vectors.nbytes)
+        return vectors
+
+    def clusters(self, client: Client, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(client) (Q, D) centres of more vectors than that."""
         from sklearn.cluster import KMeans
 
-        reader = text_features(client.model).reader
-        vectors = reader.document_vectors(client.data.x).cpu().numpy()
-        if len(vectors) <= MOST_CENTRES:
-            return vectors
-        different = np.unique(vectors, axis=0)
+        different: NDArray[np.float32] = np.unique(vectors, axis=0)
         if len(different) <= MOST_CENTRES:
             return different
         seed = int(client.rng("centres").integers(2**31))

@@ -23,8 +23,9 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.component import Section
 from fedsim.data import Dataset, Holdings, Stream
-from fedsim.errors import ExperimentError
+from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import Client, Examples, Federation, Own, Update, Vector
+from fedsim.federation.wire import nbytes
 from fedsim.methods.method import Method, State, methods
 from fedsim.models.decomposed import Layout, Rest
 from fedsim.models.text import Reader, TextFeatures
@@ -39,10 +40,12 @@ class Compat(Section):
     """What the released code of FedSeIT does, instead of what its paper says.
 
     Args:
-        frozen: masks and heads are not trained; of FedSeIT neither are the projections of all
-            widths but the first, and nothing of what comes from others reaches its network.
-        eval: a task is tested on no more documents than it has for validation, rounded up to
-            batches of 64, of a test set that lies class by class: often on one class alone.
+        frozen: masks learn nothing of the task, but from their decay and the drift alone; heads
+            are not trained. Of FedSeIT neither are the projections of all widths but the first,
+            and nothing that others' convolutions find reaches its network.
+        eval: a task is tested on no more documents than the one under way has for validation,
+            rounded up to batches of 64, of a test set that lies class by class: often on one
+            class alone.
     """
 
     frozen: bool = False
@@ -188,8 +191,12 @@ class FedWeIT(Method[FedWeITState]):
     of its classes, with the client's own B.
 
     Who has learnt from whom is in explanations.parquet (`transfer`): a row for each A that a task
-    has taken, with the mean of |α| at the task's end. `nonzero` in clients.parquet is the share
-    of A's entries that is sent; each costs four bytes, and every entry a bit.
+    has taken, with the mean of |α| at the task's end. In clients.parquet, `nonzero` is the share
+    of A's entries that is sent; each costs four bytes, and every entry a bit. Of the traffic there
+    (`bytes_up`, `bytes_down`), `adaptive_bytes` are those of A at a task's end, `selected_bytes`
+    those of the A_j at its beginning, both as they are sent and as they would be if they were
+    dense (`…_dense_bytes`); the rest is B, of which the paper's filter-wise sparse form is not
+    here.
 
     Args:
         lam1: λ₁.
@@ -247,6 +254,8 @@ class FedWeIT(Method[FedWeITState]):
         failed = [k for k in new if str(k) not in state.chosen]
         new = [k for k in new if k not in failed]
         cohort = np.setdiff1d(cohort, failed)
+        if not len(cohort):
+            raise RunError(f"round {t}: every client of the cohort failed as it began its task")
         parts = {k: self.selection(state, k) for k in new}
         mean = fed.mean(self.local_update, cohort, base=state.weights, foreign=Own(parts))
         begun = state.begun.copy()
@@ -319,8 +328,12 @@ class FedWeIT(Method[FedWeITState]):
         kept = client.state
         network, rest = self.network(client, client.task)
         others = torch.zeros_like(rest.foreign)
-        for j, item in enumerate(foreign["items"] if foreign else []):
+        items = foreign["items"] if foreign else []
+        for j, item in enumerate(items):
             others[j] = dense(item)
+        client.report(
+            selected_bytes=nbytes(items), selected_dense_bytes=nbytes(others[: len(items)])
+        )
         rest.reset()
         self.start_attention(rest, foreign["scores"] if foreign else [])
         A = self.start * base
@@ -344,7 +357,7 @@ class FedWeIT(Method[FedWeITState]):
         network, rest = self.loaded(client, -1)
         B, A, m = (kept[n].clone().requires_grad_() for n in ("base", "adaptive", "masks"))
         own = [p for n, p in rest.named_parameters() if not self.is_frozen(rest, n)]
-        leaves = [B, A, *own] if self.compat.frozen else [B, A, m, *own]
+        leaves = [B, A, m, *own]
         data, held_out = (
             self.documents(rest, reader, part, client.labels(client.task))
             for part in (client.data, client.validation)
@@ -369,7 +382,7 @@ class FedWeIT(Method[FedWeITState]):
                 continue
             rest.eval()
             with torch.no_grad():
-                found = float(self.loss(client, rest, B, self.pruned(A), m, reader, held_out))
+                found = float(self.loss(client, rest, B, A, m, reader, held_out, prune=True))
             if found < best:
                 best, waited = found, 0
                 continue
@@ -393,11 +406,13 @@ class FedWeIT(Method[FedWeITState]):
         m: Tensor,
         reader: Reader,
         documents: Documents,
+        prune: bool = False,
     ) -> Tensor:
-        """The loss of documents, with all terms."""
+        """The loss of documents, with all terms; with `prune` they are read as by predictions."""
         layout = rest.layout
         gate = m.sigmoid()
-        theta = layout.masked(B, gate[-1]) + A[-1]
+        own = gate[-1].detach() if self.compat.frozen else gate[-1]
+        theta = layout.masked(B, own) + (self.pruned(A[-1]) if prune else A[-1])
         logits = rest(reader(documents.x), theta, documents.digested)
         sparsity = A.abs().sum() + sum(w.abs().sum() for w in rest.dense)
         decayed = [m[-1], A[-1], *rest.dense] + ([B] if len(A) == 1 else [])
@@ -415,10 +430,15 @@ class FedWeIT(Method[FedWeITState]):
     def adaptive(self, client: Client) -> dict[str, Any]:
         """(client) A of the task under way without small entries; and α's, which are not sent."""
         _, rest = self.loaded(client, -1)
-        A = self.pruned(client.state["adaptive"][-1])[: rest.layout.convolutional]
+        A = self.pruned(client.state["adaptive"][-1])
         alpha = rest.attention.detach().abs().mean(dim=1).tolist()
-        client.report(nonzero=float((A != 0).float().mean()))
-        return {**sparse(A), "attention": alpha}
+        message = sparse(A)
+        client.report(
+            nonzero=float((A != 0).float().mean()),
+            adaptive_bytes=nbytes(message),
+            adaptive_dense_bytes=nbytes(A),
+        )
+        return {**message, "attention": alpha}
 
     def test_tasks(self, client: Client) -> None:
         """(client) Score all tasks that it has begun, on the test examples of their classes."""

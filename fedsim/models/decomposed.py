@@ -94,8 +94,7 @@ class Layout:
         """
         mask = torch.empty(self.rows)
         for part in torch.split(mask, [rows for rows, _ in self.blocks]):
-            std = 1 / math.sqrt(len(part)) / CUT_OFF
-            nn.init.trunc_normal_(part, std=std, a=-2 * std, b=2 * std)
+            _init_cut_off(part, 1 / math.sqrt(len(part)))
         return mask
 
     def draw(self) -> Tensor:
@@ -106,6 +105,12 @@ class Layout:
             bound = math.sqrt(6 / (columns + rows * width))
             parts.append((2 * torch.rand(rows * columns) - 1) * bound)
         return torch.cat(parts)
+
+
+def _init_cut_off(values: Tensor, std: float) -> None:
+    """Normal, cut off at two of its standard deviations, and of this one afterwards."""
+    wider = std / CUT_OFF
+    nn.init.trunc_normal_(values, std=wider, a=-2 * wider, b=2 * wider)
 
 
 class Rest(nn.Module):
@@ -121,7 +126,7 @@ class Rest(nn.Module):
         hidden: width of a layer before the head; not of this network.
 
     Attributes:
-        foreign: (K, convolutional) the A's; zeros where there are fewer.
+        foreign: (K, P) the A's; zeros where there are fewer.
     """
 
     foreign: Tensor
@@ -135,11 +140,11 @@ class Rest(nn.Module):
         super().__init__()
         self.layout = layout
         self.bias = nn.Parameter(torch.zeros(layout.features))
-        self.attention = nn.Parameter(torch.zeros(slots, len(layout.kernels)))
+        self.attention = nn.Parameter(torch.zeros(slots, len(layout.blocks)))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(layout.features, labels)
         # Not saved, so that they are no part of the weights.
-        self.register_buffer("foreign", torch.zeros(slots, layout.convolutional), persistent=False)
+        self.register_buffer("foreign", torch.zeros(slots, layout.size), persistent=False)
 
     def reset(self) -> None:
         """Draw initial weights from torch's current random state."""
@@ -148,7 +153,7 @@ class Rest(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
-        nn.init.normal_(self.attention, std=1 / math.sqrt(len(self.attention)))
+        _init_cut_off(self.attention, 1 / math.sqrt(len(self.attention)))
 
     @property
     def dense(self) -> list[Tensor]:
@@ -190,7 +195,8 @@ class ProjectedRest(Rest):
 
     For each width W_f projects the h_j of all j, with ReLU, to F numbers; W_c, with ReLU, brings
     these and the features of the own convolutions to `hidden` numbers, of which the head decides.
-    Where the dense layer is decomposed (DLS), it is W_c, on all h_j and without W_f.
+    Where the dense layer is decomposed (DLS), it is W_c + Σ_j α_j·(A_j of W_c), on ReLU(h_j) of
+    all j and without W_f.
 
     Neither words nor A_j are trained, and conv(x, α·A) = α·conv(x, A), whose maximum is α·max or
     α·min by the sign of α. So the convolutions with A_j are computed once for each document.
@@ -237,11 +243,17 @@ class ProjectedRest(Rest):
     def forward(self, read: Read, theta: Tensor, digested: Tensor) -> Tensor:
         own = self.own_features(read, self.layout.windows(theta))
         largest, least = digested.unbind(dim=1)  # (B, K, features) each
-        alpha = self.attention.repeat_interleave(self.layout.filters, dim=1)  # (K, features)
+        widths = len(self.layout.kernels)
+        # (K, features)
+        alpha = self.attention[:, :widths].repeat_interleave(self.layout.filters, dim=1)
         others = torch.where(alpha >= 0, alpha * largest, alpha * least) + self.foreign_bias
         if self.layout.dense:
-            z = self.dropout(torch.cat([own, others.flatten(1)], dim=1))
-            h = (z @ self.layout.split(theta)[-1].T + self.hidden_bias).relu()
+            z = self.dropout(torch.cat([own, others.relu().flatten(1)], dim=1))
+            of_others = self.layout.split(self.foreign)[-1]  # (K, hidden, columns)
+            W_c = self.layout.split(theta)[-1] + torch.tensordot(
+                self.attention[:, -1], of_others, dims=1
+            )
+            h = (z @ W_c.T + self.hidden_bias).relu()
         else:
             by_width = torch.split(others, self.layout.filters, dim=2)
             projected = [

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, pad
+from torch.nn.functional import conv1d, embedding_bag, pad
 
 from fedsim.models.model import Classifier, TextModel, models
 
@@ -51,12 +51,9 @@ class Reader(nn.Module):
 
     def document_vectors(self, x: Tensor) -> Tensor:
         """(B, D) the mean vector of the known words of documents; zero if there is none."""
-        found = []
-        for part in torch.split(x, 256):  # of whose words all vectors are in memory
-            known = self.known[part].unsqueeze(2)
-            total = (self.vectors[part] * known).sum(dim=1)
-            found.append(total / known.sum(dim=1).clamp(min=1))
-        return torch.cat(found)
+        known = self.known[x].to(self.vectors.dtype)
+        total = embedding_bag(x, self.vectors, mode="sum", per_sample_weights=known)
+        return total / known.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def convolved(words: Tensor, weight: Tensor) -> Tensor:

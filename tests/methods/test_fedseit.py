@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections import defaultdict
@@ -17,7 +16,7 @@ from small import federation, small_experiment
 from torch import Tensor, nn
 
 from fedsim import Client, Experiment, Federation, Run, resume, run
-from fedsim.errors import BadInput
+from fedsim.errors import BadInput, RunError
 from fedsim.federation import Update
 from fedsim.federation.federation import draw_cohort
 from fedsim.methods.fedseit import FedSeIT
@@ -158,8 +157,9 @@ def loss_by_hand(
 ) -> Tensor:
     theta = [B * gates(rest.layout, m[i]) + A[i] for i in range(len(A))]
     logits = rest(reader(documents.x), theta[-1], documents.digested)
-    shares = logits.exp() / logits.exp().sum(dim=1, keepdim=True)
-    loss = -shares[torch.arange(len(documents.y)), documents.y].log().mean()
+    grown = logits.double().exp()
+    shares = grown / grown.sum(dim=1, keepdim=True)
+    loss = -shares[torch.arange(len(documents.y)), documents.y].log().mean().float()
     weights = []
     if isinstance(rest, ProjectedRest) and not rest.layout.dense:
         weights = [layer.weight for layer in rest.projections]
@@ -197,6 +197,30 @@ def test_the_loss_is_that_of_the_docstring(kind: str, tasks: int) -> None:
             continue
         without = method.model_copy(update={coefficient: 0.0})
         assert without.loss(client, rest, B, A, m, reader, documents) < found - 1e-3
+
+
+@both
+def test_validation_reads_as_predictions_do_and_adds_no_drift(name: str) -> None:
+    """Where nothing has moved there is none, though entries of A are pruned."""
+    kind = FedWeIT if name == "fedweit" else FedSeIT
+    rest, reader, documents, leaves = setup_of_loss(kind.rest, 3)
+    B, A, m, _ = leaves.values()
+    gate = torch.stack([gates(rest.layout, row) for row in m])
+    theta = (B * gate + A).detach()
+    client: Any = SimpleNamespace(state={"before": theta[:-1]})
+
+    def found(lam2: float, prune: bool) -> Tensor:
+        method = kind(lam1=0.5, lam2=lam2)
+        return method.loss(client, rest, B, A, m, reader, documents, prune=prune)
+
+    torch.testing.assert_close(found(0, prune=True), found(1, prune=True))
+    read = torch.where(A[-1].abs() > 0.5, theta[-1], (B * gate[-1]).detach())
+    assert (read != theta[-1]).any()
+    pruned, whole = (
+        nn.functional.cross_entropy(rest(reader(documents.x), w, documents.digested), documents.y)
+        for w in (read, theta[-1])
+    )
+    torch.testing.assert_close(found(1, True) - found(1, False), pruned - whole)
 
 
 @pytest.mark.parametrize("kind", ["fedweit", "fedseit", "dls"])
@@ -272,10 +296,12 @@ def test_what_the_released_code_does_not_train_is_left(path: Path) -> None:
 
 
 @both
-def test_frozen_masks_stay_as_they_were_drawn(path: Path, name: str) -> None:
-    made = experiment(path, method={"name": name, "compat": {"frozen": True}})
-    # Weight decay and the term of λ₂ must not train them either.
+def test_frozen_masks_learn_nothing_of_the_task(path: Path, name: str) -> None:
+    alone = {"frozen": True}
+    made = experiment(path, method={"name": name, "compat": alone, "weight_decay": 0, "lam2": 0})
     assert changed(made, 3, 4) & {"mask 0", "mask 1"} == set()
+    made = experiment(path, method={"name": name, "compat": alone})
+    assert changed(made, 3, 4) >= {"mask 0", "mask 1"}  # by the drift, and by weight decay
 
 
 def test_frozen_nothing_of_others_reaches_the_network(path: Path) -> None:
@@ -311,8 +337,8 @@ class Spied(FedSeIT):
         super().learn(client)
         noted["after"] = dict(client.state)
 
-    def loss(self, client: Client, *arguments: Any) -> Tensor:
-        found = super().loss(client, *arguments)
+    def loss(self, client: Client, *arguments: Any, **further: Any) -> Tensor:
+        found = super().loss(client, *arguments, **further)
         if not torch.is_grad_enabled():
             SEEN[-1]["held out"].append(float(found))
         return found
@@ -395,6 +421,7 @@ def test_how_a_task_begins(path: Path, name: str) -> None:
         task=0,
         settings=made.train,
         stream=fed.stream,
+        report=lambda **_: None,
     )
     client.labels = lambda task: (0, 1)
     client.network = lambda name, build: FlatModel(build(), torch.device("cpu"))
@@ -727,20 +754,28 @@ def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, A
     assert states[0].weights.shape == (P,)
     sizes = {}
     for place, item in states[9].knowledge.items():
-        assert item["kept"].shape == (Pc,)
+        assert item["kept"].shape == (P,)
         assert item["kept"].dtype == np.bool_
-        sizes[place] = math.ceil(Pc / 8) + 4 * int(item["kept"].sum())
-    assert any(size < math.ceil(Pc / 8) + 4 * Pc for size in sizes.values())
+        sizes[place] = math.ceil(P / 8) + 4 * int(item["kept"].sum())
+    assert any(size < math.ceil(P / 8) + 4 * P for size in sizes.values())
     for row in done.clients.to_dict("records"):
         k, t = row["client"], row["round"]
         task, place = (t - 1) // 3, (t - 1) % 3
         up = down = 4 * P
         if place == 0:
-            down += sum(sizes[f"{c}/{i}"] for c, i, _ in states[t].chosen[str(k)])
+            selected = [sizes[f"{c}/{i}"] for c, i, _ in states[t].chosen[str(k)]]
+            down += sum(selected)
+            assert row["selected_bytes"] == sum(selected)
+            assert row["selected_dense_bytes"] == 4 * P * len(selected)
             if "top_k" in fields:
                 up += 4 * D * len(holdings.stream.train[3 * k + task])
+                assert row["centres_bytes"] == up - 4 * P
         if place == 2:
             up += sizes[f"{k}/{task}"]
+            assert row["adaptive_bytes"] == sizes[f"{k}/{task}"]
+            assert row["adaptive_dense_bytes"] == 4 * P
+            kept = states[t].knowledge[f"{k}/{task}"]["kept"]
+            assert row["nonzero"] == pytest.approx(kept.mean())
         assert (row["bytes_up"], row["bytes_down"]) == (up, down)
     assert len(done.clients) == 27
 
@@ -870,8 +905,8 @@ def test_below_the_least_learning_rate_nobody_trains(path: Path, tmp_path: Path)
     done = run(made, tmp_path)
     rows = done.clients.set_index(["client", "round"])
     for k in (0, 1):
-        if rows.loc[(k, 1), "lr"] < 1e-10:
-            assert rows.loc[(k, 2), "steps"] == 0
+        assert rows.loc[(k, 1), "lr"] < 1e-10
+        assert rows.loc[(k, 2), "steps"] == 0
         assert rows.loc[(k, 3), "steps"] > 0  # the next task begins with the first rate
     assert done.rounds["accuracy"].notna().all()
 
@@ -957,13 +992,13 @@ def test_odd_documents(tmp_path: Path) -> None:
         made = experiment(
             file,
             tasks,
-            data={"vectors": str(vectors), "test_path": str(file), "length": 50},
+            data={"vectors": str(vectors), "test_path": str(file), "length": 20_000},
             method=method,
             train={"rounds": 2},
             partition={"validation_fraction": 0.3},
         )
         dataset, _, _ = prepare(made)
-        assert dataset.x.shape[1] == 50
+        assert dataset.x.shape[1] == 10_000
         done = run(made, tmp_path)
         assert np.isfinite(done.rounds["loss"]).all()
         (last,) = done.tasks.query("round == 2 and client == 1 and task == 1").to_dict("records")
@@ -1036,8 +1071,13 @@ def test_what_the_released_code_tests_on_without_validation(path: Path, tmp_path
         method={"name": "fedweit", "compat": {"eval": True}},
         partition={"validation_fraction": 0.0},
     )
-    with contextlib.suppress(BadInput):
-        run(made, tmp_path)
+    done = run(made, tmp_path)
+    dataset, holdings, _ = prepare(made)
+    assert holdings.stream is not None
+    (last,) = done.tasks.query("round == 4 and client == 0 and task == 1").to_dict("records")
+    labels = holdings.stream.labels[0][1]
+    tested = min(64, int(np.isin(dataset.test_y, labels).sum()))
+    assert last["accuracy"] * tested == pytest.approx(round(last["accuracy"] * tested))
 
 
 @both
@@ -1176,3 +1216,24 @@ def test_both_methods_learn(path: Path, tmp_path: Path) -> None:
         train = {"local_epochs": 8, "optimizer": {"name": "adam", "lr": 0.02}}
         done = run(experiment(path, method=name, train=train), tmp_path)
         assert continual(done.tasks).tta > 0.9
+
+
+class NobodysCentres(FedSeIT):
+    """No client can send the centres of its second task."""
+
+    name: str = "test_fedseit:NobodysCentres"
+
+    def centres(self, client: Client) -> Any:
+        if client.task == 1:
+            raise ValueError("no")
+        return super().centres(client)
+
+
+def test_all_fail_as_they_begin_a_task(path: Path, tmp_path: Path) -> None:
+    made = experiment(
+        path,
+        method={"name": "test_fedseit:NobodysCentres", "top_k": 2},
+        train={"on_client_error": "skip"},
+    )
+    with pytest.raises(RunError, match="round 3: every client of the cohort failed as it began"):
+        run(made, tmp_path)

@@ -180,8 +180,11 @@ def slow_projected(
             of_one.append((responses(reader, text, alpha * weight) + bias).amax(dim=0))
         others.append(of_one)
     if layout.dense:
-        z = torch.cat([*own, *itertools.chain.from_iterable(others)])
-        W = theta[layout.convolutional :].view(layout.dense)
+        z = torch.cat([*own, *itertools.chain.from_iterable(others)]).clamp(min=0)
+        W = theta[layout.convolutional :].view(layout.dense).clone()
+        for j, vector in enumerate(network.foreign):
+            alpha = network.attention[j, len(layout.kernels)].detach()
+            W += alpha * vector[layout.convolutional :].view(layout.dense)
         h = torch.relu(W @ z + network.hidden_bias)
     else:
         projected = []
@@ -230,7 +233,8 @@ def test_attention_of_both_signs_and_none(kind: int) -> None:
     theta = weighed(network.layout, 3)
     found = []
     for signs in ([[1, -1], [-1, 1]], [[-1, -1], [1, 1]], [[0, 1], [-1, 0]], [[0, 0], [0, 0]]):
-        network.attention.data = torch.tensor(signs).float() * 0.7
+        alpha = torch.tensor([[*row, row[0]] for row in signs]).float() * 0.7
+        network.attention.data = alpha[:, : len(network.layout.blocks)]
         found.append(logits(network, reader, documents(*TEXTS), theta))
         expected = torch.stack([slow(network, reader, text, theta) for text in TEXTS])
         torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=1e-4)
@@ -271,7 +275,9 @@ def test_an_empty_document_is_one_window_of_zeros(kind: int) -> None:
     if isinstance(network, ProjectedRest):
         if network.layout.dense:
             z = torch.cat([z, torch.zeros(12)])
-            W = network.layout.split(theta)[-1]
+            of_others = network.layout.split(network.foreign)[-1]
+            alpha = network.attention[:, -1]
+            W = network.layout.split(theta)[-1] + alpha[0] * of_others[0] + alpha[1] * of_others[1]
             z = torch.relu(W @ z + network.hidden_bias)
         else:
             projected = [torch.relu(layer.bias) for layer in network.projections]  # type: ignore
