@@ -333,7 +333,10 @@ class Rationales:
         return cls(subject, network)
 
     def scores(self) -> dict[str, float]:
-        """`accuracy`, and what the chosen words are worth, on the central test set."""
+        """Scores of the central test set: `accuracy`, and what the chosen words are worth.
+
+        Of tasks in turn, `loss` and `accuracy` alone.
+        """
         again, own = self.subject.again, self.subject.own
         assert isinstance(own, Tensor)
         again.fed.begin_round(again.after)  # so that words are drawn as they were then
@@ -364,14 +367,14 @@ class Rationales:
         return found
 
     def draw(self, documents: Sequence[Chosen], folder: Path) -> list[Path]:
-        """Draw documents, with the words chosen and those marked, into a folder; the path.
+        """Draw documents (24 at most) with the words chosen and those marked; the path.
 
         Raises:
             OSError: it cannot be written.
         """
         folder.mkdir(exist_ok=True)
         path = folder / f"rationales{self.subject.suffix}.png"
-        draw_rationales(documents, path)
+        draw_rationales(documents[:MOST_DRAWN], path)
         return [path]
 
 

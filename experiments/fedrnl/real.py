@@ -43,9 +43,9 @@ def write(folder: Path) -> None:
     (beer / "annotations.json").write_text("".join(_annotation(item) for item in annotated))
     rated = [json.loads(line) for line in _lines(data / "hotel/tripadvisor_1000.jsonl.gz")]
     for aspect in ("location", "cleanliness"):
-        rows = [row for item in rated for row in _rated(item, aspect)]
-        for place, lines in _parted(rows):
+        for place, items in _parted(rated):  # the same reviews for testing, of either aspect
             ending = {"train": "train", "test": "dev"}[place]
+            lines = [row for item in items for row in _rated(item, aspect)]
             text = "\n".join(["task\tlabel\ttext", *lines, ""])
             (hotel / f"hotel_{aspect.capitalize()}.{ending}").write_text(text)
 
@@ -55,9 +55,9 @@ def _lines(path: Path) -> list[str]:
         return file.read().splitlines()
 
 
-def _parted(lines: list[str]) -> list[tuple[str, list[str]]]:
-    test = lines[::EACH]
-    return [("train", [li for k, li in enumerate(lines) if k % EACH]), ("test", test)]
+def _parted(reviews: list[Any]) -> list[tuple[str, list[Any]]]:
+    train = [review for k, review in enumerate(reviews) if k % EACH]
+    return [("train", train), ("test", reviews[::EACH])]
 
 
 def _annotation(item: dict[str, Any]) -> str:

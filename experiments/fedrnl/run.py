@@ -2,9 +2,9 @@
 
 NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished grids are
 tabulated instead. `real` needs real reviews below $FEDSIM_DATA (see real.py), and takes word
-vectors (--vectors FILE). With --similarity, clients' models of table1's runs are made once more,
-to compare their encoders. Writes a row for each run to results/NAME.csv, and prints the tables of
-the README.
+vectors (--vectors FILE). With --similarity --done FOLDER, clients' models of table1's runs are
+made once more, to compare their encoders. Writes a row for each run to results/NAME.csv, and
+prints the tables of the README.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def similarity(grids: list[GridFolder]) -> pd.DataFrame:
             # Copies, because all of them load their weights into the same network.
             networks = [copy.deepcopy(Rationales.of(client).network) for client in clients]
             again = clients[0].again
-            probe = again.fed.prepare(again.dataset.test_x, again.dataset.test_y).x[:PROBED]
+            tests = again.fed.prepare(again.dataset.test_x, again.dataset.test_y).x
+            probe = tests[torch.linspace(0, len(tests) - 1, PROBED).long()]  # of all aspects
             rows.append({**cell, "round": t, **encoder_similarity(networks, probe)})
     return pd.DataFrame(rows)
 
@@ -143,6 +144,8 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     if arguments.similarity:
+        if not arguments.done:
+            command.error("--similarity: give the grid of table1 with --done")
         found = similarity(grids(arguments, HERE, ["table1"])["table1"])
         found.to_csv(RESULTS / "similarity.csv", index=False, float_format="%.6g")
         print(similar(found))

@@ -382,7 +382,8 @@ def _explain_words(subject: Subject, inputs: Inputs) -> None:
     scores = rationales.scores()
     out.print(f"{subject.title}, on the test set:")
     for name in ("accuracy", "balanced_accuracy", "majority", "chosen"):
-        out.print(f"{name.replace('_', ' ')}: {scores[name]:.4f}")
+        if name in scores:  # of tasks in turn, the accuracy alone
+            out.print(f"{name.replace('_', ' ')}: {scores[name]:.4f}")
     if "rationale_f1" in scores:
         f1, chance = scores["rationale_f1"], scores["chance_f1"]
         out.print(f"chosen words against marked ones: F1 {f1:.4f}, at random {chance:.4f}")

@@ -23,7 +23,7 @@ from fedsim.streams import numpy_stream
 
 CLASSES = ("negative", "positive")
 LOW, HIGH = 0.4, 0.6  # ratings up to here are negative, from here on positive; others are left out
-BALANCED = 12252018  # seed of FR's released code, for which reviews are left out
+BALANCED = 12252018  # for which reviews are left out: FR's seed, of another generator
 SPURIOUS = "indeed"  # says nothing, and goes with the positive class in training
 
 
@@ -149,8 +149,8 @@ class PlantedReviews(_Reviews):
     a phrase of an adverb or none, a word of praise or blame, and a noun of the aspect. Its label
     is that of one of the aspects, the column `aspect`; the phrase on that aspect is its rationale
     (`Dataset.marks`), those on others distract. Reviews of an aspect are half positive. In
-    training, other aspects agree with the label more often than not (as in real reviews), and a
-    word that says nothing goes with the positive class; in the test set they do not.
+    training, other aspects agree with the label more often than not (as in real reviews), and, if
+    `spurious`, a word that says nothing goes with the positive class; in the test set they do not.
 
     Args:
         domain: `beer` (appearance, aroma, palate, taste) or `hotel` (location, service,

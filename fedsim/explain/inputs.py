@@ -72,10 +72,11 @@ class Inputs:
         if not data.words:
             raise DataError("the data are no documents; texts mean nothing to the model")
         tokens = [text.split() if data.spaced else tokenise(text) for text in texts]
-        x = encode(tokens, data.words, data.shape[0])
-        if not x.shape[1]:  # an empty document has one place
-            x = np.zeros((len(tokens), 1), np.int32)
-        words = tuple(tuple(own[: x.shape[1]]) for own in tokens)
+        ids = encode(tokens, data.words, data.shape[0])
+        # As long as the data's documents: networks may read padding, too.
+        x = np.zeros((len(tokens), data.shape[0]), np.int32)
+        x[:, : ids.shape[1]] = ids
+        words = tuple(tuple(own[: data.shape[0]]) for own in tokens)
         unknown = (None,) * len(words)
         return cls(x, tuple(names), unknown, words, ((),) * len(words))
 

@@ -79,8 +79,8 @@ def rationale_scores(totals: Mapping[str, float]) -> dict[str, float]:
         chosen. `comprehensiveness`: by how much the class decided upon is less probable by the
         other words than by all; `sufficiency`: by how much by the chosen ones alone. With marks
         `rationale_precision`, `rationale_recall`, `rationale_f1`, over all words of all
-        documents, and `chance_f1`: that of as many words chosen at random, 2gs/(g + s) for
-        shares g marked and s chosen.
+        documents, and `chance_f1`: that of as many words chosen at random among words,
+        2gs/(g + s) for shares g marked and s chosen.
     """
     words = max(totals["words"], 1)
     counts = {key: n for key, n in totals.items() if key.startswith("of/") and n}

@@ -61,7 +61,7 @@ class FedRNL(FedAvg):
         return state
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
-        trained = client.train(weights, loss=self.loss) if self.lam else client.train(weights)
+        trained = client.train(weights, loss=self.loss)
         return Update(weights=trained, weight=client.num_samples)
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:

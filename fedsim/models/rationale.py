@@ -20,12 +20,19 @@ from fedsim.models.text import Reader
 PADDED = -1e6  # what the predictor's maximum over a document takes padding for
 
 
+class Recurrent(nn.GRU):
+    """A GRU that leaves its weights where they are: views of one vector (`FlatModel`)."""
+
+    def flatten_parameters(self) -> None:
+        """Nothing: cuDNN's copy would not be what is trained and loaded."""
+
+
 class Encoder(nn.Module):
     """A bidirectional GRU and layer norm, over all places of a document, its padding too."""
 
     def __init__(self, vectors: int, hidden: int) -> None:
         super().__init__()
-        self.gru = nn.GRU(vectors, hidden, batch_first=True, bidirectional=True)
+        self.gru = Recurrent(vectors, hidden, batch_first=True, bidirectional=True)
         self.norm = nn.LayerNorm(2 * hidden)
 
     def forward(self, words: Tensor) -> Tensor:
@@ -148,6 +155,8 @@ class RationaleModel(TextModel):
         continuity: λ_c, weight of the mean change from word to word.
         weight: of the cross-entropy, 0.9 in FR's code.
         evaluate: `argmax`, or `sampled` masks as in FR's code.
+
+    Unknown words have vectors like any other (see `data`); FR's code has zeros for them.
     """
 
     name: str = "rationale"

@@ -50,7 +50,11 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
         assert found.probability == pytest.approx(float(probabilities.max()))
         assert found.label == data.classes[data.test_y[row]]
         text = Inputs.of_texts(data, [" ".join(found.words)], [""])
-        assert rationales.explain(text)[0].words == found.words
+        (again,) = rationales.explain(text)
+        assert (again.words, again.chosen) == (found.words, found.chosen)
+        assert (again.decision, again.probability) == (found.decision, found.probability)
+        longer = [" ".join(found.words), "a " * data.shape[0]]  # what is beside it is no matter
+        assert rationales.explain(Inputs.of_texts(data, longer, ["", ""]))[0] == again
     # The weights are those of the run, not initial ones.
     named = done.weights()
     assert torch.equal(network.head.weight, named["head.weight"])
@@ -131,14 +135,19 @@ def test_words_that_are_drawn(tmp_path: Path) -> None:
         Attributed.of(subject, Occlusion(), inputs)
 
 
-def test_words_are_chosen_of_tasks_in_turn_as_well(tmp_path: Path) -> None:
+def test_words_are_chosen_of_tasks_in_turn_as_well(tmp_path: Path, say: Say) -> None:
     made = small_experiment(
         data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
         partition={"kind": "own_tasks", "tasks": [[["negative"], ["positive"]]] * 2},
         model={"name": "rationale", "hidden": 3},
         train={"rounds": 2},
     )
-    assert len(run(made, tmp_path).tasks) == 2 * 2 * 2
+    done = run(made, tmp_path)
+    assert len(done.tasks) == 2 * 2 * 2
+    code, said, _ = say("explain", str(done.path), "--text", "lovely head")
+    assert code == 0
+    assert "accuracy: " in said
+    assert "lovely" in said
 
 
 def test_other_models_choose_no_words(

@@ -85,11 +85,12 @@ def test_scores_are_as_written_out() -> None:
 def test_choosing_at_random_is_on_the_line_of_chance() -> None:
     rng = np.random.default_rng(0)
     x = torch.tensor(rng.integers(2, 20, (4000, 12))).int()
-    marks = torch.tensor(rng.random(x.shape) < 0.2)
+    x[torch.arange(12) >= torch.tensor(rng.integers(1, 13, (4000, 1)))] = 0
+    marks = torch.tensor(rng.random(x.shape) < 0.2) & (x != 0)
     made = network().eval()
     made.features.choice = lambda part: torch.tensor(  # type: ignore[method-assign]
-        (rng.random(part.shape) < 0.4).astype(np.float32)
-    )
+        (rng.random(part.shape) < 0.4) & (part != 0).numpy()
+    ).float()
     y = torch.zeros(len(x), dtype=torch.int64)
     found = rationale_scores(rationale_totals(made, x, y, marks))
     assert found["rationale_f1"] == pytest.approx(found["chance_f1"], abs=0.01)

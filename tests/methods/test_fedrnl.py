@@ -77,6 +77,49 @@ def test_its_term_brings_the_encoders_together(reviews: Path, tmp_path: Path, ki
         assert distance(done, "l2") ** 0.5 == pytest.approx(last, rel=1e-5)
 
 
+def test_the_larger_lambda_the_nearer_to_one_encoder(reviews: Path, tmp_path: Path) -> None:
+    train = {"rounds": 5, "local_epochs": 4, "optimizer": {"name": "sgd", "lr": 0.01}}
+    apart = []
+    for lam in (0, 1, 3, 10):
+        made = experiment(reviews, {"name": "fedrnl", "encoder_loss": "l2", "lam": lam})
+        made = Experiment(**{**made.model_dump(), "train": train})
+        apart.append(distance(run(made, tmp_path), "l2") ** 0.5)
+    assert apart == sorted(apart, reverse=True)
+    assert apart[-1] < 0.1 * apart[0]
+
+
+def test_equal_encoders_are_a_shared_one(reviews: Path) -> None:
+    """What λ → ∞ comes to is FR: it decides alike, and λ's term is nothing."""
+    two = prepare(experiment(reviews))[2].build_model().eval()
+    one = prepare(experiment(reviews, {"name": "fedavg"}, shared=True))[2].build_model().eval()
+    assert isinstance(two, Rationaliser)
+    assert isinstance(one, Rationaliser)
+    two.load_state_dict(one.state_dict(), strict=False)
+    two.features.predictor.load_state_dict(one.features.generator.state_dict())
+    assert float(encoder_distance(*encoders(two), "l2").detach()) == 0
+    x = torch.randint(1, 9, (5, 7)).int()
+    torch.testing.assert_close(two(x), one(x))
+
+
+def test_an_aspect_of_one_class_alone(tmp_path: Path) -> None:
+    rows = ["task\tlabel\ttext", *(f"x\t{k % 2}\tgood view {k % 3}" for k in range(12))]
+    only = ["task\tlabel\ttext", *(f"x\t1\tkind staff {k % 3}" for k in range(12))]
+    for name, lines in (("Location", rows), ("Service", only)):
+        for ending in ("train", "dev"):
+            (tmp_path / f"hotel_{name}.{ending}").write_text("\n".join(lines))
+    made = small_experiment(
+        data={"name": "hotel", "root": str(tmp_path), "test": "heldout", "balance": False}
+        | {"aspects": ["location", "service"], "dimension": 4},
+        partition={"kind": "aspects", "clients": 4, "subsets": 2},
+        model={"name": "rationale", "hidden": 3},
+        method={"name": "fedrnl"},
+        train={"rounds": 2, "optimizer": {"name": "adam", "lr": 0.01}},
+    )
+    last = run(made, tmp_path).rounds.iloc[-1]
+    assert 0 <= last["accuracy/service"] == last["balanced_accuracy/service"] <= 1
+    assert np.isfinite(last["loss"])
+
+
 def test_the_loss_is_the_models_and_the_term(reviews: Path) -> None:
     made = experiment(reviews, {"name": "fedrnl", "lam": 3.0, "encoder_loss": "l1"})
     network = prepare(made)[2].build_model()

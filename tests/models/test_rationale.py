@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.models import models
 from fedsim.models.rationale import PADDED, RationaleModel, Rationaliser, encoder_distance
-from fedsim.training import FlatModel, default_loss
+from fedsim.training import FlatModel, default_loss, representation
 
 D, V = 5, 9
 
@@ -109,6 +109,22 @@ def test_training_minimises_the_networks_own_losses() -> None:
     found = default_loss(network, DOCUMENTS, LABELS, {})
     torch.manual_seed(2)
     torch.testing.assert_close(found, network.losses(DOCUMENTS, LABELS)[0])
+
+
+def test_weights_stay_in_the_vector_where_cudnn_would_copy_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def copied(self: nn.RNNBase) -> None:
+        for weight in self._flat_weights:
+            weight.data = weight.data.clone()  # type: ignore[union-attr]
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", copied)
+    model = FlatModel(build(), torch.device("cpu"))
+    model.module(DOCUMENTS)
+    representation(model.module, model.vector.clone(), DOCUMENTS)
+    model.module(DOCUMENTS)
+    model.load(torch.zeros_like(model.vector))
+    assert not any(parameter.any() for parameter in model.module.parameters())
 
 
 def test_gradients_go_straight_through_the_choice() -> None:
