@@ -5,6 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import ray
+
+
+def stored_megabytes() -> float:
+    """What lies in the object stores of the cluster that this process is connected to, in MB."""
+    name = "object_store_memory"
+    return (ray.cluster_resources()[name] - ray.available_resources().get(name, 0)) / 1e6
+
 
 def own_megabytes() -> dict[str, float]:
     """Memory of this process and all processes below it, by role, in MB.

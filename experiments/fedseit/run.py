@@ -25,7 +25,7 @@ from fedsim.sheet import Sheet
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.memory import own_megabytes
+from benchmarks.memory import own_megabytes, stored_megabytes
 from tables import better, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
@@ -160,13 +160,15 @@ def clients(out: Path) -> Iterator[str]:
     def note(event: dict[str, Any] | str) -> None:
         if isinstance(event, dict):
             used = own_megabytes()
-            cells = [used["driver"], used["actors"], event["total_bytes_down"] / 20e6]
+            stored = stored_megabytes()
+            cells = [used["driver"], used["actors"], stored, event["total_bytes_down"] / 20e6]
             rows.append([str(event["round"]), *(f"{c:.0f}" for c in cells)])
 
     sit = {"name": "fedseit", "top_k": 3}
     there = {"engine": {"kind": "ray", "actors": 2}, "method": sit, "partition.clients": 20}
     fedsim.run(sheet.changed({**common, **there}, "clients").build(fedsim.Experiment), out, note)
-    yield table(["task", "driver, MB", "actors, MB", "sent to a client so far, MB"], rows)
+    header = ["task", "driver, MB", "both actors, MB", "object store, MB"]
+    yield table([*header, "sent to a client so far, MB"], rows)
     rows = []
     for name, method in (("FedWeIT", {"name": "fedweit"}), ("SIT3", sit)):
         cells = []

@@ -38,7 +38,7 @@ from fedsim.simulate import prepare
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.memory import own_megabytes
+from benchmarks.memory import own_megabytes, stored_megabytes
 from tables import better, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
@@ -63,8 +63,8 @@ def collect(name: str, grids: list[GridFolder]) -> pd.DataFrame:
         found = {"accuracy": scores.iloc[-1], "best": scores.max()}
         for mean in ("teacher_loss", "psi"):
             if mean in run.clients:
-                last = run.clients[run.clients["round"] == rounds["round"].max()]
-                found[mean] = last[mean].mean()
+                by_round = run.clients.groupby("round")[mean].mean()
+                found[mean], found[f"first_{mean}"] = by_round.iloc[-1], by_round.iloc[0]
         if name != "explained":
             rows.append({**cell, **found, "result_hash": run.result_hash})
             continue
@@ -364,9 +364,9 @@ def clients(out: Path) -> str:
             **{"labelled_fraction": 0.1, "train_fraction": 0.2},
         },
         "method": {"name": "xpfl", "teacher": TEACHER},
-        "train.rounds": 6,
+        "train.rounds": 12,
         "engine": {"kind": "ray", "actors": 2},
-        "evaluate.every": 6,
+        "evaluate.every": 12,
     }
     experiment = sheet.changed(changes, "clients").build(fedsim.Experiment)
     assert isinstance(experiment.method, XPFL)
@@ -374,13 +374,15 @@ def clients(out: Path) -> str:
 
     def note(event: dict[str, Any] | str) -> None:
         if isinstance(event, dict):
-            used = own_megabytes()
-            rows.append([str(event["round"]), *(f"{used[r]:.0f}" for r in ("driver", "actors"))])
+            used = {**own_megabytes(), "stored": stored_megabytes()}
+            cells = [f"{used[role]:.0f}" for role in ("driver", "actors", "stored")]
+            rows.append([str(event["round"]), *cells])
 
     fedsim.run(experiment, out, note)
     size = experiment.method.teacher.build((1, 28, 28))
     kept = sum(p.numel() for p in size.parameters()) * 4 / 1e6
-    return f"{kept:.2f} MB a teacher\n\n" + table(["round", "driver, MB", "actors, MB"], rows)
+    header = ["round", "driver, MB", "both actors, MB", "object store, MB"]
+    return f"{kept:.2f} MB a teacher\n\n" + table(header, rows)
 
 
 def main() -> None:
