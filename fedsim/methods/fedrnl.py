@@ -31,6 +31,10 @@ class FedRNL(FedAvg):
     larger λ, the nearer it comes to one encoder for both (FR). Averaging generators and
     predictors «layer by layer» is averaging the model.
 
+    The losses here are means over a batch. Eq. 3 adds up over examples: so read, the paper's λ = 2
+    and batches of 512 are λ = 0.004 here. (A norm's gradient does not shrink with the norm; with
+    Adam, whose steps have one size, a large λ leaves the other losses little to say.)
+
     `encoder_distance`, in rounds.parquet, is ‖θ_e − φ_e‖ of the global model.
 
     Args:
