@@ -61,11 +61,11 @@ def test_texts(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.x, [[2, 2, 4], [0, 0, 0], [3, 0, 0]])
     assert found.names == ("line 1", "line 2", "line 3")
     assert found.labels == (None, None, None)
-    np.testing.assert_array_equal(Inputs.of_texts(documents(), ["what?"], ["it"]).x, [[1]])
+    np.testing.assert_array_equal(Inputs.of_texts(documents(), ["what?"], ["it"]).x, [[1, 0, 0]])
     as_they_stand = replace(documents(), spaced=True)
     found = Inputs.of_texts(as_they_stand, ["good beer !"], ["it"])
     assert found.words == (("good", "beer", "!"),)
-    np.testing.assert_array_equal(Inputs.of_texts(as_they_stand, ["Good"], ["it"]).x, [[1]])
+    np.testing.assert_array_equal(Inputs.of_texts(as_they_stand, ["Good"], ["it"]).x, [[1, 0, 0]])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
