@@ -117,6 +117,7 @@ def labels(results: pd.DataFrame) -> Iterator[str]:
 
 
 def skew(results: pd.DataFrame) -> Iterator[str]:
+    results = results.assign(eta=results["eta"].astype(float))
     for data in DATA:
         part = results[results["data"] == data]
         if part.empty:
