@@ -233,6 +233,7 @@ def test_personal_and_global_models_are_scored_on_each_clients_own_test(finish: 
     last = done.clients[done.clients["round"] == 8]
     assert last["test_accuracy"].notna().all()
     assert last["test_accuracy"].mean() > last["global_accuracy"].mean()
+    assert (last["psi"] > 0.5).all()
 
 
 # what explains them
