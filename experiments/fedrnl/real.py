@@ -35,16 +35,16 @@ def write(folder: Path) -> None:
     beer, hotel = folder / "beer", folder / "hotel"
     for part in (beer, hotel):
         part.mkdir(parents=True, exist_ok=True)
-    for place, lines in _parted(_lines(data / "beer/beeradvocate_2469.lei_format.txt.gz")):
-        ending = {"train": "train", "test": "heldout"}[place]
+    parts = _parted(_lines(data / "beer/beeradvocate_2469.lei_format.txt.gz"))
+    for ending, lines in zip(("train", "heldout"), parts, strict=True):
         for k in range(len(CHOSEN)):
             (beer / f"reviews.aspect{k}.{ending}.txt").write_text("\n".join(lines) + "\n")
     annotated = map(json.loads, _lines(data / "beer/beer_annotation_reviews_994.jsonl.gz"))
     (beer / "annotations.json").write_text("".join(_annotation(item) for item in annotated))
     rated = [json.loads(line) for line in _lines(data / "hotel/tripadvisor_1000.jsonl.gz")]
     for aspect in ("location", "cleanliness"):
-        for place, items in _parted(rated):  # the same reviews for testing, of either aspect
-            ending = {"train": "train", "test": "dev"}[place]
+        # The same reviews are kept for testing, of either aspect.
+        for ending, items in zip(("train", "dev"), _parted(rated), strict=True):
             lines = [row for item in items for row in _rated(item, aspect)]
             text = "\n".join(["task\tlabel\ttext", *lines, ""])
             (hotel / f"hotel_{aspect.capitalize()}.{ending}").write_text(text)
@@ -55,9 +55,9 @@ def _lines(path: Path) -> list[str]:
         return file.read().splitlines()
 
 
-def _parted(reviews: list[Any]) -> list[tuple[str, list[Any]]]:
-    train = [review for k, review in enumerate(reviews) if k % EACH]
-    return [("train", train), ("test", reviews[::EACH])]
+def _parted(reviews: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Those to train on, and those to test on."""
+    return [review for k, review in enumerate(reviews) if k % EACH], reviews[::EACH]
 
 
 def _annotation(item: dict[str, Any]) -> str:

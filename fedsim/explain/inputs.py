@@ -74,8 +74,7 @@ class Inputs:
         tokens = [text.split() if data.spaced else tokenise(text) for text in texts]
         ids = encode(tokens, data.words, data.shape[0])
         # As long as the data's documents: networks may read padding, too.
-        x = np.zeros((len(tokens), data.shape[0]), np.int32)
-        x[:, : ids.shape[1]] = ids
+        x = np.pad(ids, ((0, 0), (0, data.shape[0] - ids.shape[1])))
         words = tuple(tuple(own[: data.shape[0]]) for own in tokens)
         unknown = (None,) * len(words)
         return cls(x, tuple(names), unknown, words, ((),) * len(words))
