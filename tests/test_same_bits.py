@@ -69,7 +69,7 @@ class TestOnRay:
 
         two_actors = small_experiment(**common, engine={"kind": "ray", "actors": 2})
         two = run(two_actors, tmp_path, kill_one)
-        if two.rounds["clients"].any():  # actors without work may be gone unnoticed
+        if name != "centralised":  # whose actors have no work, and may be gone unnoticed
             assert any("a client actor was lost" in line for line in lines)
         assert local.result_hash == two.result_hash
         times = ["seconds"]

@@ -122,12 +122,16 @@ def bounds(results: pd.DataFrame) -> Iterator[str]:
     yield table([*header, "MB a client"], rows)
 
 
-TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {"table2": table2, "bounds": bounds}
+TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
+    "table2": table2,
+    "trec50": table2,
+    "bounds": bounds,
+}
 
 
 def draw(curves: pd.DataFrame, path: Path) -> None:
     """The paper's Fig. 5: accuracy of one client on each of its tasks, mean over seeds."""
-    methods = ["FedWeIT", "FedSeIT", "SIT3"]
+    methods = [m for m in ("FedWeIT", "FedSeIT", "SIT3") if (curves["method"] == m).any()]
     own = curves[(curves["client"] == CLIENT) & curves["seen"] & curves["method"].isin(methods)]
     mean = own.groupby(["task", "method", "round"])["accuracy"].mean()
     tasks = sorted(own["task"].unique())
@@ -205,7 +209,7 @@ def main() -> None:
         results, curves = collect(made)
         results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
         print(f"\n## {name}\n", *TABLES[name](results), sep="\n")
-        if name == "table2":
+        if TABLES[name] is table2:
             for (data, lam2), part in curves.groupby(["data", "lam2"], sort=False):
                 draw(part, RESULTS / f"rounds-{data}-{lam2}.png")
 
