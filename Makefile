@@ -1,4 +1,4 @@
-# Needs Python 3.11 or newer and make; everything else goes into a virtual environment.
+# Needs Python 3.11.4 or newer and make; everything else goes into a virtual environment.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
