@@ -10,6 +10,7 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -811,10 +812,9 @@ class TestOnACluster:
         until(command, "round 2/")
         head.kill()
         _, complaint = command.communicate(timeout=240)
-        assert (command.returncode, complaint) == (
-            1,
-            f"error: {head.address}: no Ray dashboard answers there (Connection refused); "
-            "a job ends with its cluster\n",
-        )
+        # What the network says differs with the moment: refused, reset, or no answer.
+        silence = rf"error: {head.address}: no Ray dashboard answers there \(.+\); "
+        assert command.returncode == 1
+        assert re.fullmatch(f"{silence}a job ends with its cluster\n", complaint)
         with pytest.raises(FedsimError, match="no Ray dashboard answers there"):
             submit.Cluster(head.address)
