@@ -179,21 +179,22 @@ class PlantedReviews(_Reviews):
 
     def load(self) -> Dataset:
         """x is int32 (aspects·reviews, L) token ids; class 0 is negative, class 1 positive."""
-        rng = numpy_stream(self.seed, "planted reviews")
-        train, test = (
-            [
-                Review(name, k % 2, *self._review(name, k % 2 == 1, tested, rng))
-                for name in DOMAINS[self.domain]
-                for k in range(count)
-            ]
-            for tested, count in ((False, self.reviews), (True, self.test_reviews))
-        )
+        train, test = self._reviews(self.reviews, False), self._reviews(self.test_reviews, True)
         return self._of_reviews(train, test, self.name)
 
     def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         if self.vectors is None:  # which is no loss: these words mean what they are used for here
             return random_vectors(words, self.dimension)
         return super()._vectors(words)
+
+    def _reviews(self, count: int, tested: bool) -> list[Review]:
+        """So many of each aspect; those to test on do not depend on how many are to train on."""
+        rng = numpy_stream(self.seed, f"planted reviews/{'test' if tested else 'train'}")
+        return [
+            Review(name, k % 2, *self._review(name, k % 2 == 1, tested, rng))
+            for name in DOMAINS[self.domain]
+            for k in range(count)
+        ]
 
     def _review(
         self, about: str, positive: bool, tested: bool, rng: np.random.Generator
@@ -214,7 +215,7 @@ class PlantedReviews(_Reviews):
             words += [*fillers[:place], *phrase, *fillers[place:]]
             marks += [False] * place + [name == about] * len(phrase)
             marks += [False] * (len(fillers) - place)
-        share = 0.5 if tested or not positive else self.spurious or 0.5
+        share = 0.5 if tested or not positive else self.spurious
         if self.spurious and rng.random() < share:
             place = int(rng.integers(len(words) + 1))
             words.insert(place, SPURIOUS)
@@ -373,6 +374,8 @@ def _polarity(rating: float, where: str) -> int | None:
 @datasets.register
 class Hotel(_Published):
     """TripAdvisor reviews as prepared for R2A (Bao, Chang, Yu and Barzilay 2018), by aspect.
+
+    The files lie as the code of FR (Liu et al. 2022) has them, the marked ones apart.
 
     Files: hotel_{Location,Service,Cleanliness}.train, a table of columns parted by tabs, under a
     line of their names: task, label (0 or 1), text; the same ending in .dev; and in a sub-folder

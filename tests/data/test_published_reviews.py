@@ -111,6 +111,18 @@ def test_classes_are_balanced(root: Path) -> None:
     assert load(root, "beer", test="heldout", aspects=["aroma"]).marks is None
 
 
+def test_reviews_kept_aside_of_all_aspects_at_once(root: Path) -> None:
+    data = load(root, "beer", test="heldout", balance=False)
+    assert texts(data, "test") == [
+        ("appearance", "positive", "A golden beer , musty ."),
+        ("aroma", "negative", "A golden beer , musty ."),
+    ]  # which says nothing of the palate
+    tested = texts(load(root, "hotel", test="heldout"), "test")
+    assert [aspect for aspect, _, _ in tested] == [
+        name for name in ("location", "service", "cleanliness") for _ in range(3)
+    ]
+
+
 def test_hotel(root: Path) -> None:
     data = load(root, "hotel", aspects=["location", "service"])
     assert len(texts(data, "train")) == 4  # of two positive ones, one is left out

@@ -96,7 +96,19 @@ def test_marks_end_where_documents_are_cut() -> None:
     data = planted(length=10)
     assert data.marks is not None
     assert data.marks.shape == data.test_x.shape == (160, 10)
-    assert not data.marks[data.test_x == 0].any()
+    whole = planted(length=1000)
+    assert whole.shape[0] > 10
+    assert whole.marks is not None
+    np.testing.assert_array_equal(data.marks, whole.marks[:, :10])
+
+
+def test_the_test_set_is_the_same_however_one_trains() -> None:
+    one, other = planted(), planted(reviews=20, agreement=0.9)
+    assert texts(one, one.test_x) == texts(other, other.test_x)
+    np.testing.assert_array_equal(one.test_y, other.test_y)
+    np.testing.assert_array_equal(one.test_columns["aspect"], other.test_columns["aspect"])
+    for a, b in zip(one.marks, other.marks, strict=True):
+        np.testing.assert_array_equal(np.flatnonzero(a), np.flatnonzero(b))
 
 
 def test_is_a_data_set_of_the_registry() -> None:
