@@ -254,11 +254,12 @@ class Mimicked:
             rows = np.concatenate([holdings.train[k], holdings.unlabelled[k]])
             rows = rng.permutation(rows)[: settings.images]
             x = fed.prepare(dataset.x[rows], dataset.y[rows]).x
-        mimic = Mimic.of(fed.model, own, x, fed.num_classes, settings)
+        model = subject.flat_model()
+        mimic = Mimic.of(model, own, x, fed.num_classes, settings)
         drawn = rng.permutation(len(dataset.test_y))[: settings.images]
         test = fed.prepare(dataset.test_x[drawn], dataset.test_y[drawn])
         models: dict[str, Tensor] = {}
-        if isinstance(subject.network(), Classifier):  # whose features are known
+        if isinstance(model.module, Classifier):  # whose features are known
             if method.global_model(fed, again.state):
                 models["global model"] = fed.tensor(again.state.weights)
             if k is not None:
@@ -333,7 +334,7 @@ class Rationales:
         return cls(subject, network)
 
     def scores(self) -> dict[str, float]:
-        """Scores of the central test set: `accuracy`, and what the chosen words are worth.
+        """Scores of the central test set, as of `Federation.evaluate`.
 
         Of tasks in turn, `loss` and `accuracy` alone.
         """

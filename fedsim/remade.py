@@ -37,6 +37,7 @@ from fedsim.simulate import (
     result_hash,
 )
 from fedsim.streams import torch_stream
+from fedsim.training import FlatModel
 
 # Of a client: weights (size,) of the experiment's network, another network, or rules.
 Own = Tensor | nn.Module | Rules
@@ -95,9 +96,9 @@ class Reopened:
                     f"{table}.parquet has {len(known)} rows of it, and here {len(rows)}"
                 )
             for row, before in zip(rows, known, strict=True):
-                for name, value in row.items():
-                    if name not in VARYING and not _same(value, before.get(name)):
-                        was = before.get(name)
+                for name in {**row, **before}:  # either may have what the other lacks
+                    value, was = row.get(name), before.get(name)
+                    if name not in VARYING and not _same(value, was):
                         self._otherwise(f"{name} in {table}.parquet is {value!r}, and was {was!r}")
         if t == self.experiment.train.rounds:
             found = result_hash(self.ledger["chain"], self.state)
@@ -354,7 +355,7 @@ class Subject:
         return whose if last else f"{whose}-round-{self.again.after}"
 
     def network(self) -> nn.Module:
-        """In evaluation.
+        """Its own, in evaluation.
 
         Raises:
             BadInput: the model is rules.
@@ -363,10 +364,18 @@ class Subject:
             raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
         if isinstance(self.own, nn.Module):
             return self.own.eval()
-        model = self.again.fed.model
+        return self.flat_model().module.eval()
+
+    def flat_model(self) -> FlatModel:
+        """Its weights in a network of its own, apart from that which the run goes on with.
+
+        Of a stream of tasks, it chooses among the classes of the task.
+        """
+        assert isinstance(self.own, Tensor)
+        model = FlatModel(self.again.setup.build_model(), self.again.fed.device)
         model.answer_among(self._task[1] if self._task else None)
         model.load(self.own)
-        return model.module.eval()
+        return model
 
     def rules(self) -> Rules:
         """Its rules.

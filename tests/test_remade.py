@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from small import NETWORK_METHODS, server_states, small_experiment, with_method
 from torch import Tensor, nn
 
 from fedsim import Run, reopen, simulate
 from fedsim.errors import BadInput
+from fedsim.explained import Mimicked
 from fedsim.federation import Client
 from fedsim.federation.worker import Worker
 from fedsim.remade import Own, Reopened, Subject, client_models
@@ -94,10 +96,12 @@ def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -
             client_model(done, 0)
         return
     assert len(before) >= 4
-    for k, t in [min(before), max(before, key=lambda seen: seen[1])]:
-        own, again = client_model(done, k, t)
+    for t in {t for _, t in (min(before), max(before, key=lambda seen: seen[1]))}:
+        cohort = [k for k, r in before if r == t]
+        models, again = client_models(done, cohort, t)
         assert again.after == t
-        assert_same(own, before[k, t])
+        for k in cohort:
+            assert_same(models[k], before[k, t])
     k = max(before)[0]
     own, again = client_model(done, k)
     assert_same(own, before[k, max(t for i, t in before if i == k)])
@@ -119,6 +123,21 @@ def test_the_server_after_every_round(finish: Finish, name: str, keep: str) -> N
             if isinstance(a, np.ndarray):
                 np.testing.assert_array_equal(a, b)
     assert begun == {"last": [1, 2, 3], "all": [3]}[keep]
+
+
+def test_each_subject_has_a_network_of_its_own(finish: Finish, seen: Seen) -> None:
+    done = finish(train={"rounds": 2})
+    subjects = Subject.of_clients(done, [0, 1], 2)
+    for k, network in enumerate([subject.network() for subject in subjects]):
+        weights = torch.cat([w.flatten() for w in network.parameters()])
+        np.testing.assert_array_equal(weights.detach(), vectors_of(seen[k, 2])["weights"])
+
+
+def test_a_value_that_is_missing_is_noticed(finish: Finish) -> None:
+    done = finish(train={"rounds": 2})
+    done.rounds["further"] = 1.0
+    with pytest.raises(BadInput, match=r"further in rounds\.parquet is None, and was 1\.0"):
+        reopen(done, 1)
 
 
 def test_a_client_that_sat_out(finish: Finish) -> None:
@@ -199,6 +218,7 @@ def test_a_client_chooses_among_its_own_tasks_classes(finish: Finish) -> None:
         data, fed = subject.dataset, subject.again.fed
         x = fed.prepare(data.test_x, data.test_y).x
         assert set(subject.network()(x).argmax(dim=1).tolist()) <= classes
+        assert set(Mimicked.of(subject).mimic.predicted.tolist()) <= classes
 
 
 def test_what_there_is_not(finish: Finish) -> None:
