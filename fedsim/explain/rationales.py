@@ -1,4 +1,4 @@
-"""How good chosen words are: against those that people, or a generator of reviews, have marked."""
+"""How good chosen words are, against those that people have marked; how alike encoders are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsim.models.rationale import Rationaliser
+from fedsim.models.rationale import Rationaliser, encoder_distance
 
 BATCH = 500  # documents at once
 OF = "\n"  # between an aspect and what is of it, in names of totals
@@ -80,7 +80,7 @@ def rationale_scores(totals: Mapping[str, float]) -> dict[str, float]:
         other words than by all; `sufficiency`: by how much by the chosen ones alone. With marks
         `rationale_precision`, `rationale_recall`, `rationale_f1`, over all words of all
         documents, and `chance_f1`: that of as many words chosen at random among words,
-        2gs/(g + s) for shares g marked and s chosen.
+        2gs/(g + s) for shares g marked and s chosen, s at most 1.
     """
     words = max(totals["words"], 1)
     counts = {key: n for key, n in totals.items() if key.startswith("of/") and n}
@@ -95,7 +95,7 @@ def rationale_scores(totals: Mapping[str, float]) -> dict[str, float]:
     }
     if "gold" in totals:
         hit, chosen, gold = totals["hit"], totals["chosen"], totals["gold"]
-        g, s = gold / words, chosen / words
+        g, s = gold / words, min(chosen / words, 1.0)
         found |= {
             "rationale_precision": hit / chosen if chosen else 0.0,
             "rationale_recall": hit / gold if gold else 0.0,
@@ -136,6 +136,14 @@ def _scores(totals: Mapping[str, float]) -> dict[str, float]:
 
 
 @torch.no_grad()
+def encoder_scores(network: Rationaliser) -> dict[str, float]:
+    """`encoder_distance`, ‖θ_e − φ_e‖ over all their weights; nothing if there is one encoder."""
+    if network.shared:
+        return {}
+    return {"encoder_distance": math.sqrt(encoder_distance(*network.encoders(), "l2"))}
+
+
+@torch.no_grad()
 def encoder_similarity(networks: Sequence[Rationaliser], x: Tensor) -> dict[str, float]:
     """How alike clients' encoders are: the mean linear CKA over all pairs (FedRNL, Fig. 2).
 
@@ -143,7 +151,7 @@ def encoder_similarity(networks: Sequence[Rationaliser], x: Tensor) -> dict[str,
     reads all of them, a predictor those that its own generator chooses.
 
     Args:
-        networks: two or more, on the documents' device.
+        networks: two or more, on the documents' device, that do not draw in evaluation.
         x: (n, L) documents, the same for all.
 
     Returns:

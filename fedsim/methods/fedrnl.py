@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Federation, Update
+from fedsim.federation import Client, Update
 from fedsim.methods.fedavg import FedAvg
-from fedsim.methods.method import State, methods
+from fedsim.methods.method import methods
 from fedsim.models.rationale import Rationaliser, encoder_distance
 from fedsim.training import Context
 
@@ -35,8 +34,6 @@ class FedRNL(FedAvg):
     and batches of 512 are λ = 0.004 here. (A norm's gradient does not shrink with the norm; with
     Adam, whose steps have one size, a large λ leaves the other losses little to say.)
 
-    `encoder_distance`, in rounds.parquet, is ‖θ_e − φ_e‖ of the global model.
-
     Args:
         lam: λ.
         encoder_loss: `frobenius`, `l2` (squared), `l1` or `cos`.
@@ -50,19 +47,11 @@ class FedRNL(FedAvg):
     def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
         if not isinstance(network, Rationaliser):
             raise ExperimentError("method.name=fedrnl needs model.name=rationale")
-        if network.features.predictor is network.features.generator:
+        if network.shared:
             raise ExperimentError(
                 "method.name=fedrnl holds two encoders together, and model.shared=true has one; "
                 "method.name=fedavg averages it"
             )
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        state = super().round(fed, state, t)
-        fed.model.load(fed.tensor(state.weights))
-        with torch.no_grad():
-            squared = encoder_distance(*encoders(fed.model.module), "l2")
-        fed.log(encoder_distance=float(squared.sqrt()))
-        return state
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         trained = client.train(weights, loss=self.loss)
@@ -72,11 +61,4 @@ class FedRNL(FedAvg):
         """The model's losses + λ·L_enc, which is the same for each example."""
         assert isinstance(network, Rationaliser)
         losses, _ = network.losses(x, y)
-        return losses + self.lam * encoder_distance(*encoders(network), self.encoder_loss)
-
-
-def encoders(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of generator's and predictor's encoder, in the same order."""
-    assert isinstance(network, Rationaliser)
-    features = network.features
-    return list(features.generator.parameters()), list(features.predictor.parameters())
+        return losses + self.lam * encoder_distance(*network.encoders(), self.encoder_loss)

@@ -122,6 +122,16 @@ class Rationaliser(SelfTaught):
         self.share, self.sparsity, self.continuity = share, sparsity, continuity
         self.weight = weight
 
+    @property
+    def shared(self) -> bool:
+        """Whether generator and predictor have one encoder."""
+        return self.features.predictor is self.features.generator
+
+    def encoders(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors of the generator's encoder and of the predictor's, in the same order."""
+        features = self.features
+        return list(features.generator.parameters()), list(features.predictor.parameters())
+
     def losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """What training minimises (B,), and the representation (B, 2·hidden).
 

@@ -23,7 +23,7 @@ from fedsim.explain.rationales import (
     rationale_totals,
 )
 from fedsim.models import models
-from fedsim.models.rationale import Rationaliser
+from fedsim.models.rationale import Rationaliser, encoder_distance
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
@@ -98,6 +98,15 @@ def test_choosing_at_random_is_on_the_line_of_chance() -> None:
     assert found["majority"] == 1
 
 
+def test_by_chance_no_more_than_all_words_are_chosen() -> None:
+    made, (x, y, marks) = network(), documents()
+    made.features.choice = lambda part: torch.ones(part.shape)  # type: ignore[method-assign]
+    found = rationale_scores(rationale_totals(made, x, y, marks))
+    g = int(marks.sum()) / int((x != 0).sum())
+    assert found["chosen"] > 1  # padding, too
+    assert found["chance_f1"] == pytest.approx(2 * g / (1 + g))
+
+
 def test_without_marks_there_are_no_scores_of_them() -> None:
     x, y, _ = documents()
     found = rationale_scores(rationale_totals(network(), x, y, None))
@@ -123,6 +132,11 @@ def test_a_run_records_them_whatever_the_method(tmp_path: Any) -> None:
     expected = rationale_scores(rationale_totals(fed.model.module, x, y, marks))
     assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert row["majority"] == 0.5
+    apart = encoder_distance(*fed.model.module.encoders(), "l2").detach()
+    assert row["encoder_distance"] == pytest.approx(float(apart) ** 0.5)
+    shared = made.model.model_copy(update={"shared": True})
+    of_one = run(made.model_copy(update={"model": shared}), tmp_path)
+    assert "encoder_distance" not in of_one.rounds
 
 
 # likeness of representations
@@ -135,9 +149,17 @@ def test_rotation_and_scale_change_nothing(seed: int, scale: float) -> None:
     rotation, _ = np.linalg.qr(rng.normal(size=(4, 4)))
     found = linear_cka(x, y)
     assert 0 <= found <= 1
+    centre = np.eye(30) - 1 / 30  # as a likeness of Gram matrices (Kornblith et al., Eq. 3)
+    k, m = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
+    assert found == pytest.approx((k * m).sum() / np.sqrt((k * k).sum() * (m * m).sum()))
     assert linear_cka(scale * x @ rotation + 3, y) == pytest.approx(found)
     assert linear_cka(y, x) == pytest.approx(found)
     assert linear_cka(x, scale * x @ rotation) == pytest.approx(1)
+
+
+def test_what_has_nothing_in_common() -> None:
+    x, y = np.array([1.0, 1, -1, -1]), np.array([1.0, -1, 1, -1])
+    assert linear_cka(x[:, None], y[:, None]) == pytest.approx(0)
 
 
 def test_what_is_always_the_same_is_like_nothing() -> None:

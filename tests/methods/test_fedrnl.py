@@ -12,7 +12,6 @@ from small import federation, server_states, small_experiment
 
 from fedsim import Experiment, Run, resume, run
 from fedsim.errors import BadInput
-from fedsim.methods.fedrnl import encoders
 from fedsim.models.rationale import Rationaliser, encoder_distance
 from fedsim.simulate import prepare
 
@@ -62,7 +61,7 @@ def distance(done: Run, kind: str) -> float:
     fed = federation(done.experiment)
     named = done.weights()
     fed.model.load(torch.cat([named[name].flatten() for name in fed.model.shapes]))
-    return float(encoder_distance(*encoders(fed.model.module), kind).detach())
+    return float(encoder_distance(*fed.model.module.encoders(), kind).detach())
 
 
 @pytest.mark.parametrize("kind", ["frobenius", "l2", "l1", "cos"])
@@ -77,11 +76,16 @@ def test_its_term_brings_the_encoders_together(reviews: Path, tmp_path: Path, ki
         assert distance(done, "l2") ** 0.5 == pytest.approx(last, rel=1e-5)
 
 
-def test_the_larger_lambda_the_nearer_to_one_encoder(reviews: Path, tmp_path: Path) -> None:
-    train = {"rounds": 5, "local_epochs": 4, "optimizer": {"name": "sgd", "lr": 0.01}}
+# A norm's gradient does not shrink with it, so that steps must.
+@pytest.mark.parametrize(("kind", "lr_decay"), [("frobenius", 0.6), ("l2", 1.0)])
+def test_the_larger_lambda_the_nearer_to_one_encoder(
+    reviews: Path, tmp_path: Path, kind: str, lr_decay: float
+) -> None:
+    sgd = {"name": "sgd", "lr": 0.01}
+    train = {"rounds": 5, "local_epochs": 4, "lr_decay": lr_decay, "optimizer": sgd}
     apart = []
     for lam in (0, 1, 3, 10):
-        made = experiment(reviews, {"name": "fedrnl", "encoder_loss": "l2", "lam": lam})
+        made = experiment(reviews, {"name": "fedrnl", "encoder_loss": kind, "lam": lam})
         made = Experiment(**{**made.model_dump(), "train": train})
         apart.append(distance(run(made, tmp_path), "l2") ** 0.5)
     assert apart == sorted(apart, reverse=True)
@@ -96,7 +100,7 @@ def test_equal_encoders_are_a_shared_one(reviews: Path) -> None:
     assert isinstance(one, Rationaliser)
     two.load_state_dict(one.state_dict(), strict=False)
     two.features.predictor.load_state_dict(one.features.generator.state_dict())
-    assert float(encoder_distance(*encoders(two), "l2").detach()) == 0
+    assert float(encoder_distance(*two.encoders(), "l2").detach()) == 0
     x = torch.randint(1, 9, (5, 7)).int()
     torch.testing.assert_close(two(x), one(x))
 
@@ -129,7 +133,7 @@ def test_the_loss_is_the_models_and_the_term(reviews: Path) -> None:
     found = made.method.loss(network, x, y, {})
     torch.manual_seed(0)
     plain, _ = network.losses(x, y)
-    g, p = encoders(network)
+    g, p = network.encoders()
     apart = sum(float((a - b).abs().sum().detach()) for a, b in zip(g, p, strict=True))
     torch.testing.assert_close(found, plain + 3.0 * apart)
     names = [n for n, _ in network.features.generator.named_parameters()]
@@ -156,6 +160,70 @@ def test_all_that_it_is_compared_with_train_the_same_model(
     made = experiment(reviews, method, share=0.2, sparsity=1.0, continuity=0.1, **model)
     losses = run(longer(made, 4, 3), tmp_path).rounds["train_loss"]
     assert losses.iloc[-1] < 0.9 * losses.iloc[0]
+
+
+def test_rivals_without_their_term_are_fedavg_to_the_bit(reviews: Path) -> None:
+    plain = server_states(experiment(reviews, {"name": "fedavg"}))
+    prox = server_states(experiment(reviews, {"name": "fedprox", "mu": 0}))
+    moon = server_states(experiment(reviews, {"name": "moon", "mu": 5}))
+    for one, other in zip(plain, prox, strict=True):
+        np.testing.assert_array_equal(one.weights, other.weights)
+    np.testing.assert_array_equal(plain[1].weights, moon[1].weights)  # no earlier model yet
+    assert not np.array_equal(plain[2].weights, moon[2].weights)
+
+
+def test_moon_adds_its_term_to_the_models_losses(reviews: Path) -> None:
+    mu, tau = 2.0, 0.7
+    made = experiment(reviews, {"name": "moon", "mu": mu, "tau": tau})
+    fed, rng = federation(made), torch.Generator().manual_seed(0)
+    model, network = fed.model, fed.model.module
+    x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
+    others = {n: torch.randn(model.size, generator=rng) for n in ("global", "previous")}
+    own = torch.randn(model.size, generator=rng)
+    read = {}
+    for name, weights in others.items():
+        model.load(weights)
+        read[name] = network.eval().features(x).detach()
+    model.load(own)
+    network.train()
+    torch.manual_seed(0)
+    found = made.method.loss(network, x, y, {**others, "mu": torch.tensor([mu])})
+    torch.manual_seed(0)
+    losses, z = network.losses(x, y)
+    for k in range(len(x)):
+        a, b = (
+            torch.exp(torch.cosine_similarity(z[k], read[n][k], dim=0) / tau)
+            for n in ("global", "previous")
+        )
+        torch.testing.assert_close(found[k], losses[k] - mu * torch.log(a / (a + b)))
+
+
+def test_fedbabus_head_is_that_of_the_predictor(reviews: Path) -> None:
+    made = experiment(reviews, {"name": "fedbabu"})
+    shapes, states = federation(made).model, server_states(made)
+    before, after = (shapes.named_arrays(states[k].weights) for k in (0, -1))
+    kept = {name for name in before if np.array_equal(before[name], after[name])}
+    assert kept == {"head.weight", "head.bias"}  # the chooser is learnt
+
+
+def test_reviews_without_words_of_one_and_too_long(tmp_path: Path) -> None:
+    texts = ["", "good", "good view " * 40, "bad", "", "bad view"]
+    rows = [f"x\t{int(k % 6 < 3)}\t{texts[k % 6]}" for k in range(18)]
+    for ending in ("train", "dev"):
+        text = "\n".join(["task\tlabel\ttext", *rows])
+        (tmp_path / f"hotel_Location.{ending}").write_text(text)
+    made = small_experiment(
+        data={"name": "hotel", "root": str(tmp_path), "test": "heldout"}
+        | {"aspects": ["location"], "dimension": 4, "length": 12},
+        partition={"kind": "aspects", "clients": 3, "subsets": 3},
+        model={"name": "rationale", "hidden": 3},
+        method={"name": "fedrnl"},
+        train={"rounds": 3, "batch_size": 1, "optimizer": {"name": "adam", "lr": 0.01}},
+    )
+    done = run(made, tmp_path)
+    assert all(torch.isfinite(weights).all() for weights in done.weights().values())
+    scores = ["loss", "train_loss", "accuracy", "chosen", "comprehensiveness", "sufficiency"]
+    assert np.isfinite(done.rounds[scores]).all(axis=None)
 
 
 def test_bytes_are_those_of_the_model_without_word_vectors(reviews: Path, tmp_path: Path) -> None:
