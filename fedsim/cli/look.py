@@ -48,6 +48,7 @@ from fedsim.results.run import Run, load
 from fedsim.simulate import prepare
 
 MOST_CLIENTS = 30  # rows of a table
+MOST_WORDS = 20  # that are named as unknown
 MOST_INPUTS = 8  # of the test set that are explained, if nobody says which
 EXPLAINERS = ("rules", "rationale", "tree")  # beside attributions
 DELTA = 1e-5  # of a guarantee, where the experiment gives σ
@@ -238,6 +239,8 @@ def explain_command(
     else:
         some = np.unique(np.linspace(0, len(dataset.test_y) - 1, MOST_INPUTS).astype(int)).tolist()
         inputs = Inputs.of_rows(dataset, row or ([] if kind == "rules" else some))
+    if input or text:
+        _say_unknown(inputs.unknown)
     for t in times:
         whose = client or ([] if explainer else _first_personal(run, t))
         with out.status("") as status:
@@ -251,6 +254,13 @@ def explain_command(
                 subjects = [Subject.of(run, None, t, tell, dataset)]
         for subject in subjects:
             explain(subject, inputs)
+
+
+def _say_unknown(words: Sequence[str]) -> None:
+    if words:
+        rest = f" … and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else ""
+        known = " ".join(words[:MOST_WORDS])
+        out.print(f"words that the run's data have not: {known}{rest}", markup=False)
 
 
 def _explainers(

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset, files
-from fedsim.data.text import encode, tokenise
+from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
 from fedsim.models.rules import feature_names
 
@@ -78,6 +78,17 @@ class Inputs:
         words = tuple(tuple(own[: data.shape[0]]) for own in tokens)
         unknown = (None,) * len(words)
         return cls(x, tuple(names), unknown, words, ((),) * len(words))
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The words of documents that the data have not."""
+        found = [
+            word
+            for words, ids in zip(self.words, self.x, strict=False)  # no words of other inputs
+            for word, i in zip(words, ids, strict=False)
+            if i == UNKNOWN
+        ]
+        return tuple(dict.fromkeys(found))
 
     @classmethod
     def of_file(cls, data: Dataset, path: Path) -> Inputs:

@@ -8,28 +8,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from small import Say, small_experiment
 
-from fedsim import Run, run
+from fedsim import Experiment, Run, run
 from fedsim.errors import RunFolderError
+from fedsim.explain import highlight
 from fedsim.explain.attribution import Occlusion
+from fedsim.explain.highlight import CHOSEN, MARKED, Chosen, draw_rationales
 from fedsim.explain.inputs import Inputs
 from fedsim.explained import Attributed, Rationales
-from fedsim.remade import Subject
+from fedsim.remade import Subject, client_models
+from fedsim.results.report import Report
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    made = small_experiment(
+def chosen_words(rounds: int) -> Experiment:
+    return small_experiment(
         data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
         partition={"kind": "aspects", "clients": 4},
         model={"name": "rationale", "hidden": 3, "share": 0.5, "sparsity": 1, "continuity": 0},
         method={"name": "fedrnl"},
-        train={"rounds": 1},
+        train={"rounds": rounds},
     )
-    return run(made, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(chosen_words(rounds=1), tmp_path_factory.mktemp("runs"))
 
 
 def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
@@ -102,6 +110,52 @@ def test_the_command_shows_documents_and_draws_them(done: Run, say: Say) -> None
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_chosen_words_are_on_yellow_and_marked_ones_blue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Figure] = []
+    monkeypatch.setattr(highlight, "save", lambda figure, path: kept.append(figure))
+    words = ("a", "lovely", "head", "bitter")
+    document = Chosen(
+        words, "positive", 0.9, "negative", (False, True, False, True), (False, True, True, False)
+    )
+    draw_rationales([document], tmp_path / "x.png")
+    (axes,) = kept[0].axes
+    inks = {text.get_text(): text.get_color() for text in axes.texts if text.get_text() in words}
+    assert inks == {"a": "black", "lovely": MARKED, "head": MARKED, "bitter": "black"}
+    starts = {text.get_text(): text.get_position()[0] for text in axes.texts}
+    grounds = sorted(patch.get_paths()[0].get_extents().x0 for patch in axes.collections)
+    assert grounds == pytest.approx([starts["lovely"] - 0.02, starts["bitter"] - 0.02])
+    assert {to_hex(patch.get_facecolor()[0]) for patch in axes.collections} == {CHOSEN}
+    lines = sorted(float(line.get_xdata()[0]) for line in axes.lines)
+    assert lines == pytest.approx([starts["lovely"], starts["head"]])
+
+
+def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say) -> None:
+    done = run(chosen_words(rounds=2), tmp_path)
+    which = ["--client", "0", "--client", "3", "--round", "1", "--round", "2"]
+    code, said, _ = say("explain", str(done.path), *which)
+    assert code == 0
+    for t in (1, 2):
+        for k in (0, 3):
+            assert f"client {k}'s model after round {t}, on the test set:" in said
+    ((heading, _, pictures),) = Report([done.path]).explanations()
+    assert heading == "fedrnl, seed 0"
+    assert {picture.words for picture in pictures} == {
+        "rationales 0",
+        "rationales 3",
+        "rationales 0 round 1",
+        "rationales 3 round 1",
+    }
+
+
+def test_words_that_it_does_not_know_are_named(done: Run, say: Say) -> None:
+    _, said, _ = say("explain", str(done.path), "--text", "A lovely Head. A head")
+    assert said.startswith("words that the run's data have not: A Head.\n")
+    _, said, _ = say("explain", str(done.path), "--text", "lovely head")
+    assert "have not" not in said
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -169,6 +223,12 @@ def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:
     whole = Rationales.of(Subject.of(done))
     own = Rationales.of(Subject.of(done, client=2))
     assert not torch.equal(whole.network.head.weight, own.network.head.weight)
+    models, again = client_models(done, [2])
+    again.fed.model.load(models[2])
+    features, data = again.fed.model.module.eval().features, own.subject.dataset
+    for row, found in enumerate(own.explain(Inputs.of_rows(data, range(20)))):
+        z = features.choice(torch.tensor(data.test_x[row : row + 1]))[0]
+        assert found.chosen == tuple(z[: len(found.words)].bool().tolist())
     last = done.rounds.iloc[-1]
     for name, value in whole.scores().items():
         assert value == pytest.approx(last[name], abs=1e-6)

@@ -62,6 +62,8 @@ def test_texts(tmp_path: Path) -> None:
     assert found.names == ("line 1", "line 2", "line 3")
     assert found.labels == (None, None, None)
     np.testing.assert_array_equal(Inputs.of_texts(documents(), ["what?"], ["it"]).x, [[1, 0, 0]])
+    assert Inputs.of_texts(documents(), ["what good what beyond"], ["it"]).unknown == ("what",)
+    assert Inputs.of_rows(images(), [0]).unknown == ()
     as_they_stand = replace(documents(), spaced=True)
     found = Inputs.of_texts(as_they_stand, ["good beer !"], ["it"])
     assert found.words == (("good", "beer", "!"),)
