@@ -44,10 +44,11 @@ def grids(
             name = str(grid.manifest["name"]).removeprefix(f"{folder.name}-")
             found.setdefault(name, []).append(grid)
         return found
-    for name in arguments.names or names:
-        sheet = change(Sheet.read(folder / "small" / f"{name}.yaml"))
-        found[name] = [run_grid(sheet, arguments.out, print)]
-    return found
+    sheets = {
+        name: change(Sheet.read(folder / "small" / f"{name}.yaml"))
+        for name in arguments.names or names
+    }  # all of them before the first is run, so that what is missing is said at once
+    return {name: [run_grid(sheet, arguments.out, print)] for name, sheet in sheets.items()}
 
 
 def finished(grids: Iterable[GridFolder]) -> Iterator[tuple[dict[str, Any], fedsim.Run]]:

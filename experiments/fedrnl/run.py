@@ -4,12 +4,11 @@ NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished
 tabulated instead. `real` needs real reviews below $FEDSIM_DATA (see real.py), and takes word
 vectors (--vectors FILE). With --similarity --done FOLDER, clients' models of table1's runs are
 made once more, to compare their encoders. Writes a row for each run to results/NAME.csv, and
-prints the tables of the README.
+prints tables.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +80,13 @@ def methods(results: pd.DataFrame) -> Iterator[str]:
     yield "\n" + table(["F1 on", *aspects], rows[half:])
 
 
+def losses(results: pd.DataFrame) -> Iterator[str]:
+    axis = "method.lam" if "method.lam" in results else "partition.clients"  # as in paper/
+    for value, part in results.groupby(axis, sort=False):
+        yield f"\n{axis} = {value:g}\n"
+        yield by(part, "method.encoder_loss")
+
+
 def clients(results: pd.DataFrame) -> Iterator[str]:
     for count, part in results.groupby("partition.clients", sort=False):
         yield f"\n{count} clients\n"
@@ -102,7 +108,7 @@ def real(results: pd.DataFrame) -> Iterator[str]:
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "table1": methods,
     "table2": methods,
-    "table3": lambda results: iter([by(results, "method.encoder_loss")]),
+    "table3": losses,
     "clients": clients,
     "epochs": lambda results: iter([by(results, "train.local_epochs")]),
     "lambda": lambda results: iter([by(results, "method.lam")]),
@@ -119,8 +125,7 @@ def similarity(grids: list[GridFolder]) -> pd.DataFrame:
         K, T = run.manifest["clients"], run.experiment.train.rounds
         for t in (1, T // 2, T):
             clients = Subject.of_clients(run, range(K), t)
-            # Copies, because all of them load their weights into the same network.
-            networks = [copy.deepcopy(Rationales.of(client).network) for client in clients]
+            networks = [Rationales.of(client).network for client in clients]
             again = clients[0].again
             tests = again.fed.prepare(again.dataset.test_x, again.dataset.test_y).x
             probe = tests[torch.linspace(0, len(tests) - 1, PROBED).long()]  # of all aspects
