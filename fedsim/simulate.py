@@ -29,10 +29,12 @@ from fedsim import atomic
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError, FedsimError, RunError, StateLost
 from fedsim.experiment import Experiment
+from fedsim.explain.rationales import encoder_scores
 from fedsim.federation import Federation, Setup, cohort_size, draw_cohort, pick_device
 from fedsim.federation.checkpoint import Checkpoints, pack
 from fedsim.federation.engine import Engine
 from fedsim.methods import Method, State, methods
+from fedsim.models.rationale import Rationaliser
 from fedsim.privacy.central import Privacy, Release
 from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import check_loggers
@@ -227,7 +229,9 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
 
 
 def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int) -> None:
-    """Put the scores after round t on record, if it is one in which there are any."""
+    """Put on record how far a model's encoders are apart, and in due rounds all other scores."""
+    if isinstance(fed.model.module, Rationaliser):
+        fed.log(**encoder_scores(experiment.method.global_model(fed, state)))
     if t % experiment.evaluate.every == 0 or t == experiment.train.rounds:
         experiment.method.evaluate(fed, state)
         if experiment.evaluate.clients:

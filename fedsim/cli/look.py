@@ -259,8 +259,8 @@ def explain_command(
 def _say_unknown(words: Sequence[str]) -> None:
     if words:
         rest = f" … and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else ""
-        known = " ".join(words[:MOST_WORDS])
-        out.print(f"words that the run's data have not: {known}{rest}", markup=False)
+        named = " ".join(words[:MOST_WORDS])
+        out.print(f"words that the run's data have not: {named}{rest}", markup=False)
 
 
 def _explainers(

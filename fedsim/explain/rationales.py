@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsim.models.rationale import Rationaliser, encoder_distance
+from fedsim.models.rationale import Rationaliser
 
 BATCH = 500  # documents at once
 OF = "\n"  # between an aspect and what is of it, in names of totals
@@ -135,12 +135,22 @@ def _scores(totals: Mapping[str, float]) -> dict[str, float]:
     return means | rationale_scores(totals)
 
 
-@torch.no_grad()
-def encoder_scores(network: Rationaliser) -> dict[str, float]:
-    """`encoder_distance`, ‖θ_e − φ_e‖ over all their weights; nothing if there is one encoder."""
-    if network.shared:
-        return {}
-    return {"encoder_distance": math.sqrt(encoder_distance(*network.encoders(), "l2"))}
+def encoder_scores(model: Mapping[str, NDArray[np.floating]]) -> dict[str, float]:
+    """What the weights of a `Rationaliser` say of its encoders, generator's and predictor's.
+
+    Args:
+        model: weights by name.
+
+    Returns:
+        `encoder_distance`, ‖θ_e − φ_e‖ over all their weights; nothing if there is one encoder.
+    """
+    own, other = "features.generator.", "features.predictor."
+    squares = [
+        np.square(weights - model[own + name.removeprefix(other)], dtype=np.float64).sum()
+        for name, weights in model.items()
+        if name.startswith(other)
+    ]
+    return {"encoder_distance": math.sqrt(math.fsum(squares))} if squares else {}
 
 
 @torch.no_grad()
@@ -148,29 +158,33 @@ def encoder_similarity(networks: Sequence[Rationaliser], x: Tensor) -> dict[str,
     """How alike clients' encoders are: the mean linear CKA over all pairs (FedRNL, Fig. 2).
 
     A representation of a document is the mean of what an encoder makes of its words: a generator
-    reads all of them, a predictor those that its own generator chooses.
+    reads all of them, a predictor those that its own generator chooses. Where hardly a word is
+    chosen, predictors see how long documents are, and are alike in that.
 
     Args:
         networks: two or more, on the documents' device, that do not draw in evaluation.
         x: (n, L) documents, the same for all.
 
     Returns:
-        `generator` and `predictor`, each from 0 to 1.
+        `generator` and `predictor`, as of `linear_cka`, and `chosen`, the mean of the shares of
+        words that generators choose.
     """
     read: dict[str, list[NDArray[np.floating]]] = {"generator": [], "predictor": []}
-    words = (x != 0).float()[:, :, None]
+    words, chosen = (x != 0).float()[:, :, None], []
     for network in networks:
         features = network.eval().features
         z = features.choice(x)[:, :, None]
+        chosen.append(float((z * words).sum() / words.sum()))
         for part, ways in (("generator", 1.0), ("predictor", z)):
             h = features.get_submodule(part)(features.words(x) * ways)
             mean = (h * words).sum(dim=1) / words.sum(dim=1).clamp(min=1)
             read[part].append(mean.cpu().numpy())
     pairs = list(itertools.combinations(range(len(networks)), 2))
-    return {
+    alike = {
         part: math.fsum(linear_cka(own[a], own[b]) for a, b in pairs) / len(pairs)
         for part, own in read.items()
     }
+    return {**alike, "chosen": math.fsum(chosen) / len(chosen)}
 
 
 def linear_cka(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:

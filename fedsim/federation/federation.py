@@ -16,7 +16,7 @@ from torch import nn
 
 from fedsim.data import Dataset, Holdings, Stream
 from fedsim.errors import ClientError, RunError
-from fedsim.explain.rationales import aspect_scores, encoder_scores
+from fedsim.explain.rationales import aspect_scores
 from fedsim.federation.client import Update, record, task_row
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.host import Examples, Host, Setup, Table
@@ -308,8 +308,7 @@ class Federation:
     def evaluate(self, weights: Vector) -> dict[str, float]:
         """The scores of a network on the central test set; see `fedsim.training.scores`.
 
-        And of the words that it chooses and its encoders, if it is of that kind; see
-        `fedsim.explain.rationales`.
+        And of the words that it chooses, if it is of that kind; see `fedsim.explain.rationales`.
 
         Where clients learn tasks one after another, it chooses among the classes of each task,
         and the scores are the mean over the tasks that have been learnt, of all clients; those of
@@ -326,8 +325,7 @@ class Federation:
         totals = {name: math.fsum(row[name] for row in rows.values()) for name in names}
         if self.stream is None:
             if isinstance(self.model.module, Rationaliser):
-                self.model.load(self.tensor(weights))
-                return aspect_scores(totals) | encoder_scores(self.model.module)
+                return aspect_scores(totals)
             return scores(totals, self._test_y)
         found = {}
         for i, labels in enumerate(self.stream.kinds):

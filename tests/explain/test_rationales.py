@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import federation, small_experiment
+from small import federation, server_states, small_experiment
 from torch import Tensor
 
-from fedsim import run
+from fedsim import Experiment, run
 from fedsim.explain.rationales import (
     OF,
     aspect_scores,
@@ -132,11 +132,29 @@ def test_a_run_records_them_whatever_the_method(tmp_path: Any) -> None:
     expected = rationale_scores(rationale_totals(fed.model.module, x, y, marks))
     assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert row["majority"] == 0.5
-    apart = encoder_distance(*fed.model.module.encoders(), "l2").detach()
-    assert row["encoder_distance"] == pytest.approx(float(apart) ** 0.5)
-    shared = made.model.model_copy(update={"shared": True})
-    of_one = run(made.model_copy(update={"model": shared}), tmp_path)
-    assert "encoder_distance" not in of_one.rounds
+
+
+def test_how_far_encoders_are_apart_is_on_record_after_every_round(tmp_path: Any) -> None:
+    def made(method: str, **model: Any) -> Experiment:
+        return small_experiment(
+            data={"name": "planted_reviews", "reviews": 20, "test_reviews": 5, "dimension": 4},
+            partition={"kind": "aspects", "clients": 4},
+            model={"name": "rationale", "hidden": 3, **model},
+            method={"name": method},
+            train={"rounds": 3},
+            evaluate={"every": 2},
+        )
+
+    found, model = [], federation(made("fedbabu")).model
+    assert isinstance(model.module, Rationaliser)
+    for state in server_states(made("fedbabu"))[1:]:
+        model.load(torch.tensor(state.weights))
+        apart = encoder_distance(*model.module.encoders(), "l2")
+        found.append(float(apart.detach()) ** 0.5)
+    done = run(made("fedbabu"), tmp_path)
+    assert done.rounds["encoder_distance"].tolist() == pytest.approx(found)
+    for none in (made("fedbabu", shared=True), made("local")):  # one encoder, no global model
+        assert "encoder_distance" not in run(none, tmp_path).rounds
 
 
 # likeness of representations
@@ -194,10 +212,12 @@ def test_similarity_of_encoders_is_as_written_out() -> None:
         for weights in each.parameters():
             weights.data.copy_(torch.randn_like(weights))
     read: dict[str, list[Any]] = {"generator": [], "predictor": []}
+    shares = []
     with torch.no_grad():
         for each in networks:
             features = each.eval().features
             z = features.choice(x)
+            shares.append(float(z[x != 0].mean()))
             for part, h in (
                 ("generator", features.generator(features.words(x))),
                 ("predictor", features.predictor(features.words(x) * z[:, :, None])),
@@ -211,4 +231,6 @@ def test_similarity_of_encoders_is_as_written_out() -> None:
     for part, (a, b, c) in read.items():
         pairs = [linear_cka(a, b), linear_cka(a, c), linear_cka(b, c)]
         assert found[part] == pytest.approx(sum(pairs) / 3, rel=1e-4)
+    assert found["chosen"] == pytest.approx(sum(shares) / 3)
+    assert 0 < found["chosen"] < 1
     assert encoder_similarity([networks[0]] * 2, x)["generator"] == pytest.approx(1)

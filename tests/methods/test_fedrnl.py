@@ -12,6 +12,7 @@ from small import federation, server_states, small_experiment
 
 from fedsim import Experiment, Run, resume, run
 from fedsim.errors import BadInput
+from fedsim.methods.fedrnl import FedRNL
 from fedsim.models.rationale import Rationaliser, encoder_distance
 from fedsim.simulate import prepare
 
@@ -92,17 +93,62 @@ def test_the_larger_lambda_the_nearer_to_one_encoder(
     assert apart[-1] < 0.1 * apart[0]
 
 
-def test_equal_encoders_are_a_shared_one(reviews: Path) -> None:
-    """What λ → ∞ comes to is FR: it decides alike, and λ's term is nothing."""
-    two = prepare(experiment(reviews))[2].build_model().eval()
-    one = prepare(experiment(reviews, {"name": "fedavg"}, shared=True))[2].build_model().eval()
-    assert isinstance(two, Rationaliser)
+def alike(reviews: Path, **model: Any) -> tuple[Rationaliser, Rationaliser]:
+    """A model with one encoder, and one with two that are like it."""
+    one = prepare(experiment(reviews, {"name": "fedavg"}, shared=True, **model))[2].build_model()
+    two = prepare(experiment(reviews, **model))[2].build_model()
     assert isinstance(one, Rationaliser)
+    assert isinstance(two, Rationaliser)
     two.load_state_dict(one.state_dict(), strict=False)
     two.features.predictor.load_state_dict(one.features.generator.state_dict())
+    return one, two
+
+
+def test_equal_encoders_are_a_shared_one(reviews: Path) -> None:
+    """They decide alike, λ's term is nothing, and both gradients add up to that of FR's."""
+    one, two = alike(reviews)
     assert float(encoder_distance(*two.encoders(), "l2").detach()) == 0
-    x = torch.randint(1, 9, (5, 7)).int()
-    torch.testing.assert_close(two(x), one(x))
+    x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
+    for network in (one, two):
+        torch.manual_seed(0)
+        network.losses(x, y)[0].mean().backward()
+    for w, g, p in zip(one.encoders()[0], *two.encoders(), strict=True):
+        assert w.grad is not None
+        assert g.grad is not None
+        assert p.grad is not None
+        torch.testing.assert_close(w.grad, g.grad + p.grad)
+    torch.testing.assert_close(two.eval()(x), one.eval()(x))
+
+
+def test_a_large_lambda_trains_as_fr_does(reviews: Path) -> None:
+    """Held together, encoders move by the mean of their gradients, FR's by the sum: twice it."""
+    lr, steps, gaps = 0.01, 100, []
+    for lam in (0, 1, 1 / (4 * lr)):  # with the last a step brings them together
+        one, two = alike(reviews, dropout=0, share=0.2, sparsity=1, continuity=0.1)
+        method = FedRNL(lam=lam, encoder_loss="l2")
+        encoder, _ = one.encoders()
+        start = [w.detach().clone() for w in encoder]
+        rest = [*one.features.chooser.parameters(), *one.head.parameters()]
+        slower = [{"params": encoder, "lr": lr / 2}, {"params": rest}]
+        rivals: list[tuple[Rationaliser, torch.optim.Optimizer]] = [
+            (one, torch.optim.SGD(slower, lr)),
+            (two, torch.optim.SGD(two.parameters(), lr)),
+        ]
+        rng = torch.Generator().manual_seed(0)
+        for step in range(steps):
+            x = torch.randint(1, 9, (16, 7), generator=rng).int()
+            y = (x[:, 0] > 4).long()
+            for network, optimiser in rivals:
+                torch.manual_seed(step)
+                optimiser.zero_grad()
+                losses = network.losses(x, y)[0] if network is one else method.loss(two, x, y, {})
+                losses.mean().backward()
+                optimiser.step()
+        moved = float(encoder_distance(encoder, start, "l2").detach()) ** 0.5
+        apart = [float(encoder_distance(own, encoder, "l2").detach()) for own in two.encoders()]
+        gaps.append(max(apart) ** 0.5 / moved)
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 0.05 < 0.5 < gaps[0]
 
 
 def test_an_aspect_of_one_class_alone(tmp_path: Path) -> None:
