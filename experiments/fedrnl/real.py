@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
+
+from fedsim.data.files import data_root
 
 CHOSEN = ("rnp_appearance", "rnp_smell", "rnp_palate")
 UNKNOWN = 0.5  # a rating in the middle: of that aspect the review is not read
@@ -28,10 +29,9 @@ def write(folder: Path) -> None:
     """The files of both, below a folder, from those below $FEDSIM_DATA.
 
     Raises:
-        KeyError: FEDSIM_DATA is not set.
         OSError: a file is not there.
     """
-    data = Path(os.environ["FEDSIM_DATA"])
+    data = data_root(None)
     beer, hotel = folder / "beer", folder / "hotel"
     for part in (beer, hotel):
         part.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,8 @@
 NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished grids are
 tabulated instead. `real` needs real reviews below $FEDSIM_DATA (see real.py), and takes word
 vectors (--vectors FILE). With --similarity --done FOLDER, clients' models of table1's runs are
-made once more, to compare their encoders. Writes a row for each run to results/NAME.csv, and
-prints tables.
+made once more, to compare their encoders. Writes a row for each run to results/NAME.csv, one for
+each round with scores to results/NAME-rounds.csv, and prints tables.
 """
 
 from __future__ import annotations
@@ -42,6 +42,17 @@ def collect(grids: list[GridFolder]) -> pd.DataFrame:
         scores = {name: last[name] for name in told if name in last}
         best = run.rounds["accuracy"].max()
         rows.append({**cell, **scores, "best": best, "result_hash": run.result_hash})
+    return pd.DataFrame(rows)
+
+
+def course(grids: list[GridFolder]) -> pd.DataFrame:
+    """A row for each run and each round with scores."""
+    names = ("round", "accuracy", "rationale_f1", "chosen", "encoder_distance")
+    rows = [
+        {**cell, **{name: scores[name] for name in names if name in scores}}
+        for cell, run in finished(grids)
+        for scores in run.rounds.dropna(subset=["accuracy"]).to_dict("records")
+    ]
     return pd.DataFrame(rows)
 
 
@@ -135,10 +146,10 @@ def similarity(grids: list[GridFolder]) -> pd.DataFrame:
 
 def similar(results: pd.DataFrame) -> str:
     rows = [
-        [str(method), str(t), spread(runs["generator"]), spread(runs["predictor"])]
+        [str(method), str(t), *(spread(runs[n]) for n in ("generator", "predictor", "chosen"))]
         for (method, t), runs in results.groupby(["method", "round"], sort=False)
     ]
-    return table(["method", "round", "CKA of generators", "of predictors"], rows)
+    return table(["method", "round", "CKA of generators", "of predictors", "chosen"], rows)
 
 
 def main() -> None:
@@ -160,7 +171,10 @@ def main() -> None:
         if sheet.content["data"]["name"] != "beer":
             return sheet
         root = arguments.out / "real-reviews"
-        write_real(root)
+        try:
+            write_real(root)
+        except OSError as error:
+            command.error(f"real: {error}; its reviews lie below $FEDSIM_DATA (see real.py)")
         changes = {"data.root": str(root)}
         if arguments.vectors is not None:
             changes["data.vectors"] = str(arguments.vectors)
@@ -168,7 +182,8 @@ def main() -> None:
 
     for name, made in grids(arguments, HERE, TABLES, with_files).items():
         results = collect(made)
-        results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
+        for found, file in ((results, name), (course(made), f"{name}-rounds")):
+            found.to_csv(RESULTS / f"{file}.csv", index=False, float_format="%.6g")
         print(f"\n## {name}\n", *TABLES[name](results), sep="\n")
 
 
