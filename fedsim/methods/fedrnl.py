@@ -27,9 +27,9 @@ class FedRNL(FedAvg):
     θ_e and φ_e are the encoders, GRU and layer norm, of generator and predictor. The paper speaks
     of a squared norm, has none in Eq. 4, and finds the Frobenius norm the best of four: so it is
     Σ_j ‖θ_j − φ_j‖_F over the encoders' tensors. Without it (λ = 0) this is FedAvg of RNP. With
-    a large λ, and steps small enough for it, it is FR: both encoders move as one, by the mean of
-    their gradients (FR's by the sum). Averaging generators and predictors «layer by layer» is
-    averaging the model.
+    the squared norm, a large λ and steps small enough for it, it trains as FR does: both encoders
+    move as one, by the mean of their gradients (FR's by the sum). Averaging generators and
+    predictors «layer by layer» is averaging the model.
 
     The losses here are means over a batch. Eq. 3 adds up over examples: so read, the paper's λ = 2
     and batches of 512 are λ = 0.004 here. (A norm's gradient does not shrink with the norm; with
