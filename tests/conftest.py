@@ -18,7 +18,14 @@ from fedsim.cli import main
 # Files with tests that start Ray: they take the longest.
 ON_RAY = {
     *("test_bad_input", "test_cli", "test_cluster", "test_contract", "test_grid", "test_launch"),
-    *("test_loggers", "test_notebooks", "test_openfl_xai", "test_placement", "test_preflight"),
+    *(
+        "test_layout",
+        "test_loggers",
+        "test_notebooks",
+        "test_openfl_xai",
+        "test_placement",
+        "test_preflight",
+    ),
     *("test_readme", "test_run", "test_same_bits", "test_search", "test_submit"),
 }
 

@@ -58,6 +58,10 @@ class Dataset:
     test_columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     marks: NDArray[np.bool_] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("x", "y", "test_x", "test_y"):
+            object.__setattr__(self, name, _contiguous(getattr(self, name)))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
@@ -67,6 +71,15 @@ class Dataset:
     def strata(self) -> NDArray[np.int64]:
         """(N,) the groups that a stratified draw keeps in proportion: the classes, if any."""
         return self.y if self.classes else np.zeros(len(self.y), dtype=np.int64)
+
+
+def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
+    """The array with the strides of one that was just allocated.
+
+    Torch picks its kernels by strides, so they decide the last bits, and pickling resets them.
+    NumPy takes an axis of length 1 for contiguous whatever its stride; a flat view has none.
+    """
+    return np.ascontiguousarray(array).reshape(-1).reshape(array.shape)
 
 
 class Source(Section):
