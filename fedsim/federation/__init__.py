@@ -1,6 +1,6 @@
 """The federation: clients, engines, exact sums, checkpoints."""
 
-from fedsim.federation.client import Client, Update
+from fedsim.federation.client import Client, Update, client_function
 from fedsim.federation.engine import (
     Engine,
     EngineSettings,
@@ -33,6 +33,7 @@ __all__ = [
     "Unsent",
     "Update",
     "Vector",
+    "client_function",
     "cohort_size",
     "draw_cohort",
     "limit_threads",

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -47,6 +47,26 @@ class Update:
     def __init__(self, *, weight: float = 1.0, **vectors: Tensor) -> None:
         self.weight = float(weight)
         self.vectors = vectors
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def client_function(rng: str) -> Callable[[F], F]:
+    """Name the random streams of a client function, so that renaming it changes no result.
+
+    Without this decorator they go by the function's own name.
+
+    Example:
+        >>> @client_function("local_update")
+        ... def train_locally(self, client, weights): ...
+    """
+
+    def mark(function: F) -> F:
+        function.rng = rng  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 # Columns of clients.parquet that are filled for every client.
@@ -110,11 +130,11 @@ class Client:
         host: Host,
         id: int,
         round: int,
-        phase: str,
+        rng: str,
         state: Mapping[str, Any],
         carry_out: Callable[[Task], Trained],
     ) -> None:
-        self.id, self.round, self.phase = id, round, phase
+        self.id, self.round = id, round
         self.state = dict(state)
         self.lr = host.setup.train.lr(round)
         self.steps = 0
@@ -125,6 +145,7 @@ class Client:
         self._host = host
         self._held = host.held_in(round)
         self._carry_out = carry_out
+        self._rng = rng
         self._asked: Counter[str] = Counter()
 
     @property
@@ -231,7 +252,7 @@ class Client:
         self._asked[purpose] += 1
         again = f"/{self._asked[purpose]}" if self._asked[purpose] > 1 else ""
         seed = self._host.setup.seed
-        return numpy_stream(seed, f"{self.phase}/{purpose}{again}", self.round, self.id)
+        return numpy_stream(seed, f"{self._rng}/{purpose}{again}", self.round, self.id)
 
     def train(
         self,

@@ -288,17 +288,18 @@ class Worker:
         started = time.perf_counter()
         host = self.host
         kept_state = to_tensors(state, host.device)
-        client = Client(host, id, call.round, call.function, kept_state, train)
+        function = getattr(host.setup.functions, call.function)
+        rng = getattr(function, "rng", call.function)
+        client = Client(host, id, call.round, rng, kept_state, train)
         host.model.module.train()
         host.model.answer_among(host.labels(id, client.task))
-        function = getattr(host.setup.functions, call.function)
         # Copies, so that no client sees what another did to them.
         arguments = to_tensors(self._sent, host.device)
         for name, parts in self._own.items():
             arguments[name] = to_tensors(parts.get(id), host.device)
         versions = _versions(self._shared)
         # Whatever draws from torch's own generator draws from this client's stream.
-        with torch_stream(host.setup.seed, f"{call.function}/torch", call.round, id, host.device):
+        with torch_stream(host.setup.seed, f"{rng}/torch", call.round, id, host.device):
             try:
                 message = function(client, **arguments, **self._shared)
             finally:

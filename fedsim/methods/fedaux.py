@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Cohort, Federation, Unsent, Vector
+from fedsim.federation import Client, Cohort, Federation, Unsent, Vector, client_function
 from fedsim.methods.auxiliary import (
     AuxiliaryMethod,
     distil,
@@ -178,10 +178,12 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
             scores=np.concatenate([state.scores, *(row[np.newaxis] for row in sent.values())]),
         )
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Tensor:
         """(client) w_k, as in FedAvg."""
         return client.train(weights)
 
+    @client_function("score")
     def score(
         self, client: Client, weights: Tensor, negatives: Tensor, distillation: Tensor
     ) -> Tensor:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.federation import Client, Federation, Update
+from fedsim.federation import Client, Federation, Update, client_function
 from fedsim.methods.method import Method, State, methods
 
 
@@ -30,6 +30,7 @@ class FedAvg(Method[State]):
         mean = fed.mean(self.local_update, cohort, weights=state.weights)
         return replace(state, weights=mean.weights)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         """(client) w_k: local epochs of the local optimiser, from the global model."""
         trained = client.train(weights)

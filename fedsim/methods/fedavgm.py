@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.federation import Client, Federation, Update, Vector
+from fedsim.federation import Client, Federation, Update, Vector, client_function
 from fedsim.methods.method import Method, State, methods
 
 
@@ -53,6 +53,7 @@ class FedAvgM(Method[FedAvgMState]):
         weights[:P] = state.weights[:P] - self.server_lr * velocity
         return FedAvgMState(weights=weights, velocity=velocity)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         """(client) As in FedAvg."""
         return Update(weights=client.train(weights), weight=client.num_samples)

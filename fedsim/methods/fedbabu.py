@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.federation import Client, Federation, Unsent, Update, client_function
 from fedsim.methods.method import Method, State, methods, needs_classifier
 
 
@@ -57,6 +57,7 @@ class FedBABU(Method[State]):
         weights = np.insert(mean.body, head.start, state.weights[head])
         return replace(state, weights=weights)
 
+    @client_function("local_update")
     def local_update(self, client: Client, body: Tensor, head: Tensor) -> Update:
         """(client) The body, trained under the head as it is."""
         part = client.model.part("head")
@@ -64,6 +65,7 @@ class FedBABU(Method[State]):
         trained = client.train(weights, part=client.model.part("features"))
         return Update(body=torch.cat([trained[: part.start], trained[part.stop :]]))
 
+    @client_function("local_test")
     def local_test(self, client: Client, weights: Tensor) -> None:
         if self.fine_tune != "nothing":
             part = client.model.part("head") if self.fine_tune == "head" else None

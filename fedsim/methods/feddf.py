@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.federation import Client, Federation
+from fedsim.federation import Client, Federation, client_function
 from fedsim.methods.auxiliary import AuxiliaryMethod, distil, draw_batches, ensemble
 from fedsim.methods.method import State, methods
 
@@ -67,6 +67,7 @@ class FedDF(AuxiliaryMethod[State]):
         """The learning rate of step s = 0, 1, ... of a round."""
         return self.final_lr + (self.lr - self.final_lr) * (1 + math.cos(math.pi * s / steps)) / 2
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Tensor:
         """(client) w_k, as in FedAvg."""
         return client.train(weights)

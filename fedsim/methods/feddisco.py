@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.federation import Client, Cohort, Federation, Unsent, Update
+from fedsim.federation import Client, Cohort, Federation, Unsent, Update, client_function
 from fedsim.methods.method import Method, State, methods
 
 UNKNOWN = -1.0
@@ -82,11 +82,13 @@ class FedDisco(Method[FedDiscoState]):
         kept: NDArray[np.float64] = np.maximum(p - self.a * d + self.b, 0)
         return kept if kept.any() else p
 
+    @client_function("label_counts")
     def label_counts(self, client: Client) -> NDArray[np.int32]:
         """(client) How many examples it holds of each class: (C,)."""
         counts = client.data.y.bincount(minlength=client.num_classes)
         return counts.cpu().numpy().astype(np.int32)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, shares: dict[int, float]) -> Update:
         """(client) As in FedAvg, but for what it counts."""
         return Update(weights=client.train(weights), weight=shares[client.id])

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Federation, Update, Vector
+from fedsim.federation import Client, Federation, Update, Vector, client_function
 from fedsim.methods.method import Method, State, methods
 
 
@@ -76,6 +76,7 @@ class FedDyn(Method[FedDynState]):
         server[:P] += h
         return FedDynState(weights=mean.weights, server=server, h=h)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, mean_samples: float | None) -> Update:
         """(client) w_k, from w_server; keeps h_k."""
         start = client.parameters(weights)

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Federation, Unsent, Update, Vector
+from fedsim.federation import Client, Federation, Unsent, Update, Vector, client_function
 from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.methods.pixels import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
@@ -227,6 +227,7 @@ class FedFed(Method[FedFedState]):
 
     # -- the clients ---------------------------------------------------------------------------
 
+    @client_function("distil")
     def distil(
         self,
         client: Client,
@@ -287,6 +288,7 @@ class FedFed(Method[FedFedState]):
             weight=client.num_samples,
         )
 
+    @client_function("share")
     def share(self, client: Client, generator: Tensor, pixels: Tensor) -> Mapping[str, Any]:
         """(client) x_r + N(0, σ1²), x_r + N(0, σ2²) and the labels."""
         vae = self.vae(client)
@@ -305,9 +307,11 @@ class FedFed(Method[FedFedState]):
             "labels": client.data.y.cpu().numpy().astype(label),
         }
 
+    @client_function("receive")
     def receive(self, client: Client, shared1: Tensor, shared2: Tensor, labels: Tensor) -> None:
         """(client) Takes the pool. The simulation hands it out again in each round."""
 
+    @client_function("local_update")
     def local_update(
         self,
         client: Client,

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Federation, Vector
+from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.fedgen import Counts, diversity, label_counts, label_shares
 from fedsim.methods.method import Method, State, methods
 from fedsim.training import FlatModel
@@ -141,6 +141,7 @@ class FedFTG(Method[FedFTGState]):
         counts = np.stack([message["counts"] for message in sent.values()])
         return self.fine_tune(fed, averaged, list(models.values()), counts)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> dict[str, Tensor]:
         """(client) w_k as in FedAvg, and n_{k,y}."""
         return {"weights": client.train(weights), "counts": label_counts(client)}

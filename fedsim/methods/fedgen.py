@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, kl_div, one_hot
 
 from fedsim.data import Dataset, Holdings
-from fedsim.federation import Client, Federation, Vector
+from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.method import Method, State, methods, needs_classifier
 from fedsim.models import Classifier
 from fedsim.training import Context, FlatModel, Loss
@@ -144,6 +144,7 @@ class FedGen(Method[FedGenState]):
         counts = np.stack([message["counts"] for message in sent.values()])
         return self.train_generator(fed, averaged, list(models.values()), counts)
 
+    @client_function("local_update")
     def local_update(
         self, client: Client, weights: Tensor, generator: Tensor | None, classes: Tensor | None
     ) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.federation import Client, Update
+from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods
 
@@ -27,6 +27,7 @@ class FedProx(FedAvg):
     name: str = "fedprox"
     mu: float = Field(0.01, ge=0)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         trained = client.train(
             weights, gradient=self.proximal, context={"global": client.parameters(weights)}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Update
+from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods
 from fedsim.models.rationale import Rationaliser, encoder_distance
@@ -54,6 +54,7 @@ class FedRNL(FedAvg):
                 "method.name=fedavg averages it"
             )
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         trained = client.train(weights, loss=self.loss)
         return Update(weights=trained, weight=client.num_samples)

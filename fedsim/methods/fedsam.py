@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.federation import Client, Update
+from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods
 
@@ -39,6 +39,7 @@ class FedSAM(FedAvg):
     variant: Literal["sam", "asam"] = "sam"
     eta: float = Field(0.2, ge=0)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         trained = client.train(weights, perturb=self.ascend)
         return Update(weights=trained, weight=client.num_samples)

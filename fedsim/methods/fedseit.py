@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from threadpoolctl import threadpool_limits
 
-from fedsim.federation import Client, Federation
+from fedsim.federation import Client, Federation, client_function
 from fedsim.methods.fedweit import FedWeIT, FedWeITState, place, text_features
 from fedsim.methods.method import methods
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
@@ -94,6 +94,7 @@ class FedSeIT(FedWeIT):
     # -- the clients ---------------------------------------------------------------------------
 
     @torch.no_grad()
+    @client_function("centres")
     def centres(self, client: Client) -> NDArray[np.float32]:
         """(client) (Q, D) centres of the documents of the task that begins."""
         reader = text_features(client.model).reader

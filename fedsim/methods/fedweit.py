@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.component import Section
 from fedsim.data import Dataset, Holdings, Stream
 from fedsim.errors import ExperimentError, RunError
-from fedsim.federation import Client, Examples, Federation, Own, Update, Vector
+from fedsim.federation import Client, Examples, Federation, Own, Update, Vector, client_function
 from fedsim.federation.wire import nbytes
 from fedsim.methods.method import Method, State, methods
 from fedsim.models.decomposed import Layout, Rest
@@ -313,6 +313,7 @@ class FedWeIT(Method[FedWeITState]):
 
     # -- the clients ---------------------------------------------------------------------------
 
+    @client_function("local_update")
     def local_update(
         self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None
     ) -> Update:
@@ -427,6 +428,7 @@ class FedWeIT(Method[FedWeITState]):
             loss = loss + self.lam2 / 2 * drift.square().sum()
         return loss
 
+    @client_function("adaptive")
     def adaptive(self, client: Client) -> dict[str, Any]:
         """(client) A of the task under way without small entries; and α's, which are not sent."""
         _, rest = self.loaded(client, -1)
@@ -440,6 +442,7 @@ class FedWeIT(Method[FedWeITState]):
         )
         return {**message, "attention": alpha}
 
+    @client_function("test_tasks")
     def test_tasks(self, client: Client) -> None:
         """(client) Score all tasks that it has begun, on the test examples of their classes."""
         reader, theta = self.reader(client), self.weights_of(client, prune=True)

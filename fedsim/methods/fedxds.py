@@ -25,7 +25,7 @@ from fedsim.data.partition import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
 from fedsim.explain.masking import keep_relevant, scaled
-from fedsim.federation import Client, Federation, Unsent, Update, Vector
+from fedsim.federation import Client, Federation, Unsent, Update, Vector, client_function
 from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.methods.pixels import to_pixels
 from fedsim.privacy.gaussian import analytic_sigma, clip
@@ -210,6 +210,7 @@ class FedXDS(Method[FedXDSState]):
 
     # -- the clients ---------------------------------------------------------------------------
 
+    @client_function("share")
     def share(
         self, client: Client, weights: Tensor, levels: Tensor, explained: bool = False
     ) -> Mapping[str, Any]:
@@ -233,9 +234,11 @@ class FedXDS(Method[FedXDSState]):
         }
         return message | ({"x": x, "heatmaps": heatmaps, "masks": m} if explained else {})
 
+    @client_function("receive")
     def receive(self, client: Client, shared: Tensor, labels: Tensor) -> None:
         """(client) Takes the pool. The simulation hands it out again in each round."""
 
+    @client_function("local_update")
     def local_update(
         self, client: Client, weights: Tensor, shared: Tensor, labels: Tensor, levels: Tensor
     ) -> Update:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.federation import Client, Federation, Unsent, Vector
+from fedsim.federation import Client, Federation, Unsent, Vector, client_function
 from fedsim.methods.method import Method, State, log_means, methods
 from fedsim.training import evaluate, scores
 
@@ -31,6 +31,7 @@ class Local(Method[State]):
         fed.each(self.local_training, fed.sample(t), initial=Unsent(state.weights))
         return state
 
+    @client_function("local_training")
     def local_training(self, client: Client, initial: Tensor) -> None:
         """(client) Go on training the client's own model."""
         trained = client.train(client.state.get("weights", initial))
@@ -45,11 +46,13 @@ class Local(Method[State]):
             return
         log_means(fed, fed.gather(self.local_scores, range(fed.num_clients)).values())
 
+    @client_function("test_tasks")
     def test_tasks(self, client: Client) -> None:
         """(client) What the client's own model, if any, is worth for each of its tasks."""
         if "weights" in client.state:
             client.evaluate_tasks(client.state["weights"])
 
+    @client_function("local_scores")
     def local_scores(self, client: Client) -> dict[str, float]:
         """(client) What the client's own model, if any, is worth on the central test set."""
         if "weights" not in client.state:
@@ -58,6 +61,7 @@ class Local(Method[State]):
         test = client.central_test
         return scores(evaluate(client.model, test.x, test.y), test.y.cpu().numpy())
 
+    @client_function("local_test")
     def local_test(self, client: Client, weights: Tensor) -> None:
         """(client) Evaluate the client's own model on its own test examples."""
         client.evaluate(client.state.get("weights", weights))

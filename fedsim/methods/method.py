@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.component import Registry, Section
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError, RunError
-from fedsim.federation import Client, Federation, Unsent, Vector
+from fedsim.federation import Client, Federation, Unsent, Vector, client_function
 from fedsim.models import Classifier, Rules
 from fedsim.training import Train
 
@@ -78,6 +78,7 @@ class Method(Section, ABC, Generic[S]):
         """Put on record what the model is worth to each client, on its own test examples."""
         fed.each(self.local_test, range(fed.num_clients), weights=Unsent(state.weights))
 
+    @client_function("local_test")
     def local_test(self, client: Client, weights: Tensor) -> None:
         """(client) Evaluate on the client's own test examples."""
         client.evaluate(weights)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, softplus
 
 from fedsim.data import Dataset, Holdings
-from fedsim.federation import Client, Update
+from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods, needs_classifier
 from fedsim.models import SelfTaught
@@ -44,6 +44,7 @@ class Moon(FedAvg):
     def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
         needs_classifier(self.name, network)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         previous = client.state.get("previous")
         context = {

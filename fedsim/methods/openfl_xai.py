@@ -17,7 +17,7 @@ from torch import nn
 from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.rules import global_explanation, measures
-from fedsim.federation import Client, Federation, Unsent
+from fedsim.federation import Client, Federation, Unsent, client_function
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.method import Method, State, log_means, methods
 from fedsim.models.rules import Rules, check_table, count, feature_names
@@ -77,6 +77,7 @@ class RuleMethod(Method[RuleState]):
     def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
         fed.each(self.local_rule_test, range(fed.num_clients), rules=Unsent(state.rules))
 
+    @client_function("local_rule_test")
     def local_rule_test(self, client: Client, rules: dict[str, Any]) -> None:
         """(client) The global rules on the client's own test examples."""
         client.evaluate_rules(to_arrays(rules))
@@ -104,11 +105,13 @@ class OpenFLXAI(RuleMethod):
         fed.each(self.receive, list(bases), rules=rules)
         return replace(state, rules=rules, sources=sources)
 
+    @client_function("local_rules")
     def local_rules(self, client: Client) -> Rules:
         """(client) The client's own rules, as they are sent."""
         rules = client.train_rules()
         return {name: array.astype(np.float32) for name, array in rules.items()}
 
+    @client_function("receive")
     def receive(self, client: Client, rules: dict[str, Any]) -> None:
         """(client) The global rules; for how many of the client's examples does one fire?"""
         found = client.rules.predict(to_arrays(rules), client.table.x)
@@ -140,6 +143,7 @@ class LocalRules(RuleMethod):
         fed.each(self.local_learning, fed.sample(t))
         return state
 
+    @client_function("local_learning")
     def local_learning(self, client: Client) -> None:
         """(client) The client's own rules, kept."""
         client.state["rules"] = client.train_rules()
@@ -151,6 +155,7 @@ class LocalRules(RuleMethod):
     def evaluate(self, fed: Federation, state: RuleState) -> None:
         log_means(fed, fed.gather(self.local_scores, fed.sample(fed.round)).values())
 
+    @client_function("local_scores")
     def local_scores(self, client: Client) -> dict[str, float]:
         """(client) What the client's rules, if it has any, are worth on the central test set."""
         if "rules" not in client.state:
@@ -166,6 +171,7 @@ class LocalRules(RuleMethod):
     def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
         fed.each(self.own_test, fed.sample(fed.round))
 
+    @client_function("own_test")
     def own_test(self, client: Client) -> None:
         """(client) The client's own rules on its own test examples."""
         if "rules" in client.state:

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Federation, Update, Vector
+from fedsim.federation import Client, Federation, Update, Vector, client_function
 from fedsim.methods.method import Method, State, methods
 from fedsim.training import Train
 
@@ -71,6 +71,7 @@ class Scaffold(Method[ScaffoldState]):
         control = state.control + (mean.count / fed.num_clients) * mean.delta_control
         return ScaffoldState(weights=weights, control=control)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
         """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
         own = client.state.get("control", torch.zeros_like(control))

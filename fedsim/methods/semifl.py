@@ -23,7 +23,7 @@ from fedsim.component import Section
 from fedsim.data import Dataset, Holdings
 from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Examples, Federation, Update, Vector
+from fedsim.federation import Client, Examples, Federation, Update, Vector, client_function
 from fedsim.methods.method import Method, State, methods
 from fedsim.training import Context, Hooks, Loss, Optimizer, Task, train
 
@@ -170,6 +170,7 @@ class SemiFL(Method[SemiFLState]):
         """Give `fed.model` batch norm's statistics of the labelled examples."""
         update_bn(_batches(labelled.x), fed.model.module)
 
+    @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, share: bool) -> Update:
         """(client) w_k − w, trained on its own pseudo-labels."""
         x = client.unlabelled

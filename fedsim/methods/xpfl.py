@@ -25,7 +25,7 @@ from fedsim.data import Dataset, Holdings
 from fedsim.errors import ExperimentError
 from fedsim.explain.embedding import Embedding, embed
 from fedsim.explain.tree import Tree, build_tree, fidelity
-from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.federation import Client, Federation, Unsent, Update, client_function
 from fedsim.methods.method import Method, State, methods, needs_classifier
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
@@ -295,6 +295,7 @@ class XPFL(Method[State]):
 
     # -- the clients ---------------------------------------------------------------------------
 
+    @client_function("local_update")
     def local_update(
         self, client: Client, fresh: Mapping[str, Tensor], all_unlabelled: bool
     ) -> Update:
@@ -337,6 +338,7 @@ class XPFL(Method[State]):
         client.report(teacher_loss=judged)
         return judged
 
+    @client_function("distil")
     def distil(self, client: Client, teacher_loss: float) -> Tensor:
         """(client) w_k, trained on D^L from where it was, with the teacher; P_k with it."""
         model = client.network(
@@ -355,6 +357,7 @@ class XPFL(Method[State]):
         client.state["projection"] = trained.weights[P : model.num_parameters]
         return torch.cat([trained.weights[:P], trained.weights[model.num_parameters :]])
 
+    @client_function("fuse")
     def fuse(self, client: Client, weights: Tensor) -> None:
         """(client) w_k ← ψ_k·w_k + (1 − ψ_k)·w_g, of what it was sent."""
         fused, psi = self.fused(client, weights)
@@ -368,6 +371,7 @@ class XPFL(Method[State]):
     def own_model(self, client: Client) -> Tensor | None:
         return client.state.get("weights")
 
+    @client_function("explain")
     def explain(self, client: Client, weights: Tensor) -> dict[str, float]:
         """(client) A tree that mimics w_k, and t-SNE of its features before and after fusion."""
         assert self.xfed is not None
@@ -396,6 +400,7 @@ class XPFL(Method[State]):
             "qox_tsne": self.xfed.chi * (before - fused) * len(x) / size,
         }
 
+    @client_function("local_test")
     def local_test(self, client: Client, weights: Tensor) -> None:
         """(client) The personal model on its own test; the global one as `global_accuracy`."""
         client.evaluate(weights)
