@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.stats import ttest_ind
 
 import fedsim
-from fedsim.sheet import Sheet
+from fedsim.config_file import RawConfig
 from fedsim.sweep.grid import GridFolder, run_grid
 
 
@@ -28,7 +28,7 @@ def grids(
     arguments: argparse.Namespace,
     folder: Path,
     names: Iterable[str],
-    change: Callable[[Sheet], Sheet] = lambda sheet: sheet,
+    change: Callable[[RawConfig], RawConfig] = lambda sheet: sheet,
 ) -> dict[str, list[GridFolder]]:
     """The grids of each name: those given as done, or else those asked for, which are run.
 
@@ -45,7 +45,7 @@ def grids(
             found.setdefault(name, []).append(grid)
         return found
     sheets = {
-        name: change(Sheet.read(folder / "small" / f"{name}.yaml"))
+        name: change(RawConfig.read(folder / "small" / f"{name}.yaml"))
         for name in arguments.names or names
     }  # all of them before the first is run, so that what is missing is said at once
     return {name: [run_grid(sheet, arguments.out, print)] for name, sheet in sheets.items()}

@@ -1,14 +1,14 @@
 """fedsim: explainable federated learning, simulated on Ray."""
 
+from fedsim.analysis.replay import replay
 from fedsim.data import reviews as _reviews  # fills the registry, as do the next three
 from fedsim.data import sources as _sources
-from fedsim.data import stream as _stream
+from fedsim.data import task_sequence as _task_sequence
 from fedsim.data import text_sources as _text_sources
 from fedsim.experiment import Experiment
-from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.federation import Client, Federation, NotCounted, Update
 from fedsim.launch import resume, run
 from fedsim.methods import Method, State
-from fedsim.remade import reopen
 from fedsim.results.run import Run, load
 
 __all__ = [
@@ -16,13 +16,13 @@ __all__ = [
     "Experiment",
     "Federation",
     "Method",
+    "NotCounted",
     "Run",
     "State",
-    "Unsent",
     "Update",
     "load",
-    "reopen",
+    "replay",
     "resume",
     "run",
 ]
-del _reviews, _sources, _stream, _text_sources
+del _reviews, _sources, _task_sequence, _text_sources

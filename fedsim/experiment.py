@@ -14,20 +14,20 @@ import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.component import Section, nearest
+from fedsim.config_file import RawConfig
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.federation import EngineSettings
 from fedsim.methods import Method, methods
 from fedsim.models import Model, RuleModel, models
 from fedsim.privacy.central import Privacy
-from fedsim.sheet import Sheet
+from fedsim.registry import Config, nearest
 from fedsim.training import Train
 
 LOGGERS = ("mlflow", "tensorboard")
 
 
-class Evaluate(Section):
+class Evaluate(Config):
     """When models are evaluated; the last round always is.
 
     Args:
@@ -40,7 +40,7 @@ class Evaluate(Section):
     clients: bool = False
 
 
-class Checkpoint(Section):
+class Checkpoint(Config):
     """When the run is saved so that it can go on from there.
 
     Args:
@@ -53,7 +53,7 @@ class Checkpoint(Section):
     keep: Literal["last", "all"] = "last"
 
 
-class Experiment(Section):
+class Experiment(Config):
     """Everything that decides a run's result, and where it is computed.
 
     Args:
@@ -118,7 +118,7 @@ class Experiment(Section):
         Raises:
             ExperimentError: a line for each thing that is wrong, with where it stands.
         """
-        sheet = Sheet.read(path, overrides)
+        sheet = RawConfig.read(path, overrides)
         for section, command in (("grid", "grid"), ("search", "tune")):
             if section in sheet.content:
                 raise ExperimentError(
@@ -134,7 +134,7 @@ class Experiment(Section):
         Raises:
             ExperimentError: a line for each thing that is wrong.
         """
-        return Sheet(content).build(cls)
+        return RawConfig(content).build(cls)
 
     def to_yaml(self) -> str:
         """The complete experiment, every default written out, as a file to run again."""

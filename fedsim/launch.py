@@ -11,14 +11,14 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import (
     Engine,
     EngineSettings,
     LocalEngine,
-    Setup,
+    RunSpec,
     limit_threads,
 )
 from fedsim.federation.placement import Node, plan_actors, starting
@@ -53,13 +53,13 @@ def run(
         BadInput: the experiment cannot be carried out; nothing was started or written.
         RunError: the run broke off; its folder can be resumed.
     """
-    dataset, holdings, setup = prepare(experiment)
+    dataset, splits, spec = prepare(experiment)
     with _cluster(experiment.engine) as actors:
-        facts = {**hashes(dataset, holdings, experiment.method), "clients": len(holdings)}
+        facts = {**hashes(dataset, splits, experiment.method), "clients": len(splits)}
         folder = RunFolder.create(experiment, new_path(out, experiment.name), facts)
         with folder.alone():
             on_start(folder)
-            return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
+            return _carry_out(folder, dataset, splits, spec, actors, on_progress)
 
 
 def resume(
@@ -77,11 +77,11 @@ def resume(
         folder = RunFolder.open(path)  # as whoever held it has left it
         if folder.manifest["status"] == "finished":
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
-        dataset, holdings, setup = prepare(folder.experiment)
-        same_data(folder, dataset, holdings)
+        dataset, splits, spec = prepare(folder.experiment)
+        same_data(folder, dataset, splits)
         with _cluster(folder.experiment.engine) as actors:
             on_start(folder)
-            return _carry_out(folder, dataset, holdings, setup, actors, on_progress)
+            return _carry_out(folder, dataset, splits, spec, actors, on_progress)
 
 
 def drive(
@@ -102,7 +102,7 @@ def drive(
     """
     import ray
 
-    dataset, holdings, setup = prepare(experiment, ray.get(data))
+    dataset, splits, spec = prepare(experiment, ray.get(data))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -111,26 +111,26 @@ def drive(
     with alone(path):
         if (path / "manifest.json").exists():
             folder = RunFolder.open(path)
-            same_data(folder, dataset, holdings)
+            same_data(folder, dataset, splits)
         else:
-            facts = {**hashes(dataset, holdings, experiment.method), "clients": len(holdings)}
+            facts = {**hashes(dataset, splits, experiment.method), "clients": len(splits)}
             folder = RunFolder.create(experiment, path, facts)
         if folder.manifest["status"] == "finished":
             return load(path)
         if experiment.engine.kind == "local":
-            events = _locally(folder, dataset, holdings, setup)
+            events = _locally(folder, dataset, splits, spec)
         else:
-            events = _with_actors(folder, setup, actors, [data, ray.put(holdings)])
+            events = _with_actors(folder, spec, actors, [data, ray.put(splits)])
         return _carry_through(folder, events, actors, on_progress)
 
 
-def same_data(folder: RunFolder, dataset: Dataset, holdings: Holdings) -> None:
+def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:
     """Refuse data that are not those which the run started with.
 
     Raises:
         RunFolderError: they changed.
     """
-    found = hashes(dataset, holdings, folder.experiment.method)
+    found = hashes(dataset, splits, folder.experiment.method)
     if any(folder.manifest.get(name) != h for name, h in found.items()):
         raise RunFolderError(f"{folder.path}: the data changed since the run started")
 
@@ -138,15 +138,15 @@ def same_data(folder: RunFolder, dataset: Dataset, holdings: Holdings) -> None:
 def _carry_out(
     folder: RunFolder,
     dataset: Dataset,
-    holdings: Holdings,
-    setup: Setup,
+    splits: ClientSplits,
+    spec: RunSpec,
     actors: int,
     on_progress: Callable[[Progress], None],
 ) -> Run:
     if folder.experiment.engine.kind == "local":
-        events = _locally(folder, dataset, holdings, setup)
+        events = _locally(folder, dataset, splits, spec)
     else:
-        events = _on_ray(folder, dataset, holdings, setup, actors)
+        events = _on_ray(folder, dataset, splits, spec, actors)
     return _carry_through(folder, events, actors, on_progress)
 
 
@@ -183,10 +183,10 @@ def _carry_through(
 
 
 def _locally(
-    folder: RunFolder, dataset: Dataset, holdings: Holdings, setup: Setup
+    folder: RunFolder, dataset: Dataset, splits: ClientSplits, spec: RunSpec
 ) -> Generator[Progress]:
-    engine = LocalEngine(folder.experiment.engine, setup, dataset, holdings)
-    yield from _logged(folder, setup, dataset, holdings, engine)
+    engine = LocalEngine(folder.experiment.engine, spec, dataset, splits)
+    yield from _logged(folder, spec, dataset, splits, engine)
 
 
 class Driver:
@@ -198,13 +198,13 @@ class Driver:
     def __init__(
         self,
         path: Path,
-        setup: Setup,
+        spec: RunSpec,
         actors: int,
         data: list[Any],
         variables: Mapping[str, str],
     ) -> None:
         # The data comes as references in a list, so that they can be passed on as such.
-        self._path, self._setup, self._actors, self._data = path, setup, actors, data
+        self._path, self._setup, self._actors, self._data = path, spec, actors, data
         os.environ.update(variables)
 
     def run(self) -> Iterator[Progress]:
@@ -214,7 +214,7 @@ class Driver:
 
 
 def _with_actors(
-    folder: RunFolder, setup: Setup, actors: int, data: list[Any]
+    folder: RunFolder, spec: RunSpec, actors: int, data: list[Any]
 ) -> Generator[Progress]:
     """`simulate` in this process, the driver's, on client actors."""
     import ray
@@ -223,13 +223,13 @@ def _with_actors(
 
     # The server trains with as many threads as a client actor, as the local engine does.
     limit_threads(folder.experiment.engine.cpus_per_actor)
-    dataset, holdings = ray.get(data)
-    engine = RayEngine(folder.experiment.engine, actors, setup, *data)
-    yield from _logged(folder, setup, dataset, holdings, engine)
+    dataset, splits = ray.get(data)
+    engine = RayEngine(folder.experiment.engine, actors, spec, *data)
+    yield from _logged(folder, spec, dataset, splits, engine)
 
 
 def _on_ray(
-    folder: RunFolder, dataset: Dataset, holdings: Holdings, setup: Setup, actors: int
+    folder: RunFolder, dataset: Dataset, splits: ClientSplits, spec: RunSpec, actors: int
 ) -> Generator[Progress]:
     """Run the driver actor, beside this process because the run's folder is here."""
     import ray
@@ -240,10 +240,10 @@ def _on_ray(
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     driver_actor = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=here)
-    data = [ray.put(dataset), ray.put(holdings)]
+    data = [ray.put(dataset), ray.put(splits)]
     deaths, furthest = 0, 0
     while True:
-        driver = driver_actor.remote(folder.path, setup, actors, data, environment())
+        driver = driver_actor.remote(folder.path, spec, actors, data, environment())
         try:
             events = driver.run.options(num_returns="streaming").remote()
             while True:
@@ -455,13 +455,13 @@ def _log_file(folder: RunFolder) -> Iterator[None]:
 
 
 def _logged(
-    folder: RunFolder, setup: Setup, dataset: Dataset, holdings: Holdings, engine: Engine
+    folder: RunFolder, spec: RunSpec, dataset: Dataset, splits: ClientSplits, engine: Engine
 ) -> Generator[Progress]:
     """`simulate` on an engine, which is closed at the end, with a log of what it tells."""
     log = logging.getLogger(__name__)
     try:
         with _log_file(folder):
-            events = simulate(folder, setup, dataset, holdings, engine)
+            events = simulate(folder, spec, dataset, splits, engine)
             for event in with_loggers(folder, events):
                 if isinstance(event, str):
                     log.info(event)

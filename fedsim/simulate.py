@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from fedsim import atomic
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError, FedsimError, RunError, StateLost
 from fedsim.experiment import Experiment
 from fedsim.explain.rationales import encoder_scores
-from fedsim.federation import Federation, Setup, cohort_size, draw_cohort, pick_device
+from fedsim.federation import Federation, RunSpec, cohort_size, draw_cohort, pick_device
 from fedsim.federation.checkpoint import Checkpoints, pack
 from fedsim.federation.engine import Engine
 from fedsim.methods import Method, State, methods
@@ -39,7 +39,7 @@ from fedsim.privacy.central import Privacy, Release
 from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import check_loggers
 from fedsim.results.tables import Table
-from fedsim.streams import torch_stream
+from fedsim.rng import keyed_torch_rng
 
 # What a run tells while it goes on: the record of a finished round, or a line for the user.
 Progress = dict[str, Any] | str
@@ -47,7 +47,7 @@ Progress = dict[str, Any] | str
 
 def prepare(
     experiment: Experiment, dataset: Dataset | None = None
-) -> tuple[Dataset, Holdings, Setup]:
+) -> tuple[Dataset, ClientSplits, RunSpec]:
     """Load the data, deal it out to clients, and check that the experiment can be carried out.
 
     Args:
@@ -58,13 +58,13 @@ def prepare(
     """
     check_loggers(experiment)
     dataset = dataset or experiment.data.load()
-    holdings = experiment.partition.deal(dataset, experiment.seed)
-    if cohort_size(experiment.train.participation, len(holdings)) == 0:
+    splits = experiment.partition.deal(dataset, experiment.seed)
+    if cohort_size(experiment.train.participation, len(splits)) == 0:
         raise ExperimentError(
-            f"train.participation={experiment.train.participation} of {len(holdings)} clients "
-            f"samples nobody; {1 / len(holdings):g} samples one"
+            f"train.participation={experiment.train.participation} of {len(splits)} clients "
+            f"samples nobody; {1 / len(splits):g} samples one"
         )
-    setup = Setup(
+    spec = RunSpec(
         model=experiment.model,
         train=experiment.train,
         seed=experiment.seed,
@@ -74,61 +74,61 @@ def prepare(
         privacy=experiment.privacy,
         words=(dataset.vectors, dataset.known) if dataset.words else None,
     )
-    if setup.classes == 0 and not experiment.method.regresses:
+    if spec.classes == 0 and not experiment.method.regresses:
         raise ExperimentError(
             f"method.name={experiment.method.name} learns classes, and the target of "
             f"data.name={experiment.data.name} is a number; methods for it: "
             + ", ".join(n for n, m in methods.items() if m.regresses and not m.of_rules)
         )
-    if holdings.stream is not None and not experiment.method.in_turn:
+    if splits.stream is not None and not experiment.method.in_turn:
         raise ExperimentError(
             f"method.name={experiment.method.name} cannot learn tasks in turn; methods that can: "
             + ", ".join(n for n, m in methods.items() if m.in_turn and not m.of_rules)
         )
-    if holdings.stream is not None and experiment.train.rounds % holdings.stream.tasks:
-        T = holdings.stream.tasks
+    if splits.stream is not None and experiment.train.rounds % splits.stream.tasks:
+        T = splits.stream.tasks
         raise ExperimentError(
             f"train.rounds={experiment.train.rounds} is no multiple of the {T} tasks, each of "
             f"which takes as many rounds; {-(-experiment.train.rounds // T) * T} is"
         )
-    network = setup.build_model() if experiment.method.of_rules else _try_model(setup)
-    if setup.privacy is not None and isinstance(network, torch.nn.Module):
-        _bears_noise(network, experiment.model.name)
-    experiment.method.check_data(dataset, holdings, network)
-    return dataset, holdings, setup
+    network = spec.build_model() if experiment.method.of_rules else _try_model(spec)
+    if spec.privacy is not None and isinstance(network, torch.nn.Module):
+        _check_no_running_stats(network, experiment.model.name)
+    experiment.method.check_data(dataset, splits, network)
+    return dataset, splits, spec
 
 
-def _try_model(setup: Setup) -> torch.nn.Module:
+def _try_model(spec: RunSpec) -> torch.nn.Module:
     """The network, after one input was sent through it.
 
     Raises:
         ExperimentError: it does not take the data's inputs, or is no classifier of its classes.
     """
-    name = f"model.name={setup.model.name}"
+    name = f"model.name={spec.model.name}"
     try:
-        network = setup.build_model()
+        network = spec.build_model()
         if not isinstance(network, torch.nn.Module):
             raise ExperimentError(f"{name}: must return a torch.nn.Module, not {network!r}")
         with torch.no_grad():
-            kind = torch.float32 if setup.words is None else torch.int32
-            found = tuple(network.eval()(torch.zeros(1, *setup.shape, dtype=kind)).shape)
+            kind = torch.float32 if spec.words is None else torch.int32
+            found = tuple(network.eval()(torch.zeros(1, *spec.shape, dtype=kind)).shape)
     except FedsimError:
         raise
     except Exception as error:  # of the user's own code
         raise ExperimentError(
-            f"{name} does not take the data's inputs of shape {setup.shape}: "
+            f"{name} does not take the data's inputs of shape {spec.shape}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if found != (1, setup.outputs):
+    if found != (1, spec.outputs):
         raise ExperimentError(
-            f"{name} returns {'logits' if setup.classes else 'outputs'} of shape {found} for one "
-            f"input; {f'the {setup.classes} classes' if setup.classes else 'the target'} of the "
-            f"data want{'s' * (not setup.classes)} {(1, setup.outputs)}"
+            f"{name} returns {'logits' if spec.classes else 'outputs'} of shape {found} for one "
+            f"input; {f'the {spec.classes} classes' if spec.classes else 'the target'} of the "
+            f"data want{'s' * (not spec.classes)} {(1, spec.outputs)}"
         )
     return network
 
 
-def _bears_noise(network: torch.nn.Module, name: str) -> None:
+def _check_no_running_stats(network: torch.nn.Module, name: str) -> None:
     """Refuse noise on running statistics: a variance would end up below 0."""
     for layer, buffer in network.named_buffers():
         if buffer.is_floating_point():
@@ -140,7 +140,7 @@ def _bears_noise(network: torch.nn.Module, name: str) -> None:
 
 
 def simulate(
-    folder: RunFolder, setup: Setup, dataset: Dataset, holdings: Holdings, engine: Engine
+    folder: RunFolder, spec: RunSpec, dataset: Dataset, splits: ClientSplits, engine: Engine
 ) -> Iterator[Progress]:
     """Carry out a run, from its latest checkpoint if it has one, to its end.
 
@@ -161,18 +161,18 @@ def simulate(
             yield f"clients are trained one by one: method.name={method.name} does it otherwise"
         elif V != 1:
             share = experiment.train.participation
-            cohort = draw_cohort(experiment.seed, share, len(holdings), 1)
+            cohort = draw_cohort(experiment.seed, share, len(splits), 1)
             V, why = engine.choose_clients_per_step(cohort.tolist())
             yield why
         folder.update(clients_per_step=V)
     device = pick_device(experiment.engine)
     folder.update(server_device=str(device))
-    fed = Federation(setup, dataset, holdings, engine, V, device)
+    fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(folder.path / "weights", experiment.checkpoint.keep)
     tables = {
         name: Table(folder.path, name) for name in ("rounds", "clients", "explanations", "tasks")
     }
-    with torch_stream(setup.seed, "server", 0, device=device):
+    with keyed_torch_rng(spec.seed, "server", 0, device=device):
         initial = method.init(fed)
     done = False
     while not done:
@@ -186,7 +186,7 @@ def simulate(
                 started = time.perf_counter()
                 state = one_round(fed, experiment, state, t)
                 evaluate_round(fed, experiment, state, t)
-                rows = on_record(fed, setup, t, ledger)
+                rows = on_record(fed, spec, t, ledger)
                 (row,) = rows["rounds"]
                 row["seconds"] = time.perf_counter() - started
                 for name, added in rows.items():
@@ -218,7 +218,7 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
     """Round t; the server's next state."""
     fed.begin_round(t)
     # What the server draws from torch's own generator (dropout) depends on t alone.
-    with torch_stream(experiment.seed, "server", t, device=fed.device):
+    with keyed_torch_rng(experiment.seed, "server", t, device=fed.device):
         state = experiment.method.round(fed, state, t)
     if not np.isfinite(state.weights).all():
         raise RunError(
@@ -239,15 +239,15 @@ def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int
 
 
 def on_record(
-    fed: Federation, setup: Setup, t: int, ledger: dict[str, Any]
+    fed: Federation, spec: RunSpec, t: int, ledger: dict[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
     """What round t adds to each table: `rounds`, `clients`, `explanations`, `tasks`.
 
     The ledger goes on with it.
     """
     record, rows = fed.records()
-    if setup.privacy is not None:
-        record["epsilon"] = spent(setup.privacy, fed.releases, ledger)
+    if spec.privacy is not None:
+        record["epsilon"] = spent(spec.privacy, fed.releases, ledger)
     row = summarise(t, record, rows["clients"], ledger)
     every = [row, *itertools.chain.from_iterable(rows.values())]
     ledger["chain"] = chained(ledger["chain"], every)
@@ -327,23 +327,23 @@ def result_hash(chain: str, state: State) -> str:
     return digest.hexdigest()[:16]
 
 
-def hashes(dataset: Dataset, holdings: Holdings, method: Method[Any]) -> dict[str, str]:
+def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, str]:
     """Hashes of the data (data_hash) and of who holds what (partition_hash)."""
-    parts = (holdings.train, holdings.unlabelled, holdings.test)
+    parts = (splits.train, splits.unlabelled, splits.test)
     contents: dict[str, list[NDArray[Any]]] = {
         "data_hash": [
             *(dataset.x, dataset.y, dataset.test_x, dataset.test_y),
-            *method.further_data(),
+            *method.extra_hash_inputs(),
         ],
         "partition_hash": [
             *(array for part in parts for array in (part.values, part.offsets)),
-            holdings.server,
+            splits.server,
         ],
     }
     if dataset.words:
         contents["data_hash"] += [dataset.vectors, dataset.known]
-    if holdings.stream is not None:
-        stream = holdings.stream
+    if splits.stream is not None:
+        stream = splits.stream
         for part in (stream.train, stream.validation):
             contents["partition_hash"] += [part.values, part.offsets]
         order = json.dumps(stream.order).encode()

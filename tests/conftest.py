@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import Say, private_ray, small_experiment
 
+from experiments import Say, private_ray, small_experiment
 from fedsim import Run, run
 from fedsim.cli import main
 

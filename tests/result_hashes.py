@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from small import NETWORK_METHODS, small_experiment, with_method
-
+from experiments import NETWORK_METHODS, small_experiment, with_method
 from fedsim import run
 
 TRAIN = {"rounds": 4, "participation": 0.5}

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
-from small import small_experiment
 
+from experiments import small_experiment
 from fedsim import Run, cli, load
 from fedsim._torchvision import import_torchvision
 from fedsim.cli import runs

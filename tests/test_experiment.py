@@ -14,16 +14,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from small import small_experiment
 
+from experiments import small_experiment
 from fedsim import Experiment
 from fedsim.cli import main
-from fedsim.component import Registry
+from fedsim.config_file import RawConfig
 from fedsim.data import datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.methods import methods
 from fedsim.models import RuleModel, models
-from fedsim.sheet import Sheet
+from fedsim.registry import Registry
 from fedsim.sweep.grid import read
 from fedsim.sweep.search import Search
 
@@ -298,7 +298,7 @@ FILES = sorted((QUICKSTART.parent).rglob("*.yaml"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(QUICKSTART.parent)))
 def test_files_of_experiments_fit_the_schema(path: Path) -> None:
-    sheet = Sheet.read(path)
+    sheet = RawConfig.read(path)
     if "grid" in sheet.content:
         assert read(sheet)[1]
         return

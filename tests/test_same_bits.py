@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from small import HERE, NETWORK_METHODS, small_experiment, with_method
 
+from experiments import HERE, NETWORK_METHODS, small_experiment, with_method
 from fedsim import Run, load, resume, run
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
 
@@ -165,7 +165,7 @@ class TestOnRay:
 
     def test_a_client_actor_killed_in_mid_round(self, tmp_path: Path) -> None:
         marker = tmp_path / "marker"
-        method = {"name": "disturbing:DyingClient", "marker": str(marker)}
+        method = {"name": "faults:DyingClient", "marker": str(marker)}
         lines: list[Any] = []
         killed = small_experiment(method=method, engine={"kind": "ray", "actors": 2})
         found = run(killed, tmp_path, lines.append)
@@ -176,7 +176,7 @@ class TestOnRay:
     def test_the_driver_killed(self, tmp_path: Path) -> None:
         undisturbed = run(small_experiment(), tmp_path).result_hash
         experiment = small_experiment(
-            method={"name": "disturbing:DyingDriver", "marker": str(tmp_path / "marker")},
+            method={"name": "faults:DyingDriver", "marker": str(tmp_path / "marker")},
             engine={"kind": "ray", "actors": 2},
         )
         lines: list[Any] = []
@@ -189,14 +189,14 @@ class TestOnRay:
 
     def test_a_block_that_always_kills_its_actor_stops_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
-            method={"name": "disturbing:AlwaysDying"}, engine={"kind": "ray", "actors": 2}
+            method={"name": "faults:AlwaysDying"}, engine={"kind": "ray", "actors": 2}
         )
         with pytest.raises(RunError, match=r"clients \[\d+\] took down 3 actors"):
             run(experiment, tmp_path)
 
     def test_a_driver_that_always_dies_stops_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
-            method={"name": "disturbing:DyingAlways"}, engine={"kind": "ray", "actors": 1}
+            method={"name": "faults:DyingAlways"}, engine={"kind": "ray", "actors": 1}
         )
         lines: list[Any] = []
         with pytest.raises(RunError, match="the driver died 3 times in a row"):
@@ -208,14 +208,14 @@ class TestOnRay:
 
     def test_actors_that_die_while_they_start_stop_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
-            model={"name": "disturbing:deadly_net"}, engine={"kind": "ray", "actors": 1}
+            model={"name": "faults:deadly_net"}, engine={"kind": "ray", "actors": 1}
         )
         with pytest.raises(RunError, match="client actors cannot start, 3 died in a row"):
             run(experiment, tmp_path)
 
     def test_a_client_that_fails_is_named(self, tmp_path: Path) -> None:
         experiment = small_experiment(
-            method={"name": "habits:Reports", "column": "error"},
+            method={"name": "misbehaving_methods:Reports", "column": "error"},
             engine={"kind": "ray", "actors": 2},
         )
         with pytest.raises(ClientError, match=r"client \d, round 1, local_update: (?s:.*)'error'"):
@@ -251,7 +251,7 @@ class TestOnRay:
 
     def test_an_actor_that_dies_with_its_sums_stops_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
-            method={"name": "disturbing:DeadlySums"}, engine={"kind": "ray", "actors": 1}
+            method={"name": "faults:DeadlySums"}, engine={"kind": "ray", "actors": 1}
         )
         with pytest.raises(RunError, match=r"took down 3 actors"):
             run(experiment, tmp_path)
@@ -259,7 +259,7 @@ class TestOnRay:
     def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
         engine = {"kind": "ray", "gpus_per_actor": 0.25}
         lines: list[Any] = []
-        model = {"name": "disturbing:dropout_net"}  # which draws from torch's own generator
+        model = {"name": "faults:dropout_net"}  # which draws from torch's own generator
         done = run(small_experiment(engine=engine, model=model), tmp_path, lines.append)
         assert done.manifest["actors"] == 4
         assert done.result_hash == run(small_experiment(model=model), tmp_path).result_hash
@@ -287,7 +287,7 @@ def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signa
     undisturbed = run(small_experiment(method={"name": "scaffold"}), tmp_path / "undisturbed")
     marker = tmp_path / "marker"
     experiment = small_experiment(
-        method={"name": "disturbing:WaitingDriver", "marker": str(marker)},
+        method={"name": "faults:WaitingDriver", "marker": str(marker)},
         engine={"kind": "ray", "actors": 2},
     )
     file = tmp_path / "experiment.yaml"
@@ -349,7 +349,7 @@ def test_a_node_removed(three_nodes: tuple[Cluster, Any], tmp_path: Path) -> Non
     remover.start()
     lines: list[Any] = []
     experiment = small_experiment(
-        method={"name": "disturbing:WaitingDriver", "marker": str(marker)},
+        method={"name": "faults:WaitingDriver", "marker": str(marker)},
         engine={"kind": "ray"},
         **common,
     )

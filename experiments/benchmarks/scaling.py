@@ -94,10 +94,10 @@ def measure(clients: int, cohort: int, actors: int) -> Figures:
         logging_level=logging.ERROR,
     )
     try:
-        dataset, holdings, setup = prepare(experiment)
-        data = ray.put(dataset), ray.put(holdings)
-        engine = ray_engine.RayEngine(experiment.engine, actors, setup, *data)
-        fed, method = Federation(setup, dataset, holdings, engine), experiment.method
+        dataset, splits, spec = prepare(experiment)
+        data = ray.put(dataset), ray.put(splits)
+        engine = ray_engine.RayEngine(experiment.engine, actors, spec, *data)
+        fed, method = Federation(spec, dataset, splits, engine), experiment.method
         ray_engine.ray = traffic = Traffic()  # type: ignore[assignment]
         state, seconds, sent = method.init(fed), [], []
         for t in range(1, WARM_UP + ROUNDS + 1):

@@ -16,10 +16,10 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from fedsim.analysis.explanations import Rationales
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.config_file import RawConfig
 from fedsim.explain.rationales import encoder_similarity
-from fedsim.explained import Rationales
-from fedsim.remade import Subject
-from fedsim.sheet import Sheet
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -135,7 +135,7 @@ def similarity(grids: list[GridFolder]) -> pd.DataFrame:
             continue
         K, T = run.manifest["clients"], run.experiment.train.rounds
         for t in (1, T // 2, T):
-            clients = Subject.of_clients(run, range(K), t)
+            clients = ModelSnapshot.of_clients(run, range(K), t)
             networks = [Rationales.of(client).network for client in clients]
             again = clients[0].again
             tests = again.fed.prepare(again.dataset.test_x, again.dataset.test_y).x
@@ -167,7 +167,7 @@ def main() -> None:
         print(similar(found))
         return
 
-    def with_files(sheet: Sheet) -> Sheet:
+    def with_files(sheet: RawConfig) -> RawConfig:
         if sheet.content["data"]["name"] != "beer":
             return sheet
         root = arguments.out / "real-reviews"

@@ -19,10 +19,10 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import ttest_rel
 
 import fedsim
+from fedsim.config_file import RawConfig
 from fedsim.explain.canvas import class_colours, new_figure, place, save
 from fedsim.results.continual import continual
 from fedsim.results.summary import of_run
-from fedsim.sheet import Sheet
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -152,7 +152,7 @@ def draw(curves: pd.DataFrame, path: Path) -> None:
 
 def clients(out: Path) -> Iterator[str]:
     """Memory over ten tasks of 20 clients on two actors; traffic of 5, 10 and 20 clients."""
-    _, sheet = Sheet.read(HERE / "small" / "table2.yaml").take("grid")
+    _, sheet = RawConfig.read(HERE / "small" / "table2.yaml").take("grid")
     common: dict[str, Any] = {
         "partition": {"kind": "tasks", "tasks": 10},
         "data.dimension": 300,  # as of the paper's vectors, for the size of A
@@ -197,7 +197,7 @@ def main() -> None:
         print(*clients(arguments.out), sep="\n")
         return
 
-    def with_vectors(sheet: Sheet) -> Sheet:
+    def with_vectors(sheet: RawConfig) -> RawConfig:
         if arguments.vectors is None:
             return sheet
         return sheet.changed({"data.vectors": str(arguments.vectors)}, "--vectors")

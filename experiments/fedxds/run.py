@@ -22,10 +22,10 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_rel
 
 import fedsim
-from fedsim.attacked import Attacked, Inversion
+from fedsim.analysis.audit import Inversion, PrivacyAudit
+from fedsim.config_file import RawConfig
 from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_gradient
 from fedsim.results.summary import of_run
-from fedsim.sheet import Sheet
 from fedsim.simulate import prepare
 from fedsim.sweep.grid import GridFolder
 
@@ -64,7 +64,7 @@ def row_of(run: fedsim.Run) -> dict[str, Any]:
 
 def attack(run: fedsim.Run, name: str) -> tuple[dict[str, float], Inversion | None]:
     """What attacks find out of a run, and what they make of its shared images."""
-    attacked = Attacked(run)
+    attacked = PrivacyAudit(run)
     found = {"epsilon": run.rounds.get("epsilon", pd.Series([np.nan])).iloc[-1]}
     for kind, outcome in attacked.infer_membership(4 if name in LIRA else 0).items():
         found |= {f"{kind}_auc": outcome.auc, f"{kind}_balanced": outcome.balanced_accuracy}
@@ -207,9 +207,9 @@ def gradients(images: int = 8, steps: int = 600) -> str:
     The gradient is of a single image at the initial weights, where it shows most; noise is in
     units of the root mean square of the gradient's entries.
     """
-    _, sheet = Sheet.read(HERE / "small" / "privacy.yaml").take("grid")
-    dataset, _, setup = prepare(sheet.build(fedsim.Experiment))
-    network = setup.build_model().eval()
+    _, sheet = RawConfig.read(HERE / "small" / "privacy.yaml").take("grid")
+    dataset, _, spec = prepare(sheet.build(fedsim.Experiment))
+    network = spec.build_model().eval()
     mean, std = (torch.tensor(v)[:, None, None] for v in (dataset.mean, dataset.std))
     pixels = torch.from_numpy(dataset.x[:images]).float() / 255
     x, y = (pixels - mean) / std, torch.from_numpy(dataset.y[:images])
@@ -226,7 +226,7 @@ def gradients(images: int = 8, steps: int = 600) -> str:
             ]
             low, high = -mean / std, (1 - mean) / std
             inverted = invert_gradient(
-                network, noisy, y[k : k + 1], setup.shape, low, high, steps, seed=k
+                network, noisy, y[k : k + 1], spec.shape, low, high, steps, seed=k
             )
             found.append(inverted[0] * std + mean)
         close = fidelity(pixels, torch.stack(found).clamp(0, 1))
@@ -259,7 +259,7 @@ def draw(rounds: pd.DataFrame, path: Path) -> None:
 
 def cost(out: Path, turns: int = 3) -> str:
     """Seconds of four methods, in turn: a round of training, and all that comes before it."""
-    base = Sheet.read(HERE / "small" / "heterogeneity.yaml")
+    base = RawConfig.read(HERE / "small" / "heterogeneity.yaml")
     methods = base.content["grid"]["axes"]["method"]
     _, sheet = base.take("grid")
     seconds: dict[str, list[tuple[float, float]]] = {}

@@ -17,10 +17,10 @@ import pandas as pd
 from sklearn.linear_model import LinearRegression
 
 import fedsim
+from fedsim.config_file import RawConfig
 from fedsim.data import Dataset
 from fedsim.models import Rules
 from fedsim.models.tsk import Tsk, read_published
-from fedsim.sheet import Sheet
 from fedsim.sweep.grid import GridFolder, run_grid
 from fedsim.training import regression_scores
 
@@ -144,7 +144,7 @@ def main() -> None:
     if arguments.grid:
         grid = GridFolder.open(arguments.grid)
     else:
-        grid = run_grid(Sheet.read(HERE / "grid.yaml"), arguments.out, print)
+        grid = run_grid(RawConfig.read(HERE / "grid.yaml"), arguments.out, print)
     rows, datasets = [], {}
     for entry in grid.manifest["cells"]:
         run = fedsim.load(grid.path / entry["folder"])

@@ -23,6 +23,7 @@ from scipy.stats import ttest_1samp
 from torch import Tensor, nn
 
 import fedsim
+from fedsim.config_file import RawConfig
 from fedsim.explain.canvas import new_figure, place, save
 from fedsim.explain.tree import build_tree, fidelity
 from fedsim.methods.xpfl import XPFL, Teacher
@@ -33,7 +34,6 @@ from fedsim.models.masked_autoencoder import (
     unpatchify,
 )
 from fedsim.privacy.inversion import fidelity as closeness
-from fedsim.sheet import Sheet
 from fedsim.simulate import prepare
 from fedsim.sweep.grid import GridFolder
 
@@ -240,7 +240,7 @@ def autoencoders(
 @torch.no_grad()
 def reconstruction() -> pd.DataFrame:
     """PSNR and SSIM of test images, and pictures of some."""
-    _, sheet = Sheet.read(HERE / "small" / "skew.yaml").take("grid")
+    _, sheet = RawConfig.read(HERE / "small" / "skew.yaml").take("grid")
     teacher = Teacher(**TEACHER)
     rows = []
     for data in DATA:
@@ -248,9 +248,9 @@ def reconstruction() -> pd.DataFrame:
         settings = {"data.name": data, "partition.train_fraction": share}
         for seed in range(SEEDS):
             cell = sheet.changed({**settings, "seed": seed}, "reconstruction")
-            dataset, holdings, _ = prepare(cell.build(fedsim.Experiment))
+            dataset, splits, _ = prepare(cell.build(fedsim.Experiment))
             mean, std = (torch.tensor(v)[:, None, None] for v in (dataset.mean, dataset.std))
-            used = np.sort(np.concatenate([holdings.train.values, holdings.unlabelled.values]))
+            used = np.sort(np.concatenate([splits.train.values, splits.unlabelled.values]))
             x = (torch.from_numpy(dataset.x[used]).float() / 255 - mean) / std
             pixels = torch.from_numpy(dataset.test_x[:TESTED]).float() / 255
             test = (pixels - mean) / std
@@ -323,7 +323,7 @@ def trees(turns: int = 3) -> str:
     """Our gain-ratio tree beside scikit-learn's entropy tree, on labels of 6,000 images."""
     from sklearn.tree import DecisionTreeClassifier
 
-    _, sheet = Sheet.read(HERE / "small" / "skew.yaml").take("grid")
+    _, sheet = RawConfig.read(HERE / "small" / "skew.yaml").take("grid")
     rows = []
     for data in DATA[:2]:
         cell = sheet.changed({"data.name": data}, "trees")
@@ -357,7 +357,7 @@ def trees(turns: int = 3) -> str:
 
 def clients(out: Path) -> str:
     """Memory of 100 clients that keep a teacher each, on two client actors."""
-    _, sheet = Sheet.read(HERE / "small" / "skew.yaml").take("grid")
+    _, sheet = RawConfig.read(HERE / "small" / "skew.yaml").take("grid")
     changes: dict[str, Any] = {
         "data.name": "fashion_mnist",
         "partition": {

@@ -20,8 +20,9 @@ from rich.status import Status
 from rich.table import Table
 
 from fedsim import atomic
+from fedsim.analysis.explanations import Attributed, Mimicked, Rationales, RuleBase, SharedImages
+from fedsim.analysis.replay import ModelSnapshot
 from fedsim.cli.console import File, Overrides, app, out, short
-from fedsim.component import first_line, nearest
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import BadInput, RunError
@@ -30,7 +31,6 @@ from fedsim.explain.attribution import Attribution, attributions
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import measures_in_words, row_in_words
 from fedsim.explain.tasks import draw_tasks
-from fedsim.explained import Attributed, Mimicked, Rationales, RuleBase, SharedImages
 from fedsim.federation import cohort_size
 from fedsim.federation.federation import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
@@ -42,7 +42,7 @@ from fedsim.models import TextModel, models
 from fedsim.models.rationale import RationaleModel
 from fedsim.models.tsk import Tsk, write_published
 from fedsim.privacy.gaussian import guarantee
-from fedsim.remade import Subject
+from fedsim.registry import first_line, nearest
 from fedsim.results.continual import continual
 from fedsim.results.run import Run, load
 from fedsim.simulate import prepare
@@ -99,14 +99,14 @@ def data_command(
 ) -> None:
     """Show who holds which labels, as a table and as a picture."""
     experiment = Experiment.load(file, overrides or [])
-    dataset, holdings, _ = prepare(experiment)
-    counts, names = label_table(dataset, holdings), label_names(dataset)
+    dataset, splits, _ = prepare(experiment)
+    counts, names = label_table(dataset, splits), label_names(dataset)
     table = Table(box=None, pad_edge=False)
     for column in ("client", *names, "all", "labelled", "unlabelled", "test"):
         table.add_column(column, justify="right")
     shown = min(len(counts), MOST_CLIENTS)
     for k in range(shown):
-        parts = (holdings.train[k], holdings.unlabelled[k], holdings.test[k])
+        parts = (splits.train[k], splits.unlabelled[k], splits.test[k])
         cells = [*counts[k], counts[k].sum(), *map(len, parts)]
         table.add_row(str(k), *(str(n) if n else "·" for n in cells))
     out.print(table)
@@ -249,9 +249,9 @@ def explain_command(
                 status.update(f"making round {t} once more")
 
             if whose:
-                subjects = Subject.of_clients(run, whose, t, tell, dataset)
+                subjects = ModelSnapshot.of_clients(run, whose, t, tell, dataset)
             else:
-                subjects = [Subject.of(run, None, t, tell, dataset)]
+                subjects = [ModelSnapshot.of(run, None, t, tell, dataset)]
         for subject in subjects:
             explain(subject, inputs)
 
@@ -265,7 +265,7 @@ def _say_unknown(words: Sequence[str]) -> None:
 
 def _explainers(
     run: Run, kind: str, most: int, npy: Path | None
-) -> Callable[[Subject, Inputs], None]:
+) -> Callable[[ModelSnapshot, Inputs], None]:
     """What explains a model in the way that is asked for.
 
     Raises:
@@ -375,19 +375,19 @@ def _explain_tasks(run: Run) -> None:
     _written(partial(draw_tasks, run.tasks, given, run.path / "explanations"))
 
 
-def _explain_by_tree(subject: Subject, _: Inputs) -> None:
+def _explain_by_tree(subject: ModelSnapshot, _: Inputs) -> None:
     mimicked = Mimicked.of(subject)
     out.print(mimicked.in_words(), markup=False)
     _written(partial(mimicked.draw, subject.folder))
 
 
-def _explain_parts(subject: Subject, inputs: Inputs, attribution: Attribution) -> None:
+def _explain_parts(subject: ModelSnapshot, inputs: Inputs, attribution: Attribution) -> None:
     attributed = Attributed.of(subject, attribution, inputs)
     out.print(attributed.in_words(), markup=False)
     _written(partial(attributed.draw, subject.folder))
 
 
-def _explain_words(subject: Subject, inputs: Inputs) -> None:
+def _explain_words(subject: ModelSnapshot, inputs: Inputs) -> None:
     rationales = Rationales.of(subject)
     scores = rationales.scores()
     out.print(f"{subject.title}, on the test set:")
@@ -403,7 +403,7 @@ def _explain_words(subject: Subject, inputs: Inputs) -> None:
     _written(partial(rationales.draw, documents, subject.folder))
 
 
-def _explain_rules(subject: Subject, inputs: Inputs, most: int, npy: Path | None) -> None:
+def _explain_rules(subject: ModelSnapshot, inputs: Inputs, most: int, npy: Path | None) -> None:
     base = RuleBase.of(subject)
     if npy is not None and not (isinstance(base.model, Tsk) and base.model.terms == 3):
         raise BadInput(
@@ -451,9 +451,9 @@ def attack_command(
     ] = 0,
 ) -> None:
     """Attack a run: who was trained on, and what shared images show."""
-    from fedsim.attacked import Attacked
+    from fedsim.analysis.audit import PrivacyAudit
 
-    attacked = Attacked(load(folder))
+    attacked = PrivacyAudit(load(folder))
     found: dict[str, Any] = {"membership": {}}
     table = Table(box=None, pad_edge=False)
     for column in ("membership by", "AUC", "balanced accuracy", "TPR at 1 % FPR"):
@@ -514,11 +514,11 @@ def doctor_command(
 
 def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     """What the experiment would get. Raises what would stop it."""
-    _, holdings, _ = prepare(experiment)
-    cohort = cohort_size(experiment.train.participation, len(holdings))
-    sizes = holdings.train.lengths
+    _, splits, _ = prepare(experiment)
+    cohort = cohort_size(experiment.train.participation, len(splits))
+    sizes = splits.train.lengths
     out.print(
-        f"{experiment.name}: {len(holdings)} clients with {sizes.min()} to {sizes.max()} training "
+        f"{experiment.name}: {len(splits)} clients with {sizes.min()} to {sizes.max()} training "
         f"examples, {cohort} of them a round"
     )
     if experiment.engine.kind == "local":

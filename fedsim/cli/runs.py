@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedsim.cli.console import File, OutFolder, Overrides, app, err, out, short, size
+from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.launch import resume, run
@@ -23,7 +24,6 @@ from fedsim.results.continual import continual
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.run import Run
 from fedsim.results.summary import digits, in_words, score_of, scores_of
-from fedsim.sheet import Sheet
 from fedsim.simulate import Progress
 
 if TYPE_CHECKING:  # they take a second to import, and few commands need them
@@ -87,7 +87,7 @@ def grid_command(
             folder = resume_grid(_only_folder(file, overrides), lines.tell, lines.start)
         else:
             folder = run_grid(
-                Sheet.read(file, overrides or []), out_folder, lines.tell, lines.start
+                RawConfig.read(file, overrides or []), out_folder, lines.tell, lines.start
             )
         lines.end(folder.manifest["status"])
     _grid_summary(folder)
@@ -108,7 +108,7 @@ def tune_command(
         if go_on:
             folder = resume_search(_only_folder(file, overrides), lines.tell, lines.start)
         else:
-            sheet = Sheet.read(file, overrides or [])
+            sheet = RawConfig.read(file, overrides or [])
             folder = run_search(sheet, out_folder, lines.tell, lines.start)
         lines.end(folder.manifest["status"])
     _search_summary(folder)

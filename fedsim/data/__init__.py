@@ -1,15 +1,15 @@
 """Data sets, and partitions of them among clients."""
 
 from fedsim.data.dataset import Dataset, Source, datasets
-from fedsim.data.partition import Holdings, Partition, Ragged, Stream, partitions
+from fedsim.data.partition import ClientSplits, Partition, Ragged, TaskSequence, partitions
 
 __all__ = [
+    "ClientSplits",
     "Dataset",
-    "Holdings",
     "Partition",
     "Ragged",
     "Source",
-    "Stream",
+    "TaskSequence",
     "datasets",
     "partitions",
 ]

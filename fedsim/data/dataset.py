@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.component import Registry, Section
+from fedsim.registry import Config, Registry
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(-1).reshape(array.shape)
 
 
-class Source(Section):
+class Source(Config):
     """Where a data set comes from: a component of the `data` section."""
 
     name: str

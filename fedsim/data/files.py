@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.component import nearest
 from fedsim.errors import DataError
+from fedsim.registry import nearest
 
 COMPRESSIONS = ("", ".gz", ".xz")
 CIFAR_SHAPE = (3, 32, 32)

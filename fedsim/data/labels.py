@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.dataset import Dataset
-from fedsim.data.partition import Holdings
+from fedsim.data.partition import ClientSplits
 
 BINS = 10  # of a regression's targets
 
@@ -24,7 +24,7 @@ def label_names(dataset: Dataset) -> tuple[str, ...]:
     return dataset.classes or _bin_names(_edges(dataset.y))
 
 
-def label_table(dataset: Dataset, holdings: Holdings) -> NDArray[np.int64]:
+def label_table(dataset: Dataset, splits: ClientSplits) -> NDArray[np.int64]:
     """(K, labels) how many examples of each label each client holds, of any kind.
 
     Labels are those of `label_names`.
@@ -35,8 +35,8 @@ def label_table(dataset: Dataset, holdings: Holdings) -> NDArray[np.int64]:
         num_labels = len(edges) - 1
         # The greatest target is an edge as well, so only what lies between counts.
         labels = np.searchsorted(edges[1:-1], dataset.y, side="right")
-    table = np.zeros((len(holdings), num_labels), dtype=np.int64)
-    for part in (holdings.train, holdings.unlabelled, holdings.test):
+    table = np.zeros((len(splits), num_labels), dtype=np.int64)
+    for part in (splits.train, splits.unlabelled, splits.test):
         clients = np.repeat(np.arange(len(part)), part.lengths)
         cells = clients * num_labels + labels[part.values]
         table += np.bincount(cells, minlength=table.size).reshape(table.shape)

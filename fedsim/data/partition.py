@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.component import Registry, Section, nearest
 from fedsim.data.dataset import Dataset
 from fedsim.errors import DataError
-from fedsim.streams import numpy_stream
+from fedsim.registry import Config, Registry, nearest
+from fedsim.rng import keyed_rng
 
 Indices = NDArray[np.int64]
 
@@ -60,7 +60,7 @@ class Ragged:
 
 
 @dataclass(frozen=True)
-class Stream:
+class TaskSequence:
     """The tasks that each client learns one after another, T of them.
 
     Args:
@@ -94,7 +94,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Holdings:
+class ClientSplits:
     """The training examples that each client holds, as indices into `Dataset.x`.
 
     Args:
@@ -109,12 +109,12 @@ class Holdings:
     unlabelled: Ragged
     test: Ragged
     server: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    stream: Stream | None = None
+    stream: TaskSequence | None = None
 
     def __len__(self) -> int:
         return len(self.train)
 
-    def during(self, task: int) -> Holdings:
+    def during(self, task: int) -> ClientSplits:
         """What clients hold while they learn a task of their streams; without any: this."""
         stream = self.stream
         if stream is None:
@@ -123,7 +123,7 @@ class Holdings:
         return replace(self, train=Ragged.of(own))
 
 
-class Partition(Section):
+class Partition(Config):
     """How examples are dealt out to clients: a component of the `partition` section.
 
     Args:
@@ -156,7 +156,7 @@ class Partition(Section):
         """
         raise NotImplementedError
 
-    def deal(self, data: Dataset, seed: int) -> Holdings:
+    def deal(self, data: Dataset, seed: int) -> ClientSplits:
         """Split, then cut each client's share into train, unlabelled and test examples.
 
         Raises:
@@ -166,21 +166,21 @@ class Partition(Section):
         strata = data.strata
         rest, server = self.taking_part(data, seed), np.empty(0, dtype=np.int64)
         if self.server_fraction:
-            rng = numpy_stream(seed, "server share")
+            rng = keyed_rng(seed, "server share")
             server, rest = take_stratified(rest, strata, self.server_fraction, rng)
         if len(rest) < len(data.y):
             columns = {name: column[rest] for name, column in data.columns.items()}
             data = replace(data, x=data.x[rest], y=data.y[rest], columns=columns)
-        shares = [rest[s] for s in self.split(data, numpy_stream(seed, "partition"))]
+        shares = [rest[s] for s in self.split(data, keyed_rng(seed, "partition"))]
         for client, share in enumerate(shares):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} is dealt no example")
         if self.test_fraction == 0 and self.labelled_fraction == 1:
             nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(shares))
-            return Holdings(Ragged.of(shares), nothing, nothing, server)
+            return ClientSplits(Ragged.of(shares), nothing, nothing, server)
         train, unlabelled, test = [], [], []
         for client, share in enumerate(shares):
-            rng = numpy_stream(seed, "split", client=client)
+            rng = keyed_rng(seed, "split", client=client)
             aside, rest = take_stratified(share, strata, self.test_fraction, rng)
             labelled, hidden = take_stratified(rest, strata, self.labelled_fraction, rng)
             if len(labelled) == 0:
@@ -193,14 +193,14 @@ class Partition(Section):
             train.append(labelled)
             unlabelled.append(hidden)
             test.append(aside)
-        return Holdings(Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test), server)
+        return ClientSplits(Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test), server)
 
     def taking_part(self, data: Dataset, seed: int) -> Indices:
         """The examples that are dealt out at all, sorted."""
         everything = np.arange(len(data.y))
         if self.train_fraction == 1:
             return everything
-        rng = numpy_stream(seed, "train share")
+        rng = keyed_rng(seed, "train share")
         return take_stratified(everything, data.strata, self.train_fraction, rng)[0]
 
 

@@ -19,7 +19,7 @@ from fedsim.data.sources import word_list
 from fedsim.data.text import random_vectors
 from fedsim.data.text_sources import Official, TextSource
 from fedsim.errors import DataError
-from fedsim.streams import numpy_stream
+from fedsim.rng import keyed_rng
 
 CLASSES = ("negative", "positive")
 LOW, HIGH = 0.4, 0.6  # ratings up to here are negative, from here on positive; others are left out
@@ -189,7 +189,7 @@ class PlantedReviews(_Reviews):
 
     def _reviews(self, count: int, tested: bool) -> list[Review]:
         """So many of each aspect; those to test on do not depend on how many are to train on."""
-        rng = numpy_stream(self.seed, f"planted reviews/{'test' if tested else 'train'}")
+        rng = keyed_rng(self.seed, f"planted reviews/{'test' if tested else 'train'}")
         return [
             Review(name, k % 2, *self._review(name, k % 2 == 1, tested, rng))
             for name in DOMAINS[self.domain]
@@ -274,7 +274,7 @@ class _Published(_Reviews, Official):
                 f"{self.name}: no {missing} review is about {aspect}, so that nothing is left to "
                 "train on; data.balance=false takes all, data.aspects others"
             )
-        rng = numpy_stream(BALANCED, aspect)
+        rng = keyed_rng(BALANCED, aspect)
         kept = sorted(k for some in by_class for k in rng.permutation(some)[:least].tolist())
         return [reviews[k] for k in kept]
 

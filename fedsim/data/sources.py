@@ -15,11 +15,11 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim._torchvision import import_torchvision
-from fedsim.component import nearest
 from fedsim.data import files
 from fedsim.data.dataset import Dataset, Source, datasets
 from fedsim.errors import DataError
-from fedsim.streams import numpy_stream
+from fedsim.registry import nearest
+from fedsim.rng import keyed_rng
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,7 +238,7 @@ class Synthetic(Source):
 
     def load(self) -> Dataset:
         """x is float32 (samples, *shape)."""
-        centres = numpy_stream(self.seed, "synthetic centres").standard_normal(
+        centres = keyed_rng(self.seed, "synthetic centres").standard_normal(
             (self.classes, *self.shape), dtype=np.float32
         )
         x, y = self._draw(centres, self.samples, "synthetic train")
@@ -248,7 +248,7 @@ class Synthetic(Source):
     def _draw(
         self, centres: NDArray[np.float32], count: int, purpose: str
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        stream = numpy_stream(self.seed, purpose)
+        stream = keyed_rng(self.seed, purpose)
         y = stream.permutation(np.arange(count) % self.classes)
         x = stream.standard_normal((count, *self.shape), dtype=np.float32)
         x *= self.noise
@@ -287,7 +287,7 @@ class Friedman(Source):
         return Dataset(x, y, test_x, test_y, classes=())
 
     def _draw(self, count: int, purpose: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        stream = numpy_stream(self.seed, purpose)
+        stream = keyed_rng(self.seed, purpose)
         x = stream.random((count, self.features))
         y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2
         y += 10 * x[:, 3] + 5 * x[:, 4] + self.noise * stream.standard_normal(count)

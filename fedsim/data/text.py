@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.data import files
 from fedsim.errors import DataError
-from fedsim.streams import numpy_stream
+from fedsim.rng import keyed_rng
 
 PADDING, UNKNOWN = 0, 1  # token ids
 SPECIAL = ("", "<unknown>")  # their words, which no text has
@@ -86,7 +86,7 @@ def random_vectors(
     """
     vectors = np.zeros((len(words), dimension), np.float32)
     for i in range(UNKNOWN, len(words)):
-        vectors[i] = numpy_stream(0, f"vector of {words[i]}").standard_normal(dimension)
+        vectors[i] = keyed_rng(0, f"vector of {words[i]}").standard_normal(dimension)
     return vectors / np.float32(np.sqrt(dimension)), np.arange(len(words)) > UNKNOWN
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from fedsim.component import nearest
 from fedsim.data import files, text
 from fedsim.data.dataset import Dataset, Source, datasets
 from fedsim.data.files import Documents
 from fedsim.data.sources import TestFraction, stratified_split
 from fedsim.errors import DataError, FedsimWarning
+from fedsim.registry import nearest
 
 
 class TextSource(Source):

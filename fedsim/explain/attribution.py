@@ -25,9 +25,9 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from fedsim._torchvision import import_torchvision
-from fedsim.component import Registry, Section, import_object
 from fedsim.errors import ExperimentError
 from fedsim.models.networks import ResidualBlock
+from fedsim.registry import Config, Registry, import_object
 
 # Rows at a time: always the same, because the bits of a matrix product depend on how many.
 BATCH = 64
@@ -35,7 +35,7 @@ BATCH = 64
 _COMPARED = 8  # rows on which a canonised network must do what the network does
 
 
-class Attribution(Section, ABC):
+class Attribution(Config, ABC):
     """How much each entry of an input matters to a network: one way to measure it."""
 
     name: str

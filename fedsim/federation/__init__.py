@@ -1,6 +1,7 @@
 """The federation: clients, engines, exact sums, checkpoints."""
 
 from fedsim.federation.client import Client, Update, client_function
+from fedsim.federation.context import Examples, RunSpec
 from fedsim.federation.engine import (
     Engine,
     EngineSettings,
@@ -16,8 +17,7 @@ from fedsim.federation.federation import (
     cohort_size,
     draw_cohort,
 )
-from fedsim.federation.host import Examples, Setup
-from fedsim.federation.wire import Own, Unsent
+from fedsim.federation.wire import NotCounted, PerClient
 
 __all__ = [
     "Client",
@@ -28,9 +28,9 @@ __all__ = [
     "Federation",
     "LocalEngine",
     "Mean",
-    "Own",
-    "Setup",
-    "Unsent",
+    "NotCounted",
+    "PerClient",
+    "RunSpec",
     "Update",
     "Vector",
     "client_function",

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.data import Stream
-from fedsim.federation.host import Examples, Host, Table
+from fedsim.data import TaskSequence
+from fedsim.federation.context import Examples, Table, WorkerContext
 from fedsim.models import RuleModel, Rules
 from fedsim.models.rules import count
-from fedsim.streams import numpy_stream
+from fedsim.rng import keyed_rng
 from fedsim.training import (
     Context,
     FlatModel,
@@ -96,7 +96,7 @@ def record(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
 
 
 def task_row(
-    stream: Stream, client: int, task: int, now: int, scalars: Mapping[str, float | int]
+    stream: TaskSequence, client: int, task: int, now: int, scalars: Mapping[str, float | int]
 ) -> dict[str, Any]:
     """A row of tasks.parquet, but for the round.
 
@@ -127,7 +127,7 @@ class Client:
 
     def __init__(
         self,
-        host: Host,
+        host: WorkerContext,
         id: int,
         round: int,
         rng: str,
@@ -136,7 +136,7 @@ class Client:
     ) -> None:
         self.id, self.round = id, round
         self.state = dict(state)
-        self.lr = host.setup.train.lr(round)
+        self.lr = host.spec.train.lr(round)
         self.steps = 0
         self.trained: Tensor | Rules | None = None
         self.row: dict[str, Any] = {}
@@ -161,7 +161,7 @@ class Client:
 
     @property
     def settings(self) -> Train:
-        return self._host.setup.train
+        return self._host.spec.train
 
     @property
     def device(self) -> torch.device:
@@ -175,7 +175,7 @@ class Client:
     @property
     def num_classes(self) -> int:
         """C."""
-        return self._host.setup.classes
+        return self._host.spec.classes
 
     @cached_property
     def data(self) -> Examples:
@@ -206,7 +206,7 @@ class Client:
         return self._host.examples(stream.validation[self.id * stream.tasks + self.task])
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> TaskSequence:
         """The tasks of all clients.
 
         Raises:
@@ -242,7 +242,7 @@ class Client:
     @property
     def rules(self) -> RuleModel:
         """The experiment's rule model."""
-        return self._host.setup.rules
+        return self._host.spec.rules
 
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream of this client's own, for one purpose in this round.
@@ -251,8 +251,8 @@ class Client:
         """
         self._asked[purpose] += 1
         again = f"/{self._asked[purpose]}" if self._asked[purpose] > 1 else ""
-        seed = self._host.setup.seed
-        return numpy_stream(seed, f"{self._rng}/{purpose}{again}", self.round, self.id)
+        seed = self._host.spec.seed
+        return keyed_rng(seed, f"{self._rng}/{purpose}{again}", self.round, self.id)
 
     def train(
         self,
@@ -322,7 +322,7 @@ class Client:
         self.model.load(weights)
         tasks, test = self.stream.labels[self.id], self.central_test
         found = evaluate_among(self.model, test.x, test.y, tasks)
-        self.model.answer_among(self.labels(self.task))
+        self.model.restrict_classes(self.labels(self.task))
         y = test.y.cpu().numpy()
         for task, (labels, totals) in enumerate(zip(tasks, found, strict=True)):
             self.report_task(task, **scores(totals, y[np.isin(y, labels)]))

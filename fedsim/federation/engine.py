@@ -13,20 +13,20 @@ import torch
 from pydantic import Field
 from threadpoolctl import threadpool_limits
 
-from fedsim.component import Section
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.federation.client import Client
-from fedsim.federation.host import Host, Setup
+from fedsim.federation.context import RunSpec, WorkerContext
 from fedsim.federation.sums import ExactSum
 from fedsim.federation.wire import to_tensors
 from fedsim.federation.worker import BlockResult, Call, Sums, Worker
+from fedsim.registry import Config
 
 # What the server holds of a client's kept state: the state itself, or a reference to it.
 Handle = Any
 Block = Sequence[int]
 
 
-class EngineSettings(Section):
+class EngineSettings(Config):
     """The `engine` section: where client work is carried out, and with what.
 
     Args:
@@ -157,17 +157,17 @@ class LocalEngine(Engine):
     """
 
     def __init__(
-        self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
+        self, settings: EngineSettings, spec: RunSpec, dataset: Dataset, splits: ClientSplits
     ) -> None:
         super().__init__()
         self._settings = settings
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self._undo_threads = limit_threads(settings.cpus_per_actor)
-        self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
+        self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings)))
 
-    def watch(self, witness: Callable[[Client], None]) -> None:
-        """Show each client to a witness after each client function, as that has left it."""
-        self._worker.witness = witness
+    def watch(self, on_client_done: Callable[[Client], None]) -> None:
+        """Show each client to a on_client_done after each client function, as that has left it."""
+        self._worker.on_client_done = on_client_done
 
     def client(self, id: int, round: int, state: Mapping[str, Any]) -> Client:
         """A client with what it has kept, outside of any client function."""

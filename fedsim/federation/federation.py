@@ -14,19 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsim.data import Dataset, Holdings, Stream
+from fedsim.data import ClientSplits, Dataset, TaskSequence
 from fedsim.errors import ClientError, RunError
 from fedsim.explain.rationales import aspect_scores
 from fedsim.federation.client import Update, record, task_row
+from fedsim.federation.context import Examples, RunSpec, Table, WorkerContext
 from fedsim.federation.engine import Engine, Handle, Outcome
-from fedsim.federation.host import Examples, Host, Setup, Table
 from fedsim.federation.sums import ExactSum
-from fedsim.federation.wire import Own, Unsent, nbytes, to_arrays
+from fedsim.federation.wire import NotCounted, PerClient, nbytes, to_arrays
 from fedsim.federation.worker import TEST_SHARD, Call
 from fedsim.models import RuleModel
 from fedsim.models.rationale import Rationaliser
 from fedsim.privacy.central import Privacy, Release, reference
-from fedsim.streams import numpy_stream
+from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel, scores
 
 Cohort = NDArray[np.int64]  # client ids, ascending
@@ -68,15 +68,15 @@ class Federation:
     """The clients, as a method sees them.
 
     A method's client functions are its own methods `f(self, client, **arguments)`. They run where
-    the clients live, usually in another process, on copies of the arguments (but for `Unsent`
+    the clients live, usually in another process, on copies of the arguments (but for `NotCounted`
     ones): what they change stays there. What a client is to keep goes into `client.state`.
 
     An engine does the work in blocks: a block is a list of clients that one worker goes through
     in order, and the unit of what is lost and run again.
 
     Args:
-        setup: model, training settings and seed.
-        dataset, holdings: the data, and who holds which examples.
+        spec: model, training settings and seed.
+        dataset, splits: the data, and who holds which examples.
         engine: carries the clients' work out.
         clients_per_step: V, how many clients are trained at once.
         device: what the server computes on.
@@ -95,32 +95,32 @@ class Federation:
 
     def __init__(
         self,
-        setup: Setup,
+        spec: RunSpec,
         dataset: Dataset,
-        holdings: Holdings,
+        splits: ClientSplits,
         engine: Engine,
         clients_per_step: int = 1,
         device: torch.device = CPU,
     ) -> None:
-        self.num_clients = len(holdings)
-        self.num_classes = setup.classes
-        self.shape = setup.shape
+        self.num_clients = len(splits)
+        self.num_classes = spec.classes
+        self.shape = spec.shape
         self.features, self.target = dataset.features, dataset.target
-        self.settings = setup.train
-        self.seed = setup.seed
+        self.settings = spec.train
+        self.seed = spec.seed
         self.device = device
         self.round = 0
-        self._host = Host(setup, dataset, holdings, device)
+        self._host = WorkerContext(spec, dataset, splits, device)
         self._initial = self._host.model.weights()
-        self._holdings = holdings
+        self._holdings = splits
         self._test_y = dataset.test_y
         self._shards = range(math.ceil(len(dataset.test_y) / TEST_SHARD))
         self._clients_per_step = clients_per_step
         self._engine = engine
         self._states: dict[int, Handle] = {}
         self._serial = 0
-        self._one_off = False
-        self._privacy = setup.privacy
+        self._setup_traffic = False
+        self._privacy = spec.privacy
         self._sums: Counter[float] = Counter()
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
@@ -161,7 +161,7 @@ class Federation:
         return self._host.task(self.round)
 
     @property
-    def stream(self) -> Stream | None:
+    def stream(self) -> TaskSequence | None:
         """The tasks of all clients, if they learn one after another."""
         return self._holdings.stream
 
@@ -179,7 +179,7 @@ class Federation:
     @property
     def rules(self) -> RuleModel:
         """The experiment's rule model."""
-        return self._host.setup.rules
+        return self._host.spec.rules
 
     def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         """An array as a tensor of its own on the server's device."""
@@ -197,16 +197,16 @@ class Federation:
 
     def rng(self, purpose: str) -> np.random.Generator:
         """The server's random stream for one purpose in this round."""
-        return numpy_stream(self.seed, f"server/{purpose}", self.round)
+        return keyed_rng(self.seed, f"server/{purpose}", self.round)
 
     @contextmanager
-    def one_off(self) -> Iterator[None]:
+    def setup_traffic(self) -> Iterator[None]:
         """What is sent within is sent once a run: it is put on record apart, too."""
-        self._one_off = True
+        self._setup_traffic = True
         try:
             yield
         finally:
-            self._one_off = False
+            self._setup_traffic = False
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
@@ -241,8 +241,8 @@ class Federation:
             function: a method of the running Method; takes a client and the arguments.
             cohort: client ids.
             arguments: what the server sends to every client of the cohort, counted as downlink
-                unless wrapped in `Unsent`; or to each its own part (`Own`). Arrays arrive as
-                tensors on the client's device.
+                unless wrapped in `NotCounted`; or to each its own part (`PerClient`). Arrays
+                arrive as tensors on the client's device.
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
@@ -470,15 +470,17 @@ class Federation:
         self._states.update(outcome.states)
         for id in sorted(outcome.tasks):
             self._tasks += outcome.tasks[id]
-        sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, Unsent | Own))
-        own = [v.parts for v in arguments.values() if isinstance(v, Own)]
+        sent = sum(
+            nbytes(v) for v in arguments.values() if not isinstance(v, NotCounted | PerClient)
+        )
+        own = [v.parts for v in arguments.values() if isinstance(v, PerClient)]
         failed = {id: {"error": why} for id, why in outcome.failures.items()}
         for id, row in {**outcome.rows, **failed}.items():
             known = self._rows.setdefault(id, {})
             # A client may work several times in a round: costs add up, the rest is the latest.
             down = sent + sum(nbytes(parts.get(id)) for parts in own)
             costs = {"bytes_up": row.get("bytes_up", 0), "bytes_down": down}
-            if self._one_off:
+            if self._setup_traffic:
                 costs |= {"one_off_up": costs["bytes_up"], "one_off_down": down}
             costs["seconds"] = row.get("seconds", 0.0)
             known.update({**row, **{name: known.get(name, 0) + c for name, c in costs.items()}})
@@ -495,9 +497,9 @@ def _freeze(tree: Any) -> None:
     """Make arrays read-only: a state that was sent to clients must not change afterwards."""
     if isinstance(tree, np.ndarray):
         tree.flags.writeable = False
-    elif isinstance(tree, Unsent):
+    elif isinstance(tree, NotCounted):
         _freeze(tree.value)
-    elif isinstance(tree, Own):
+    elif isinstance(tree, PerClient):
         _freeze(tree.parts)
     elif isinstance(tree, Mapping):
         for part in tree.values():
@@ -531,12 +533,12 @@ def draw_cohort(
         poisson: draw each client by itself with that probability, for `privacy`.
     """
     if poisson:
-        chances = numpy_stream(seed, "cohort", t).random(num_clients)
+        chances = keyed_rng(seed, "cohort", t).random(num_clients)
         return np.flatnonzero(chances < participation)
     size = cohort_size(participation, num_clients)
     if size == num_clients:
         return np.arange(size)
-    return np.sort(numpy_stream(seed, "cohort", t).choice(num_clients, size=size, replace=False))
+    return np.sort(keyed_rng(seed, "cohort", t).choice(num_clients, size=size, replace=False))
 
 
 def cut_blocks(

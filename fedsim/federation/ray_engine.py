@@ -24,8 +24,9 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import FedsimError, RunError, StateLost
+from fedsim.federation.context import RunSpec, WorkerContext
 from fedsim.federation.engine import (
     Block,
     Engine,
@@ -35,9 +36,8 @@ from fedsim.federation.engine import (
     limit_threads,
     pick_device,
 )
-from fedsim.federation.host import Host, Setup
 from fedsim.federation.placement import live_nodes, starting, whereabouts
-from fedsim.federation.wire import Unsent
+from fedsim.federation.wire import NotCounted
 from fedsim.federation.worker import BlockResult, Call, Sums, Worker
 
 log = logging.getLogger(__name__)
@@ -55,11 +55,11 @@ class ClientActor:
     """A worker in an actor's process."""
 
     def __init__(
-        self, settings: EngineSettings, setup: Setup, dataset: Dataset, holdings: Holdings
+        self, settings: EngineSettings, spec: RunSpec, dataset: Dataset, splits: ClientSplits
     ) -> None:
         limit_threads(settings.cpus_per_actor)
         _keep_freed_memory()
-        self._worker = Worker(Host(setup, dataset, holdings, pick_device(settings)))
+        self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings)))
 
     def device(self) -> str:
         """What the worker computes on; answers once the actor is up."""
@@ -151,21 +151,21 @@ class RayEngine(Engine):
 
     Args:
         count: how many actors to make.
-        setup, dataset, holdings: what a worker needs; the latter two may be references.
+        spec, dataset, splits: what a worker needs; the latter two may be references.
     """
 
     def __init__(
         self,
         settings: EngineSettings,
         count: int,
-        setup: Setup,
+        spec: RunSpec,
         dataset: Any,
-        holdings: Any,
+        splits: Any,
     ) -> None:
         super().__init__()
         self._settings = settings
-        self._setup = ray.put(setup)
-        self._data = (dataset, holdings)
+        self._setup = ray.put(spec)
+        self._data = (dataset, splits)
         self._stateful: set[str] = set()
         self._failed_starts = 0  # in a row
         self._sent: list[tuple[NDArray[np.generic], type, Any]] = []
@@ -238,7 +238,7 @@ class RayEngine(Engine):
         known, self._sent = self._sent, []
         objects = []
         for value in arguments.values():
-            array = value.value if isinstance(value, Unsent) else value
+            array = value.value if isinstance(value, NotCounted) else value
             same = (ref for sent, kind, ref in known if sent is array and isinstance(value, kind))
             ref = next(same, None) or ray.put(value)
             # It is frozen, so still the same, unless it is a view of what may change.

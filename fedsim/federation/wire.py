@@ -2,7 +2,7 @@
 
 Arrays count by their type: 4 bytes a float32 entry, 1 a byte (images, labels of up to 256 classes
 kept as uint8), one bit a boolean. Numbers that ride along (a round, a sample count) are not
-counted, and neither is an argument that a real system would not send: wrap it in `Unsent`.
+counted, and neither is an argument that a real system would not send: wrap it in `NotCounted`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Unsent:
+class NotCounted:
     """An argument that the simulation passes along and a real system would not send.
 
     All clients share it: unlike other arguments it is not copied for each, and must not be
@@ -27,7 +27,7 @@ class Unsent:
 
 
 @dataclass(frozen=True)
-class Own:
+class PerClient:
     """An argument of which each client is sent its own part, or None if there is none for it.
 
     Args:

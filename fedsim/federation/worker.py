@@ -16,12 +16,12 @@ from torch import Tensor
 from fedsim.errors import ClientError, RunError
 from fedsim.explain.rationales import OF, rationale_totals
 from fedsim.federation.client import Client, Update
-from fedsim.federation.host import Host
+from fedsim.federation.context import WorkerContext
 from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
-from fedsim.federation.wire import Own, Unsent, nbytes, same, to_arrays, to_tensors
+from fedsim.federation.wire import NotCounted, PerClient, nbytes, same, to_arrays, to_tensors
 from fedsim.models.rationale import Rationaliser
 from fedsim.privacy.central import clipped
-from fedsim.streams import torch_stream
+from fedsim.rng import keyed_torch_rng
 from fedsim.training import (
     Task,
     Trained,
@@ -89,15 +89,15 @@ class BlockResult:
             getattr(self, part.name).update(getattr(other, part.name))
 
 
-class _Refused(Exception):
+class InvalidUpdate(Exception):
     """A message that cannot be accepted, in words for a person."""
 
 
-class _Spoilt(_Refused):
+class SharedInputMutated(InvalidUpdate):
     """What all clients share is no longer what it was: the run cannot go on."""
 
 
-class _Waiting(BaseException):
+class SuspendForStack(BaseException):
     """A client function has come to where it trains, and waits for the others of its stack.
 
     Not an Exception, so that no client function catches it.
@@ -107,7 +107,7 @@ class _Waiting(BaseException):
         self.task, self.generator = task, generator
 
 
-class _InTurn:
+class StackedTrainer:
     """Trains one client of a stack.
 
     The function of each client of a stack is run up to where it trains. Then all are trained at
@@ -120,7 +120,7 @@ class _InTurn:
         seconds: spent on this client in stacks.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: WorkerContext) -> None:
         self.alone = False
         self.seconds = 0.0
         self.results: list[tuple[Trained, Tensor]] = []
@@ -135,7 +135,7 @@ class _InTurn:
         if self.alone:
             return self._host.train(task)
         if self._next == len(self.results):
-            raise _Waiting(task, generator_state(self._host.device))
+            raise SuspendForStack(task, generator_state(self._host.device))
         trained, generator = self.results[self._next]
         self._next += 1
         set_generator_state(generator, self._host.device)
@@ -152,17 +152,17 @@ class Worker:
     collects at its end; whatever it loses can be computed again from the same inputs.
 
     Attributes:
-        witness: is shown each client after a client function, as that has left it.
+        on_client_done: is shown each client after a client function, as that has left it.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: WorkerContext) -> None:
         self.host = host
-        self.witness: Callable[[Client], None] = lambda client: None
+        self.on_client_done: Callable[[Client], None] = lambda client: None
         self._serial = -1
         self._sums: Sums = {}
         self._sent: dict[str, Any] = {}  # the call's arguments
-        self._shared: dict[str, Any] = {}  # those that came as `Unsent`
-        self._own: dict[str, Mapping[int, Any]] = {}  # those that came as `Own`
+        self._shared: dict[str, Any] = {}  # those that came as `NotCounted`
+        self._own: dict[str, Mapping[int, Any]] = {}  # those that came as `PerClient`
 
     def run_block(
         self,
@@ -186,20 +186,22 @@ class Worker:
             self._serial, self._sums = call.serial, {}
             self._sent, self._shared = (
                 {
-                    name: to_tensors(a.value if isinstance(a, Unsent) else a, self.host.device)
+                    name: to_tensors(a.value if isinstance(a, NotCounted) else a, self.host.device)
                     for name, a in arguments.items()
-                    if isinstance(a, Unsent) is unsent and not isinstance(a, Own)
+                    if isinstance(a, NotCounted) is unsent and not isinstance(a, PerClient)
                 }
                 for unsent in (False, True)
             )
-            self._own = {name: a.parts for name, a in arguments.items() if isinstance(a, Own)}
+            self._own = {
+                name: a.parts for name, a in arguments.items() if isinstance(a, PerClient)
+            }
         if call.mode == "test":
             return BlockResult(rows={shard: self._test_shard(call, shard) for shard in block})
         result = BlockResult()
         sums: dict[str, Tensor] = {}
         for start in range(0, len(block), call.clients_per_step):
             together = block[start : start + call.clients_per_step]
-            trainers = {id: _InTurn(self.host) for id in together}
+            trainers = {id: StackedTrainer(self.host) for id in together}
             if len(together) == 1:
                 trainers[together[0]].alone = True
             waiting: Sequence[int] = together
@@ -212,7 +214,7 @@ class Worker:
                         self._run_client(id, call, state, trainers[id], sums, result)
                         if len(result.weights) % MOST_ADDED == 0:
                             self._convert(sums)
-                    except _Waiting as reached:
+                    except SuspendForStack as reached:
                         tasks[id] = reached
                     except Exception as error:
                         self._failed(id, call, error, result)
@@ -233,14 +235,17 @@ class Worker:
         sums.clear()
 
     def _failed(self, id: int, call: Call, error: Exception, result: BlockResult) -> None:
-        cause = str(error) if isinstance(error, _Refused) else _traceback(error)
+        cause = str(error) if isinstance(error, InvalidUpdate) else _traceback(error)
         failure = ClientError(id, call.round, call.function, cause)
-        if self.host.setup.train.on_client_error == "stop" or isinstance(error, _Spoilt):
+        if self.host.spec.train.on_client_error == "stop" or isinstance(error, SharedInputMutated):
             raise failure from None  # the cause holds the traceback, and pickles
         result.failures[id] = str(failure)
 
     def _train_together(
-        self, waiting: Mapping[int, _Waiting], trainers: Mapping[int, _InTurn], result: BlockResult
+        self,
+        waiting: Mapping[int, SuspendForStack],
+        trainers: Mapping[int, StackedTrainer],
+        result: BlockResult,
     ) -> None:
         """Train the clients of a stack; or note why each is to train by itself."""
         tasks = [reached.task for reached in waiting.values()]
@@ -250,7 +255,7 @@ class Worker:
             before = generator_state(self.host.device)
             try:
                 trained, generators = self.host.stack.train(
-                    tasks, self.host.setup.train, [r.generator for r in waiting.values()]
+                    tasks, self.host.spec.train, [r.generator for r in waiting.values()]
                 )
             except Exception as error:  # what vmap cannot do; or fails for one client as well
                 if lacks_memory(error):
@@ -277,7 +282,7 @@ class Worker:
         id: int,
         call: Call,
         state: Mapping[str, Any],
-        train: _InTurn,
+        train: StackedTrainer,
         sums: dict[str, Tensor],
         result: BlockResult,
     ) -> None:
@@ -288,31 +293,33 @@ class Worker:
         started = time.perf_counter()
         host = self.host
         kept_state = to_tensors(state, host.device)
-        function = getattr(host.setup.functions, call.function)
+        function = getattr(host.spec.functions, call.function)
         rng = getattr(function, "rng", call.function)
         client = Client(host, id, call.round, rng, kept_state, train)
         host.model.module.train()
-        host.model.answer_among(host.labels(id, client.task))
+        host.model.restrict_classes(host.labels(id, client.task))
         # Copies, so that no client sees what another did to them.
         arguments = to_tensors(self._sent, host.device)
         for name, parts in self._own.items():
             arguments[name] = to_tensors(parts.get(id), host.device)
         versions = _versions(self._shared)
         # Whatever draws from torch's own generator draws from this client's stream.
-        with torch_stream(host.setup.seed, f"{rng}/torch", call.round, id, host.device):
+        with keyed_torch_rng(host.spec.seed, f"{rng}/torch", call.round, id, host.device):
             try:
                 message = function(client, **arguments, **self._shared)
             finally:
                 if _versions(self._shared) != versions:
-                    raise _Spoilt("changes an argument that came as Unsent; copy it first")
-        self.witness(client)
+                    raise SharedInputMutated(
+                        "changes an argument that came as NotCounted; copy it first"
+                    )
+        self.on_client_done(client)
         kept = to_arrays(client.state)
         changed = not same(kept, state)
         if call.mode == "mean":
             _check(message, sums)
             vectors, weight = message.vectors, message.weight
-            if host.setup.privacy is not None and vectors:
-                vectors = clipped(vectors, self._sent, host.setup.privacy.clip)
+            if host.spec.privacy is not None and vectors:
+                vectors = clipped(vectors, self._sent, host.spec.privacy.clip)
                 weight = 1.0
             if vectors:
                 result.weights[id] = weight
@@ -356,10 +363,10 @@ class Worker:
             return 1, f"clients are trained one by one: {self.host.obstacle}"
         if wanted != "auto":
             return wanted, f"{wanted} clients are trained at once, as asked for"
-        settings = self.host.setup.train
+        settings = self.host.spec.train
         start = self.host.model.vector.clone()
         generator = generator_state(self.host.device)
-        with_examples = [k for k in clients if len(self.host.holdings.train[k])]
+        with_examples = [k for k in clients if len(self.host.splits.train[k])]
 
         def finish() -> float:
             if self.host.device.type == "cuda":
@@ -370,7 +377,7 @@ class Worker:
             tasks = []
             for v in range(V):
                 own = self.host.examples(
-                    self.host.holdings.train[with_examples[v % len(with_examples)]]
+                    self.host.splits.train[with_examples[v % len(with_examples)]]
                 )
                 rng = np.random.default_rng(v)
                 tasks.append(Task(start, own.x, own.y, settings.optimizer.lr, 1, rng))
@@ -407,10 +414,12 @@ class Worker:
     def _test_shard(self, call: Call, shard: int) -> dict[str, Any]:
         part = slice(shard * TEST_SHARD, (shard + 1) * TEST_SHARD)
         examples = self.host.test_examples(part)
-        model, stream = self.host.model, self.host.holdings.stream
+        model, stream = self.host.model, self.host.splits.stream
         model.load(self._sent["weights"])
         # For networks that draw in evaluation as well.
-        with torch_stream(self.host.setup.seed, "test/torch", call.round, shard, self.host.device):
+        with keyed_torch_rng(
+            self.host.spec.seed, "test/torch", call.round, shard, self.host.device
+        ):
             if stream is not None:
                 found = evaluate_among(model, examples.x, examples.y, stream.kinds)
                 return {f"{n}/{i}": v for i, own in enumerate(found) for n, v in own.items()}
@@ -452,23 +461,25 @@ def _versions(tree: Any) -> list[int]:
 def _check(update: Update, sums: dict[str, Tensor]) -> None:
     """Refuse what cannot be added, before any of it is."""
     if not isinstance(update, Update):
-        raise _Refused(f"must return an Update, not {type(update).__name__}")
+        raise InvalidUpdate(f"must return an Update, not {type(update).__name__}")
     if not (math.isfinite(update.weight) and update.weight >= 0):
-        raise _Refused(f"the update's weight is {update.weight}")
+        raise InvalidUpdate(f"the update's weight is {update.weight}")
     if update.vectors and sums and update.vectors.keys() != sums.keys():
-        raise _Refused(f"sends {sorted(update.vectors)}, where clients before sent {sorted(sums)}")
+        raise InvalidUpdate(
+            f"sends {sorted(update.vectors)}, where clients before sent {sorted(sums)}"
+        )
     for name, vector in update.vectors.items():
         low, high = (float(bound) for bound in torch.aminmax(vector.detach()))
         largest = max(-low, high)
         if not math.isfinite(largest):
-            raise _Refused(_not_finite(f"'{name}'", math.isnan(low)))
+            raise InvalidUpdate(_not_finite(f"'{name}'", math.isnan(low)))
         if largest * max(update.weight, 1.0) >= CLIENT_LIMIT:
-            raise _Refused(
+            raise InvalidUpdate(
                 f"'{name}' is out of range: |value| up to {largest:.3g} with weight "
                 f"{update.weight:.3g}; weight × value must stay under 2^30"
             )
         if name in sums and len(sums[name]) != vector.numel():
-            raise _Refused(
+            raise InvalidUpdate(
                 f"'{name}' has {vector.numel()} entries, that of clients before {len(sums[name])}"
             )
 
@@ -484,7 +495,7 @@ def _check_finite(message: Any) -> None:
         and message.dtype.kind == "f"
         and not np.isfinite(message).all()
     ):
-        raise _Refused(_not_finite("its message", bool(np.isnan(message).any())))
+        raise InvalidUpdate(_not_finite("its message", bool(np.isnan(message).any())))
 
 
 def _not_finite(where: str, is_nan: bool) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, SerializeAsAny
 from torch import Tensor, nn
 
-from fedsim.data import Dataset, Holdings, Source, datasets
+from fedsim.data import ClientSplits, Dataset, Source, datasets
 from fedsim.data.augment import weak
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation, Vector
@@ -46,9 +46,9 @@ class AuxiliaryMethod(Method[S], Generic[S]):
 
     auxiliary: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)] | None = None
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if self.auxiliary is None:
-            count, shape = len(holdings.server), dataset.shape
+            count, shape = len(splits.server), dataset.shape
         else:
             found = self.auxiliary.load()
             count, shape = len(found.x), found.shape
@@ -73,7 +73,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
                 "are needed"
             )
 
-    def further_data(self) -> list[NDArray[Any]]:
+    def extra_hash_inputs(self) -> list[NDArray[Any]]:
         return [] if self.auxiliary is None else [self.auxiliary.load().x]
 
     def inputs(self, fed: Federation) -> Tensor:

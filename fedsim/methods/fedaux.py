@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Cohort, Federation, Unsent, Vector, client_function
+from fedsim.federation import Client, Cohort, Federation, NotCounted, Vector, client_function
 from fedsim.methods.auxiliary import (
     AuxiliaryMethod,
     distil,
@@ -32,7 +32,7 @@ from fedsim.methods.auxiliary import (
 )
 from fedsim.methods.method import State, methods, needs_classifier
 from fedsim.models import Classifier
-from fedsim.streams import numpy_stream
+from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel
 
 NEGATIVES = 0.2  # share of the auxiliary inputs that clients tell their own from
@@ -99,8 +99,8 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     batch_size: int = Field(128, ge=2)
     lr: float = Field(5e-5, gt=0)
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
-        super().check_data(dataset, holdings, network)
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
+        super().check_data(dataset, splits, network)
         needs_classifier(self.name, network)
         if self.encoder is not None:
             read_features(self.encoder, FlatModel(network, torch.device("cpu")))
@@ -111,9 +111,9 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
                 "pretrained features in method.encoder"
             )
 
-    def further_data(self) -> list[NDArray[Any]]:
+    def extra_hash_inputs(self) -> list[NDArray[Any]]:
         encoder = [] if self.encoder is None else [np.fromfile(self.encoder, dtype=np.uint8)]
-        return super().further_data() + encoder
+        return super().extra_hash_inputs() + encoder
 
     def init(self, fed: Federation) -> FedAUXState:
         weights, x = fed.initial_weights(), self.inputs(fed)
@@ -131,7 +131,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     def split(self, fed: Federation) -> tuple[Tensor, Tensor]:
         """Rows of the auxiliary inputs: the negatives, and those to distil on."""
         n = len(self.inputs(fed))
-        order = torch.from_numpy(numpy_stream(fed.seed, "server/negatives").permutation(n))
+        order = torch.from_numpy(keyed_rng(fed.seed, "server/negatives").permutation(n))
         cut = round(NEGATIVES * n)
         order = order.to(fed.device)
         return order[:cut].sort().values, order[cut:].sort().values
@@ -164,13 +164,13 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         x = self.inputs(fed)
         # What each client would compute from public inputs and h is computed once for all.
         negatives, distillation = (represent(fed.model, x[rows]) for rows in self.split(fed))
-        with fed.one_off():
+        with fed.setup_traffic():
             sent = fed.gather(
                 self.score,
                 new,
                 weights=state.initial,
-                negatives=Unsent(negatives.cpu().numpy()),
-                distillation=Unsent(distillation.cpu().numpy()),
+                negatives=NotCounted(negatives.cpu().numpy()),
+                distillation=NotCounted(distillation.cpu().numpy()),
             )
         return replace(
             state,

@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Federation, Unsent, Update, client_function
+from fedsim.federation import Client, Federation, NotCounted, Update, client_function
 from fedsim.methods.method import Method, State, methods, needs_classifier
 
 
@@ -38,7 +38,7 @@ class FedBABU(Method[State]):
     fine_tune: Literal["nothing", "head", "all"] = "nothing"
     fine_tune_epochs: int = Field(5, ge=1)
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         features = needs_classifier(self.name, network).features
         if not any(p.requires_grad for p in features.parameters()):
             raise ExperimentError(
@@ -52,7 +52,10 @@ class FedBABU(Method[State]):
         head = fed.model.part("head")
         body = np.delete(state.weights, head)
         mean = fed.mean(
-            self.local_update, fed.sample(t), body=body, head=Unsent(state.weights[head].copy())
+            self.local_update,
+            fed.sample(t),
+            body=body,
+            head=NotCounted(state.weights[head].copy()),
         )
         weights = np.insert(mean.body, head.start, state.weights[head])
         return replace(state, weights=weights)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.federation import Client, Cohort, Federation, Unsent, Update, client_function
+from fedsim.federation import Client, Cohort, Federation, NotCounted, Update, client_function
 from fedsim.methods.method import Method, State, methods
 
 UNKNOWN = -1.0
@@ -55,7 +55,7 @@ class FedDisco(Method[FedDiscoState]):
         divergence = self.ask(fed, cohort, state.divergence)
         cohort = cohort[divergence[cohort] != UNKNOWN]  # without those that failed to tell
         shares = self.shares(fed.num_samples[cohort], divergence[cohort])
-        of_client = Unsent(dict(zip(cohort.tolist(), shares.tolist(), strict=True)))
+        of_client = NotCounted(dict(zip(cohort.tolist(), shares.tolist(), strict=True)))
         mean = fed.mean(self.local_update, cohort, weights=state.weights, shares=of_client)
         weights = mean.weights if mean.count else state.weights
         return FedDiscoState(weights=weights, divergence=divergence)
@@ -65,7 +65,7 @@ class FedDisco(Method[FedDiscoState]):
     ) -> NDArray[np.float64]:
         """The divergences, with those of clients that take part for the first time."""
         divergence = known.copy()
-        with fed.one_off():
+        with fed.setup_traffic():
             counts = fed.gather(self.label_counts, cohort[known[cohort] == UNKNOWN])
         for k, n in counts.items():
             q = n[n > 0] / n.sum()

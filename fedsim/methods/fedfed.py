@@ -19,13 +19,13 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fedsim.component import Section
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
-from fedsim.federation import Client, Federation, Unsent, Update, Vector, client_function
+from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.methods.pixels import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
+from fedsim.registry import Config
 from fedsim.training import FlatModel, Loss, Train
 from fedsim.training import cross_entropy as plain
 
@@ -37,7 +37,7 @@ Kind = Literal["usual", "scarce", "skewed"]
 Factors = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat]
 
 
-class Distillation(Section):
+class Distillation(Config):
     """How generator and classifier are trained together, in the rounds of stage 1.
 
     Args:
@@ -146,7 +146,7 @@ class FedFed(Method[FedFedState]):
         if self.distillation_rounds:
             check_rounds_left("distillation_rounds", self.distillation_rounds, train)
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         shape, x = dataset.shape, dataset.x
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ExperimentError(
@@ -182,10 +182,10 @@ class FedFed(Method[FedFedState]):
             self.local_update,
             fed.sample(t),
             weights=state.weights,
-            shared1=Unsent(state.shared1),  # each client has had the pool since stage 2
-            shared2=Unsent(state.shared2),
-            labels=Unsent(state.labels),
-            pixels=Unsent(fed.pixels()),
+            shared1=NotCounted(state.shared1),  # each client has had the pool since stage 2
+            shared2=NotCounted(state.shared2),
+            labels=NotCounted(state.labels),
+            pixels=NotCounted(fed.pixels()),
         )
         return replace(state, weights=mean.weights)
 
@@ -197,7 +197,7 @@ class FedFed(Method[FedFedState]):
             everyone if self.distillation.clients == "all" else fed.sample(t),
             weights=state.weights,
             generator=state.generator,
-            pixels=Unsent(fed.pixels()),
+            pixels=NotCounted(fed.pixels()),
             mean_samples=float(fed.num_samples.mean()),
         )
         return replace(
@@ -210,9 +210,9 @@ class FedFed(Method[FedFedState]):
     def sharing_round(self, fed: Federation, state: FedFedState) -> FedFedState:
         """Stage 2: every client's items, pooled and sent to every client."""
         everyone = np.arange(fed.num_clients)
-        with fed.one_off():
+        with fed.setup_traffic():
             sent = fed.gather(
-                self.share, everyone, generator=state.generator, pixels=Unsent(fed.pixels())
+                self.share, everyone, generator=state.generator, pixels=NotCounted(fed.pixels())
             )
             pool = {
                 name: np.concatenate([nothing, *(items[name] for items in sent.values())])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.fedgen import Counts, diversity, label_counts, label_shares
@@ -124,7 +124,7 @@ class FedFTG(Method[FedFTGState]):
     cls: float = Field(1.0, ge=0)
     dis: float = Field(1.0, ge=0)
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if len(dataset.shape) != 3:
             raise ExperimentError(
                 f"method.name={self.name} needs images (channels, height, width), which its "

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, kl_div, one_hot
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.method import Method, State, methods, needs_classifier
 from fedsim.models import Classifier
@@ -117,7 +117,7 @@ class FedGen(Method[FedGenState]):
     generator_weight_decay: float = Field(1e-2, ge=0)
     diversity: float = Field(1.0, ge=0)
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         needs_classifier(self.name, network)
 
     def init(self, fed: Federation) -> FedGenState:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
@@ -45,7 +45,7 @@ class FedRNL(FedAvg):
     lam: float = Field(2.0, ge=0)
     encoder_loss: Literal["frobenius", "l2", "l1", "cos"] = "frobenius"
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if not isinstance(network, Rationaliser):
             raise ExperimentError("method.name=fedrnl needs model.name=rationale")
         if network.shared:

@@ -21,14 +21,22 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.component import Section
-from fedsim.data import Dataset, Holdings, Stream
+from fedsim.data import ClientSplits, Dataset, TaskSequence
 from fedsim.errors import ExperimentError, RunError
-from fedsim.federation import Client, Examples, Federation, Own, Update, Vector, client_function
+from fedsim.federation import (
+    Client,
+    Examples,
+    Federation,
+    PerClient,
+    Update,
+    Vector,
+    client_function,
+)
 from fedsim.federation.wire import nbytes
 from fedsim.methods.method import Method, State, methods
 from fedsim.models.decomposed import Layout, Rest
 from fedsim.models.text import Reader, TextFeatures
+from fedsim.registry import Config
 from fedsim.training import FlatModel, Train
 
 LEAST_LR = 1e-10  # below, a client does not train on
@@ -36,7 +44,7 @@ LR_FACTOR = 3.0  # by which the learning rate falls
 LAST = 64  # documents a batch of the released code's evaluation
 
 
-class Compat(Section):
+class Compat(Config):
     """What the released code of FedSeIT does, instead of what its paper says.
 
     Args:
@@ -124,7 +132,7 @@ def place(key: str) -> tuple[int, int]:
 
 
 def transfers(
-    state: FedWeITState, stream: Stream, client: int, task: int, attention: Sequence[float]
+    state: FedWeITState, stream: TaskSequence, client: int, task: int, attention: Sequence[float]
 ) -> list[dict[str, float | int]]:
     """A row for each A of others that a task has taken: whose, and how much use was made of it.
 
@@ -231,8 +239,8 @@ class FedWeIT(Method[FedWeITState]):
                 "no gradients: leave out train.lr_decay and train.clip_norm"
             )
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
-        if holdings.stream is None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
+        if splits.stream is None:
             raise ExperimentError(
                 f"method.name={self.name} learns tasks in turn: partition.kind=tasks, or own_tasks"
             )
@@ -257,7 +265,7 @@ class FedWeIT(Method[FedWeITState]):
         if not len(cohort):
             raise RunError(f"round {t}: every client of the cohort failed as it began its task")
         parts = {k: self.selection(state, k) for k in new}
-        mean = fed.mean(self.local_update, cohort, base=state.weights, foreign=Own(parts))
+        mean = fed.mean(self.local_update, cohort, base=state.weights, foreign=PerClient(parts))
         begun = state.begun.copy()
         begun[[k for k in new if k in mean.clients]] = task
         state = replace(state, weights=mean.weights, begun=begun)

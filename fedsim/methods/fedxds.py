@@ -20,12 +20,12 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.data.partition import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
 from fedsim.explain.masking import keep_relevant, scaled
-from fedsim.federation import Client, Federation, Unsent, Update, Vector, client_function
+from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.methods.pixels import to_pixels
 from fedsim.privacy.gaussian import analytic_sigma, clip
@@ -135,7 +135,7 @@ class FedXDS(Method[FedXDSState]):
         if self.fraction:
             check_rounds_left("warmup_rounds", self.warmup_rounds, train)
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if len(dataset.shape) != 3:
             raise ExperimentError(
                 f"method.name={self.name} takes images (channels, height, width); the data's "
@@ -143,7 +143,7 @@ class FedXDS(Method[FedXDSState]):
             )
         self.attribution.check(network)
         self._insist_on_differences(network)
-        images = int(np.round(self.fraction * holdings.train.lengths).sum())
+        images = int(np.round(self.fraction * splits.train.lengths).sum())
         pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
         free = psutil.virtual_memory().available
         if 2 * pool > free:  # the server's, and a client's copy
@@ -173,9 +173,9 @@ class FedXDS(Method[FedXDSState]):
             self.local_update,
             fed.sample(t),
             weights=state.weights,
-            shared=Unsent(state.shared),  # each client has had the pool since it was shared
-            labels=Unsent(state.labels),
-            levels=Unsent(self.levels(fed)),
+            shared=NotCounted(state.shared),  # each client has had the pool since it was shared
+            labels=NotCounted(state.labels),
+            levels=NotCounted(self.levels(fed)),
         )
         phase = "share" if state.phase == "warm up" and t == self.warmup_rounds else state.phase
         return replace(state, weights=mean.weights, phase=phase)
@@ -183,9 +183,9 @@ class FedXDS(Method[FedXDSState]):
     def sharing_round(self, fed: Federation, state: FedXDSState) -> FedXDSState:
         """Phase 2: every client's masked images, pooled and sent to every client."""
         everyone = np.arange(fed.num_clients)
-        with fed.one_off():
+        with fed.setup_traffic():
             sent = fed.gather(
-                self.share, everyone, weights=state.weights, levels=Unsent(self.levels(fed))
+                self.share, everyone, weights=state.weights, levels=NotCounted(self.levels(fed))
             )
             shared: Pool = np.concatenate([state.shared, *(i["shared"] for i in sent.values())])
             labels = np.concatenate([state.labels, *(i["labels"] for i in sent.values())])
@@ -258,7 +258,11 @@ class FedXDS(Method[FedXDSState]):
         fed.begin_round(self.warmup_rounds + 1)
         levels = self.levels(fed)
         sent = fed.gather(
-            self.share, clients, weights=state.attributor, levels=Unsent(levels), explained=True
+            self.share,
+            clients,
+            weights=state.attributor,
+            levels=NotCounted(levels),
+            explained=True,
         )
         pixels = torch.tensor(fed.pixels())
         for items in sent.values():

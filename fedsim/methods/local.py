@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.federation import Client, Federation, Unsent, Vector, client_function
+from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
 from fedsim.methods.method import Method, State, log_means, methods
 from fedsim.training import evaluate, scores
 
@@ -28,7 +28,7 @@ class Local(Method[State]):
         return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        fed.each(self.local_training, fed.sample(t), initial=Unsent(state.weights))
+        fed.each(self.local_training, fed.sample(t), initial=NotCounted(state.weights))
         return state
 
     @client_function("local_training")

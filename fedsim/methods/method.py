@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.component import Registry, Section
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError, RunError
-from fedsim.federation import Client, Federation, Unsent, Vector, client_function
+from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
 from fedsim.models import Classifier, Rules
+from fedsim.registry import Config, Registry
 from fedsim.training import Train
 
 
@@ -36,7 +36,7 @@ class State:
 S = TypeVar("S", bound=State)
 
 
-class Method(Section, ABC, Generic[S]):
+class Method(Config, ABC, Generic[S]):
     """A federated algorithm: two functions on the server, and the client functions they call.
 
     The fields of a method are its hyper-parameters: the keys of the experiment's `method` section.
@@ -76,7 +76,7 @@ class Method(Section, ABC, Generic[S]):
 
     def evaluate_clients(self, fed: Federation, state: S) -> None:
         """Put on record what the model is worth to each client, on its own test examples."""
-        fed.each(self.local_test, range(fed.num_clients), weights=Unsent(state.weights))
+        fed.each(self.local_test, range(fed.num_clients), weights=NotCounted(state.weights))
 
     @client_function("local_test")
     def local_test(self, client: Client, weights: Tensor) -> None:
@@ -123,7 +123,7 @@ class Method(Section, ABC, Generic[S]):
                 f"more from them; methods that it covers: {', '.join(covered)}"
             )
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         """Refuse data, partitions and networks that the method cannot work with.
 
         Called before anything starts.
@@ -132,7 +132,7 @@ class Method(Section, ABC, Generic[S]):
             BadInput: with what would be right.
         """
 
-    def further_data(self) -> list[NDArray[Any]]:
+    def extra_hash_inputs(self) -> list[NDArray[Any]]:
         """What the result depends on besides the data set, for the run's `data_hash`.
 
         A run is only resumed on the same.

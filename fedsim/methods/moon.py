@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, softplus
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods, needs_classifier
@@ -41,7 +41,7 @@ class Moon(FedAvg):
     mu: float = Field(1.0, ge=0)
     tau: float = Field(0.5, gt=0)
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         needs_classifier(self.name, network)
 
     @client_function("local_update")

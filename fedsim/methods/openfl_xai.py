@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.rules import global_explanation, measures
-from fedsim.federation import Client, Federation, Unsent, client_function
+from fedsim.federation import Client, Federation, NotCounted, client_function
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.method import Method, State, log_means, methods
 from fedsim.models.rules import Rules, check_table, count, feature_names
@@ -54,7 +54,7 @@ class RuleMethod(Method[RuleState]):
                 f"{train.rounds}"
             )
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if dataset.classes:
             raise ExperimentError(
                 f"method.name={self.name} learns a number, and the target of "
@@ -75,7 +75,7 @@ class RuleMethod(Method[RuleState]):
         fed.explain("rules", rows)
 
     def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
-        fed.each(self.local_rule_test, range(fed.num_clients), rules=Unsent(state.rules))
+        fed.each(self.local_rule_test, range(fed.num_clients), rules=NotCounted(state.rules))
 
     @client_function("local_rule_test")
     def local_rule_test(self, client: Client, rules: dict[str, Any]) -> None:

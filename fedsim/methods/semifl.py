@@ -19,18 +19,18 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from fedsim.component import Section
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Examples, Federation, Update, Vector, client_function
 from fedsim.methods.method import Method, State, methods
+from fedsim.registry import Config
 from fedsim.training import Context, Hooks, Loss, Optimizer, Task, train
 
 BATCH = 250  # images at once where nothing is trained
 
 
-class ServerTraining(Section):
+class ServerTraining(Config):
     """The server's training on its labelled examples.
 
     Its learning rate decays and its gradients are clipped as the clients' are.
@@ -98,19 +98,19 @@ class SemiFL(Method[SemiFLState]):
     momentum: float = Field(0.5, ge=0, lt=1)
     server: ServerTraining = ServerTraining()
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if len(dataset.shape) != 3:
             raise ExperimentError(
                 "method.name=semifl augments images (channels, height, width); "
                 f"the data's inputs have shape {dataset.shape}"
             )
-        labelled = len(holdings.server) or len(holdings.train.values)
+        labelled = len(splits.server) or len(splits.train.values)
         if labelled < 2 and any(isinstance(m, _BatchNorm) for m in network.modules()):
             raise ExperimentError(
                 "method.name=semifl: the server holds a single labelled example, and batch norm's "
                 "statistics need two; raise partition.server_fraction"
             )
-        if len(holdings.server) == 0 and len(holdings.unlabelled.values) == 0:
+        if len(splits.server) == 0 and len(splits.unlabelled.values) == 0:
             raise ExperimentError(
                 "method.name=semifl needs labelled examples for the server and others for the "
                 "clients: partition.server_fraction above 0, or partition.labelled_fraction "

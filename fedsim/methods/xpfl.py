@@ -20,15 +20,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax
 
-from fedsim.component import Section
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.explain.embedding import Embedding, embed
 from fedsim.explain.tree import Tree, build_tree, fidelity
-from fedsim.federation import Client, Federation, Unsent, Update, client_function
+from fedsim.federation import Client, Federation, NotCounted, Update, client_function
 from fedsim.methods.method import Method, State, methods, needs_classifier
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
+from fedsim.registry import Config
 from fedsim.training import FlatModel, Hooks, Loss, Optimizer, Task, logits, representation, train
 
 LEAST_LOSS = 0.05  # of a teacher: below, the distillation is weighed no more than 1 / 0.05 = 20
@@ -37,7 +37,7 @@ SHOWN_WHOLE = 1 / 4  # of a teacher's batches
 MOST_JUDGED = 1000  # unlabelled images, drawn, that a teacher's loss is taken on
 
 
-class Teacher(Section):
+class Teacher(Config):
     """The masked autoencoder that each client trains on its unlabelled images, and keeps.
 
     Args:
@@ -81,7 +81,7 @@ class Teacher(Section):
         )
 
 
-class Xfed(Section):
+class Xfed(Config):
     """How personal models are explained, and how often: it takes time, on the clients' side.
 
     Args:
@@ -232,7 +232,7 @@ class XPFL(Method[State]):
     teacher: Teacher = Teacher()
     xfed: Xfed | None = None
 
-    def check_data(self, dataset: Dataset, holdings: Holdings, network: nn.Module) -> None:
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if self.xfed is not None:
             needs_classifier(self.name, network)
             images = min(self.xfed.images, len(dataset.test_y))
@@ -248,7 +248,7 @@ class XPFL(Method[State]):
                 "method.name=xpfl has teachers of images (channels, height, width); the data's "
                 f"inputs have shape {dataset.shape}; method.lam=0 does without"
             )
-        if not len(holdings.unlabelled.values):
+        if not len(splits.unlabelled.values):
             raise ExperimentError(
                 "method.name=xpfl: no client has unlabelled data for a teacher; set "
                 "partition.labelled_fraction below 1, or method.lam=0"
@@ -269,12 +269,14 @@ class XPFL(Method[State]):
         mean = fed.mean(
             self.local_update,
             cohort,
-            fresh=Unsent(self.fresh(fed, state)),
+            fresh=NotCounted(self.fresh(fed, state)),
             all_unlabelled=bool(fed.num_unlabelled.all()),
         )
         weights = mean.weights if mean.count else state.weights
         if self.xfed and (t in (1, fed.settings.rounds) or t % self.xfed.every == 0):
-            found = fed.gather(self.explain, cohort[: self.xfed.clients], weights=Unsent(weights))
+            found = fed.gather(
+                self.explain, cohort[: self.xfed.clients], weights=NotCounted(weights)
+            )
             fed.explain("xfed", ({"client": k, **row} for k, row in found.items() if row))
         everyone = np.arange(fed.num_clients)
         receivers = cohort if self.personalise == "cohort" else everyone

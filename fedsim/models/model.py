@@ -11,8 +11,8 @@ from pydantic import ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.component import Registry, Section, import_object, nearest
 from fedsim.errors import ExperimentError
+from fedsim.registry import Config, Registry, import_object, nearest
 
 
 class Classifier(nn.Module):
@@ -54,7 +54,7 @@ def classifier(features: nn.Module, size: int, outputs: int, projection: int | N
     return Classifier(features, nn.Linear(size, outputs))
 
 
-class Model(Section):
+class Model(Config):
     """What is learnt, a network or a rule base: a component of the `model` section."""
 
     name: str

@@ -19,13 +19,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.component import Section
+from fedsim.registry import Config
 
 # (q, r): r sums over one and the same cohort of that sampling rate, in one round.
 Release = tuple[float, int]
 
 
-class Privacy(Section):
+class Privacy(Config):
     """Client-level differential privacy by clipping and noise at the server.
 
     Whoever sees the models that come of it, all of them, cannot tell whether a client took part

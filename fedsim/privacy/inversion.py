@@ -26,7 +26,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, interpolate, m
 
 from fedsim.errors import ExperimentError
 from fedsim.explain.canvas import new_figure, plain, save
-from fedsim.streams import torch_seed, torch_stream
+from fedsim.rng import keyed_torch_rng, torch_seed
 from fedsim.training.flat import named
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def train_denoiser(
         ExperimentError: no images, or smaller ones, or shapes that differ.
     """
     _check_images(SMALLEST, shared=shared.shape, x=x.shape)
-    with torch_stream(seed, "denoiser", device=x.device):
+    with keyed_torch_rng(seed, "denoiser", device=x.device):
         network = UNet(x.shape[1], width).to(x.device)
         network.mean.copy_(shared.mean(dim=(0, 2, 3))[:, None, None])
         # Of a channel in which nothing is shared it is 0, and so are the inputs less their mean.

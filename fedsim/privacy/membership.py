@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
-from fedsim.streams import numpy_stream, torch_stream
+from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel, Task, Train, logits, train
 
 MAX_FPR = 0.01
@@ -227,8 +227,10 @@ def shadow_confidences(
     found = np.empty(inside.shape)
     for s, part in enumerate(inside):
         rows = torch.from_numpy(np.flatnonzero(part)).to(device)
-        rng = numpy_stream(seed, "shadow/batches", client=s)
-        with torch_stream(seed, "shadow/torch", client=s, device=device):  # dropout draws as well
+        rng = keyed_rng(seed, "shadow/batches", client=s)
+        with keyed_torch_rng(
+            seed, "shadow/torch", client=s, device=device
+        ):  # dropout draws as well
             model = FlatModel(build(), device)
             start = model.vector.clone()
             train(model, Task(start, x[rows], y[rows], settings.lr(1), epochs, rng), settings)

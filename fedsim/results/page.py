@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.results.cells import DASH, Value
+from fedsim.results.comparison import DASH, Value
 from fedsim.results.figures import size
 from fedsim.results.summary import digits
 

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 from fedsim.errors import RunFolderError
 from fedsim.results import figures
-from fedsim.results.cells import (
+from fedsim.results.comparison import (
     DASH,
     Cell,
     Value,

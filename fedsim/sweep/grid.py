@@ -25,13 +25,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from ray import tune
 
-from fedsim.component import Section, nearest
+from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment, to_yaml
+from fedsim.registry import Config, nearest
 from fedsim.results.folder import new_path
 from fedsim.results.run import load
 from fedsim.results.summary import cell_label, summarise, tidy
-from fedsim.sheet import Sheet
 from fedsim.sweep.trials import (
     Trial,
     TrialsFolder,
@@ -52,7 +52,7 @@ COLUMNS = (
 )
 
 
-class Grid(Section):
+class Grid(Config):
     """The `grid` section: which values to combine, and how the results are compared.
 
     Args:
@@ -180,7 +180,7 @@ class Cell:
         return f"{cell_label(self.values)}, seed {self.seed}"
 
 
-def read(sheet: Sheet) -> tuple[Grid, list[Cell]]:
+def read(sheet: RawConfig) -> tuple[Grid, list[Cell]]:
     """The grid section of an experiment file, and all its runs.
 
     Raises:
@@ -212,7 +212,7 @@ class GridFolder(TrialsFolder):
 
 
 def run_grid(
-    sheet: Sheet,
+    sheet: RawConfig,
     out: str | Path = "runs",
     tell: Callable[[str], None] = lambda _: None,
     on_start: Callable[[GridFolder], None] = lambda _: None,

@@ -42,13 +42,13 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 from fedsim import atomic
-from fedsim.component import Registry, Section
+from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment, to_yaml
+from fedsim.registry import Config, Registry
 from fedsim.results.folder import RunFolder, new_path
 from fedsim.results.run import load
 from fedsim.results.summary import SCORES
-from fedsim.sheet import Sheet
 from fedsim.sweep import pareto
 from fedsim.sweep.trials import (
     Trial,
@@ -64,7 +64,7 @@ from fedsim.sweep.trials import (
 STUDY = "fedsim"  # the name of each study, in a storage of its own
 
 
-class Range(Section):
+class Range(Config):
     """The values that a hyper-parameter may take."""
 
     type: str
@@ -143,7 +143,7 @@ def _parse_range(given: Any) -> Any:
     return ranges.parse({"type": "choice", "values": given} if isinstance(given, list) else given)
 
 
-class Asha(Section):
+class Asha(Config):
     """Stop early what falls behind (Li et al., A System for Massively Parallel Hyperparameter
     Tuning, MLSys 2020).
 
@@ -158,7 +158,7 @@ class Asha(Section):
     reduction: float = Field(3, gt=1)
 
 
-class Search(Section):
+class Search(Config):
     """The `search` section: which hyper-parameters to tune, and for what.
 
     Args:
@@ -229,7 +229,7 @@ class Trials:
         label = ", ".join(
             f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
         )
-        sheet = Sheet(self.content).changed(chosen, f"trial {label}")
+        sheet = RawConfig(self.content).changed(chosen, f"trial {label}")
         # By its values: proposed again, after a crash or because of few choices, a trial finds its
         # run, and the same need not be computed twice.
         folder = hashlib.sha256(words).hexdigest()[:12]
@@ -246,8 +246,8 @@ class SearchFolder(TrialsFolder):
         return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{self.path}/study.db")
 
 
-def read(sheet: Sheet) -> tuple[Search, list[Trial]]:
-    """The search section of an experiment file, and trials at the corners of its space.
+def read(sheet: RawConfig) -> tuple[Search, list[Trial]]:
+    """The search section of an experiment file, and trials at the probe_trials of its space.
 
     Raises:
         ExperimentError: the section does not fit the schema, or a bound of a range does not fit
@@ -264,13 +264,13 @@ def read(sheet: Sheet) -> tuple[Search, list[Trial]]:
     for key, given in search.space.items():
         first[key], *rest = given.ends()
         others += [{key: end} for end in rest]
-    corners = []
+    probe_trials = []
     for corner in ({}, *others):
         chosen = {**first, **corner}
         label = ", ".join(f"{key}={v}" for key, v in chosen.items())
         by = f"{sheet.where(('search', 'space'))}: with {label}"
         experiment = base.changed(chosen, by).build(Experiment)
-        corners.append(Trial(label, Path(), partial(_same, experiment)))
+        probe_trials.append(Trial(label, Path(), partial(_same, experiment)))
     if search.asha is not None and search.asha.grace >= experiment.train.rounds:
         raise ExperimentError(
             f"{sheet.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: every "
@@ -289,7 +289,7 @@ def read(sheet: Sheet) -> tuple[Search, list[Trial]]:
                     f"{sheet.where(('search', 'objectives', name))}: search.objectives.{name}: "
                     "needs evaluate.clients=true and partition.test_fraction above 0"
                 )
-    return search, corners
+    return search, probe_trials
 
 
 def _same(experiment: Experiment) -> Experiment:
@@ -297,7 +297,7 @@ def _same(experiment: Experiment) -> Experiment:
 
 
 def run_search(
-    sheet: Sheet,
+    sheet: RawConfig,
     out: str | Path = "runs",
     tell: Callable[[str], None] = lambda _: None,
     on_start: Callable[[SearchFolder], None] = lambda _: None,
@@ -314,8 +314,8 @@ def run_search(
         BadInput: the search cannot be carried out; nothing was started or written.
         RunError: no trial came to an end.
     """
-    search, corners = read(sheet)
-    name = corners[0].experiment.name
+    search, probe_trials = read(sheet)
+    name = probe_trials[0].experiment.name
     path = new_path(out, name).absolute()
     with ExitStack() as held:
 
@@ -325,7 +325,7 @@ def run_search(
             held.enter_context(folder.alone())
             on_start(folder)
 
-        return _carry_out(path, begin, sheet, search, corners, tell)
+        return _carry_out(path, begin, sheet, search, probe_trials, tell)
 
 
 def resume_search(
@@ -343,27 +343,27 @@ def resume_search(
         folder = SearchFolder.open(path)
         if folder.manifest["status"] == "finished":
             raise RunFolderError(f"{folder.path}: the search is finished; nothing is missing")
-        search, corners = read(folder.sheet)
+        search, probe_trials = read(folder.sheet)
 
         def begin() -> None:
             folder.update(status="running")
             on_start(folder)
 
-        return _carry_out(folder.path, begin, folder.sheet, search, corners, tell)
+        return _carry_out(folder.path, begin, folder.sheet, search, probe_trials, tell)
 
 
 def _carry_out(
     path: Path,
     begin: Callable[[], None],
-    sheet: Sheet,
+    sheet: RawConfig,
     search: Search,
-    corners: Sequence[Trial],
+    probe_trials: Sequence[Trial],
     tell: Callable[[str], None],
 ) -> SearchFolder:
     _, base = sheet.take("search")
     work = Work(
         trial_of=Trials(base.content, list(search.space), path),
-        examples=corners,
+        examples=probe_trials,
         count=search.trials,
         concurrent=search.concurrent,
         objectives=list(search.objectives),

@@ -41,9 +41,9 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobSubmissionClient
 
 import fedsim
+from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.sheet import Sheet
 from fedsim.sweep import pack
 
 FOLDER = "~/fedsim-jobs"  # where results lie on the cluster: each job's in a folder of its name
@@ -250,7 +250,7 @@ def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
     """
     from fedsim.sweep import grid, search  # Tune and Optuna, which nothing else here wants
 
-    sheet = Sheet.read(file, overrides)
+    sheet = RawConfig.read(file, overrides)
     if "grid" in sheet.content:
         return "grid", grid.read(sheet)[1][0].experiment.name
     if "search" in sheet.content:

@@ -24,6 +24,7 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from fedsim import atomic
+from fedsim.config_file import RawConfig
 from fedsim.data import Dataset, Source
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
@@ -33,7 +34,6 @@ from fedsim.results.folder import Folder, RunFolder, alone
 from fedsim.results.loggers import environment
 from fedsim.results.run import load
 from fedsim.results.summary import digits, score_of
-from fedsim.sheet import Sheet
 from fedsim.simulate import Progress, prepare
 from fedsim.sweep.preflight import Plan, Watchdog, cluster, placement, plan_trials
 
@@ -45,9 +45,9 @@ class TrialsFolder(Folder):
     """The folder of a grid or a search."""
 
     @property
-    def sheet(self) -> Sheet:
+    def sheet(self) -> RawConfig:
         """The experiment file, with its section."""
-        return Sheet.read(self.path / "experiment.yaml")
+        return RawConfig.read(self.path / "experiment.yaml")
 
     def table(self, name: str) -> pd.DataFrame:
         """One of its tables, by the name of its file."""

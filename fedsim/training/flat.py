@@ -150,7 +150,7 @@ class FlatModel:
         for counter in self._counters:
             counter.zero_()
 
-    def answer_among(self, labels: Sequence[int] | None) -> None:
+    def restrict_classes(self, labels: Sequence[int] | None) -> None:
         """Let the network choose among these classes alone, or among all again.
 
         The logits of other classes are put so low that they have no probability and no gradient:

@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.component import Section
 from fedsim.models import SelfTaught
+from fedsim.registry import Config
 from fedsim.training.flat import FlatModel
 
 # A method's own vectors, by name: (P,) or (size,) each.
@@ -29,7 +29,7 @@ Gradient = Callable[[Tensor, Tensor, Context], Tensor]
 EVALUATION_BATCH = 500
 
 
-class Optimizer(Section):
+class Optimizer(Config):
     """The clients' local optimiser, made anew for each client and round.
 
     Args:
@@ -93,7 +93,7 @@ class Sgd:
         w.add_(g, alpha=-self.lr)
 
 
-class Train(Section):
+class Train(Config):
     """How the federation trains.
 
     Args:
@@ -295,7 +295,7 @@ def evaluate_among(
     Args:
         kinds: sets of classes, each in ascending order.
     """
-    model.answer_among(None)
+    model.restrict_classes(None)
     outputs, y = torch.from_numpy(logits(model.module, x)), y.cpu()
     found = []
     for labels in kinds:

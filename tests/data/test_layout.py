@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import small_experiment
 from strided import LAYOUTS, Strided
 
+from experiments import small_experiment
 from fedsim import run
 
 REAL = Path(os.environ.get("FEDSIM_DATA", "nowhere"))

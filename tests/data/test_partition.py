@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsim.data import Dataset, Holdings, Partition, Ragged, partitions
+from fedsim.data import ClientSplits, Dataset, Partition, Ragged, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.data.partition import take_stratified
-from fedsim.data.stream import TaskStream
+from fedsim.data.task_sequence import TaskPartition
 from fedsim.errors import DataError
 
 Indices = NDArray[np.int64]
@@ -40,7 +40,7 @@ RANDOM = sorted(set(KINDS) - {"file"})
 TASKS = ("classes", "target")
 REFUSED = {("dirichlet", "target"), ("pathological", "target"), ("quantile", "classes")}
 # Every registered kind, with each sort of data set that it deals.
-IN_TIME = {kind for kind, found in partitions.items() if issubclass(found, TaskStream)}
+IN_TIME = {kind for kind, found in partitions.items() if issubclass(found, TaskPartition)}
 CASES = [(kind, task) for kind, _ in partitions.items() for task in TASKS if kind not in IN_TIME]
 CASES = [case for case in CASES if case not in REFUSED]
 
@@ -89,7 +89,7 @@ def data(request: pytest.FixtureRequest) -> Dataset:
     return dataset(labels(), writer=writer)
 
 
-def same(one: Holdings, other: Holdings) -> bool:
+def same(one: ClientSplits, other: ClientSplits) -> bool:
     return all(
         np.array_equal(getattr(one, part).values, getattr(other, part).values)
         and np.array_equal(getattr(one, part).offsets, getattr(other, part).offsets)
@@ -108,14 +108,14 @@ def test_every_kind_is_tested() -> None:
 @pytest.mark.parametrize(("kind", "data"), CASES, indirect=["data"])
 class TestEveryKind:
     def test_deals_each_example_to_one_client_at_most(self, kind: str, data: Dataset) -> None:
-        holdings = make(kind).deal(data, seed=0)
-        values = holdings.train.values
+        splits = make(kind).deal(data, seed=0)
+        values = splits.train.values
         assert values.dtype == np.int64
         assert 0 <= values.min() <= values.max() < N
         assert len(np.unique(values)) == len(values)
-        assert holdings.train.lengths.min() >= 1
-        assert len(holdings) == len(holdings.unlabelled) == len(holdings.test)
-        assert len(holdings.unlabelled.values) == len(holdings.test.values) == 0
+        assert splits.train.lengths.min() >= 1
+        assert len(splits) == len(splits.unlabelled) == len(splits.test)
+        assert len(splits.unlabelled.values) == len(splits.test.values) == 0
 
     def test_deals_alike_for_one_seed(self, kind: str, data: Dataset) -> None:
         fields = {"test_fraction": 0.2, "labelled_fraction": 0.5}
@@ -139,11 +139,11 @@ class TestEveryKind:
     ) -> None:
         fractions = {"test_fraction": test_fraction, "labelled_fraction": labelled_fraction}
         shares = make(kind).deal(data, 0).train
-        holdings = make(kind, **fractions).deal(data, 0)
+        splits = make(kind, **fractions).deal(data, 0)
         for k, share in enumerate(shares):
             labelled, hidden, test = (
                 np.bincount(data.strata[part[k]], minlength=CLASSES)
-                for part in (holdings.train, holdings.unlabelled, holdings.test)
+                for part in (splits.train, splits.unlabelled, splits.test)
             )
             all_of = np.bincount(data.strata[share], minlength=CLASSES)
             assert test.sum() == round(test_fraction * len(share))
@@ -526,14 +526,14 @@ def test_shares_of_a_regression_are_cut_at_random() -> None:
     N = 4000
     y = np.random.default_rng(0).permutation(N).astype(np.float64)
     fractions = {"test_fraction": 0.3, "labelled_fraction": 0.5, "server_fraction": 0.2}
-    holdings = make("quantile", clients=2, **fractions).deal(regression(y), 0)
-    assert len(holdings.server) == 800
-    assert [part.lengths.tolist() for part in (holdings.test, holdings.train)] == [
+    splits = make("quantile", clients=2, **fractions).deal(regression(y), 0)
+    assert len(splits.server) == 800
+    assert [part.lengths.tolist() for part in (splits.test, splits.train)] == [
         [480, 480],
         [560, 560],
     ]
-    parts = [holdings.train, holdings.unlabelled, holdings.test]
-    held = [(holdings.server, 0, N)]
+    parts = [splits.train, splits.unlabelled, splits.test]
+    held = [(splits.server, 0, N)]
     held += [(part[k], k * N // 2, (k + 1) * N // 2) for part in parts for k in (0, 1)]
     for indices, low, high in held:
         # Quarters of the indices, and of the targets that the client (or the server) may hold.
@@ -551,21 +551,21 @@ def test_shares_of_a_regression_are_cut_at_random() -> None:
 )
 def test_what_the_server_holds_no_client_does(data: Dataset, kind: str) -> None:
     partition = make(kind, server_fraction=0.25, test_fraction=0.2, labelled_fraction=0.5)
-    holdings = partition.deal(data, 0)
-    assert len(holdings.server) == round(0.25 * N)
-    parts = (holdings.train, holdings.unlabelled, holdings.test)
+    splits = partition.deal(data, 0)
+    assert len(splits.server) == round(0.25 * N)
+    parts = (splits.train, splits.unlabelled, splits.test)
     dealt = np.concatenate([part.values for part in parts])
     assert len(np.unique(dealt)) == len(dealt)
-    assert not np.isin(dealt, holdings.server).any()
+    assert not np.isin(dealt, splits.server).any()
     everything = make(kind).deal(data, 0)
     if len(everything.train.values) == N:  # kinds that deal out all there is
-        assert len(dealt) + len(holdings.server) == N
+        assert len(dealt) + len(splits.server) == N
     # Each class in proportion.
-    share = np.bincount(data.strata[holdings.server], minlength=CLASSES)
+    share = np.bincount(data.strata[splits.server], minlength=CLASSES)
     assert np.abs(share - 0.25 * np.bincount(data.strata, minlength=CLASSES)).max() <= 1
     again = partition.deal(data, 0)
-    assert (again.server == holdings.server).all()
-    assert (again.train.values == holdings.train.values).all()
+    assert (again.server == splits.server).all()
+    assert (again.train.values == splits.train.values).all()
 
 
 def test_without_a_share_the_server_holds_nothing(data: Dataset) -> None:
@@ -585,23 +585,23 @@ def test_ragged() -> None:
 
 
 def test_label_table(data: Dataset) -> None:
-    holdings = make("dirichlet", test_fraction=0.3, labelled_fraction=0.5).deal(data, 0)
-    expected = [[0] * CLASSES for _ in range(len(holdings))]
-    for part in (holdings.train, holdings.unlabelled, holdings.test):
-        for k in range(len(holdings)):
+    splits = make("dirichlet", test_fraction=0.3, labelled_fraction=0.5).deal(data, 0)
+    expected = [[0] * CLASSES for _ in range(len(splits))]
+    for part in (splits.train, splits.unlabelled, splits.test):
+        for k in range(len(splits)):
             for i in part[k]:
                 expected[k][data.y[i]] += 1
-    assert label_table(data, holdings).tolist() == expected
+    assert label_table(data, splits).tolist() == expected
 
 
 @pytest.mark.parametrize("data", ["target"], indirect=True)
 def test_label_table_of_a_regression(data: Dataset) -> None:
-    holdings = make("quantile", test_fraction=0.3, labelled_fraction=0.5).deal(data, 0)
-    expected = np.zeros((len(holdings), 10), dtype=np.int64)
-    for part in (holdings.train, holdings.unlabelled, holdings.test):
-        for k in range(len(holdings)):
+    splits = make("quantile", test_fraction=0.3, labelled_fraction=0.5).deal(data, 0)
+    expected = np.zeros((len(splits), 10), dtype=np.int64)
+    for part in (splits.train, splits.unlabelled, splits.test):
+        for k in range(len(splits)):
             expected[k] += np.histogram(data.y[part[k]], 10, (data.y.min(), data.y.max()))[0]
-    table = label_table(data, holdings)
+    table = label_table(data, splits)
     assert table.tolist() == expected.tolist()
     assert table.sum() == N
     assert table.shape[1] == len(label_names(data))
@@ -638,7 +638,7 @@ def test_bins_of_any_targets(y: list[float]) -> None:
     assert len(set(names)) == len(names)
     assert max(len(name) for name in names) < 60
     nothing = Ragged.of([np.empty(0, dtype=np.int64)])
-    everything = Holdings(Ragged.of([np.arange(len(y))]), nothing, nothing)
+    everything = ClientSplits(Ragged.of([np.arange(len(y))]), nothing, nothing)
     (counts,) = label_table(data, everything)
     assert len(counts) == len(names)
     assert counts.sum() == len(y)
@@ -657,8 +657,8 @@ def test_bins_of_any_targets(y: list[float]) -> None:
 def test_targets_that_are_all_but_the_same_are_one_bin(y: list[float], name: str) -> None:
     data = regression(np.array(y))
     assert label_names(data) == (name,)
-    holdings = make("iid", clients=2).deal(data, 0)
-    assert label_table(data, holdings).sum(axis=1).tolist() == holdings.train.lengths.tolist()
+    splits = make("iid", clients=2).deal(data, 0)
+    assert label_table(data, splits).sum(axis=1).tolist() == splits.train.lengths.tolist()
 
 
 def test_labels_are_drawn(data: Dataset, tmp_path: Path) -> None:
@@ -685,16 +685,16 @@ def test_labels_are_drawn(data: Dataset, tmp_path: Path) -> None:
 def test_only_a_share_of_the_examples_takes_part(data: Dataset, kind: str) -> None:
     fractions = {"train_fraction": 0.5, "server_fraction": 0.2, "test_fraction": 0.2}
     partition = make(kind, **fractions)
-    holdings = partition.deal(data, 0)
-    parts = (holdings.train, holdings.unlabelled, holdings.test)
-    dealt = np.concatenate([holdings.server, *(part.values for part in parts)])
+    splits = partition.deal(data, 0)
+    parts = (splits.train, splits.unlabelled, splits.test)
+    dealt = np.concatenate([splits.server, *(part.values for part in parts)])
     assert len(np.unique(dealt)) == len(dealt) <= N / 2
-    assert len(holdings.server) == round(0.2 * round(0.5 * N))
+    assert len(splits.server) == round(0.2 * round(0.5 * N))
     if len(make(kind).deal(data, 0).train.values) == N:  # kinds that deal out all there is
         assert len(dealt) == round(0.5 * N)
         share = np.bincount(data.strata[dealt], minlength=CLASSES)
         assert np.abs(share - 0.5 * np.bincount(data.strata, minlength=CLASSES)).max() <= 1
-    assert (partition.deal(data, 0).train.values == holdings.train.values).all()
+    assert (partition.deal(data, 0).train.values == splits.train.values).all()
     others = partition.deal(data, 1)
     taken = np.concatenate([others.server, others.train.values, others.test.values])
     assert set(taken.tolist()) != set(dealt.tolist())

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from fedsim.component import first_line
 from fedsim.data import files, sources
 from fedsim.data.dataset import Dataset, datasets
 from fedsim.errors import DataError
+from fedsim.registry import first_line
 
 rng = np.random.default_rng(1)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small import NETWORK_METHODS, Say, with_method
 
+from experiments import NETWORK_METHODS, Say, with_method
 from fedsim import Run
+from fedsim.analysis.explanations import Attributed
+from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.explain.attribution import IntegratedGradients, Occlusion, heatmap
 from fedsim.explain.inputs import Inputs
-from fedsim.explained import Attributed
 from fedsim.models.rules import feature_names
-from fedsim.remade import Subject, client_models
 
 Finish = Callable[..., Run]
 WORDS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
@@ -33,7 +33,7 @@ def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> N
         decided = network(test.x).argmax(dim=1)
     rng = np.random.default_rng(0)
     expected = heatmap(IntegratedGradients().relevance(network, test.x, decided, rng))
-    subject = Subject.of(done, client=3, after=2)
+    subject = ModelSnapshot.of(done, client=3, after=2)
     inputs = Inputs.of_rows(subject.dataset, [5, 9])
     found = Attributed.of(subject, IntegratedGradients(), inputs)
     np.testing.assert_array_equal(found.relevance, expected)
@@ -68,7 +68,7 @@ class TestDocuments:
             model=TEXT_CNN,
             train={"rounds": 2},
         )
-        subject = Subject.of(done)
+        subject = ModelSnapshot.of(done)
         inputs = Inputs.of_texts(subject.dataset, ["a lovely golden head"], ["text"])
         found = Attributed.of(subject, Occlusion(), inputs)
         network = subject.network()

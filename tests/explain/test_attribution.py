@@ -96,10 +96,10 @@ def resnet() -> nn.Module:
     return trained.eval()
 
 
-class Own(Attribution):
+class PerClient(Attribution):
     """What a user may bring: the input itself."""
 
-    name: str = f"{__name__}:Own"
+    name: str = f"{__name__}:PerClient"
 
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -765,7 +765,7 @@ class TestRegistry:
             assert component.__doc__
 
     def test_a_users_own(self) -> None:
-        chosen = parse(f"{__name__}:Own")
+        chosen = parse(f"{__name__}:PerClient")
         x, y = examples((3, 8, 8), 2)
         chosen.check(nn.GRU(4, 4))
         assert torch.equal(chosen.relevance(nn.Identity(), x, y, rng()), x)

@@ -9,16 +9,16 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from small import Say, small_experiment
 
+from experiments import Say, small_experiment
 from fedsim import Experiment, Run, run
+from fedsim.analysis.explanations import Attributed, Rationales
+from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.errors import RunFolderError
 from fedsim.explain import highlight
 from fedsim.explain.attribution import Occlusion
 from fedsim.explain.highlight import CHOSEN, MARKED, Chosen, draw_rationales
 from fedsim.explain.inputs import Inputs
-from fedsim.explained import Attributed, Rationales
-from fedsim.remade import Subject, client_models
 from fedsim.results.report import Report
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -40,7 +40,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
-    rationales = Rationales.of(Subject.of(done))
+    rationales = Rationales.of(ModelSnapshot.of(done))
     data, network = rationales.subject.dataset, rationales.network
     for row in (0, 17, 39):
         x = torch.tensor(data.test_x[row : row + 1])
@@ -68,7 +68,7 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
 
 
 def test_in_words(done: Run) -> None:
-    subject = Subject.of(done)
+    subject = ModelSnapshot.of(done)
     (found,) = Rationales.of(subject).explain(Inputs.of_rows(subject.dataset, [3]))
     text = found.in_words()
     assert text.startswith(f"{found.decision} ({found.probability:.0%}), is {found.label}: ")
@@ -89,7 +89,7 @@ def test_in_words(done: Run) -> None:
     ],
 )
 def test_any_text_can_be_asked_about(done: Run, say: Say, text: str, words: int | None) -> None:
-    rationales = Rationales.of(Subject.of(done))
+    rationales = Rationales.of(ModelSnapshot.of(done))
     data = rationales.subject.dataset
     (found,) = rationales.explain(Inputs.of_texts(data, [text], ["text"]))
     assert len(found.words) == (data.shape[0] if words is None else words)
@@ -178,7 +178,7 @@ def test_words_that_are_drawn(tmp_path: Path) -> None:
         train={"rounds": 2},
     )
     drawn = run(made, tmp_path)
-    subject = Subject.of(drawn)
+    subject = ModelSnapshot.of(drawn)
     rationales, last = Rationales.of(subject), drawn.rounds.iloc[-1]
     assert {name: last[name] for name in rationales.scores()} == rationales.scores()
     inputs = Inputs.of_rows(subject.dataset, [0, 1])
@@ -207,7 +207,7 @@ def test_other_models_choose_no_words(
 ) -> None:
     other = finish(train={"rounds": 1})
     with pytest.raises(RunFolderError, match=r"model\.name=mlp chooses no words"):
-        Rationales.of(Subject.of(other))
+        Rationales.of(ModelSnapshot.of(other))
     code, _, complaint = say("explain", str(other.path), "--explainer", "rationale")
     assert code == 2
     assert "model.name=mlp chooses no words" in complaint
@@ -218,8 +218,8 @@ def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:
         code, said, _ = say("explain", str(done.path), "--client", "2", "--row", "5", *words)
         assert code == 0
         assert said.startswith("client 2's model after round 1, on the test set:\naccuracy: ")
-    whole = Rationales.of(Subject.of(done))
-    own = Rationales.of(Subject.of(done, client=2))
+    whole = Rationales.of(ModelSnapshot.of(done))
+    own = Rationales.of(ModelSnapshot.of(done, client=2))
     assert not torch.equal(whole.network.head.weight, own.network.head.weight)
     models, again = client_models(done, [2])
     again.fed.model.load(models[2])

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import Say, small_experiment
 
+from experiments import Say, small_experiment
 from fedsim import Run, run
-from fedsim.explained import RuleBase
+from fedsim.analysis.explanations import RuleBase
+from fedsim.analysis.replay import ModelSnapshot
 from fedsim.models.tsk import FILES, Tsk, read_published
-from fedsim.remade import Subject
 from fedsim.results.report import Report
 
 
@@ -163,7 +163,7 @@ def test_a_clients_own_rules(say: Say, name: str) -> None:
     code, text, _ = say("explain", str(done.path), "--client", "2", "--row", "7")
     assert code == 0
     assert text.startswith("client 2's model after round 1:\n")
-    base = RuleBase.of(Subject.of(done, client=2))
+    base = RuleBase.of(ModelSnapshot.of(done, client=2))
     first = base.table()[0]
     assert first["text"] in text
     found = base.model.predict(base.rules, base.test_x[7:8])

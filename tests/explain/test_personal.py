@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from small import Say, small_experiment
 
+from experiments import Say, small_experiment
 from fedsim import Run, run
-from fedsim.explained import Mimicked
-from fedsim.remade import Subject, reopen
+from fedsim.analysis.explanations import Mimicked
+from fedsim.analysis.replay import ModelSnapshot, replay
 
 XFED = {"images": 60, "perplexity": 5, "iterations": 300, "held_out": 0.25}
 
@@ -24,9 +24,9 @@ def personal(out: Path, **sections: Any) -> Run:
 
 def test_the_tree_mimics_the_clients_own_model(tmp_path: Path) -> None:
     done = personal(tmp_path)
-    personal_model = Mimicked.of(Subject.of(done, 2))
+    personal_model = Mimicked.of(ModelSnapshot.of(done, 2))
     found = personal_model.mimic
-    again = reopen(done)
+    again = replay(done)
     own = again.fed.fetch(again.fed.states()[2])["weights"]
     again.fed.model.load(torch.tensor(own))
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_the_tree_mimics_the_clients_own_model(tmp_path: Path) -> None:
     assert (len(found.images), found.known) == (60, 45)
     agree = found.tree.predict(found.images[:45]) == found.predicted[:45]
     assert agree.mean() > 0.9
-    held = torch.tensor(again.dataset.x[again.holdings.train[2]]).flatten(1)
+    held = torch.tensor(again.dataset.x[again.splits.train[2]]).flatten(1)
     assert all((held == row).all(dim=1).any() for row in torch.tensor(found.images))
 
 
@@ -45,7 +45,7 @@ def test_in_words_and_in_pictures(say: Say) -> None:
     code, text, _ = say("explain", str(done.path), "--client", "1", "--client", "4")
     assert code == 0
     for k in (1, 4):
-        assert Mimicked.of(Subject.of(done, k)).in_words() in text
+        assert Mimicked.of(ModelSnapshot.of(done, k)).in_words() in text
         for name in ("tree", "confusion", "embedding"):
             picture = done.path / "explanations" / f"{name}-{k}.png"
             assert picture.read_bytes().startswith(b"\x89PNG")

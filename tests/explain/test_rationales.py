@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import federation, server_states, small_experiment
 from torch import Tensor
 
+from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, run
 from fedsim.explain.rationales import (
     OF,

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import Say, small_experiment
 
+from experiments import Say, small_experiment
 from fedsim import Run, run
+from fedsim.analysis.explanations import SharedImages
+from fedsim.analysis.replay import replay
 from fedsim.errors import BadInput
 from fedsim.explain.masking import keep_relevant
-from fedsim.explained import SharedImages
 from fedsim.methods.fedxds import FedXDS
-from fedsim.remade import reopen
 
 METHOD: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1, "removed": 75}
 MODEL = {"name": "cnn", "channels": [4, 4]}
@@ -32,7 +32,7 @@ def shared(out: Path, **sections: Any) -> Run:
 )
 def test_what_is_shown_is_what_was_shared(tmp_path: Path, fields: dict[str, Any]) -> None:
     done = shared(tmp_path, method={**METHOD, **fields})
-    again = reopen(done)
+    again = replay(done)
     found = SharedImages.of(done, range(10))
     assert found.pool.sum() == len(again.state.labels)
     np.testing.assert_array_equal(
@@ -45,7 +45,7 @@ def test_what_is_shown_is_what_was_shared(tmp_path: Path, fields: dict[str, Any]
         of_client = slice(ends[e.client] - found.pool[e.client].sum(), ends[e.client])
         own = pool[of_client][again.state.labels[of_client] == e.label]
         np.testing.assert_array_equal(e.shared, own[0])
-        held = again.dataset.x[again.holdings.train[e.client]]
+        held = again.dataset.x[again.splits.train[e.client]]
         assert (np.abs(held - e.held).reshape(len(held), -1).max(axis=1) < 1e-6).any()
         kept = keep_relevant(torch.from_numpy(e.heatmap)[None], 75)[0].numpy()
         np.testing.assert_array_equal(e.mask, kept)

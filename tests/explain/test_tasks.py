@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from small import Say, small_experiment
 
+from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.explain.tasks import transfer_table
 from fedsim.results.continual import continual

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from habits import HABITS
-from small import small_experiment
+from misbehaving_methods import HABITS
 
+from experiments import small_experiment
 from fedsim import Run, resume, run
 from fedsim.errors import ClientError
 from fedsim.federation import Federation, LocalEngine
@@ -21,9 +21,9 @@ Finish = Callable[..., Run]
 
 def federation(**sections: Any) -> Federation:
     experiment = small_experiment(**sections)
-    dataset, holdings, setup = prepare(experiment)
-    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
-    return Federation(setup, dataset, holdings, engine)
+    dataset, splits, spec = prepare(experiment)
+    engine = LocalEngine(experiment.engine, spec, dataset, splits)
+    return Federation(spec, dataset, splits, engine)
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -34,7 +34,7 @@ class TestHabits:
     ) -> None:
         """Methods of all habits: state now and then, nested state, torch's generator, failures."""
         common: dict[str, Any] = {
-            "method": {"name": f"habits:{habit}"},
+            "method": {"name": f"misbehaving_methods:{habit}"},
             "train": {"rounds": 8, "on_client_error": "skip"},
         }
         local = finish(**common)
@@ -53,9 +53,9 @@ class TestHabits:
 
 def test_nested_state_and_failures_are_what_they_should_be(finish: Finish) -> None:
     skip = {"rounds": 8, "on_client_error": "skip"}
-    nested = finish(method={"name": "habits:NestedState"}, train=skip)
+    nested = finish(method={"name": "misbehaving_methods:NestedState"}, train=skip)
     assert list(nested.clients.groupby("round")["remembered"].max()) == list(range(1, 9))
-    failing = finish(method={"name": "habits:FailsNowAndThen"}, train=skip)
+    failing = finish(method={"name": "misbehaving_methods:FailsNowAndThen"}, train=skip)
     assert list(failing.rounds["failed"]) == [0, 0, 2, 0, 0, 2, 0, 0]
     # What a client kept before it failed is what it has afterwards.
     kept = failing.clients[failing.clients["client"] == 4].set_index("round")["remembered"]
@@ -63,7 +63,7 @@ def test_nested_state_and_failures_are_what_they_should_be(finish: Finish) -> No
 
 
 def test_who_has_nothing_to_send_is_left_out_of_the_mean(finish: Finish) -> None:
-    done = finish(method={"name": "habits:LeftOut"}, train={"rounds": 4})
+    done = finish(method={"name": "misbehaving_methods:LeftOut"}, train={"rounds": 4})
     assert list(done.rounds["contributions"]) == [10, 5, 0, 5]
     sent = done.clients["bytes_up"] > 0
     assert list(sent.groupby(done.clients["round"]).sum()) == [10, 5, 0, 5]
@@ -72,11 +72,14 @@ def test_who_has_nothing_to_send_is_left_out_of_the_mean(finish: Finish) -> None
 @pytest.mark.parametrize("on_client_error", ["stop", "skip"])
 def test_what_all_clients_share_must_not_be_changed(finish: Finish, on_client_error: str) -> None:
     with pytest.raises(ClientError, match="client 1, round 1, spoil: changes an argument that ca"):
-        finish(method={"name": "habits:SpoilsUnsent"}, train={"on_client_error": on_client_error})
+        finish(
+            method={"name": "misbehaving_methods:SpoilsUnsent"},
+            train={"on_client_error": on_client_error},
+        )
 
 
 def test_messages_cost_what_they_are(finish: Finish) -> None:
-    done = finish(method={"name": "habits:Gathers"}, train={"rounds": 2})
+    done = finish(method={"name": "misbehaving_methods:Gathers"}, train={"rounds": 2})
     size = sum(tensor.numel() for tensor in done.weights().values())
     # Up: the weights, and a byte a label. Down: the weights; the hint would not be sent.
     assert (done.clients["bytes_up"] == 4 * size + done.clients["samples"]).all()
@@ -86,7 +89,7 @@ def test_messages_cost_what_they_are(finish: Finish) -> None:
 @pytest.mark.parametrize("name", ["error", "samples", "seconds", "bytes_up"])
 def test_columns_that_are_filled_anyway_cannot_be_reported(finish: Finish, name: str) -> None:
     with pytest.raises(ClientError, match=f"'{name}' is a column that is filled anyway"):
-        finish(method={"name": "habits:Reports", "column": name})
+        finish(method={"name": "misbehaving_methods:Reports", "column": name})
 
 
 def test_what_is_no_scalar_cannot_be_reported() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import ray
 from ray._private.state import actors
-from small import small_experiment
 
+from experiments import small_experiment
 from fedsim import launch, run
 from fedsim.federation import Federation, ray_engine
 from fedsim.federation.placement import Free, Node, free_now, live_nodes, why_waiting
@@ -127,12 +127,12 @@ class TestWatchdogs:
     ) -> None:
         monkeypatch.setattr(ray_engine, "PATIENCE", 1.0)
         experiment = small_experiment(engine={"kind": "ray", "gpus_per_actor": 0.5})
-        dataset, holdings, setup = prepare(experiment)
-        data = [ray.put(dataset), ray.put(holdings)]
-        engine = RayEngine(experiment.engine, 3, setup, *data)  # one more than fit
+        dataset, splits, spec = prepare(experiment)
+        data = [ray.put(dataset), ray.put(splits)]
+        engine = RayEngine(experiment.engine, 3, spec, *data)  # one more than fit
         log = logging.getLogger("fedsim.federation.ray_engine")
         try:
-            fed = Federation(setup, dataset, holdings, engine)
+            fed = Federation(spec, dataset, splits, engine)
             state = experiment.method.init(fed)
             deadline = time.monotonic() + 60
             while len(client_actors()) < 2:

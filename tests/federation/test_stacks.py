@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from habits import IN_STACKS
-from small import small_experiment
+from misbehaving_methods import IN_STACKS
 
+from experiments import small_experiment
 from fedsim import Run, resume, run
 from fedsim.errors import ClientError, RunError
 from fedsim.federation import LocalEngine
@@ -31,7 +31,7 @@ def test_what_clients_do_is_the_same_in_a_stack(
 ) -> None:
     """State, failures, torch's generator, several trainings: as in the loop, but for rounding."""
     common: dict[str, Any] = {
-        "method": {"name": f"habits:{habit}"},
+        "method": {"name": f"misbehaving_methods:{habit}"},
         "train": {"rounds": 8, "on_client_error": "skip"},
     }
     loop, stack = finish(**common), finish(**stacked(4, **common))
@@ -87,8 +87,8 @@ def test_auto_takes_what_is_fastest(
 
     monkeypatch.setattr("fedsim.federation.worker.train", spend(alone))
     experiment = small_experiment(**stacked("auto"))
-    dataset, holdings, setup = prepare(experiment)
-    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
+    dataset, splits, spec = prepare(experiment)
+    engine = LocalEngine(experiment.engine, spec, dataset, splits)
     assert engine._worker.host.obstacle is None
     monkeypatch.setattr(Stack, "train", spend(together))
     V, why = engine.choose_clients_per_step(list(range(10)))
@@ -113,7 +113,9 @@ def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
 
 
 def test_a_method_that_cannot_be_stacked_is_told_once(finish: Finish) -> None:
-    done = finish(**stacked(4, method={"name": "habits:OwnLoss"}, train={"rounds": 3}))
+    done = finish(
+        **stacked(4, method={"name": "misbehaving_methods:OwnLoss"}, train={"rounds": 3})
+    )
     told = "clients are not stacked, but trained one by one: each client has functions of its own"
     assert log_of(done).count(told) == 1
     plain = finish(train={"rounds": 3})
@@ -122,14 +124,18 @@ def test_a_method_that_cannot_be_stacked_is_told_once(finish: Finish) -> None:
 
 
 def test_what_fails_under_vmap_is_trained_alone(finish: Finish) -> None:
-    done = finish(**stacked(4, method={"name": "habits:BranchingLoss"}, train={"rounds": 1}))
+    done = finish(
+        **stacked(4, method={"name": "misbehaving_methods:BranchingLoss"}, train={"rounds": 1})
+    )
     assert "clients are not stacked, but trained one by one: " in log_of(done)
     assert "vmap" in log_of(done)
 
 
 def test_hooks_that_draw_random_numbers_are_not_stacked(finish: Finish) -> None:
-    done = finish(**stacked(4, method={"name": "habits:NoisyGradient"}, train={"rounds": 2}))
-    alone = finish(method={"name": "habits:NoisyGradient"}, train={"rounds": 2})
+    done = finish(
+        **stacked(4, method={"name": "misbehaving_methods:NoisyGradient"}, train={"rounds": 2})
+    )
+    alone = finish(method={"name": "misbehaving_methods:NoisyGradient"}, train={"rounds": 2})
     for name, weights in alone.weights().items():
         np.testing.assert_allclose(done.weights()[name], weights, atol=1e-5)
     assert "gradient or perturb draws random numbers" in log_of(done)
@@ -137,7 +143,7 @@ def test_hooks_that_draw_random_numbers_are_not_stacked(finish: Finish) -> None:
 
 def test_what_fails_alone_too_is_that_client_s_error(finish: Finish) -> None:
     with pytest.raises(ClientError, match="local_update: Traceback"):
-        finish(**stacked(4, method={"name": "habits:BrokenLoss"}))
+        finish(**stacked(4, method={"name": "misbehaving_methods:BrokenLoss"}))
 
 
 def test_more_clients_than_a_sum_in_floating_point_may_have(finish: Finish) -> None:
@@ -157,7 +163,7 @@ def test_no_memory_for_a_stack_is_one_message(
     def no_memory(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
-    monkeypatch.setattr("fedsim.federation.host.Host.obstacle", None)
+    monkeypatch.setattr("fedsim.federation.context.WorkerContext.obstacle", None)
     monkeypatch.setattr(Stack, "train", no_memory)
     with pytest.raises(
         RunError, match=r"no memory to train 4 clients at once .*20 GiB.*lower eng"

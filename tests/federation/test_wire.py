@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.federation.wire import Unsent, nbytes, to_arrays, to_tensors
+from fedsim.federation.wire import NotCounted, nbytes, to_arrays, to_tensors
 
 CPU = torch.device("cpu")
 ENTRY = {"float32": 4, "float16": 2, "float64": 8, "uint8": 1, "int16": 2, "int64": 8}
@@ -37,7 +37,7 @@ def test_a_sparse_vector_is_its_bitmap_and_its_entries() -> None:
     assert nbytes(message) == 2 + 4 * 3
 
 
-leaves = st.sampled_from([3, 2.5, "text", None, True, np.float32(1), Unsent(np.zeros(9))])
+leaves = st.sampled_from([3, 2.5, "text", None, True, np.float32(1), NotCounted(np.zeros(9))])
 vectors = st.integers(0, 5).map(lambda n: np.zeros(n, dtype=np.float32))
 
 

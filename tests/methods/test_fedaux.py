@@ -12,16 +12,16 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.special import expit, logit
-from small import federation, server_states, small_experiment
 from torch import nn
 
+from experiments import federation, server_states, small_experiment
 from fedsim import Run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
 from fedsim.methods.auxiliary import augment, contrast, pretrain
 from fedsim.methods.fedaux import FedAUX
+from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream, torch_stream
 
 Finish = Callable[..., Run]
 
@@ -37,7 +37,7 @@ def headless(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def rows(n: int = 287, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the auxiliary inputs that are negatives, and that are distilled on."""
-    order = numpy_stream(seed, "server/negatives").permutation(n)
+    order = keyed_rng(seed, "server/negatives").permutation(n)
     return torch.tensor(np.sort(order[:57])), torch.tensor(np.sort(order[57:]))
 
 
@@ -126,19 +126,19 @@ class TestScores:
             partition=SHARE,
             train={"rounds": 3, "participation": 0.3, "local_epochs": 3},
         )
-        dataset, holdings, setup = prepare(experiment)
-        features = setup.build_model().features.eval()
+        dataset, splits, spec = prepare(experiment)
+        features = spec.build_model().features.eval()
         h = features(torch.tensor(dataset.x)).detach().double().numpy()
-        negatives, to_distil = (h[holdings.server[part]] for part in rows())
+        negatives, to_distil = (h[splits.server[part]] for part in rows())
         assert (len(negatives), len(to_distil)) == (57, TO_DISTIL)
         _, first, _, last = server_states(experiment)
         assert set(first.scored) < set(last.scored)
         np.testing.assert_array_equal(last.scores[:3], first.scores)
         for k in (last.scored[0], last.scored[-1]):
             found = last.scores[list(last.scored).index(k)]
-            both = np.concatenate([h[holdings.train[k]], negatives])
+            both = np.concatenate([h[splits.train[k]], negatives])
             norm = np.linalg.norm(both, axis=1).max()
-            t = np.where(np.arange(len(both)) < len(holdings.train[k]), 1, -1)
+            t = np.where(np.arange(len(both)) < len(splits.train[k]), 1, -1)
 
             def gradient(w: np.ndarray, x: Any = both / norm, t: Any = t) -> np.ndarray:
                 return 0.01 * w - (t * expit(-t * (x @ w))) @ x / len(x)
@@ -192,12 +192,12 @@ class TestDistillation:
         experiment = small_experiment(
             method=method, partition=SHARE, train={"rounds": 2, "participation": 0.5}
         )
-        dataset, holdings, setup = prepare(experiment)
-        x = torch.tensor(dataset.x[holdings.server])[rows()[1]]
+        dataset, splits, spec = prepare(experiment)
+        x = torch.tensor(dataset.x[splits.server])[rows()[1]]
         states, fed = server_states(experiment), federation(experiment)
 
         def network(weights: Any) -> nn.Module:
-            built = setup.build_model()
+            built = spec.build_model()
             flat = torch.tensor(weights, dtype=torch.float32)
             nn.utils.vector_to_parameters(flat, built.parameters())
             return built
@@ -215,7 +215,7 @@ class TestDistillation:
 
         student = network(fed.average(models))
         adam = torch.optim.Adam(student.parameters(), lr=0.01)
-        rng = numpy_stream(experiment.seed, "server/distillation", 2)
+        rng = keyed_rng(experiment.seed, "server/distillation", 2)
         for _ in range(2):
             for batch in torch.tensor(rng.permutation(TO_DISTIL)).split(64):
                 loss = nn.functional.kl_div(
@@ -288,7 +288,7 @@ class TestPretraining:
         fed, method = federation(experiment), experiment.method
 
         def started(fed: Any) -> Any:
-            with torch_stream(experiment.seed, "server", 0):
+            with keyed_torch_rng(experiment.seed, "server", 0):
                 return method.init(fed).weights
 
         initial, trained = fed.initial_weights(), started(fed)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import federation, server_states, small_experiment
 from torch import nn
 
+from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.data import Dataset, Source
 from fedsim.data.sources import Synthetic
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.methods.auxiliary import draw_batches, ensemble
 from fedsim.methods.feddf import FedDF
+from fedsim.rng import keyed_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream
 
 Finish = Callable[..., Run]
 
@@ -51,12 +51,12 @@ class TestMathematics:
             partition=SHARE,
             train={"rounds": 2, "participation": 0.5},
         )
-        dataset, holdings, setup = prepare(experiment)
-        x = torch.tensor(dataset.x[holdings.server])
+        dataset, splits, spec = prepare(experiment)
+        x = torch.tensor(dataset.x[splits.server])
         states, fed = server_states(experiment), federation(experiment)
 
         def network(weights: Any) -> nn.Module:
-            built = setup.build_model()
+            built = spec.build_model()
             flat = torch.tensor(weights, dtype=torch.float32)
             nn.utils.vector_to_parameters(flat, built.parameters())
             return built
@@ -75,7 +75,7 @@ class TestMathematics:
             student = network(mean)
             adam = torch.optim.Adam(student.parameters(), lr=0.01)
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=7, eta_min=0.002)
-            rng = numpy_stream(experiment.seed, "server/distillation", t)
+            rng = keyed_rng(experiment.seed, "server/distillation", t)
             batches = [
                 batch for _ in range(2) for batch in torch.tensor(rng.permutation(287)).split(64)
             ]
@@ -120,7 +120,7 @@ class TestMathematics:
             train={"rounds": 1, "optimizer": {"lr": 0.01}},
         )
         fed, method = federation(experiment), experiment.method
-        _, _, setup = prepare(experiment)
+        _, _, spec = prepare(experiment)
         fed.begin_round(1)
         state = method.init(fed)
         models = fed.gather(method.local_update, [2, 5], weights=state.weights)
@@ -130,7 +130,7 @@ class TestMathematics:
 
         logits = []
         for w in models.values():
-            teacher = setup.build_model()
+            teacher = spec.build_model()
             tensors = fed.model.named(torch.tensor(w))
             teacher.load_state_dict(tensors, strict=False)
             logits.append(teacher.eval()(x[rows]).detach())

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import federation, server_states, small_experiment
 from torch import nn
 
+from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.data import Dataset, Source
 from fedsim.errors import ExperimentError
@@ -25,8 +25,8 @@ from fedsim.methods.fedfed import (
 )
 from fedsim.methods.pixels import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
+from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.simulate import Progress, prepare
-from fedsim.streams import numpy_stream, torch_stream
 from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]
@@ -84,18 +84,18 @@ class TestSharing:
             else small_experiment(data=FEW, method=method, train=rounds)
         )
         _, _, distilled, pooled, last = server_states(experiment)
-        dataset, holdings, _ = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         scale = 255 if normalised else 1
         G = generator(experiment.method, dataset.shape, distilled.generator)
         shared1, shared2, labels = [], [], []
-        for k in range(len(holdings)):
-            x = torch.tensor(dataset.x[holdings.train[k]]) / scale  # pixels in [0, 1]
-            rng = numpy_stream(experiment.seed, "share/noise", 3, k)
+        for k in range(len(splits)):
+            x = torch.tensor(dataset.x[splits.train[k]]) / scale  # pixels in [0, 1]
+            rng = keyed_rng(experiment.seed, "share/noise", 3, k)
             with torch.no_grad():
                 rx = (x - G(x)[0]).numpy()
             shared1.append(rx + 0.1 * rng.standard_normal(rx.shape, dtype=np.float32))
             shared2.append(rx + 0.3 * rng.standard_normal(rx.shape, dtype=np.float32))
-            labels.append(dataset.y[holdings.train[k]])
+            labels.append(dataset.y[splits.train[k]])
         np.testing.assert_allclose(pooled.shared1, np.concatenate(shared1), atol=1e-5)
         np.testing.assert_allclose(pooled.shared2, np.concatenate(shared2), atol=1e-5)
         np.testing.assert_array_equal(pooled.labels, np.concatenate(labels))
@@ -117,8 +117,8 @@ class TestSharing:
     def test_the_noise_is_what_it_is_said_to_be(self) -> None:
         experiment = small_experiment(method=fedfed(1), train={"rounds": 3})
         _, distilled, pooled, _ = server_states(experiment)
-        dataset, holdings, _ = prepare(experiment)
-        x = torch.tensor(dataset.x[holdings.train.values])
+        dataset, splits, _ = prepare(experiment)
+        x = torch.tensor(dataset.x[splits.train.values])
         rx = split(generator(experiment.method, (1, 8, 8), distilled.generator), x).numpy()
         noise1, noise2 = pooled.shared1 - rx, pooled.shared2 - rx
         for noise, sigma in ((noise1, 0.15), (noise2, 0.25)):
@@ -154,9 +154,9 @@ class TestSharing:
         data = {"name": "test_fedfed:Bytes", "num_classes": 300, "samples": 600}
         experiment = of_bytes(fedfed(1), data=data, train={"rounds": 3})
         *_, last = server_states(experiment)
-        dataset, holdings, _ = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         assert last.labels.dtype == np.uint16
-        np.testing.assert_array_equal(last.labels, dataset.y[holdings.train.values])
+        np.testing.assert_array_equal(last.labels, dataset.y[splits.train.values])
 
 
 class TestDistillation:
@@ -215,13 +215,13 @@ class TestDistillation:
         )
         method = experiment.method
         before, after, *_ = server_states(experiment)
-        dataset, holdings, setup = prepare(experiment)
-        sizes = holdings.train.lengths
+        dataset, splits, spec = prepare(experiment)
+        sizes = splits.train.lengths
         weights, generators, kinds = [], [], []
         for k in range(3):
-            x = torch.tensor(dataset.x[holdings.train[k]]) / 255
-            y = torch.tensor(dataset.y[holdings.train[k]])
-            network = FlatModel(setup.build_model(), torch.device("cpu"))
+            x = torch.tensor(dataset.x[splits.train[k]]) / 255
+            y = torch.tensor(dataset.y[splits.train[k]])
+            network = FlatModel(spec.build_model(), torch.device("cpu"))
             G = FlatModel(Autoencoder((1, 6, 7), 4, 6), torch.device("cpu"))
             network.load(torch.tensor(before.weights))
             G.load(torch.tensor(before.generator))
@@ -233,8 +233,8 @@ class TestDistillation:
             )
             kinds.append(method.kind(y, float(sizes.mean())))
             multipliers = method.multipliers(kinds[-1])
-            order = numpy_stream(experiment.seed, "distil/batches", 1, k)
-            mixing = numpy_stream(experiment.seed, "distil/mixup", 1, k)
+            order = keyed_rng(experiment.seed, "distil/batches", 1, k)
+            mixing = keyed_rng(experiment.seed, "distil/mixup", 1, k)
 
             def classify(images: torch.Tensor, network: FlatModel = network) -> Any:
                 return network.module((images - 0.3) / 0.5)
@@ -243,7 +243,7 @@ class TestDistillation:
                 rows = torch.tensor(order.permutation(len(y))).split(9)
                 return [(x[r], y[r]) for r in rows if len(r) > 1]
 
-            with torch_stream(experiment.seed, "distil/torch", 1, k):
+            with keyed_torch_rng(experiment.seed, "distil/torch", 1, k):
                 for _ in range(2):
                     for images, labels in batches():
                         lam = mixing.beta(2, 2)
@@ -294,7 +294,7 @@ class TestDistillation:
             torch.manual_seed(0)
             found = mosaics(x.float(), 50)
             assert found.shape == (50, 2, H, W)
-            corners = set()
+            probe_trials = set()
             for picture in found[:, 0]:
                 parts = [picture[:h, :w], picture[:h, w:], picture[h:, :w], picture[h:, w:]]
                 images = [int(part[0, 0]) // 1000 for part in parts]
@@ -302,14 +302,14 @@ class TestDistillation:
                 corner = {int(part[0, 0]) % 1000 for part in parts}
                 assert len(corner) == 1  # the same window of all four
                 top, left = divmod(corner.pop(), 10)
-                corners.add((top, left))
+                probe_trials.add((top, left))
                 for image, part in zip(images, parts, strict=True):
                     window = x[image, 0, top : top + h, left : left + w]
                     assert torch.equal(part, window[: part.shape[0], : part.shape[1]].float())
             assert torch.equal(found[:, 0], found[:, 1])
             # Every place where a window fits.
-            assert {top for top, _ in corners} == set(range(H - h + 1))
-            assert {left for _, left in corners} == set(range(W - w + 1))
+            assert {top for top, _ in probe_trials} == set(range(H - h + 1))
+            assert {left for _, left in probe_trials} == set(range(W - w + 1))
 
     @pytest.mark.parametrize(
         ("shape", "latent"),
@@ -370,21 +370,21 @@ class TestTraining:
         local = {"local_epochs": 2, "batch_size": 8, "clip_norm": 0.5, "optimizer": optimizer}
         experiment = of_bytes(fedfed(1, average=average), train={"rounds": 3, **local})
         _, _, pooled, after = server_states(experiment)
-        dataset, holdings, setup = prepare(experiment)
+        dataset, splits, spec = prepare(experiment)
         fed = federation(experiment)
         np.testing.assert_array_equal(pooled.weights, fed.initial_weights())
-        sizes = holdings.train.lengths
+        sizes = splits.train.lengths
         pools = [(torch.tensor(p) - 0.3) / 0.5 for p in (pooled.shared1, pooled.shared2)]
         labels = torch.tensor(pooled.labels).long()
         trained = []
         for k in range(3):
-            network = setup.build_model()
-            x = (torch.tensor(dataset.x[holdings.train[k]]) / 255 - 0.3) / 0.5
-            y = torch.tensor(dataset.y[holdings.train[k]])
+            network = spec.build_model()
+            x = (torch.tensor(dataset.x[splits.train[k]]) / 255 - 0.3) / 0.5
+            y = torch.tensor(dataset.y[splits.train[k]])
             n = len(y)
             seed = experiment.seed
-            order = numpy_stream(seed, "local_update/batches", 3, k)
-            streams = [numpy_stream(seed, f"local_update/pool/{i}", 3, k) for i in (0, 1)]
+            order = keyed_rng(seed, "local_update/batches", 3, k)
+            streams = [keyed_rng(seed, f"local_update/pool/{i}", 3, k) for i in (0, 1)]
             draws = [balanced(pooled.labels, n, stream) for stream in streams]
             sgd = torch.optim.SGD(network.parameters(), **optimizer)
             for _ in range(2):

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import federation, server_states, small_experiment
 from torch import Tensor, nn
 
+from experiments import federation, server_states, small_experiment
 from fedsim import Run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation
 from fedsim.methods.fedftg import FedFTG, ImageGenerator, Pixels
+from fedsim.rng import keyed_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream
 from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]
@@ -37,17 +37,17 @@ class Cohort:
     """What the server has in hand in a round: the clients' models, and who holds what."""
 
     def __init__(self, experiment: Any, fed: Federation, weights: Any, t: int) -> None:
-        dataset, holdings, self.setup = prepare(experiment)
+        dataset, splits, self.spec = prepare(experiment)
         fed.begin_round(t)
         sent = fed.gather(experiment.method.local_update, fed.sample(t), weights=weights)
         self.models = [message["weights"] for message in sent.values()]
-        labels = [dataset.y[holdings.train[k]] for k in sent]
+        labels = [dataset.y[splits.train[k]] for k in sent]
         self.average = np.average(self.models, axis=0, weights=[len(y) for y in labels])
         self.counts = np.array([[(y == c).sum() for c in range(10)] for y in labels])
         self.fed = fed
 
     def network(self, weights: Any) -> nn.Module:
-        return load(self.setup.build_model(), self.fed.model, weights.astype(np.float32))
+        return load(self.spec.build_model(), self.fed.model, weights.astype(np.float32))
 
     def share(self, k: int, y: Tensor) -> Tensor:
         """w_{y,k}"""
@@ -57,7 +57,7 @@ class Cohort:
 
 def draw(experiment: Any, cohort: Cohort, t: int) -> tuple[Tensor, Tensor]:
     """The labels and the noise of the first iteration of a round."""
-    rng = numpy_stream(experiment.seed, "server/generator", t)
+    rng = keyed_rng(experiment.seed, "server/generator", t)
     of_label = cohort.counts.sum(axis=0) / cohort.counts.sum()
     y = torch.tensor(rng.choice(10, 12, p=of_label))
     return y, torch.tensor(rng.standard_normal((12, 6), dtype=np.float32))
@@ -178,9 +178,9 @@ class TestMathematics:
             partition={"kind": "dirichlet", "clients": 10, "alpha": 0.05},
             train={"rounds": 1, "participation": 0.2},
         )
-        dataset, holdings, _ = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         cohort = federation(experiment).sample(1)
-        held = np.concatenate([dataset.y[holdings.train[k]] for k in cohort])
+        held = np.concatenate([dataset.y[splits.train[k]] for k in cohort])
         server_states(experiment)
         expected = np.bincount(held, minlength=10) / len(held)
         assert (expected == 0).any()
@@ -241,7 +241,7 @@ class TestRuns:
 
     def test_dropout_of_the_student_does_not_depend_on_the_process(self) -> None:
         experiment = small_experiment(
-            method=SMALL, model={"name": "disturbing:dropout_net"}, train={"rounds": 2}
+            method=SMALL, model={"name": "faults:dropout_net"}, train={"rounds": 2}
         )
         found = []
         for seed in (1, 2):

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import federation, server_states, small_experiment
 from torch import Tensor, nn
 
+from experiments import federation, server_states, small_experiment
 from fedsim import Run
 from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import Federation
 from fedsim.methods.fedgen import FedGen, Generator, diversity, label_shares
+from fedsim.rng import keyed_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream
 
 Finish = Callable[..., Run]
 
@@ -85,7 +85,7 @@ class TestMathematics:
         experiment = small_experiment(
             method=method, train={"rounds": 2, "participation": 0.3, "optimizer": SLOW}
         )
-        dataset, holdings, _ = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         fed, states = federation(experiment), server_states(experiment)
 
         first = fed.network("generator", FedGen(**method).build(fed.model)).named(
@@ -106,10 +106,10 @@ class TestMathematics:
                 generator=states[1].generator if t == 2 else None,
                 classes=states[1].classes if t == 2 else None,
             )
-            labels = {k: dataset.y[holdings.train[k]] for k in cohort}
+            labels = {k: dataset.y[splits.train[k]] for k in cohort}
             held = np.unique(np.concatenate(list(labels.values())))
             assert np.flatnonzero(states[t].classes).tolist() == held.tolist()
-            rng = numpy_stream(experiment.seed, "server/generator", t)
+            rng = keyed_rng(experiment.seed, "server/generator", t)
             for _ in range(3):
                 y = torch.tensor(rng.choice(held, 8))
                 drawn = rng.random if noise == "uniform" else rng.standard_normal
@@ -145,21 +145,21 @@ class TestMathematics:
             method={**SMALL, **settings},
             train={"rounds": 2, "local_epochs": 2, "optimizer": SLOW},
         )
-        dataset, holdings, setup = prepare(experiment)
+        dataset, splits, spec = prepare(experiment)
         fed, states = federation(experiment), server_states(experiment)
         fed.begin_round(2)
         classes = np.arange(10) % 3 == 0
         arguments = {"generator": states[1].generator, "classes": classes}
         sent = fed.gather(method.local_update, [4], weights=states[1].weights, **arguments)
 
-        network = load(setup.build_model(), fed, states[1].weights)
+        network = load(spec.build_model(), fed, states[1].weights)
         flat = fed.network("generator", method.build(fed.model))
         flat.load(torch.tensor(states[1].generator))
         G = flat.module.eval()
-        x = torch.tensor(dataset.x)[holdings.train[4]]
-        y = torch.tensor(dataset.y)[holdings.train[4]]
-        batches = numpy_stream(experiment.seed, "local_update/batches", 2, 4)
-        rng = numpy_stream(experiment.seed, "local_update/generator", 2, 4)
+        x = torch.tensor(dataset.x)[splits.train[4]]
+        y = torch.tensor(dataset.y)[splits.train[4]]
+        batches = keyed_rng(experiment.seed, "local_update/batches", 2, 4)
+        rng = keyed_rng(experiment.seed, "local_update/generator", 2, 4)
         sgd = torch.optim.SGD(network.parameters(), lr=0.01)
         a, b = (max(first * method.decay, 1e-4) if first else 0 for first in (method.a, method.b))
         for epoch in range(2):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import federation, server_states, small_experiment
 
+from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.errors import BadInput
 from fedsim.methods.fedrnl import FedRNL

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import federation, small_experiment
 from torch import Tensor, nn
 
+from experiments import federation, small_experiment
 from fedsim import Client, Experiment, Federation, Run, resume, run
 from fedsim.errors import BadInput, RunError
 from fedsim.federation import Update
@@ -24,8 +24,8 @@ from fedsim.methods.fedweit import Compat, Documents, FedWeIT, FedWeITState, den
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
 from fedsim.results.continual import continual
+from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream, torch_stream
 from fedsim.training import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -97,12 +97,12 @@ def experiment(path: Path, tasks: Any = TWO, **fields: Any) -> Experiment:
 def played(made: Experiment) -> tuple[Federation, list[FedWeITState], list[dict[int, Any]]]:
     """The server's state before the first round and after each; clients' states likewise."""
     fed, method = federation(made), made.method
-    with torch_stream(made.seed, "server", 0):
+    with keyed_torch_rng(made.seed, "server", 0):
         states = [method.init(fed)]
     kept: list[dict[int, Any]] = [{}]
     for t in range(1, made.train.rounds + 1):
         fed.begin_round(t)
-        with torch_stream(made.seed, "server", t):
+        with keyed_torch_rng(made.seed, "server", t):
             states.append(method.round(fed, states[-1], t))
         kept.append({k: fed.fetch(handle) for k, handle in fed.states().items()})
     return fed, states, kept
@@ -351,27 +351,27 @@ def test_a_round_of_training_step_by_step(path: Path, top_k: int | None) -> None
     made = experiment(path, method=method, model={"dropout": 0.0})
     assert isinstance(made.method, Spied)
     fed, states, _ = played(made)
-    dataset, holdings, _ = prepare(made)
-    assert holdings.stream is not None
+    dataset, splits, _ = prepare(made)
+    assert splits.stream is not None
     assert len(SEEN) == 8
     for noted in SEEN:
         client, before, after = noted["client"], noted["before"], noted["after"]
         k, task, t = client.id, client.task, client.round
         np.testing.assert_array_equal(before["base"], states[t - 1].weights)
-        labels = holdings.stream.labels[k][task]
+        labels = splits.stream.labels[k][task]
         rest = made.method.build(fed.model, made.method.slots(2), 2)
         network = FlatModel(rest, torch.device("cpu"))
         network.load(before["rests"][-1])
         rest.foreign.copy_(before["foreign"][-1])
         reader = fed.model.module.get_submodule("features.reader")
-        rows = holdings.stream.train[2 * k + task]
+        rows = splits.stream.train[2 * k + task]
         x = torch.tensor(dataset.x[rows])
         y = torch.tensor([labels.index(label) for label in dataset.y[rows]])
         every = Documents(x, y, rest.digest(reader, x))  # type: ignore[arg-type]
         B, A, m = (before[n].clone().requires_grad_() for n in ("base", "adaptive", "masks"))
         drift = before.get("before", torch.zeros(0, len(B)))
         adam = torch.optim.Adam([B, A, m, *rest.parameters()], before["lr"])
-        rng = numpy_stream(made.seed, "local_update/batches", t, k)
+        rng = keyed_rng(made.seed, "local_update/batches", t, k)
         for _ in range(2):
             order = rng.permutation(len(y))
             for start in range(0, len(y), 8):
@@ -440,8 +440,8 @@ def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str
     assert isinstance(method, FedWeIT)
     fed, states, kept = played(made)
     done = run(made, tmp_path)
-    dataset, holdings, _ = prepare(made)
-    assert holdings.stream is not None
+    dataset, splits, _ = prepare(made)
+    assert splits.stream is not None
     reader = fed.model.module.get_submodule("features.reader")
     pruned = 0
     for k in (0, 1):
@@ -452,7 +452,7 @@ def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str
         assert torch.equal(sent, expected[: len(sent)])
         pruned += int((sent == 0).sum())
         for task in (0, 1):
-            labels = holdings.stream.labels[k][task]
+            labels = splits.stream.labels[k][task]
             rest = method.build(fed.model, method.slots(2), len(labels))
             FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][task]))
             rest.eval()
@@ -671,9 +671,9 @@ def test_centres(tmp_path: Path, each: int) -> None:
         assert isinstance(made.method, FedSeIT)
         found.append(fed.gather(made.method.centres, [0])[0])
     np.testing.assert_array_equal(found[0], found[1])
-    dataset, holdings, _ = prepare(made)
+    dataset, splits, _ = prepare(made)
     vectors = []
-    for row in dataset.x[holdings.train[0]]:
+    for row in dataset.x[splits.train[0]]:
         known = [dataset.vectors[word] for word in row if dataset.known[word]]
         vectors.append(np.mean(known, axis=0))
     assert len(vectors) == 2 * each
@@ -746,8 +746,8 @@ def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, A
     made = experiment(path, THREE, method=method, train={"rounds": 9})
     _, states, _ = played(made)
     done = run(made, tmp_path)
-    _, holdings, _ = prepare(made)
-    assert holdings.stream is not None
+    _, splits, _ = prepare(made)
+    assert splits.stream is not None
     Pc = 3 * D * 3
     slots = fields.get("top_k", 3)
     P = Pc + (5 * (slots + 1) * 6 if "share_dense" in fields else 0)
@@ -768,7 +768,7 @@ def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, A
             assert row["selected_bytes"] == sum(selected)
             assert row["selected_dense_bytes"] == 4 * P * len(selected)
             if "top_k" in fields:
-                up += 4 * D * len(holdings.stream.train[3 * k + task])
+                up += 4 * D * len(splits.stream.train[3 * k + task])
                 assert row["centres_bytes"] == up - 4 * P
         if place == 2:
             up += sizes[f"{k}/{task}"]
@@ -1050,11 +1050,11 @@ def test_what_the_released_code_tests_on(path: Path, tmp_path: Path) -> None:
     fed = federation(made)
     method = made.method
     assert isinstance(method, FedSeIT)
-    dataset, holdings, _ = prepare(made)
-    assert holdings.stream is not None
-    assert 0 < len(holdings.stream.validation[0]) <= 64
-    client: Any = SimpleNamespace(id=0, stream=holdings.stream)
-    client.task_test = lambda task: fed._host.task_test(holdings.stream.labels[0][task])
+    dataset, splits, _ = prepare(made)
+    assert splits.stream is not None
+    assert 0 < len(splits.stream.validation[0]) <= 64
+    client: Any = SimpleNamespace(id=0, stream=splits.stream)
+    client.task_test = lambda task: fed._host.task_test(splits.stream.labels[0][task])
     for validation, first in ((10, 64), (64, 64), (65, 128), (500, 200)):
         client.validation = range(validation)
         found = method.tested(client, 0)
@@ -1072,10 +1072,10 @@ def test_what_the_released_code_tests_on_without_validation(path: Path, tmp_path
         partition={"validation_fraction": 0.0},
     )
     done = run(made, tmp_path)
-    dataset, holdings, _ = prepare(made)
-    assert holdings.stream is not None
+    dataset, splits, _ = prepare(made)
+    assert splits.stream is not None
     (last,) = done.tasks.query("round == 4 and client == 0 and task == 1").to_dict("records")
-    labels = holdings.stream.labels[0][1]
+    labels = splits.stream.labels[0][1]
     tested = min(64, int(np.isin(dataset.test_y, labels).sum()))
     assert last["accuracy"] * tested == pytest.approx(round(last["accuracy"] * tested))
 

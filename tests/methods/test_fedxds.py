@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import federation, server_states, small_experiment
 from torch import nn
 
+from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.errors import BadInput
 from fedsim.explain.attribution import attributions, heatmap
 from fedsim.methods.fedxds import FedXDS, FedXDSState, decode, encode
 from fedsim.models import models
 from fedsim.privacy.gaussian import analytic_sigma
+from fedsim.rng import keyed_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream
 
 Finish = Callable[..., Run]
 # LRP of a fully connected network.
@@ -83,15 +83,15 @@ def shared_of(made: Experiment) -> tuple[list[tuple[torch.Tensor, ...]], list[Fe
     """
     fed, method, states = federation(made), made.method, server_states(made)
     assert isinstance(method, FedXDS)
-    dataset, holdings, setup = prepare(made)
+    dataset, splits, spec = prepare(made)
     pool, start, found = states[3].shared, 0, []
-    network = setup.build_model()
+    network = spec.build_model()
     named = fed.model.named(torch.tensor(states[2].weights))
     network.load_state_dict({n: t.clone() for n, t in named.items()})
     for k in range(fed.num_clients):
-        x = torch.tensor(dataset.x[holdings.train[k]])
-        y = torch.tensor(dataset.y[holdings.train[k]])
-        rng = numpy_stream(made.seed, "share/attribution", 3, k)
+        x = torch.tensor(dataset.x[splits.train[k]])
+        y = torch.tensor(dataset.y[splits.train[k]])
+        rng = keyed_rng(made.seed, "share/attribution", 3, k)
         h = heatmap(method.attribution.relevance(network, x, y, rng))
         found.append((x, torch.tensor(pool[start : start + len(y)]), h))
         np.testing.assert_array_equal(states[3].labels[start : start + len(y)], y.numpy())
@@ -152,10 +152,10 @@ def test_images_are_clipped_before_noise() -> None:
 def test_a_fraction_is_shared_by_class() -> None:
     made = experiment(fraction=0.5)
     fed, states = federation(made), server_states(made)
-    dataset, holdings, _ = prepare(made)
+    dataset, splits, _ = prepare(made)
     start = 0
     for k in range(fed.num_clients):
-        y = dataset.y[holdings.train[k]]
+        y = dataset.y[splits.train[k]]
         count = round(0.5 * len(y))
         labels = np.bincount(states[3].labels[start : start + count], minlength=10)
         start += count
@@ -218,16 +218,16 @@ def test_levels_keep_zero_and_lose_half_a_level() -> None:
 def test_a_step_is_on_a_local_batch_and_one_of_the_pool() -> None:
     made = experiment(train={"rounds": 4})
     states = server_states(made)
-    dataset, holdings, setup = prepare(made)
+    dataset, splits, spec = prepare(made)
     total, weighted = 0, np.zeros_like(states[4].weights, dtype=np.float64)
     pool = torch.tensor(states[3].shared)
     pool_labels = torch.tensor(states[3].labels.astype(np.int64))
     for k in range(10):
-        network = setup.build_model()
-        x = torch.tensor(dataset.x[holdings.train[k]])
-        y = torch.tensor(dataset.y[holdings.train[k]])
-        batches = numpy_stream(made.seed, "local_update/batches", 4, k)
-        rows = numpy_stream(made.seed, "local_update/pool", 4, k).permutation(len(pool))
+        network = spec.build_model()
+        x = torch.tensor(dataset.x[splits.train[k]])
+        y = torch.tensor(dataset.y[splits.train[k]])
+        batches = keyed_rng(made.seed, "local_update/batches", 4, k)
+        rows = keyed_rng(made.seed, "local_update/pool", 4, k).permutation(len(pool))
         sgd = torch.optim.SGD(network.parameters(), lr=0.1)
         for step, batch in enumerate(torch.tensor(batches.permutation(len(y))).split(16)):
             drawn = torch.tensor(rows.take(range(16 * step, 16 * step + 16), mode="wrap"))

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import small_experiment
 from torch import nn
 
+from experiments import small_experiment
 from fedsim import Run
 from fedsim.errors import ClientError, RunError
+from fedsim.rng import keyed_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream
 
 Finish = Callable[..., Run]
 LOCAL: dict[str, Any] = {
@@ -26,13 +26,13 @@ LOCAL: dict[str, Any] = {
 def accuracy_alone(k: int, rounds: list[int]) -> float:
     """What client k's own model comes to on the central test set, in plain PyTorch."""
     experiment = small_experiment(**LOCAL)
-    dataset, holdings, setup = prepare(experiment)
-    network = setup.build_model()
+    dataset, splits, spec = prepare(experiment)
+    network = spec.build_model()
     sgd = torch.optim.SGD(network.parameters(), lr=0.1)
-    x = torch.tensor(dataset.x[holdings.train[k]])
-    y = torch.tensor(dataset.y[holdings.train[k]])
+    x = torch.tensor(dataset.x[splits.train[k]])
+    y = torch.tensor(dataset.y[splits.train[k]])
     for t in rounds:
-        rng = numpy_stream(experiment.seed, "local_training/batches", t, k)
+        rng = keyed_rng(experiment.seed, "local_training/batches", t, k)
         for batch in torch.tensor(rng.permutation(len(y))).split(16):
             sgd.zero_grad()
             nn.functional.cross_entropy(network(x[batch]), y[batch]).backward()

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import NETWORK_METHODS, federation, server_states, small_experiment, with_method
 from torch import nn
 
+from experiments import NETWORK_METHODS, federation, server_states, small_experiment, with_method
 from fedsim import Experiment, Run, resume, run
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
+from fedsim.rng import keyed_rng
 from fedsim.simulate import Progress, prepare
-from fedsim.streams import numpy_stream
 
 Finish = Callable[..., Run]
 
@@ -58,10 +58,12 @@ class TestEveryMethod:
             column = ("bytes_up", "bytes_down")[way]
             per_round = ROUND.get(name, (WEIGHTS, WEIGHTS))[way]
             once = ONCE.get(name, (0, 0))[way]
-            one_off = done.clients.get(f"one_off_{('up', 'down')[way]}", 0 * done.clients["round"])
-            assert (done.clients[column] - one_off.fillna(0) == per_round).all()
+            setup_traffic = done.clients.get(
+                f"one_off_{('up', 'down')[way]}", 0 * done.clients["round"]
+            )
+            assert (done.clients[column] - setup_traffic.fillna(0) == per_round).all()
             visited = done.clients["client"].nunique()
-            assert one_off.sum() == visited * once
+            assert setup_traffic.sum() == visited * once
             total = done.rounds[f"total_{column}"].iloc[-1]
             assert total == 15 * per_round + visited * once == done.clients[column].sum()
 
@@ -207,12 +209,12 @@ class TestEquivalences:
                 "optimizer": {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3},
             },
         )
-        dataset, holdings, setup = prepare(experiment)
-        network = setup.build_model()
-        x = torch.tensor(dataset.x)[holdings.train[0]]
-        y = torch.tensor(dataset.y)[holdings.train[0]]
+        dataset, splits, spec = prepare(experiment)
+        network = spec.build_model()
+        x = torch.tensor(dataset.x)[splits.train[0]]
+        y = torch.tensor(dataset.y)[splits.train[0]]
         for t in (1, 2, 3):
-            rng = numpy_stream(experiment.seed, "local_update/batches", t, 0)
+            rng = keyed_rng(experiment.seed, "local_update/batches", t, 0)
             sgd = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
             for _ in range(2):
                 order = torch.tensor(rng.permutation(len(y)))
@@ -230,13 +232,13 @@ class TestMathematics:
 
     def local(self, experiment: Experiment, w: np.ndarray, t: int, k: int, change: Any) -> Any:
         """w_k after local SGD from w, with each step's gradient changed; and τ_k."""
-        dataset, holdings, setup = prepare(experiment)
-        network = setup.build_model()
+        dataset, splits, spec = prepare(experiment)
+        network = spec.build_model()
         flat = torch.tensor(w, dtype=torch.float32)
         nn.utils.vector_to_parameters(flat, network.parameters())
-        x = torch.tensor(dataset.x)[holdings.train[k]]
-        y = torch.tensor(dataset.y)[holdings.train[k]]
-        rng = numpy_stream(experiment.seed, "local_update/batches", t, k)
+        x = torch.tensor(dataset.x)[splits.train[k]]
+        y = torch.tensor(dataset.y)[splits.train[k]]
+        rng = keyed_rng(experiment.seed, "local_update/batches", t, k)
         steps = 0
         for _ in range(experiment.train.local_epochs):
             for batch in torch.tensor(rng.permutation(len(y))).split(experiment.train.batch_size):
@@ -407,13 +409,13 @@ class TestMathematics:
             train={"rounds": 1},
         )
         _, after = server_states(experiment)
-        dataset, holdings, setup = prepare(experiment)
+        dataset, splits, spec = prepare(experiment)
         trained = []
         for k in range(10):
-            network = setup.build_model()
-            x = torch.tensor(dataset.x)[holdings.train[k]]
-            y = torch.tensor(dataset.y)[holdings.train[k]]
-            rng = numpy_stream(experiment.seed, "local_update/batches", 1, k)
+            network = spec.build_model()
+            x = torch.tensor(dataset.x)[splits.train[k]]
+            y = torch.tensor(dataset.y)[splits.train[k]]
+            rng = keyed_rng(experiment.seed, "local_update/batches", 1, k)
             for batch in torch.tensor(rng.permutation(len(y))).split(16):
 
                 def gradient(w: Any, batch: Any = batch, network: Any = network) -> Any:
@@ -442,13 +444,13 @@ class TestMathematics:
         )
         states = server_states(experiment)
         fed = federation(experiment)
-        dataset, holdings, _ = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         dropped = 0
         for t in (1, 2):
             cohort, raw = fed.sample(t), []
             for k in cohort:
-                shares = np.bincount(dataset.y[holdings.train[k]], minlength=10) / len(
-                    holdings.train[k]
+                shares = np.bincount(dataset.y[splits.train[k]], minlength=10) / len(
+                    splits.train[k]
                 )
                 raw.append(sum(q * np.log(q / 0.1) for q in shares if q > 0))
             n = fed.num_samples[cohort]
@@ -532,7 +534,7 @@ class TestStacks:
         [
             ("mlp", {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}),
             ("cnn", {"name": "adam", "lr": 0.003}),
-            ("layers:regularised", {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}),
+            ("networks:regularised", {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}),
         ],
     )
     def test_a_stacked_run_is_the_loop(
@@ -548,9 +550,9 @@ class TestStacks:
                 partition={"alpha": 0.3, "min_samples": 2},
                 train={"rounds": 2, "participation": 0.7, "optimizer": optimizer},
             )
-            dataset, holdings, setup = prepare(experiment)
-            engine = LocalEngine(experiment.engine, setup, dataset, holdings)
-            fed = Federation(setup, dataset, holdings, engine, clients_per_step=V)
+            dataset, splits, spec = prepare(experiment)
+            engine = LocalEngine(experiment.engine, spec, dataset, splits)
+            fed = Federation(spec, dataset, splits, engine, clients_per_step=V)
             states[V] = experiment.method.init(fed)
             for t in (1, 2):
                 fed.begin_round(t)

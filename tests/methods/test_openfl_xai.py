@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from small import NEEDS, NETWORK_METHODS, private_ray, small_experiment
 
+from experiments import NEEDS, NETWORK_METHODS, private_ray, small_experiment
 from fedsim import Run, load, resume, run
 from fedsim.errors import BadInput, DataError, ExperimentError, RunError
 from fedsim.federation import draw_cohort
@@ -20,8 +20,8 @@ from fedsim.methods import methods
 from fedsim.models import RuleModel, Rules, models
 from fedsim.models.rules import Array, Prediction, Rule
 from fedsim.models.tsk import FILES, Tsk, read_published
+from fedsim.rng import keyed_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream
 from fedsim.training import regression_scores
 
 ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
@@ -216,13 +216,13 @@ class TestEveryRuleMethod:
 def test_what_a_cohort_learns_is_merged_as_written_out(finish: Callable[..., Run]) -> None:
     done = finish(train={"rounds": 1, "participation": 0.6})
     experiment = done.experiment
-    dataset, holdings, _ = prepare(experiment)
-    cohort = draw_cohort(experiment.seed, 0.6, len(holdings), 1)
+    dataset, splits, _ = prepare(experiment)
+    cohort = draw_cohort(experiment.seed, 0.6, len(splits), 1)
     assert len(cohort) == len(done.clients) == 3
     bases = []
     for k in cohort:
-        rows = holdings.train[k]
-        rng = numpy_stream(experiment.seed, "local_rules/rules", 1, int(k))
+        rows = splits.train[k]
+        rng = keyed_rng(experiment.seed, "local_rules/rules", 1, int(k))
         base = Tsk().train(dataset.x[rows], dataset.y[rows], rng)
         bases.append({name: array.astype(np.float32) for name, array in base.items()})
     merged, _ = Tsk().merge(bases)
@@ -244,9 +244,9 @@ def test_centralised_rules_are_those_of_all_examples(finish: Callable[..., Run])
 
 def test_local_rules_are_scored_one_by_one(finish: Callable[..., Run]) -> None:
     done = finish(method={"name": "local_rules"})
-    dataset, holdings, _ = prepare(done.experiment)
+    dataset, splits, _ = prepare(done.experiment)
     found = []
-    for rows in holdings.train:
+    for rows in splits.train:
         rules = Tsk().train(dataset.x[rows], dataset.y[rows], np.random.default_rng(0))
         found.append(
             regression_scores(Tsk().predict(rules, dataset.test_x).values, dataset.test_y)["r2"]
@@ -420,8 +420,8 @@ def test_scores_of_a_network_are_as_written_out(finish: Callable[..., Run]) -> N
         method={"name": "fedavg"},
         train={"rounds": 2, "optimizer": {"lr": 0.1}},
     )
-    dataset, _, setup = prepare(done.experiment)
-    network = setup.build_model()
+    dataset, _, spec = prepare(done.experiment)
+    network = spec.build_model()
     network.load_state_dict(done.weights())
     predicted = network(torch.tensor(dataset.test_x).float()).detach().squeeze(1).double().numpy()
     errors = predicted - dataset.test_y

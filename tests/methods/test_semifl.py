@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from small import small_experiment
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import fedsim.methods.semifl
+from experiments import small_experiment
 from fedsim import Experiment, Run
 from fedsim.data import Dataset
 from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
+from fedsim.rng import keyed_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream
 
 Finish = Callable[..., Run]
 Relabel = Callable[[Dataset, Any], Dataset]
@@ -43,11 +43,11 @@ def semifl(**sections: Any) -> Experiment:
 
 
 def federation(experiment: Experiment, relabel: Relabel | None = None) -> Federation:
-    dataset, holdings, setup = prepare(experiment)
+    dataset, splits, spec = prepare(experiment)
     if relabel is not None:
-        dataset = relabel(dataset, holdings)
-    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
-    return Federation(setup, dataset, holdings, engine)
+        dataset = relabel(dataset, splits)
+    engine = LocalEngine(experiment.engine, spec, dataset, splits)
+    return Federation(spec, dataset, splits, engine)
 
 
 def server_states(
@@ -73,12 +73,12 @@ class Plain:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, self.method = experiment, experiment.method
-        dataset, self.holdings, setup = prepare(experiment)
-        self.network = setup.build_model()
+        dataset, self.splits, spec = prepare(experiment)
+        self.network = spec.build_model()
         self.x, self.y = torch.tensor(dataset.x), torch.tensor(dataset.y)
 
     def stream(self, purpose: str, t: int, k: int = -1) -> np.random.Generator:
-        return numpy_stream(self.experiment.seed, purpose, t, k)
+        return keyed_rng(self.experiment.seed, purpose, t, k)
 
     def batches(
         self, rng: np.random.Generator, n: int, epochs: int, size: int
@@ -89,8 +89,8 @@ class Plain:
     def client(self, w: Tensor, t: int, k: int) -> tuple[Tensor | None, int]:
         """w_k, or None for a client that is left out; and of how many images it is sure."""
         train, optimizer = self.experiment.train, self.experiment.train.optimizer
-        own = self.holdings.unlabelled[k]
-        own = own if len(own) or len(self.holdings.server) == 0 else self.holdings.train[k]
+        own = self.splits.unlabelled[k]
+        own = own if len(own) or len(self.splits.server) == 0 else self.splits.train[k]
         images = self.x[own]
         vector_to_parameters(w.clone(), self.network.parameters())
         with torch.no_grad():
@@ -122,8 +122,8 @@ class Plain:
 
     def server(self, w: Tensor, t: int, size: int) -> Tensor:
         """w after the supervised epochs."""
-        held = self.holdings.server
-        held = held if len(held) else np.sort(self.holdings.train.values)
+        held = self.splits.server
+        held = held if len(held) else np.sort(self.splits.train.values)
         x, y = self.x[held], self.y[held]
         vector_to_parameters(w.clone(), self.network.parameters())
         settings = self.method.server.optimizer
@@ -200,7 +200,7 @@ class TestMathematics:
             train={"rounds": 1, "optimizer": {"lr": 0.05}},
         )
         plain = Plain(experiment)
-        lengths = plain.holdings.unlabelled.lengths
+        lengths = plain.splits.unlabelled.lengths
         assert 0 < (lengths == 0).sum() < 10
         (first, second), rows = server_states(experiment)
         assert [row["pseudo_labels"] for row in rows[0]] == lengths.tolist()
@@ -225,8 +225,8 @@ class TestMathematics:
 class TestBatchNorm:
     def test_statistics_are_those_of_the_servers_examples(self) -> None:
         experiment = semifl(method={"threshold": 0.3}, **WITH_BATCH_NORM)
-        dataset, holdings, _ = prepare(experiment)
-        x = torch.tensor(dataset.x[holdings.server])
+        dataset, splits, _ = prepare(experiment)
+        x = torch.tensor(dataset.x[splits.server])
         assert len(x) < 250  # one batch, so that its statistics are the statistics
         model = federation(experiment).model
         taken: dict[str, Tensor] = {}
@@ -253,16 +253,16 @@ class TestBatchNorm:
 
     def test_pseudo_labels_are_made_with_them(self) -> None:
         experiment = semifl(method={"threshold": 0.3}, **WITH_BATCH_NORM)
-        dataset, holdings, _ = prepare(experiment)
+        dataset, splits, _ = prepare(experiment)
         states, rows = server_states(experiment)
         model = federation(experiment).model
         for t in (1, 2):
             model.load(torch.tensor(states[t - 1].weights))
             model.module.eval()
             for k, row in enumerate(rows[t - 1]):
-                rng = numpy_stream(experiment.seed, "local_update/pseudo-labels", t, k)
+                rng = keyed_rng(experiment.seed, "local_update/pseudo-labels", t, k)
                 with torch.no_grad():
-                    logits = model.module(weak(torch.tensor(dataset.x[holdings.train[k]]), rng))
+                    logits = model.module(weak(torch.tensor(dataset.x[splits.train[k]]), rng))
                 sure = logits.log_softmax(dim=1).amax(dim=1) >= np.log(0.3)
                 assert row["pseudo_labels"] == int(sure.sum())
         assert sum(row["pseudo_labels"] for row in rows[1]) > 0
@@ -298,8 +298,8 @@ class TestNoClientLabel:
             train={"rounds": 4},
         )
 
-        def relabel(dataset: Dataset, holdings: Any) -> Dataset:
-            y, hidden = dataset.y.copy(), getattr(holdings, part).values
+        def relabel(dataset: Dataset, splits: Any) -> Dataset:
+            y, hidden = dataset.y.copy(), getattr(splits, part).values
             assert len(hidden) > 1000
             y[hidden] = np.random.default_rng(0).permutation(y[hidden])
             return replace(dataset, y=y)
@@ -317,9 +317,9 @@ class TestNoClientLabel:
             train={"rounds": 1},
         )
         _, rows = server_states(experiment)
-        _, holdings, _ = prepare(experiment)
+        _, splits, _ = prepare(experiment)
         found = [row["pseudo_labels"] for row in rows[0]]
-        assert found == holdings.unlabelled.lengths.tolist()
+        assert found == splits.unlabelled.lengths.tolist()
 
 
 class TestRuns:

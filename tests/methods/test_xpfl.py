@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import LITTLE_TEACHER, federation, server_states, small_experiment
 from torch import nn
 
-from fedsim import Client, Experiment, Federation, Run, State, Unsent, run
+from experiments import LITTLE_TEACHER, federation, server_states, small_experiment
+from fedsim import Client, Experiment, Federation, NotCounted, Run, State, run
 from fedsim.errors import BadInput
 from fedsim.methods.xpfl import XPFL, Student, Teacher
 from fedsim.simulate import prepare
@@ -133,7 +133,7 @@ def test_what_a_client_counts(all_unlabelled: bool) -> None:
     fed = federation(made)
     fed.begin_round(1)
     assert isinstance(made.method, Watched)
-    fresh = Unsent(made.method.fresh(fed, made.method.init(fed)))
+    fresh = NotCounted(made.method.fresh(fed, made.method.init(fed)))
     sent = fed.gather(made.method.watch, range(10), fresh=fresh, all_unlabelled=all_unlabelled)
     for items in sent.values():
         n, u = len(items["labelled"]), items["unlabelled"]
@@ -160,14 +160,14 @@ class Spied(XPFL):
 
 def test_a_clients_labelled_examples_are_the_same_in_every_round() -> None:
     made = experiment(method={"name": "test_xpfl:Spied"})
-    dataset, holdings, _ = prepare(made)
+    dataset, splits, _ = prepare(made)
     fed, state = federation(made), made.method.init(federation(made))
-    labelled = np.unique(dataset.x[holdings.train[3]].reshape(-1, 64), axis=0)
+    labelled = np.unique(dataset.x[splits.train[3]].reshape(-1, 64), axis=0)
     for t in (1, 2, 30):
         SEEN.clear()
         fed.begin_round(t)
         assert isinstance(made.method, XPFL)
-        fresh = Unsent(made.method.fresh(fed, state))
+        fresh = NotCounted(made.method.fresh(fed, state))
         fed.mean(made.method.local_update, [3], fresh=fresh, all_unlabelled=True)
         np.testing.assert_array_equal(np.unique(torch.cat(SEEN).flatten(1), axis=0), labelled)
 
@@ -251,8 +251,8 @@ def test_personal_models_are_explained(finish: Finish) -> None:
     assert found["client"].tolist() == [0, 1, 2] * 3
     assert (found["fidelity"] > 0.9).all()
     assert found["held_out_fidelity"].between(0.1, 1).all()
-    _, holdings, _ = prepare(done.experiment)
-    held = holdings.train.lengths + holdings.unlabelled.lengths
+    _, splits, _ = prepare(done.experiment)
+    held = splits.train.lengths + splits.unlabelled.lengths
     size = 64 * 32 + 32 + 32 * 10 + 10
     qox = found["fidelity"] * held[found["client"]] / size
     np.testing.assert_allclose(found["qox_tree"], qox)
@@ -311,8 +311,8 @@ def test_who_has_no_unlabelled_images_learns_without_a_teacher(finish: Finish) -
     partition = {"alpha": 0.05, "labelled_fraction": 0.99}
     method = {"name": "xpfl", "teacher": LITTLE_TEACHER}
     done = finish(method=method, partition=partition, train=TRAIN)
-    _, holdings, _ = prepare(done.experiment)
-    without = holdings.unlabelled.lengths == 0
+    _, splits, _ = prepare(done.experiment)
+    without = splits.unlabelled.lengths == 0
     assert 0 < without.sum() < len(without)
     taught = done.clients.groupby("client")["teacher_loss"].count()
     assert ((taught == 0) == without).all()

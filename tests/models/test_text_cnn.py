@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import federation, small_experiment
 from torch import Tensor, nn
 
+from experiments import federation, small_experiment
 from fedsim import Run
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
@@ -290,8 +290,8 @@ def test_documents_are_learnt(finish: Callable[..., Run], texts: dict[str, Any])
     done = finish(**of_texts(texts, train=rounds))
     assert done.rounds["accuracy"].iloc[-1] > 0.9
     assert done.rounds["train_loss"].iloc[-1] < done.rounds["train_loss"].iloc[0] / 2
-    data, _, setup = prepare(small_experiment(**of_texts(texts)))
-    network = setup.build_model()
+    data, _, spec = prepare(small_experiment(**of_texts(texts)))
+    network = spec.build_model()
     network.load_state_dict(done.weights())  # which hold no vectors
     size = sum(tensor.numel() for tensor in done.weights().values())
     assert (done.clients["bytes_up"] == 4 * size).all()
@@ -310,11 +310,11 @@ def test_words_reach_the_network_as_integers(
     sections = of_texts(texts, method={"name": name}, train={"rounds": 1, "batch_size": 8})
     finish(**sections)
     experiment = small_experiment(**sections)
-    data, holdings, _ = prepare(experiment)
+    data, splits, _ = prepare(experiment)
     fed = federation(experiment)
     fed.begin_round(1)
     for k, seen in fed.gather(experiment.method.look, range(3)).items():
-        assert np.array_equal(seen["x"], data.x[holdings.train[k]])
+        assert np.array_equal(seen["x"], data.x[splits.train[k]])
         assert np.array_equal(seen["central"], data.test_x)
 
 
@@ -333,8 +333,8 @@ def test_the_hash_of_data_is_that_of_the_vectors_too(texts: dict[str, Any]) -> N
     found = []
     for dimension in (8, 9):
         experiment = small_experiment(**of_texts({**texts, "dimension": dimension}))
-        data, holdings, _ = prepare(experiment)
-        found.append(hashes(data, holdings, experiment.method)["data_hash"])
+        data, splits, _ = prepare(experiment)
+        found.append(hashes(data, splits, experiment.method)["data_hash"])
     assert found[0] != found[1]
 
 
@@ -392,14 +392,14 @@ def test_documents_in_a_stream_of_tasks(finish: Callable[..., Run], texts: dict[
 
 
 def test_a_network_reads_with_the_vectors_of_its_data(texts: dict[str, Any]) -> None:
-    data, _, setup = prepare(small_experiment(**of_texts(texts)))
+    data, _, spec = prepare(small_experiment(**of_texts(texts)))
     assert isinstance(data, Dataset)
-    assert setup.words is not None
-    network = setup.build_model()
+    assert spec.words is not None
+    network = spec.build_model()
     features = network.get_submodule("features")
     assert isinstance(features, TextFeatures)
     assert torch.equal(features.reader.vectors, torch.tensor(data.vectors))
     assert torch.equal(features.reader.known, torch.tensor(data.known))
-    again = setup.build_model()
+    again = spec.build_model()
     for one, other in zip(network.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import NETWORK_METHODS, federation, server_states, small_experiment, with_method
 
+from experiments import NETWORK_METHODS, federation, server_states, small_experiment, with_method
 from fedsim import Client, Experiment, Federation, Run, State, Update, resume, run
 from fedsim.errors import BadInput, RunError
 from fedsim.federation import draw_cohort

@@ -30,7 +30,7 @@ from fedsim.privacy.inversion import (
     train_denoiser,
     update_gradient,
 )
-from fedsim.streams import torch_stream
+from fedsim.rng import keyed_torch_rng
 from fedsim.training import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -146,7 +146,7 @@ def test_refuses_to_compare(x: Tensor, found: Tensor, message: str) -> None:
 
 
 def unet(channels: int, width: int) -> UNet:
-    with torch_stream(0, "test"):
+    with keyed_torch_rng(0, "test"):
         return UNet(channels, width)
 
 
@@ -278,12 +278,12 @@ def test_refuses_images(call: Callable[[], object], message: str) -> None:
 
 
 def linear() -> nn.Module:
-    with torch_stream(0, "test"):
+    with keyed_torch_rng(0, "test"):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
 def smooth() -> nn.Module:
-    with torch_stream(0, "test"):
+    with keyed_torch_rng(0, "test"):
         return nn.Sequential(
             nn.Conv2d(1, 12, 3, padding=1),
             nn.BatchNorm2d(12),

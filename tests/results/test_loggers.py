@@ -21,12 +21,12 @@ import pytest
 import ray
 from mlflow import MlflowClient
 from mlflow.entities import Run as MlflowRun
-from small import small_experiment
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 import fedsim
+from experiments import small_experiment
 from fedsim import Experiment, Run
 from fedsim.cli import main
 from fedsim.errors import ExperimentError
@@ -305,7 +305,7 @@ class TestOnRay:
     ) -> None:
         # Set after Ray was started, so that only the driver's arguments can tell it.
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-        method = {"name": "disturbing:DyingDriver", "marker": str(tmp_path / "marker")}
+        method = {"name": "faults:DyingDriver", "marker": str(tmp_path / "marker")}
         lines: list[object] = []
         disturbed = experiment(
             *BOTH, method=method, train={"rounds": 8}, engine={"kind": "ray", "actors": 1}
@@ -325,8 +325,8 @@ def test_drivers_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert all(name.startswith("MLFLOW_") for name in told)
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
-    setup: Any = None
-    Driver(Path(), setup, 1, [], told)
+    spec: Any = None
+    Driver(Path(), spec, 1, [], told)
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "secret"
 
 

@@ -20,8 +20,8 @@ import pytest
 import yaml
 from browser import Browser, needs_chromium
 from matplotlib.figure import Figure
-from small import small_experiment
 
+from experiments import small_experiment
 from fedsim import Run, cli, run
 from fedsim.results.figures import Line, draw_clients, draw_lines
 from fedsim.results.report import Report

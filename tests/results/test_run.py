@@ -192,8 +192,8 @@ def test_evaluation_of_clients_costs_no_bytes(done: Run, folder: Path) -> None:
 
 
 def test_the_weights_reproduce_the_accuracy_on_record(done: Run) -> None:
-    dataset, _, setup = prepare(done.experiment)
-    network = setup.build_model()
+    dataset, _, spec = prepare(done.experiment)
+    network = spec.build_model()
     before = copy.deepcopy(network.state_dict())
     network.load_state_dict(done.weights())
     assert any(not torch.equal(before[k], v) for k, v in network.state_dict().items())

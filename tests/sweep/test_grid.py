@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from small import small_experiment
 
+from experiments import small_experiment
 from fedsim import load, run
 from fedsim.cli import main
+from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError, ExperimentError, RunFolderError
 from fedsim.results.summary import summarise, tidy
-from fedsim.sheet import Sheet
 from fedsim.sweep.grid import read, resume_grid, run_grid
 
 TWO_BY_TWO = {
@@ -47,7 +47,7 @@ def content(grid: Any, **sections: Any) -> dict[str, Any]:
 
 class TestCells:
     def test_every_combination_with_every_seed(self) -> None:
-        grid, cells = read(Sheet(content(TWO_BY_TWO)))
+        grid, cells = read(RawConfig(content(TWO_BY_TWO)))
         assert [(c.values["method"], c.values["partition.alpha"], c.seed) for c in cells] == [
             (method, alpha, seed)
             for method in ("FedAvg", "FedProx")
@@ -67,7 +67,7 @@ class TestCells:
 
     def test_excluded_cells_are_left_out(self) -> None:
         excluded = [{"method": "FedProx", "partition.alpha": 0.2}]
-        _, cells = read(Sheet(content({**TWO_BY_TWO, "exclude": excluded, "seeds": [7]})))
+        _, cells = read(RawConfig(content({**TWO_BY_TWO, "exclude": excluded, "seeds": [7]})))
         assert [(c.values["method"], c.values["partition.alpha"]) for c in cells] == [
             ("FedAvg", 0.2),
             ("FedAvg", 1.0),
@@ -76,7 +76,7 @@ class TestCells:
 
     def test_without_seeds_the_experiments_own_is_taken(self) -> None:
         grid = {"axes": {"train.batch_size": [8, 16]}}
-        _, cells = read(Sheet(content(grid, method={"name": "fedavg"}, seed=5)))
+        _, cells = read(RawConfig(content(grid, method={"name": "fedavg"}, seed=5)))
         assert [(c.experiment.seed, c.experiment.train.batch_size) for c in cells] == [
             (5, 8),
             (5, 16),
@@ -84,13 +84,13 @@ class TestCells:
 
     def test_values_with_parts_are_shown_as_json(self) -> None:
         grid = {"axes": {"model.hidden": [[8], [8, 8]]}, "baseline": {"model.hidden": [8]}}
-        _, cells = read(Sheet(content(grid, method={"name": "fedavg"})))
+        _, cells = read(RawConfig(content(grid, method={"name": "fedavg"})))
         assert [c.values["model.hidden"] for c in cells] == ["[8]", "[8, 8]"]
         assert cells[1].experiment.model.hidden == (8, 8)  # type: ignore[attr-defined]
 
     def test_values_of_several_types_become_words(self) -> None:
         grid = {"axes": {"train.clip_norm": [None, 5]}, "exclude": [{"train.clip_norm": None}]}
-        _, cells = read(Sheet(content(grid, method={"name": "fedavg"})))
+        _, cells = read(RawConfig(content(grid, method={"name": "fedavg"})))
         assert [(c.values["train.clip_norm"], c.experiment.train.clip_norm) for c in cells] == [
             ("5", 5)
         ]
@@ -212,17 +212,17 @@ class TestOnRay:
         method = {
             "plain": {"method.name": "fedavg"},
             "dying": {
-                "method": {"name": "disturbing:DyingDriver", "marker": str(tmp_path / "marker")}
+                "method": {"name": "faults:DyingDriver", "marker": str(tmp_path / "marker")}
             },
             "failing": {
-                "method": {"name": "disturbing:FailsUntil", "mended": str(tmp_path / "mended")}
+                "method": {"name": "faults:FailsUntil", "mended": str(tmp_path / "mended")}
             },
         }
         # Two at a time with two actors each take all four CPUs: nothing is free outside.
         whole = content({"axes": {"method": method}}, engine={"kind": "ray", "actors": 2})
         whole["train"] = {**whole["train"], "rounds": 8}
         lines: list[str] = []
-        done = run_grid(Sheet(whole), tmp_path / "runs", lines.append)
+        done = run_grid(RawConfig(whole), tmp_path / "runs", lines.append)
         (tmp_path / "lines").write_text("\n".join(lines))
         return done.path
 
@@ -262,13 +262,13 @@ class TestOnRay:
     def test_what_does_not_fit_is_refused_before_anything_is_made(self, tmp_path: Path) -> None:
         whole = content(TWO_BY_TWO, engine={"kind": "ray", "actors": 64})
         with pytest.raises(ClusterError, match=r"engine.actors=64: only 4 client actor\(s\)"):
-            run_grid(Sheet(whole), tmp_path / "runs")
+            run_grid(RawConfig(whole), tmp_path / "runs")
         assert not (tmp_path / "runs").exists()
 
     def test_a_folder_that_cannot_be_written_is_one_line(self, own_ray: None) -> None:
         whole = content({**TWO_BY_TWO, "seeds": [0]})
         with pytest.raises(RunFolderError, match=r"^/proc/none/small/\S+: cannot be made: .*$"):
-            run_grid(Sheet(whole), "/proc/none")
+            run_grid(RawConfig(whole), "/proc/none")
 
 
 def command(*words: str, cwd: Path) -> subprocess.Popen[str]:
@@ -285,7 +285,7 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(tmp_path: Path) 
     whole = content(TWO_BY_TWO)
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(whole))
     # Undisturbed: each cell by itself, in this process.
-    grid, cells = read(Sheet(whole))
+    grid, cells = read(RawConfig(whole))
     runs = [(c.values, c.seed, run(c.experiment, tmp_path / "undisturbed")) for c in cells]
     rounds = tidy(runs)
     table = summarise(rounds, list(grid.axes), grid.baseline, grid.target)

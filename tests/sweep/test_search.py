@@ -17,15 +17,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
-from small import small_experiment
 
+from experiments import small_experiment
 from fedsim import Experiment, load, run
 from fedsim.cli import main
+from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError
 from fedsim.federation import Federation
 from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
-from fedsim.sheet import Sheet
 from fedsim.sweep import pareto
 from fedsim.sweep.search import SearchFolder, read, run_search
 from fedsim.sweep.trials import value
@@ -143,7 +143,7 @@ def test_bad_input_is_one_message_and_leaves_nothing_behind(
 
 
 def test_the_corners_stand_for_all_trials() -> None:
-    _, corners = read(Sheet(content({"space": SPACE, "objectives": {"accuracy": "max"}})))
+    _, probe_trials = read(RawConfig(content({"space": SPACE, "objectives": {"accuracy": "max"}})))
     assert [
         (
             trial.experiment.method.mu,  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ def test_the_corners_stand_for_all_trials() -> None:
             trial.experiment.train.local_epochs,
             trial.experiment.model.name,
         )
-        for trial in corners
+        for trial in probe_trials
     ] == [
         (0.001, 0.2, 1, "mlp"),
         (1.0, 0.2, 1, "mlp"),
@@ -180,7 +180,7 @@ class TestOnRay:
         with pytest.raises(
             ClusterError, match=r"concurrent=3: only 2 trial\(s\) of 2 CPU\(s\) fit at the same"
         ):
-            run_search(Sheet(whole), tmp_path / "runs")
+            run_search(RawConfig(whole), tmp_path / "runs")
         assert not (tmp_path / "runs").exists()
 
     def test_what_falls_behind_is_stopped_early(self, tmp_path: Path, own_ray: None) -> None:
@@ -196,7 +196,7 @@ class TestOnRay:
         }
         lines: list[str] = []
         whole = content(search, train={"rounds": 6, "local_epochs": 2})
-        folder = run_search(Sheet(whole), tmp_path, lines.append)
+        folder = run_search(RawConfig(whole), tmp_path, lines.append)
         trials = folder.table("trials")
         assert list(trials["train.optimizer.lr"]) == [0.3, 0.0001, 0.0001]
         assert list(trials["status"]) == ["finished", "stopped", "stopped"]
@@ -223,7 +223,7 @@ class TestOnRay:
         lines: list[str] = []
         whole = content(search, train={"rounds": 4, "local_epochs": 2})
         whole["method"] = {"name": "sweep.test_search:LikeRegression"}
-        folder = run_search(Sheet(whole), tmp_path, lines.append)
+        folder = run_search(RawConfig(whole), tmp_path, lines.append)
         trials = folder.table("trials")
         assert list(trials["status"]) == ["finished", "stopped"]
         assert trials["rmse"][0] < trials["rmse"][1]

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import small_experiment
 
+from experiments import small_experiment
 from fedsim import cli, load, run
 from fedsim.errors import BadInput, FedsimError, RunError, RunFolderError
 from fedsim.sweep import pack, submit

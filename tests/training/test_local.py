@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsim.streams import numpy_stream, torch_seed, torch_stream
+from fedsim.rng import keyed_rng, keyed_torch_rng, torch_seed
 from fedsim.training import FlatModel, Hooks, Task, Train, cross_entropy, evaluate
 from fedsim.training import train as train_task
 
@@ -138,7 +138,7 @@ def test_train_is_the_plain_loop(
         optimizer(plain.parameters(), **keywords),
         x,
         y,
-        numpy_stream(7, "batches", 2, 5),
+        keyed_rng(7, "batches", 2, 5),
         epochs=3,
         batch_size=batch_size,
         skip_single=net is batch_norm_net,
@@ -148,7 +148,7 @@ def test_train_is_the_plain_loop(
         x,
         y,
         settings(section, local_epochs=3, batch_size=batch_size),
-        numpy_stream(7, "batches", 2, 5),
+        keyed_rng(7, "batches", 2, 5),
     )
     assert steps == expected[0]
     assert loss == pytest.approx(expected[1], rel=1e-4)
@@ -353,9 +353,9 @@ names = st.tuples(
 @given(names, names)
 def test_streams_go_by_name(one: Any, other: Any) -> None:
     def draws(name: Any) -> tuple[list[int], int, list[float]]:
-        with torch_stream(*name):
+        with keyed_torch_rng(*name):
             noise = torch.rand(4).tolist()
-        return numpy_stream(*name).integers(2**62, size=4).tolist(), torch_seed(*name), noise
+        return keyed_rng(*name).integers(2**62, size=4).tolist(), torch_seed(*name), noise
 
     assert draws(one) == draws(one)
     if one != other:
@@ -368,10 +368,10 @@ def test_streams_leave_no_trace() -> None:
     expected = torch.rand(3), np.random.rand(3)
     torch.manual_seed(5)
     np.random.seed(5)
-    with torch_stream(1, "init"):
+    with keyed_torch_rng(1, "init"):
         torch.rand(10)
-    numpy_stream(1, "batches").random(10)
-    with pytest.raises(ZeroDivisionError), torch_stream(1, "init"):
+    keyed_rng(1, "batches").random(10)
+    with pytest.raises(ZeroDivisionError), keyed_torch_rng(1, "init"):
         torch.rand(10 // 0)
     assert torch.equal(torch.rand(3), expected[0])
     np.testing.assert_array_equal(np.random.rand(3), expected[1])
@@ -384,7 +384,7 @@ def test_training_draws_from_its_own_stream_only() -> None:
         torch.manual_seed(0)
         flat = FlatModel(nn.Sequential(nn.Dropout(0.5), plain_net()), CPU)
         torch.manual_seed(global_seed)
-        with torch_stream(0, "dropout", 1, 2):
-            train(flat, x, y, settings({}), numpy_stream(0, "batches", 1, 2))
+        with keyed_torch_rng(0, "dropout", 1, 2):
+            train(flat, x, y, settings({}), keyed_rng(0, "batches", 1, 2))
         ends.append(flat.weights())
     np.testing.assert_array_equal(*ends)

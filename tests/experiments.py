@@ -13,8 +13,8 @@ import ray
 from fedsim import Experiment
 from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
+from fedsim.rng import keyed_torch_rng
 from fedsim.simulate import prepare
-from fedsim.streams import torch_stream
 
 # Runs a command: its words, and then its exit code, what it printed, and its complaints.
 Say = Callable[..., tuple[int, str, str]]
@@ -89,19 +89,19 @@ def small_experiment(**sections: Any) -> Experiment:
 
 
 def federation(experiment: Experiment) -> Federation:
-    dataset, holdings, setup = prepare(experiment)
-    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
-    return Federation(setup, dataset, holdings, engine)
+    dataset, splits, spec = prepare(experiment)
+    engine = LocalEngine(experiment.engine, spec, dataset, splits)
+    return Federation(spec, dataset, splits, engine)
 
 
 def server_states(experiment: Experiment) -> list[Any]:
     """The server's state before the first round and after each."""
     fed, method = federation(experiment), experiment.method
-    with torch_stream(experiment.seed, "server", 0):
+    with keyed_torch_rng(experiment.seed, "server", 0):
         states = [method.init(fed)]
     for t in range(1, experiment.train.rounds + 1):
         fed.begin_round(t)
-        with torch_stream(experiment.seed, "server", t):
+        with keyed_torch_rng(experiment.seed, "server", t):
             states.append(method.round(fed, states[-1], t))
     return states
 

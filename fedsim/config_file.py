@@ -18,15 +18,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from fedsim.component import Section
 from fedsim.errors import ExperimentError
+from fedsim.registry import Config
 
 Location = tuple[str, ...]  # of a key: its section, then the key within it
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=Config)
 
 
 @dataclass(frozen=True)
-class Sheet:
+class RawConfig:
     """The content of an experiment file.
 
     Attributes:
@@ -38,7 +38,7 @@ class Sheet:
     where: Callable[[Location], str] = lambda _: "experiment"
 
     @classmethod
-    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Sheet:
+    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> RawConfig:
         """Read an experiment file.
 
         Args:
@@ -83,7 +83,7 @@ class Sheet:
             sheet = sheet.changed({key: value}, f"override {override}")
         return sheet
 
-    def changed(self, changes: Mapping[str, Any], by: str) -> Sheet:
+    def changed(self, changes: Mapping[str, Any], by: str) -> RawConfig:
         """The sheet with other values at some keys; what stood there is replaced, not merged.
 
         Args:
@@ -116,7 +116,7 @@ class Sheet:
 
         return replace(self, content=content, where=where)
 
-    def take(self, key: str) -> tuple[Any, Sheet]:
+    def take(self, key: str) -> tuple[Any, RawConfig]:
         """What stands in one section, None if it is not there, and the sheet without it."""
         rest = {k: v for k, v in self.content.items() if k != key}
         return self.content.get(key), replace(self, content=rest)

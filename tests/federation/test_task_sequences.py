@@ -15,14 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from small import NEEDS, NETWORK_METHODS, federation, small_experiment, with_method
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from experiments import NEEDS, NETWORK_METHODS, federation, small_experiment, with_method
 from fedsim import Run, resume, run
-from fedsim.data import Dataset, Stream
+from fedsim.data import Dataset, TaskSequence
 from fedsim.errors import ClientError, ExperimentError
-from fedsim.federation import Client, Federation, LocalEngine, Own, Update
+from fedsim.federation import Client, Federation, LocalEngine, PerClient, Update
 from fedsim.methods import State, centralised, methods
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.local import Local
@@ -54,9 +54,9 @@ def streams(**sections: Any) -> Any:
     return small_experiment(**{**SMALL, **sections, "train": train})
 
 
-def stream(holdings: Any) -> Stream:
-    assert holdings.stream is not None
-    return holdings.stream
+def stream(splits: Any) -> TaskSequence:
+    assert splits.stream is not None
+    return splits.stream
 
 
 class Watches(FedAvg):
@@ -84,14 +84,14 @@ class Watches(FedAvg):
 
     def spoil(self, client: Client) -> None:
         """Lets the network answer as it likes, as no method would."""
-        client.model.answer_among(None)
+        client.model.restrict_classes(None)
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 4])
 def test_clients_see_the_task_under_way_and_no_other(t: int) -> None:
     experiment = streams(method={"name": f"{__name__}:Watches"})
-    data, holdings, _ = prepare(experiment)
-    of, now = stream(holdings), (t - 1) // 2
+    data, splits, _ = prepare(experiment)
+    of, now = stream(splits), (t - 1) // 2
     fed = federation(experiment)
     fed.begin_round(t)
     assert fed.task == now
@@ -195,7 +195,7 @@ def test_only_some_classes_are_answered_and_learnt(
     place = torch.tensor([labels.index(label) for label in y.tolist()])
     expected = model.gradient(cross_entropy(model.module(x)[:, labels], place)).clone()
 
-    model.answer_among(labels)
+    model.restrict_classes(labels)
     among = model.module(x)
     assert torch.equal(among[:, labels], free[:, labels])
     p = among.softmax(dim=1)
@@ -210,16 +210,16 @@ def test_only_some_classes_are_answered_and_learnt(
     assert not weight[others].any()
     assert not bias[others].any()
 
-    model.answer_among(None)
+    model.restrict_classes(None)
     assert torch.equal(model.module(x), free)
     assert np.array_equal(model.weights(), start)
 
 
 def test_copies_of_a_network_answer_alike() -> None:
     model = network()
-    model.answer_among([1, 4])
+    model.restrict_classes([1, 4])
     twin = copy.deepcopy(model.module)
-    model.answer_among([0, 5])
+    model.restrict_classes([0, 5])
     assert set(twin(torch.randn(50, 4)).argmax(dim=1).tolist()) <= {0, 5}
 
 
@@ -227,13 +227,13 @@ def test_lifting_what_was_never_laid_on_changes_nothing() -> None:
     model = network()
     x = torch.randn(3, 4)
     before = model.module(x)
-    model.answer_among(None)
+    model.restrict_classes(None)
     assert torch.equal(model.module(x), before)
 
 
 def test_it_is_what_the_network_returns_that_is_lowered() -> None:
     model = network("head first")
-    model.answer_among([1, 4])
+    model.restrict_classes([1, 4])
     assert set(model.module(torch.randn(50, 4)).argmax(dim=1).tolist()) <= {1, 4}
 
 
@@ -263,15 +263,15 @@ def check_seen(done: Run) -> None:
 def test_a_global_model_is_tested_on_each_task_as_written_out(finish: Finish) -> None:
     sections: dict[str, Any] = {**SMALL, "train": {"rounds": 4}}
     done = finish(**sections)
-    data, holdings, setup = prepare(small_experiment(**sections))
-    plain = setup.build_model()
+    data, splits, spec = prepare(small_experiment(**sections))
+    plain = spec.build_model()
     plain.load_state_dict(done.weights())
     last = {
         (row["client"], row["task"]): row
         for row in done.tasks[done.tasks["round"] == 4].to_dict("records")
     }
     assert len(last) == 8
-    for k, tasks in enumerate(stream(holdings).labels):
+    for k, tasks in enumerate(stream(splits).labels):
         for i, labels in enumerate(tasks):
             loss, accuracy = slow_scores(plain, data, labels)
             row = last[k, i]
@@ -321,10 +321,10 @@ def test_clients_test_the_task_under_way(finish: Finish) -> None:
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_local_scores_each_clients_own_model(participation: float) -> None:
     experiment = streams(method={"name": "local"}, train={"participation": participation})
-    data, _, setup = prepare(experiment)
+    data, _, spec = prepare(experiment)
     fed, method = federation(experiment), experiment.method
     assert isinstance(method, Local)
-    plain = FlatModel(setup.build_model(), CPU)
+    plain = FlatModel(spec.build_model(), CPU)
     state = method.init(fed)
     for t in (1, 2, 3):
         fed.begin_round(t)
@@ -357,8 +357,8 @@ def test_centralised_learns_all_tasks_at_once(
     monkeypatch.setattr(centralised, "train", spy)
     sections = {**SMALL, "method": {"name": "centralised"}, "train": {"rounds": 4}}
     done = finish(**sections)
-    data, holdings, _ = prepare(small_experiment(**sections))
-    rows = np.sort(stream(holdings).train.values)
+    data, splits, _ = prepare(small_experiment(**sections))
+    rows = np.sort(stream(splits).train.values)
     assert len(np.unique(rows)) == len(rows)
     assert len(learnt) == 4
     for x, y in learnt:
@@ -479,11 +479,11 @@ def test_clients_of_a_stream_are_trained_one_by_one(tmp_path: Path, wanted: Any)
 
 def test_a_stack_of_different_tasks_falls_back_to_one_by_one() -> None:
     experiment = streams()
-    data, holdings, setup = prepare(experiment)
+    data, splits, spec = prepare(experiment)
     means = []
     for V in (1, 2):
-        engine = LocalEngine(experiment.engine, setup, data, holdings)
-        fed = Federation(setup, data, holdings, engine, V)
+        engine = LocalEngine(experiment.engine, spec, data, splits)
+        fed = Federation(spec, data, splits, engine, V)
         fed.begin_round(3)
         means.append(experiment.method.round(fed, experiment.method.init(fed), 3).weights)
         notices = list(engine.notices)
@@ -496,8 +496,8 @@ def test_a_stack_of_different_tasks_falls_back_to_one_by_one() -> None:
 
 def hash_of(**partition: Any) -> dict[str, str]:
     experiment = streams(partition={**STREAM, **partition})
-    data, holdings, _ = prepare(experiment)
-    return hashes(data, holdings, experiment.method)
+    data, splits, _ = prepare(experiment)
+    return hashes(data, splits, experiment.method)
 
 
 def test_the_hash_of_a_partition_is_that_of_its_stream() -> None:
@@ -595,16 +595,16 @@ class Hands(FedAvg):
     def round(self, fed: Federation, state: State, t: int) -> State:
         parts = {k: part(k) for k in range(fed.num_clients) if k != 3}
         if t == 1:
-            taken = fed.gather(self.take, range(10), own=Own(parts), common=np.zeros(5))
+            taken = fed.gather(self.take, range(10), own=PerClient(parts), common=np.zeros(5))
             assert [found["length"] for found in taken.values()] == [1, 2, 3, 0, *range(5, 11)]
             assert all(found["own"] == k for k, found in taken.items() if k != 3)
         if t == 2:
-            more = Own({k: np.zeros(2, np.float32) for k in (0, 3)})
-            fed.each(self.keep, range(10), own=Own(parts), more=more)
+            more = PerClient({k: np.zeros(2, np.float32) for k in (0, 3)})
+            fed.each(self.keep, range(10), own=PerClient(parts), more=more)
         assert all(np.array_equal(parts[k]["numbers"], part(k)["numbers"]) for k in parts)
         cohort = [1, 3, 7] if t == 3 else []
         if cohort:
-            mean = fed.mean(self.add, cohort, own=Own(parts), weights=state.weights)
+            mean = fed.mean(self.add, cohort, own=PerClient(parts), weights=state.weights)
             assert mean.count == 3
             assert mean.weights == pytest.approx(state.weights + 8 / 3, abs=1e-5)
         return state
@@ -643,7 +643,7 @@ def test_each_client_is_sent_its_own_part(finish: Finish) -> None:
 def test_evaluating_many_examples_stays_among_the_classes() -> None:
     """In more than one batch."""
     model = network()
-    model.answer_among([2, 3])
+    model.restrict_classes([2, 3])
     x = torch.randn(2500, 4)
     y = torch.full((2500,), 2)
     found = evaluate(model, x, y)

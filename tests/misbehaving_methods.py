@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.federation import Client, Federation, Unsent, Update
+from fedsim.federation import Client, Federation, NotCounted, Update
 from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
 from fedsim.training import Context, cross_entropy
@@ -21,7 +21,7 @@ IN_STACKS = (*HABITS, "Aliases", "NoisyGradient")  # what a stack must bear as w
 class StateNowAndThen(FedAvg):
     """Some clients change their state in some rounds."""
 
-    name: str = "habits:StateNowAndThen"
+    name: str = "misbehaving_methods:StateNowAndThen"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         update = super().local_update(client, weights)
@@ -35,7 +35,7 @@ class StateNowAndThen(FedAvg):
 class NestedState(FedAvg):
     """The state is a list that grows, changed where it lies."""
 
-    name: str = "habits:NestedState"
+    name: str = "misbehaving_methods:NestedState"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         client.state.setdefault("rounds", []).append(client.round)
@@ -46,7 +46,7 @@ class NestedState(FedAvg):
 class DrawsFromTorch(FedAvg):
     """Noise from torch's own generator, outside of training."""
 
-    name: str = "habits:DrawsFromTorch"
+    name: str = "misbehaving_methods:DrawsFromTorch"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         trained = client.train(weights)
@@ -57,7 +57,7 @@ class DrawsFromTorch(FedAvg):
 class FailsNowAndThen(NestedState):
     """Clients 4 and 7 fail in every third round, after they changed their state."""
 
-    name: str = "habits:FailsNowAndThen"
+    name: str = "misbehaving_methods:FailsNowAndThen"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         update = super().local_update(client, weights)
@@ -70,12 +70,12 @@ class FailsNowAndThen(NestedState):
 class Gathers(FedAvg):
     """Clients send messages of their own, and keep how often they were asked."""
 
-    name: str = "habits:Gathers"
+    name: str = "misbehaving_methods:Gathers"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         cohort = fed.sample(t)
         fed.each(self.count, cohort, step=2)
-        hint = Unsent(np.zeros(100, dtype=np.float32))
+        hint = NotCounted(np.zeros(100, dtype=np.float32))
         messages = fed.gather(self.message, cohort, weights=state.weights, hint=hint)
         assert list(messages) == list(cohort)
         for k, message in messages.items():
@@ -98,7 +98,7 @@ class Gathers(FedAvg):
 class TrainsTwice(FedAvg):
     """Two trainings in one function, in different orders of the data."""
 
-    name: str = "habits:TrainsTwice"
+    name: str = "misbehaving_methods:TrainsTwice"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         first, second = client.train(weights), client.train(weights)
@@ -109,7 +109,7 @@ class TrainsTwice(FedAvg):
 class Spoils(FedAvg):
     """Changes what it was given, in ways that torch notices and in ways that it does not."""
 
-    name: str = "habits:Spoils"
+    name: str = "misbehaving_methods:Spoils"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         mean = fed.mean(self.spoil, fed.sample(t), nest={"weights": [state.weights]})
@@ -127,10 +127,10 @@ class Spoils(FedAvg):
 class SpoilsUnsent(FedAvg):
     """Changes what all clients share."""
 
-    name: str = "habits:SpoilsUnsent"
+    name: str = "misbehaving_methods:SpoilsUnsent"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        hint = Unsent({"hint": np.zeros(3, dtype=np.float32)})
+        hint = NotCounted({"hint": np.zeros(3, dtype=np.float32)})
         return State(fed.mean(self.spoil, fed.sample(t), weights=state.weights, hint=hint).weights)
 
     def spoil(self, client: Client, weights: Tensor, hint: dict[str, Tensor]) -> Update:
@@ -141,7 +141,7 @@ class SpoilsUnsent(FedAvg):
 class LeftOut(FedAvg):
     """Even clients have nothing to send in even rounds, and nobody has in the third."""
 
-    name: str = "habits:LeftOut"
+    name: str = "misbehaving_methods:LeftOut"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
@@ -157,7 +157,7 @@ class LeftOut(FedAvg):
 class Aliases(FedAvg):
     """Trains from the network as it is, changes what it gets, and looks at the network."""
 
-    name: str = "habits:Aliases"
+    name: str = "misbehaving_methods:Aliases"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         network = client.model
@@ -176,7 +176,7 @@ class Aliases(FedAvg):
 class NoisyGradient(FedAvg):
     """Gradients with noise from torch's own generator."""
 
-    name: str = "habits:NoisyGradient"
+    name: str = "misbehaving_methods:NoisyGradient"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         trained = client.train(weights, gradient=self.noise)
@@ -189,7 +189,7 @@ class NoisyGradient(FedAvg):
 class BrokenLoss(FedAvg):
     """A loss that fails for everyone."""
 
-    name: str = "habits:BrokenLoss"
+    name: str = "misbehaving_methods:BrokenLoss"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         return Update(weights=client.train(weights, loss=self.loss))
@@ -201,7 +201,7 @@ class BrokenLoss(FedAvg):
 class OwnLoss(FedAvg):
     """Each client brings a loss of its own, which happens to be the usual one."""
 
-    name: str = "habits:OwnLoss"
+    name: str = "misbehaving_methods:OwnLoss"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         trained = client.train(weights, loss=lambda *arguments: cross_entropy(*arguments))
@@ -211,7 +211,7 @@ class OwnLoss(FedAvg):
 class BranchingLoss(FedAvg):
     """A loss that looks at its values, which vmap cannot."""
 
-    name: str = "habits:BranchingLoss"
+    name: str = "misbehaving_methods:BranchingLoss"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         return Update(weights=client.train(weights, loss=self.loss), weight=client.num_samples)
@@ -224,7 +224,7 @@ class BranchingLoss(FedAvg):
 class Reports(FedAvg):
     """Reports a scalar under a name of the user's choice."""
 
-    name: str = "habits:Reports"
+    name: str = "misbehaving_methods:Reports"
     column: str
 
     def local_update(self, client: Client, weights: Tensor) -> Update:

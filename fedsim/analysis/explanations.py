@@ -1,13 +1,13 @@
 """What a run explains, with the data to explain it on.
 
 run = fedsim.load(path)
-client = Subject.of(run, client=3, after=7)             # its model after round 7, re-made
+client = ModelSnapshot.of(run, client=3, after=7)             # its model after round 7, re-made
 inputs = Inputs.of_rows(client.dataset, [0, 1])
 Attributed.of(client, IntegratedGradients(), inputs).draw(folder)
 Mimicked.of(client).in_words()                          # a tree that mimics it
 
-RuleBase.of(Subject.of(run)).why(inputs)                # of a run of rules
-Rationales.of(Subject.of(run)).explain(inputs)          # of a model that chooses words
+RuleBase.of(ModelSnapshot.of(run)).why(inputs)                # of a run of rules
+Rationales.of(ModelSnapshot.of(run)).explain(inputs)          # of a model that chooses words
 SharedImages.of(run, clients=[0, 1]).draw(folder)       # of a run of FedXDS
 """
 
@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.analysis.replay import ModelSnapshot, insist_on_client, replay
 from fedsim.data import Dataset
 from fedsim.data.labels import draw_labels
 from fedsim.errors import RunFolderError
@@ -52,9 +53,8 @@ from fedsim.methods.xpfl import XPFL, Mimic, Xfed, embedded
 from fedsim.models import Classifier, RuleModel, Rules
 from fedsim.models.rationale import Rationaliser
 from fedsim.models.rules import Array, Prediction, Rule, count, feature_names
-from fedsim.remade import Subject, insist_on_client, reopen
 from fedsim.results.run import Run
-from fedsim.streams import numpy_stream, torch_stream
+from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import logits
 
 MOST_DRAWN = 24  # inputs in a picture
@@ -70,12 +70,12 @@ class RuleBase:
         sources: (R,) how many clients' bases each comes from.
     """
 
-    subject: Subject
+    subject: ModelSnapshot
     rules: Rules
     sources: NDArray[np.int64]
 
     @classmethod
-    def of(cls, subject: Subject) -> RuleBase:
+    def of(cls, subject: ModelSnapshot) -> RuleBase:
         """Of a model of a run.
 
         Raises:
@@ -89,7 +89,7 @@ class RuleBase:
     @property
     def model(self) -> RuleModel:
         """What kind of rules they are."""
-        return self.subject.again.setup.rules
+        return self.subject.again.spec.rules
 
     @property
     def dataset(self) -> Dataset:
@@ -177,7 +177,7 @@ class SharedImages:
         method = run.experiment.method
         if not isinstance(method, FedXDS):
             raise RunFolderError(f"{run.path}: method.name={method.name} shares no masked images")
-        again = reopen(run)
+        again = replay(run)
         fed, state = again.fed, again.state
         assert isinstance(state, FedXDSState)
         if not len(state.labels):
@@ -222,20 +222,20 @@ class Mimicked:
         labels: (m,) their true classes.
     """
 
-    subject: Subject
+    subject: ModelSnapshot
     mimic: Mimic
     embeddings: dict[str, Embedding]
     labels: NDArray[np.int64]
 
     @classmethod
-    def of(cls, subject: Subject) -> Mimicked:
+    def of(cls, subject: ModelSnapshot) -> Mimicked:
         """Of a model of a run; settings are those of `method.xfed`, or its defaults.
 
         Raises:
             BadInput: the model is no classifier of numbers.
         """
         again, own, k = subject.again, subject.own, subject.client
-        experiment, dataset, holdings = again.experiment, again.dataset, again.holdings
+        experiment, dataset, splits = again.experiment, again.dataset, again.splits
         if not (isinstance(own, Tensor) and dataset.classes and not dataset.words):
             raise RunFolderError(
                 f"{again.run.path}: a tree mimics classifiers of images and tables, not "
@@ -246,12 +246,12 @@ class Mimicked:
         if settings is None:
             few = max(1.0, (len(dataset.test_y) - 1) / 3)
             settings = Xfed(perplexity=min(Xfed().perplexity, few))
-        rng = numpy_stream(experiment.seed, "explained", 0, k or 0)
+        rng = keyed_rng(experiment.seed, "explained", 0, k or 0)
         if k is None:
             rows = rng.permutation(len(dataset.test_y))[: settings.images]
             x = fed.prepare(dataset.test_x[rows], dataset.test_y[rows]).x
         else:
-            rows = np.concatenate([holdings.train[k], holdings.unlabelled[k]])
+            rows = np.concatenate([splits.train[k], splits.unlabelled[k]])
             rows = rng.permutation(rows)[: settings.images]
             x = fed.prepare(dataset.x[rows], dataset.y[rows]).x
         model = subject.flat_model()
@@ -315,11 +315,11 @@ class Rationales:
         network: it, in evaluation.
     """
 
-    subject: Subject
+    subject: ModelSnapshot
     network: Rationaliser
 
     @classmethod
-    def of(cls, subject: Subject) -> Rationales:
+    def of(cls, subject: ModelSnapshot) -> Rationales:
         """Of a model of a run.
 
         Raises:
@@ -350,7 +350,7 @@ class Rationales:
         x = fed.prepare(inputs.x, np.zeros(len(inputs.x), np.int64)).x
         found = []
         for k, words in enumerate(inputs.words):
-            with torch_stream(fed.seed, "explained", k, device=fed.device):
+            with keyed_torch_rng(fed.seed, "explained", k, device=fed.device):
                 z = self.network.features.choice(x[k : k + 1])
             read = self.network.features.read(x[k : k + 1], z)
             probabilities = self.network.head(read).softmax(dim=1)[0]
@@ -393,7 +393,7 @@ class Attributed:
         probabilities: of the class; empty for a regression.
     """
 
-    subject: Subject
+    subject: ModelSnapshot
     explainer: str
     inputs: Inputs
     relevance: NDArray[np.float32]
@@ -401,7 +401,7 @@ class Attributed:
     probabilities: tuple[float, ...]
 
     @classmethod
-    def of(cls, subject: Subject, explainer: Attribution, inputs: Inputs) -> Attributed:
+    def of(cls, subject: ModelSnapshot, explainer: Attribution, inputs: Inputs) -> Attributed:
         """Of a model of a run.
 
         Raises:
@@ -417,7 +417,7 @@ class Attributed:
         x = fed.prepare(inputs.x, np.zeros(len(inputs.x), np.int64)).x
         outputs = torch.from_numpy(logits(network, x))
         best = outputs.argmax(dim=1)
-        rng = numpy_stream(fed.seed, f"explained/{explainer.name}")
+        rng = keyed_rng(fed.seed, f"explained/{explainer.name}")
         relevance = explainer.relevance(network, x, best.to(x.device), rng).cpu()
         if len(subject.dataset.shape) == 3:
             relevance = heatmap(relevance)

@@ -1,6 +1,6 @@
 """A finished run's models, re-made: the global one, or any client's, after any round.
 
-again = reopen(run, after=3)              # the server's state after round 3, and the clients
+again = replay(run, after=3)              # the server's state after round 3, and the clients
 models, again = client_models(run, [2, 7], after=3)
 
 What a run draws at random depends on names and round numbers alone, so rounds that are carried
@@ -18,16 +18,17 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.federation import Client, Federation, LocalEngine, Setup, pick_device
+from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
 from fedsim.methods import Method, State
 from fedsim.models import Rules
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
+from fedsim.rng import keyed_torch_rng
 from fedsim.simulate import (
     evaluate_round,
     new_ledger,
@@ -36,18 +37,17 @@ from fedsim.simulate import (
     prepare,
     result_hash,
 )
-from fedsim.streams import torch_stream
 from fedsim.training import FlatModel
 
 # Of a client: weights (size,) of the experiment's network, another network, or rules.
-Own = Tensor | nn.Module | Rules
+ClientModel = Tensor | nn.Module | Rules
 OnRound = Callable[[int], None]
-Witness = Callable[[Client], None]
+OnClientDone = Callable[[Client], None]
 VARYING = {"seconds", "error"}  # columns that are not compared: tracebacks name places
 
 
 @dataclass
-class Reopened:
+class Replay:
     """A run, to look into.
 
     Attributes:
@@ -55,7 +55,7 @@ class Reopened:
         fed: its clients, in this process, with what they have kept.
         state: the server's.
         after: the round after which all this is as it is.
-        dataset, holdings, setup: as the run was started with.
+        dataset, splits, spec: as the run was started with.
     """
 
     run: Run
@@ -63,8 +63,8 @@ class Reopened:
     state: State
     after: int
     dataset: Dataset
-    holdings: Holdings
-    setup: Setup
+    splits: ClientSplits
+    spec: RunSpec
     engine: LocalEngine
     ledger: dict[str, Any]
 
@@ -72,23 +72,23 @@ class Reopened:
     def experiment(self) -> Experiment:
         return self.run.experiment
 
-    def go_on(self, witness: Witness = lambda client: None) -> None:
+    def go_on(self, on_client_done: OnClientDone = lambda client: None) -> None:
         """Carry out the next round once more.
 
         Args:
-            witness: is shown each client after each client function of the round.
+            on_client_done: is shown each client after each client function of the round.
 
         Raises:
             RunFolderError: there is no further round, or it comes to something else than it did.
         """
         t = self.after + 1
         _insist_on_round(self.run, t)
-        self.engine.watch(witness)
+        self.engine.watch(on_client_done)
         self.state = one_round(self.fed, self.experiment, self.state, t)
         self.engine.watch(lambda client: None)
         self.after = t
         evaluate_round(self.fed, self.experiment, self.state, t)
-        for table, rows in on_record(self.fed, self.setup, t, self.ledger).items():
+        for table, rows in on_record(self.fed, self.spec, t, self.ledger).items():
             stored = getattr(self.run, table)
             known = [] if stored.empty else stored[stored["round"] == t].to_dict("records")
             if len(rows) != len(known):
@@ -112,7 +112,7 @@ class Reopened:
             "nothing can be re-made"
         )
 
-    def own_model(self, client: int) -> Own | None:
+    def own_model(self, client: int) -> ClientModel | None:
         """What a client's kept state has of a model of its own."""
         kept = self.fed.states().get(client)
         state = {} if kept is None else self.fed.fetch(kept)
@@ -143,7 +143,7 @@ def insist_on_client(run: Run, client: int) -> None:
         raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0")
 
 
-def _kept(experiment: Experiment, client: Client) -> Own | None:
+def _kept(experiment: Experiment, client: Client) -> ClientModel | None:
     """A copy of the client's model, which no later client changes."""
     own = experiment.method.own_model(client)
     if isinstance(own, Mapping):
@@ -151,12 +151,12 @@ def _kept(experiment: Experiment, client: Client) -> Own | None:
     return None if own is None else copy.deepcopy(own)
 
 
-def reopen(
+def replay(
     run: Run,
     after: int | None = None,
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
-) -> Reopened:
+) -> Replay:
     """The clients of a finished run, in this process, and the server's state.
 
     Any client function can be called once more: what it draws depends on the round, which
@@ -178,19 +178,19 @@ def reopen(
     after = last if after is None else after
     if after:
         _insist_on_round(run, after)
-    dataset, holdings, setup = prepare(experiment, dataset)
-    same_data(RunFolder.open(run.path), dataset, holdings)
-    engine = LocalEngine(experiment.engine, setup, dataset, holdings)
+    dataset, splits, spec = prepare(experiment, dataset)
+    same_data(RunFolder.open(run.path), dataset, splits)
+    engine = LocalEngine(experiment.engine, spec, dataset, splits)
     device = pick_device(experiment.engine)
     V = run.manifest["clients_per_step"]
-    fed = Federation(setup, dataset, holdings, engine, V, device)
-    with torch_stream(setup.seed, "server", 0, device=device):
+    fed = Federation(spec, dataset, splits, engine, V, device)
+    with keyed_torch_rng(spec.seed, "server", 0, device=device):
         initial = experiment.method.init(fed)
     found = Checkpoints(run.path / "weights").latest(initial, fed, after)
     if found is None and after == last:
         raise RunFolderError(f"{run.path}: its last checkpoint is missing")
     begin, state, ledger = found or (0, initial, new_ledger())
-    again = Reopened(run, fed, state, begin, dataset, holdings, setup, engine, ledger)
+    again = Replay(run, fed, state, begin, dataset, splits, spec, engine, ledger)
     while again.after < after:
         on_round(again.after + 1)
         again.go_on()
@@ -203,7 +203,7 @@ def client_models(
     after: int | None = None,
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
-) -> tuple[dict[int, Own], Reopened]:
+) -> tuple[dict[int, ClientModel], Replay]:
     """Clients' own models as they were after a round, and the run after that round.
 
     Each is the one that the client trained in that round, as it was before anything was averaged
@@ -212,10 +212,10 @@ def client_models(
     Args:
         after: a round in which all of these clients have learnt, or any for personal models; by
             default the last such.
-        on_round, dataset: as of `reopen`.
+        on_round, dataset: as of `replay`.
 
     Raises:
-        BadInput: as `reopen`; there is no such client; or one did not learn in that round.
+        BadInput: as `replay`; there is no such client; or one did not learn in that round.
     """
     for k in clients:
         insist_on_client(run, k)
@@ -223,7 +223,7 @@ def client_models(
         _insist_on_round(run, after)
     keeps = type(run.experiment.method).own_model is not Method.own_model  # personal models
     if keeps and after in (None, run.experiment.train.rounds):
-        again = reopen(run, dataset=dataset)
+        again = replay(run, dataset=dataset)
         models = {k: own for k in clients if (own := again.own_model(k)) is not None}
         if len(models) == len(clients):
             return models, again
@@ -244,8 +244,8 @@ def client_models(
             where = f" in round {after}; it did in {some}" if rounds else " in any round"
             raise RunFolderError(f"client {k} learnt nothing of its own{where}")
     assert after is not None
-    again = reopen(run, after - 1, on_round, dataset)
-    trained: dict[int, Own] = {}
+    again = replay(run, after - 1, on_round, dataset)
+    trained: dict[int, ClientModel] = {}
 
     def look(at: Client) -> None:
         if at.id in clients and (own := _kept(run.experiment, at)) is not None:
@@ -262,7 +262,7 @@ def client_models(
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelSnapshot:
     """A model that is to be explained: the global one, or a client's.
 
     Attributes:
@@ -271,8 +271,8 @@ class Subject:
         client: whose; None for the global model.
     """
 
-    own: Own
-    again: Reopened
+    own: ClientModel
+    again: Replay
     client: int | None
 
     @classmethod
@@ -283,15 +283,15 @@ class Subject:
         after: int | None = None,
         on_round: OnRound = lambda t: None,
         dataset: Dataset | None = None,
-    ) -> Subject:
-        """Of a finished run, after a round; see `client_models` and `reopen`.
+    ) -> ModelSnapshot:
+        """Of a finished run, after a round; see `client_models` and `replay`.
 
         Raises:
             BadInput: as these do; or there is no global model.
         """
         if client is not None:
             return cls.of_clients(run, [client], after, on_round, dataset)[0]
-        again = reopen(run, after, on_round, dataset)
+        again = replay(run, after, on_round, dataset)
         method = run.experiment.method
         arrays = method.global_model(again.fed, again.state)
         if not arrays or method.continual:
@@ -310,7 +310,7 @@ class Subject:
         after: int | None = None,
         on_round: OnRound = lambda t: None,
         dataset: Dataset | None = None,
-    ) -> list[Subject]:
+    ) -> list[ModelSnapshot]:
         """Of several clients of a finished run, after a round; see `client_models`.
 
         Of a stream of tasks, for the task of that round: it chooses among its classes.
@@ -325,7 +325,7 @@ class Subject:
     @property
     def _task(self) -> tuple[int, tuple[int, ...]] | None:
         """Of a client in a stream of tasks: that of the round, and its classes."""
-        stream = self.again.holdings.stream
+        stream = self.again.splits.stream
         if stream is None or self.client is None:
             return None
         task = stream.task(self.again.after, self.again.experiment.train.rounds)
@@ -372,8 +372,8 @@ class Subject:
         Of a stream of tasks, it chooses among the classes of the task.
         """
         assert isinstance(self.own, Tensor)
-        model = FlatModel(self.again.setup.build_model(), self.again.fed.device)
-        model.answer_among(self._task[1] if self._task else None)
+        model = FlatModel(self.again.spec.build_model(), self.again.fed.device)
+        model.restrict_classes(self._task[1] if self._task else None)
         model.load(self.own)
         return model
 

@@ -1,6 +1,6 @@
 """How a finished run withstands attacks.
 
-attacked = Attacked(fedsim.load(path))
+attacked = PrivacyAudit(fedsim.load(path))
 attacked.infer_membership()["loss"].auc
 attacked.invert_shared().reconstructed.ssim
 """
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.analysis.replay import replay
 from fedsim.data.partition import Indices
 from fedsim.errors import RunFolderError
 from fedsim.federation import Examples
@@ -37,9 +38,8 @@ from fedsim.privacy.membership import (
     outcome,
     shadow_confidences,
 )
-from fedsim.remade import reopen
 from fedsim.results.run import Run
-from fedsim.streams import numpy_stream
+from fedsim.rng import keyed_rng
 from fedsim.training import logits
 
 MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
@@ -72,7 +72,7 @@ class Inversion:
         draw_reconstructions({name: (self.items, self.found)}, self.originals, self.labels, path)
 
 
-class Attacked:
+class PrivacyAudit:
     """A finished run of a classifier, under attack.
 
     Raises:
@@ -81,9 +81,9 @@ class Attacked:
 
     def __init__(self, run: Run) -> None:
         self.experiment = run.experiment
-        again = reopen(run)
+        again = replay(run)
         self.fed, self.state = again.fed, again.state
-        self._dataset, self._holdings, self._setup = again.dataset, again.holdings, again.setup
+        self._dataset, self._holdings, self._setup = again.dataset, again.splits, again.spec
         if self.experiment.method.of_rules or not self._setup.classes or not run.weights():
             raise RunFolderError(f"{run.path}: leaves no global classifier to attack")
         self._path = run.path
@@ -109,7 +109,7 @@ class Attacked:
         """
         known = self._holdings.train.values
         count = min(MEMBERS, len(known), len(self._dataset.test_y))
-        rng = numpy_stream(self.experiment.seed, "attack/membership")
+        rng = keyed_rng(self.experiment.seed, "attack/membership")
         members = self._training_examples(rng.choice(known, count, replace=False))
         others = self._test_examples(rng.choice(len(self._dataset.test_y), count, replace=False))
         x, y = torch.cat([members.x, others.x]), torch.cat([members.y, others.y])
@@ -118,10 +118,10 @@ class Attacked:
         seen = logits(self.fed.model.module, x)
         scores = {"loss": loss_scores(seen, labels), "entropy": entropy_scores(seen)}
         if shadows:
-            train, setup = self.experiment.train, self._setup
+            train, spec = self.experiment.train, self._setup
             parts = halves(len(labels), shadows, rng)
             trained = shadow_confidences(
-                lambda: setup.model.build(setup.shape, setup.outputs),
+                lambda: spec.model.build(spec.shape, spec.outputs),
                 x,
                 y,
                 parts,
@@ -145,7 +145,7 @@ class Attacked:
         """
         if not self.shares_images:
             raise RunFolderError(f"{self._path}: shares no images to invert")
-        rng = numpy_stream(self.experiment.seed, "attack/inversion")
+        rng = keyed_rng(self.experiment.seed, "attack/inversion")
         originals, items, y = self._shared_pairs(rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
         own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
@@ -200,7 +200,7 @@ class Attacked:
     def _shared(self, examples: Examples, draw: str) -> Tensor:
         """What would be shared of images, in pixels."""
         method, state = self.experiment.method, self.state
-        rng = numpy_stream(self.experiment.seed, f"attack/{draw}")
+        rng = keyed_rng(self.experiment.seed, f"attack/{draw}")
         if isinstance(method, FedXDS) and isinstance(state, FedXDSState):
             return method.obscured(self.fed, state, examples.x, examples.y, rng)
         assert isinstance(method, FedFed)

@@ -20,9 +20,7 @@ def _key(seed: int, purpose: str, round: int, client: int) -> bytes:
     return hashlib.blake2b(name, digest_size=16).digest()
 
 
-def numpy_stream(
-    seed: int, purpose: str, round: int = -1, client: int = -1
-) -> np.random.Generator:
+def keyed_rng(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.random.Generator:
     """A NumPy generator for one purpose; -1 stands for «no round» and «no client»."""
     key = int.from_bytes(_key(seed, purpose, round, client), "little")
     return np.random.Generator(np.random.Philox(key=key))
@@ -34,7 +32,7 @@ def torch_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> in
 
 
 @contextmanager
-def torch_stream(
+def keyed_torch_rng(
     seed: int, purpose: str, round: int = -1, client: int = -1, device: torch.device | None = None
 ) -> Iterator[None]:
     """Run a block with torch's own generator at a keyed point, and put it back afterwards.

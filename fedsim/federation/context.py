@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.data import Dataset, Holdings
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.models import Model, RuleModel, TextModel, models
 from fedsim.privacy.central import Privacy
-from fedsim.streams import torch_stream
+from fedsim.rng import keyed_torch_rng
 from fedsim.training import FlatModel, Stack, Task, Train, Trained, in_words, lacks_memory, train
 
 
@@ -43,7 +43,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Setup:
+class RunSpec:
     """What a worker needs to know besides the data. It travels once, when the worker starts."""
 
     model: Model
@@ -87,38 +87,38 @@ class Setup:
                 f"data are {'documents' if texts else 'no documents'}; models for them: "
                 + ", ".join(fitting)
             )
-        with torch_stream(self.seed, "init"):
+        with keyed_torch_rng(self.seed, "init"):
             if isinstance(model, TextModel) and self.words is not None:
                 vectors, known = map(torch.tensor, self.words)
                 return model.build_text(vectors, known, self.outputs)
             return model.build(self.shape, self.outputs)
 
 
-class Host:
+class WorkerContext:
     """A network and the data, in one process on one device; clients take turns on it."""
 
     def __init__(
-        self, setup: Setup, dataset: Dataset, holdings: Holdings, device: torch.device
+        self, spec: RunSpec, dataset: Dataset, splits: ClientSplits, device: torch.device
     ) -> None:
-        self.setup, self.holdings, self.device = setup, holdings, device
-        self.model = FlatModel(setup.build_model(), device)
-        tasks = 1 if holdings.stream is None else holdings.stream.tasks
-        self._by_task = [holdings.during(i) for i in range(tasks)]
+        self.spec, self.splits, self.device = spec, splits, device
+        self.model = FlatModel(spec.build_model(), device)
+        tasks = 1 if splits.stream is None else splits.stream.tasks
+        self._by_task = [splits.during(i) for i in range(tasks)]
         self._dataset = dataset
         self._networks: dict[str, FlatModel] = {}
 
     def task(self, t: int) -> int:
         """The task that is learnt in round t; 0 if there is no stream of tasks."""
-        stream = self.holdings.stream
-        return 0 if stream is None else stream.task(t, self.setup.train.rounds)
+        stream = self.splits.stream
+        return 0 if stream is None else stream.task(t, self.spec.train.rounds)
 
-    def held_in(self, t: int) -> Holdings:
+    def held_in(self, t: int) -> ClientSplits:
         """What clients hold in round t: of streams, the examples of the task under way."""
         return self._by_task[self.task(t)]
 
     def labels(self, client: int, task: int) -> tuple[int, ...] | None:
         """The classes of a client's task; None, for all, if there is no stream."""
-        stream = self.holdings.stream
+        stream = self.splits.stream
         return None if stream is None else stream.labels[client][task]
 
     def task_test(self, labels: Sequence[int]) -> Examples:
@@ -134,15 +134,15 @@ class Host:
     @cached_property
     def obstacle(self) -> str | None:
         """Why this network cannot be trained in stacks, in words; None if it can."""
-        if self.holdings.stream is not None:
+        if self.splits.stream is not None:
             return "each client learns a task of its own"
         if self.model.num_parameters == 0:
             return "the model has no weights to train"
-        few = self.examples(self.holdings.train.values[:5])
+        few = self.examples(self.splits.train.values[:5])
         if len(few) < 5:
             return "there are too few examples to try it"
         try:
-            return self.stack.obstacle(few.x, few.y, self.setup.train)
+            return self.stack.obstacle(few.x, few.y, self.spec.train)
         except Exception as error:  # whatever a network of the user's own may raise
             if lacks_memory(error):
                 raise
@@ -150,12 +150,12 @@ class Host:
 
     def train(self, task: Task) -> Trained:
         """Local training of one client."""
-        return train(self.model, task, self.setup.train)
+        return train(self.model, task, self.spec.train)
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
         """A further network, built the first time it is asked for."""
         if name not in self._networks:
-            with torch_stream(self.setup.seed, f"init/{name}"):
+            with keyed_torch_rng(self.spec.seed, f"init/{name}"):
                 self._networks[name] = FlatModel(build(), self.device)
         return self._networks[name]
 

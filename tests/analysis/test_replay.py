@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import NETWORK_METHODS, server_states, small_experiment, with_method
 from torch import Tensor, nn
 
-from fedsim import Run, reopen, simulate
+from experiments import NETWORK_METHODS, server_states, small_experiment, with_method
+from fedsim import Run, replay, simulate
+from fedsim.analysis.explanations import Mimicked
+from fedsim.analysis.replay import ClientModel, ModelSnapshot, Replay, client_models
 from fedsim.errors import BadInput
-from fedsim.explained import Mimicked
 from fedsim.federation import Client
 from fedsim.federation.worker import Worker
-from fedsim.remade import Own, Reopened, Subject, client_models
 from fedsim.simulate import evaluate_round
 
 Finish = Callable[..., Run]
-Seen = dict[tuple[int, int], Own]
+Seen = dict[tuple[int, int], ClientModel]
 
 OF_RULES = ["openfl_xai", "local_rules"]
 
@@ -43,7 +43,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Client, "__init__", note)
             run_client(self, id, call, *rest)
-        own = self.host.setup.functions.own_model(made[-1])
+        own = self.host.spec.functions.own_model(made[-1])
         if own is not None:
             vectors = vectors_of(own)
             noted[id, call.round] = {k: np.array(v, copy=True) for k, v in vectors.items()}
@@ -58,12 +58,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return noted
 
 
-def client_model(run: Run, k: int, after: int | None = None) -> tuple[Own, Reopened]:
+def client_model(run: Run, k: int, after: int | None = None) -> tuple[ClientModel, Replay]:
     models, again = client_models(run, [k], after)
     return models[k], again
 
 
-def vectors_of(own: Own) -> dict[str, Any]:
+def vectors_of(own: ClientModel) -> dict[str, Any]:
     """Its arrays by name."""
     if isinstance(own, Tensor):
         return {"weights": own.cpu().numpy()}
@@ -72,7 +72,7 @@ def vectors_of(own: Own) -> dict[str, Any]:
     return dict(own)
 
 
-def assert_same(a: Own, b: Own) -> None:
+def assert_same(a: ClientModel, b: ClientModel) -> None:
     first, second = vectors_of(a), vectors_of(b)
     assert first.keys() == second.keys()
     for name in first:
@@ -116,7 +116,7 @@ def test_the_server_after_every_round(finish: Finish, name: str, keep: str) -> N
     done = finish(**sections, checkpoint={"every": 2, "keep": keep})
     begun: list[int] = []
     for t in (3, 5):
-        state = reopen(done, t, begun.append).state
+        state = replay(done, t, begun.append).state
         for f in fields(state):
             a, b = getattr(state, f.name), getattr(states[t], f.name)
             assert str(a) == str(b)
@@ -127,7 +127,7 @@ def test_the_server_after_every_round(finish: Finish, name: str, keep: str) -> N
 
 def test_each_subject_has_a_network_of_its_own(finish: Finish, seen: Seen) -> None:
     done = finish(train={"rounds": 2})
-    subjects = Subject.of_clients(done, [0, 1], 2)
+    subjects = ModelSnapshot.of_clients(done, [0, 1], 2)
     for k, network in enumerate([subject.network() for subject in subjects]):
         weights = torch.cat([w.flatten() for w in network.parameters()])
         np.testing.assert_array_equal(weights.detach(), vectors_of(seen[k, 2])["weights"])
@@ -137,7 +137,7 @@ def test_a_value_that_is_missing_is_noticed(finish: Finish) -> None:
     done = finish(train={"rounds": 2})
     done.rounds["further"] = 1.0
     with pytest.raises(BadInput, match=r"further in rounds\.parquet is None, and was 1\.0"):
-        reopen(done, 1)
+        replay(done, 1)
 
 
 def test_a_client_that_sat_out(finish: Finish) -> None:
@@ -213,7 +213,7 @@ def test_a_client_chooses_among_its_own_tasks_classes(finish: Finish) -> None:
         partition={"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]]}, train={"rounds": 4}
     )
     for after, title, classes in [(2, "task 0 (0, 1)", {0, 1}), (4, "task 1 (2, 3)", {2, 3})]:
-        subject = Subject.of(done, client=0, after=after)
+        subject = ModelSnapshot.of(done, client=0, after=after)
         assert subject.title == f"client 0's model after round {after}, for its {title}"
         data, fed = subject.dataset, subject.again.fed
         x = fed.prepare(data.test_x, data.test_y).x
@@ -225,8 +225,8 @@ def test_what_there_is_not(finish: Finish) -> None:
     done = finish(train={"rounds": 2, "participation": 0.1})
     first, second = done.clients["client"]
     for ask, message in [
-        (lambda: reopen(done, 3), f"{done.path}: there is no round 3; it has 2"),
-        (lambda: reopen(done).go_on(), f"{done.path}: there is no round 3; it has 2"),
+        (lambda: replay(done, 3), f"{done.path}: there is no round 3; it has 2"),
+        (lambda: replay(done).go_on(), f"{done.path}: there is no round 3; it has 2"),
         (lambda: client_models(done, [first], 0), f"{done.path}: there is no round 0; it has 2"),
         (lambda: client_models(done, [10]), "there is no client 10; there are 10, counted from 0"),
         (
@@ -261,8 +261,8 @@ def test_another_machine_is_noticed(finish: Finish, monkeypatch: pytest.MonkeyPa
         return trained + 1e-4 if self.round == 2 else trained
 
     monkeypatch.setattr(Client, "train", a_bit_off)
-    reopen(done, 1)
+    replay(done, 1)
     with pytest.raises(BadInput, match=r": round 2 comes out otherwise here: \w+ in "):
-        reopen(done, 2)
+        replay(done, 2)
     monkeypatch.setattr(Client, "train", train)
-    reopen(done, 2)
+    replay(done, 2)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import Say, small_experiment
 
+from experiments import Say, small_experiment
 from fedsim import Run, run
-from fedsim.attacked import Attacked
+from fedsim.analysis.audit import PrivacyAudit
 from fedsim.errors import BadInput
 
 MODEL = {"name": "cnn", "channels": [4, 4]}
@@ -23,8 +23,8 @@ FEDFED: dict[str, Any] = {"name": "fedfed", "distillation_rounds": 1, "width": 4
 @pytest.fixture(autouse=True)
 def _little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few images and passes; results that need more say so."""
-    monkeypatch.setattr("fedsim.attacked.AUXILIARY", 300)
-    monkeypatch.setattr("fedsim.attacked.EPOCHS", 10)
+    monkeypatch.setattr("fedsim.analysis.audit.AUXILIARY", 300)
+    monkeypatch.setattr("fedsim.analysis.audit.EPOCHS", 10)
 
 
 def trained(out: Path, method: dict[str, Any], rounds: int = 3, **sections: Any) -> Run:
@@ -44,7 +44,7 @@ def test_members_are_told_from_others_where_they_are_learnt_by_heart(tmp_path: P
         "model": {"name": "mlp", "hidden": [128]},
     }
     often, never = (
-        Attacked(
+        PrivacyAudit(
             trained(tmp_path, {"name": "fedavg"}, rounds, train={"local_epochs": n}, **sections)
         )
         for rounds, n in ((30, 4), (1, 1))
@@ -60,7 +60,7 @@ def test_shared_images_are_reconstructed_the_worse_the_more_noise(tmp_path: Path
     close = []
     for sigma in (0.05, 0.4, 3.0):
         method = {**FEDXDS, "removed": 0, "sigma": sigma}
-        inversion = Attacked(trained(tmp_path, method)).invert_shared()
+        inversion = PrivacyAudit(trained(tmp_path, method)).invert_shared()
         close.append(inversion.reconstructed)
         assert inversion.reconstructed.mse < inversion.shared.mse or sigma == 0.05
     assert close[0].ssim > close[1].ssim > close[2].ssim
@@ -79,7 +79,7 @@ def test_shared_images_are_reconstructed_the_worse_the_more_noise(tmp_path: Path
 def test_the_attack_sees_what_was_shared(tmp_path: Path, method: dict[str, Any]) -> None:
     """But for the noise: what it makes of a client's images is what that client shared."""
     quiet = {"sigma1": 0.0, "sigma2": 0.0} if method["name"] == "fedfed" else {"sigma": 0.0}
-    attacked = Attacked(trained(tmp_path, {**method, **quiet}))
+    attacked = PrivacyAudit(trained(tmp_path, {**method, **quiet}))
     state, fed = attacked.state, attacked.fed
     rows = np.concatenate([attacked._holdings.train[k] for k in range(10)])
     made = attacked._shared(attacked._training_examples(rows), "try")
@@ -109,7 +109,7 @@ def test_the_attack_sees_what_was_shared(tmp_path: Path, method: dict[str, Any])
 def test_victims_are_images_that_were_shared_as_they_were(
     tmp_path: Path, method: dict[str, Any]
 ) -> None:
-    attacked = Attacked(trained(tmp_path, method))
+    attacked = PrivacyAudit(trained(tmp_path, method))
     inversion = attacked.invert_shared()
     state = attacked.state
     if method["name"] == "fedfed":
@@ -153,7 +153,7 @@ def test_a_method_that_shares_nothing(say: Say) -> None:
     assert "membership by" in text
     assert "shared images" not in text
     with pytest.raises(BadInput, match="shares no images to invert"):
-        Attacked(done).invert_shared()
+        PrivacyAudit(done).invert_shared()
 
 
 def test_what_cannot_be_attacked(say: Say) -> None:

@@ -46,7 +46,7 @@ def dropout_net(shape: tuple[int, ...], classes: int) -> nn.Module:
 class DyingClient(Scaffold):
     """A client's actor is killed in the middle of round 3."""
 
-    name: str = "disturbing:DyingClient"
+    name: str = "faults:DyingClient"
     marker: Path
 
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
@@ -59,7 +59,7 @@ class DyingClient(Scaffold):
 class DyingDriver(FedAvg):
     """The driver is killed in round 7."""
 
-    name: str = "disturbing:DyingDriver"
+    name: str = "faults:DyingDriver"
     marker: Path
 
     def round(self, fed: Federation, state: State, t: int) -> State:
@@ -72,7 +72,7 @@ class DyingDriver(FedAvg):
 class WaitingDriver(Scaffold):
     """Round 7 waits until the test has done something to the cluster."""
 
-    name: str = "disturbing:WaitingDriver"
+    name: str = "faults:WaitingDriver"
     marker: Path
 
     def round(self, fed: Federation, state: ScaffoldState, t: int) -> ScaffoldState:
@@ -88,7 +88,7 @@ class WaitingDriver(Scaffold):
 class DyingAlways(FedAvg):
     """The driver is killed whenever it gets to round 7."""
 
-    name: str = "disturbing:DyingAlways"
+    name: str = "faults:DyingAlways"
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         if t == 7:
@@ -99,7 +99,7 @@ class DyingAlways(FedAvg):
 class DeadlySums(FedAvg):
     """Every actor dies when it is asked for its sums, as one that runs out of memory there."""
 
-    name: str = "disturbing:DeadlySums"
+    name: str = "faults:DeadlySums"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         Worker.take_sums = lambda self, serial: die()  # type: ignore[assignment,return-value]
@@ -117,7 +117,7 @@ def deadly_net(shape: tuple[int, ...], classes: int) -> nn.Module:
 class AlwaysDying(FedAvg):
     """Client 3 takes down every actor that works for it, as one that runs out of memory does."""
 
-    name: str = "disturbing:AlwaysDying"
+    name: str = "faults:AlwaysDying"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
         if client.id == 3:
@@ -128,7 +128,7 @@ class AlwaysDying(FedAvg):
 class FailsUntil(FedAvg):
     """Client 2 raises in round 4, as long as a file is not there."""
 
-    name: str = "disturbing:FailsUntil"
+    name: str = "faults:FailsUntil"
     mended: Path
 
     def local_update(self, client: Client, weights: Tensor) -> Update:

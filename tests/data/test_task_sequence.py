@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from small import small_experiment
 
-from fedsim.data import Dataset, Holdings, Stream, datasets, partitions
+from experiments import small_experiment
+from fedsim.data import ClientSplits, Dataset, TaskSequence, datasets, partitions
 from fedsim.data.partition import Ragged, take_stratified
 from fedsim.errors import DataError, ExperimentError
+from fedsim.rng import keyed_rng
 from fedsim.simulate import prepare
-from fedsim.streams import numpy_stream
 
 # Before any test changes the environment.
 REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
@@ -65,23 +65,23 @@ def shuffled(classes: int, of_each: int, seed: int = 0) -> NDArray[np.int64]:
     return np.random.default_rng(seed).permutation(np.repeat(np.arange(classes), of_each))
 
 
-def deal(data: Dataset, seed: int = 0, kind: str = "tasks", **fields: Any) -> Holdings:
-    holdings: Holdings = partitions.parse({"kind": kind, **fields}).deal(data, seed)
-    return holdings
+def deal(data: Dataset, seed: int = 0, kind: str = "tasks", **fields: Any) -> ClientSplits:
+    splits: ClientSplits = partitions.parse({"kind": kind, **fields}).deal(data, seed)
+    return splits
 
 
-def own(data: Dataset, tasks: Any, seed: int = 0, **fields: Any) -> Holdings:
+def own(data: Dataset, tasks: Any, seed: int = 0, **fields: Any) -> ClientSplits:
     return deal(data, seed, kind="own_tasks", tasks=tasks, **fields)
 
 
-def stream(holdings: Holdings) -> Stream:
-    assert holdings.stream is not None
-    return holdings.stream
+def stream(splits: ClientSplits) -> TaskSequence:
+    assert splits.stream is not None
+    return splits.stream
 
 
-def shares(holdings: Holdings) -> list[list[int]]:
+def shares(splits: ClientSplits) -> list[list[int]]:
     """What each task was dealt, in training and for validation, client by client."""
-    of = stream(holdings)
+    of = stream(splits)
     pairs = zip(of.train, of.validation, strict=True)
     return [sorted([*train.tolist(), *aside.tolist()]) for train, aside in pairs]
 
@@ -99,10 +99,10 @@ def slowly(y: Any, rows: Any, tasks: list[list[int]]) -> list[list[int]]:
     return [sorted(examples) for examples in found]
 
 
-def in_order(holdings: Holdings, seed: int) -> list[list[int]]:
+def in_order(splits: ClientSplits, seed: int) -> list[list[int]]:
     """What each of the 15 tasks was dealt, by the number of the task."""
     numbers = [i for allocated in ALLOCATED[seed] for i in allocated]
-    found = dict(zip(numbers, shares(holdings), strict=True))
+    found = dict(zip(numbers, shares(splits), strict=True))
     return [found[i] for i in range(15)]
 
 
@@ -124,11 +124,11 @@ def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=15, deadline=None)
 def test_client_0_learns_the_same_for_all_seeds(seed: int) -> None:
-    holdings = deal(dataset(shuffled(8, 30)), seed)
-    assert [list(task) for task in stream(holdings).order[0]] == [
+    splits = deal(dataset(shuffled(8, 30)), seed)
+    assert [list(task) for task in stream(splits).order[0]] == [
         TASKS[8][i] for i in ALLOCATED[1][0]
     ]
-    every = sorted(task for client in stream(holdings).order for task in client)
+    every = sorted(task for client in stream(splits).order for task in client)
     assert every == sorted(tuple(task) for task in TASKS[8])  # each task has one client
 
 
@@ -173,18 +173,18 @@ def test_classes_are_shuffled_in_the_order_of_their_names() -> None:
 @pytest.mark.parametrize("seed", ALLOCATED)
 def test_each_class_is_cut_into_slices_in_the_order_of_the_data_set(seed: int) -> None:
     y = np.random.default_rng(seed).integers(0, 8, 1003)
-    holdings = deal(dataset(y), seed)
-    assert in_order(holdings, seed) == slowly(y, range(1003), TASKS[8])
+    splits = deal(dataset(y), seed)
+    assert in_order(splits, seed) == slowly(y, range(1003), TASKS[8])
     # All of the classes that tasks have are dealt, and none twice.
-    everything = sorted(row for share in shares(holdings) for row in share)
+    everything = sorted(row for share in shares(splits) for row in share)
     assert everything == list(range(1003))
 
 
 def test_the_last_task_of_a_class_takes_the_remainder() -> None:
     y = [0] * 11 + [1] * 3 + [2] * 4
-    holdings = own(dataset(y), [[["a"], ["b", "a"]], [["a"], ["a", "b"]]], validation_fraction=0)
-    assert shares(holdings) == [[0, 1], [2, 3, 11], [4, 5], [6, 7, 8, 9, 10, 12, 13]]
-    assert holdings.train[0].tolist() == [0, 1, 2, 3, 11]
+    splits = own(dataset(y), [[["a"], ["b", "a"]], [["a"], ["a", "b"]]], validation_fraction=0)
+    assert shares(splits) == [[0, 1], [2, 3, 11], [4, 5], [6, 7, 8, 9, 10, 12, 13]]
+    assert splits.train[0].tolist() == [0, 1, 2, 3, 11]
 
 
 @st.composite
@@ -213,7 +213,7 @@ def test_any_stream_deals_as_written_out(
     fields = {"validation_fraction": fraction, "train_fraction": taking_part}
     rows = np.arange(len(data.y))
     if taking_part < 1:
-        rng = numpy_stream(seed, "train share")
+        rng = keyed_rng(seed, "train share")
         rows = take_stratified(rows, data.y, taking_part, rng)[0]
     flat = [[data.classes.index(name) for name in task] for client in tasks for task in client]
     uses = Counter(label for task in flat for label in task)
@@ -222,9 +222,9 @@ def test_any_stream_deals_as_written_out(
         with pytest.raises(DataError, match=f"class '[{''.join('vwxyz'[i] for i in few)}]' has"):
             own(data, tasks, seed, **fields)
         return
-    holdings = own(data, tasks, seed, **fields)
-    of = stream(holdings)
-    assert shares(holdings) == slowly(data.y, rows.tolist(), flat)
+    splits = own(data, tasks, seed, **fields)
+    of = stream(splits)
+    assert shares(splits) == slowly(data.y, rows.tolist(), flat)
     for i, task in enumerate(flat):
         train, aside = of.train[i].tolist(), of.validation[i].tolist()
         assert train
@@ -235,12 +235,12 @@ def test_any_stream_deals_as_written_out(
         assert of.labels[i // of.tasks][i % of.tasks] == tuple(sorted(task))
         assert of.order[i // of.tasks][i % of.tasks] == tuple(task)
         assert set(data.y[train]) | set(data.y[aside]) == set(task)
-    for k, everything in enumerate(holdings.train):
+    for k, everything in enumerate(splits.train):
         parts = [of.train[k * of.tasks + i] for i in range(of.tasks)]
         assert sorted(everything) == sorted(np.concatenate(parts))
         for i, part in enumerate(parts):
-            assert np.array_equal(holdings.during(i).train[k], part)
-    assert not len(holdings.unlabelled.values) + len(holdings.test.values) + len(holdings.server)
+            assert np.array_equal(splits.during(i).train[k], part)
+    assert not len(splits.unlabelled.values) + len(splits.test.values) + len(splits.server)
 
 
 def test_a_stream_is_the_same_for_one_seed_and_another_for_another() -> None:
@@ -255,8 +255,8 @@ def test_a_stream_is_the_same_for_one_seed_and_another_for_another() -> None:
 
 def test_without_a_stream_clients_hold_the_same_all_the_time() -> None:
     nothing = Ragged.of([np.empty(0, dtype=np.int64)])
-    holdings = Holdings(Ragged.of([np.arange(3)]), nothing, nothing)
-    assert holdings.during(3) is holdings
+    splits = ClientSplits(Ragged.of([np.arange(3)]), nothing, nothing)
+    assert splits.during(3) is splits
 
 
 @pytest.mark.parametrize(("T", "rounds"), [(1, 4), (2, 2), (3, 12), (5, 50)])
@@ -330,10 +330,10 @@ def test_nothing_left_to_train_on_is_refused() -> None:
 @pytest.mark.parametrize("share", [0.5, 0.25])
 def test_a_share_of_the_examples_takes_part(share: float) -> None:
     y = shuffled(8, 240)
-    holdings = deal(dataset(y), 1, train_fraction=share)
-    rows = sorted(row for own in shares(holdings) for row in own)
+    splits = deal(dataset(y), 1, train_fraction=share)
+    rows = sorted(row for own in shares(splits) for row in own)
     assert np.bincount(y[rows]).tolist() == [240 * share] * 8
-    assert in_order(holdings, 1) == slowly(y, rows, TASKS[8])
+    assert in_order(splits, 1) == slowly(y, rows, TASKS[8])
 
 
 def test_the_share_counts_when_classes_are_too_scarce() -> None:
@@ -369,8 +369,8 @@ def test_classes_without_test_or_training_examples_are_not_drawn() -> None:
     y = np.concatenate([shuffled(6, 60), [6] * 60])
     untested = deal(dataset(y, tested=range(6)), 2)
     untrained = deal(dataset(shuffled(6, 60), size=8, tested=range(8)), 2)
-    for holdings in (untested, untrained):
-        order = stream(holdings).order
+    for splits in (untested, untrained):
+        order = stream(splits).order
         assert [[list(task) for task in client] for client in order] == expected
 
 
@@ -483,12 +483,12 @@ def test_published_streams_of_real_documents(
     names, _ = NAMED[name]
     assert list(data.classes) == names
     tasks = TASKS[len(names)]
-    holdings = deal(data, seed)
-    order = stream(holdings).order
+    splits = deal(data, seed)
+    order = stream(splits).order
     expected = [[tasks[i] for i in allocated] for allocated in ALLOCATED[seed]]
     assert [[list(task) for task in client] for client in order] == expected
-    assert in_order(holdings, seed) == slowly(data.y, range(len(data.y)), tasks)
-    of = stream(holdings)
+    assert in_order(splits, seed) == slowly(data.y, range(len(data.y)), tasks)
+    of = stream(splits)
     for train, aside in zip(of.train, of.validation, strict=True):
         assert len(aside) == np.ceil((len(train) + len(aside)) / 8)
 
@@ -498,14 +498,14 @@ def test_fifty_kinds_of_questions_can_be_learnt_in_tasks(
     real: Callable[[str], Dataset], seed: int
 ) -> None:
     data = real("trec50")
-    holdings = deal(data, seed)
-    of = stream(holdings)
+    splits = deal(data, seed)
+    of = stream(splits)
     tested = set(data.test_y)
     for client in of.labels:
         for task in client:
             assert len(set(task)) == 4
             assert set(task) <= tested
-    dealt = [row for share in shares(holdings) for row in share]
+    dealt = [row for share in shares(splits) for row in share]
     assert len(set(dealt)) == len(dealt)
     uses = {label for client in of.labels for task in client for label in task}
     assert sorted(dealt) == np.flatnonzero(np.isin(data.y, sorted(uses))).tolist()

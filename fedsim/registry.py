@@ -41,7 +41,7 @@ def located(title: str, key: str, problem: PydanticCustomError, given: Any) -> V
     return ValidationError.from_exception_data(title, [details])
 
 
-class Section(BaseModel):
+class Config(BaseModel):
     """A part of an experiment: typed, frozen, closed to unknown keys."""
 
     model_config = ConfigDict(
@@ -81,8 +81,8 @@ class Section(BaseModel):
             raise ValueError(f"'{value}': {error}") from error
 
 
-C = TypeVar("C", bound=Section)
-D = TypeVar("D", bound=Section)
+C = TypeVar("C", bound=Config)
+D = TypeVar("D", bound=Config)
 
 
 class Registry(Generic[C]):

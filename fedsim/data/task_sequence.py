@@ -10,16 +10,23 @@ import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.component import nearest
 from fedsim.data.dataset import Dataset
-from fedsim.data.partition import Holdings, Indices, Partition, Ragged, Stream, partitions
+from fedsim.data.partition import (
+    ClientSplits,
+    Indices,
+    Partition,
+    Ragged,
+    TaskSequence,
+    partitions,
+)
 from fedsim.errors import DataError
-from fedsim.streams import numpy_stream
+from fedsim.registry import nearest
+from fedsim.rng import keyed_rng
 
 Labels = list[int]
 
 
-class TaskStream(Partition):
+class TaskPartition(Partition):
     """A partition in time as well: what kinds of streams have in common.
 
     A class that several tasks have is cut into as many slices of equal length, in the order of
@@ -34,7 +41,7 @@ class TaskStream(Partition):
     validation_fraction: float = Field(0.125, ge=0, lt=1)
 
     @model_validator(mode="after")
-    def _deals_by_task(self) -> TaskStream:
+    def _deals_by_task(self) -> TaskPartition:
         if self.test_fraction or self.server_fraction or self.labelled_fraction < 1:
             raise PydanticCustomError(
                 "stream",
@@ -63,7 +70,7 @@ class TaskStream(Partition):
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         raise NotImplementedError("a stream deals by task")
 
-    def deal(self, data: Dataset, seed: int) -> Holdings:
+    def deal(self, data: Dataset, seed: int) -> ClientSplits:
         if not data.classes:
             raise DataError(
                 f"partition.kind={self.kind} deals by class, and the target here is a number"
@@ -74,7 +81,7 @@ class TaskStream(Partition):
         train, validation = [], []
         for k, own in enumerate(clients):
             for i, task in enumerate(own):
-                rng = numpy_stream(seed, "validation", client=k * len(own) + i)
+                rng = keyed_rng(seed, "validation", client=k * len(own) + i)
                 aside, rest = _aside(slices[task], data.y, self.validation_fraction, rng)
                 if not len(rest):
                     raise DataError(
@@ -87,8 +94,8 @@ class TaskStream(Partition):
         T = len(clients[0])
         everything = [np.concatenate(train[k * T : k * T + T]) for k in range(len(clients))]
         nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(clients))
-        stream = Stream(Ragged.of(train), Ragged.of(validation), order)
-        return Holdings(Ragged.of(everything), nothing, nothing, stream=stream)
+        stream = TaskSequence(Ragged.of(train), Ragged.of(validation), order)
+        return ClientSplits(Ragged.of(everything), nothing, nothing, stream=stream)
 
 
 def _slices(
@@ -133,7 +140,7 @@ def _aside(
 
 
 @partitions.register
-class Tasks(TaskStream):
+class Tasks(TaskPartition):
     """Tasks drawn as FedSeIT's released code draws them (EMNLP Findings 2022).
 
     The classes of the test set, in the order of their names, are shuffled with a seed of 42; task
@@ -193,7 +200,7 @@ class Tasks(TaskStream):
 
 
 @partitions.register
-class OwnTasks(TaskStream):
+class OwnTasks(TaskPartition):
     """Tasks of one's own: for each client the list of its tasks, each a list of class names.
 
     Args:
