@@ -1,0 +1,66 @@
+"""Choosing one of several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.data import Dataset
+from fedsim.errors import ExperimentError
+from fedsim.models.model import Classifier
+from fedsim.objectives.objective import Batch, Metric, Objective, Totals, objectives
+
+
+@objectives.register
+class Classification(Objective):
+    """Cross-entropy and accuracy of logits, one for each class.
+
+    Columns: `loss` (mean cross-entropy) and `accuracy`.
+    """
+
+    name: str = "classification"
+
+    def check(self, data: Dataset) -> None:
+        if not data.classes:
+            raise ExperimentError(
+                f"objective.name={self.name} needs classes, and the target here is a number"
+            )
+
+    def num_outputs(self, data: Dataset) -> int:
+        return len(data.classes)
+
+    def metrics(self, data: Dataset) -> tuple[Metric, ...]:
+        return (
+            Metric("accuracy", "accuracy", primary=True, sliced=True),
+            Metric("loss", "loss", best="min"),
+        )
+
+    def loss(
+        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+    ) -> Tensor:
+        return cross_entropy(network(x), y, reduction="none")
+
+    def loss_and_features(
+        self, network: Classifier, x: Tensor, y: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(B,) the loss of each example, and the representations (B, D) that it is made from."""
+        z: Tensor = network.features(x)
+        return cross_entropy(network.head(z), y, reduction="none"), z
+
+    def totals(self, outputs: Tensor, batch: Batch) -> Totals:
+        y = batch.y
+        if batch.labels is not None:
+            known = torch.tensor(batch.labels, device=y.device)
+            outputs, y = outputs[:, known], torch.searchsorted(known, y)
+        return {
+            "n": len(y),
+            "loss": float(cross_entropy(outputs, y, reduction="sum")),
+            "right": int((outputs.argmax(dim=1) == y).sum()),
+        }
+
+    def scores(self, totals: Totals) -> dict[str, float]:
+        n = totals["n"]
+        return {"loss": totals["loss"] / n, "accuracy": totals["right"] / n}

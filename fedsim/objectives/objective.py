@@ -1,0 +1,208 @@
+"""What an objective is: the loss that training minimises, and the scores of a model."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.data import Dataset
+from fedsim.registry import Config, Registry
+
+EVALUATION_BATCH = 500  # of a fixed size, so that scores do not depend on who evaluates
+
+# What scores are made of, by name: numbers, which are added up over batches, shards and clients,
+# and arrays, which are joined along their first axis.
+Totals = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score that tables, reports, grids and searches show.
+
+    Args:
+        column: its name in rounds.parquet, and `test_<column>` in clients.parquet.
+        label: what a person calls it, as within a sentence.
+        best: whether `max` or `min` is better.
+        primary: the one that models are compared by; each objective has one.
+        sliced: put on record for each slice as well, as `<column>/<slice>`.
+    """
+
+    column: str
+    label: str
+    best: Literal["max", "min"] = "max"
+    primary: bool = False
+    sliced: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples to score a model on.
+
+    Args:
+        x: (n, ...) inputs.
+        y: (n, ...) labels or targets.
+        labels: the classes that the model chooses among; None for all.
+        facts: what else is known of each example, (n, ...) each, by name.
+    """
+
+    x: Tensor
+    y: Tensor
+    labels: tuple[int, ...] | None = None
+    facts: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def at(self, rows: Tensor | slice) -> Batch:
+        """Some of the examples."""
+        facts = {name: fact[rows] for name, fact in self.facts.items()}
+        return replace(self, x=self.x[rows], y=self.y[rows], facts=facts)
+
+
+class Objective(Config, ABC):
+    """What is minimised and what is scored: a component of the `objective` section.
+
+    By default the model and its data decide (`Model.objective`). One of your own extends this
+    class, is named `package.module:Name`, and works with every method whose `learns` admits it;
+    its metrics appear in tables, reports, grids and searches.
+
+    Example:
+        >>> class MultiLabel(Objective):
+        ...     name: str = "my_module:MultiLabel"
+        ...     def num_outputs(self, data):
+        ...         return data.y.shape[1]
+        ...     def metrics(self, data):
+        ...         return (Metric("hamming", "Hamming loss", best="min", primary=True),)
+        ...     def loss(self, network, x, y, context):
+        ...         loss = nn.functional.binary_cross_entropy_with_logits
+        ...         return loss(network(x), y, reduction="none").mean(dim=1)
+        ...     def totals(self, outputs, batch):
+        ...         wrong = (outputs > 0) != (batch.y > 0.5)
+        ...         return {"wrong": int(wrong.sum()), "of": wrong.numel()}
+        ...     def scores(self, totals):
+        ...         return {"hamming": totals["wrong"] / totals["of"]}
+
+    Attributes:
+        by: the column of the test examples whose values are slices, with scores of their own.
+    """
+
+    name: str
+    by: ClassVar[str | None] = None
+
+    @abstractmethod
+    def num_outputs(self, data: Dataset) -> int:
+        """How many numbers a network returns for one input."""
+
+    @abstractmethod
+    def metrics(self, data: Dataset) -> tuple[Metric, ...]:
+        """The scores that are shown; one of them is the primary metric."""
+
+    @abstractmethod
+    def loss(
+        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+    ) -> Tensor:
+        """(B,) the loss of each example; training minimises their mean.
+
+        Args:
+            network: takes x.
+            x: (B, ...) inputs.
+            y: (B, ...) labels or targets.
+            context: the method's own vectors; see `Client.train`.
+        """
+
+    def outputs(self, network: nn.Module, x: Tensor) -> Any:
+        """What `totals` needs of a network in evaluation: a tensor (B, ...), or a tuple of them."""
+        return network(x)
+
+    @abstractmethod
+    def totals(self, outputs: Any, batch: Batch) -> Totals:
+        """What scores are made of, for the examples of a batch; see `Totals`."""
+
+    @abstractmethod
+    def scores(self, totals: Totals) -> dict[str, float]:
+        """The scores that totals make, by column: the metrics, and others if there are any."""
+
+    def weight_scores(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+        """Scores of the global model's weights alone, by layer, on record after every round."""
+        return {}
+
+    def check(self, data: Dataset) -> None:
+        """Refuse data that the objective is not made for.
+
+        Raises:
+            ExperimentError: with what would be right.
+        """
+
+
+objectives: Registry[Objective] = Registry("objective", Objective)  # type: ignore[type-abstract]
+
+
+def merged(parts: Iterable[Totals]) -> Totals:
+    """The totals of all examples of some batches. Sums are exactly rounded, in any order."""
+    found: Totals = {}
+    parts = list(parts)
+    for name in parts[0] if parts else ():
+        values = [part[name] for part in parts]
+        joined = isinstance(values[0], np.ndarray)
+        found[name] = np.concatenate(values) if joined else math.fsum(values)
+    return found
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some of a batch's examples, scored apart.
+
+    Args:
+        name: of the slice.
+        rows: the examples.
+        labels: the classes that the model chooses among; None for all.
+    """
+
+    name: str
+    rows: Tensor
+    labels: tuple[int, ...] | None = None
+
+
+@torch.no_grad()
+def evaluate(objective: Objective, network: nn.Module, batch: Batch) -> Totals:
+    """The totals of a network on a batch of any length. The network is left in evaluation."""
+    return evaluate_slices(objective, network, batch, None)[""]
+
+
+@torch.no_grad()
+def evaluate_slices(
+    objective: Objective, network: nn.Module, batch: Batch, slices: Sequence[Slice] | None
+) -> dict[str, Totals]:
+    """The totals of each slice, by name; the network is run once for all.
+
+    Args:
+        slices: None for the whole batch, under the empty name.
+    """
+    network.eval()
+    found: dict[str, list[Totals]] = {}
+    for start in range(0, max(1, len(batch)), EVALUATION_BATCH):
+        part = batch.at(slice(start, start + EVALUATION_BATCH))
+        outputs = objective.outputs(network, part.x)
+        if slices is None:
+            found.setdefault("", []).append(objective.totals(outputs, part))
+            continue
+        for one in slices:
+            inside = (one.rows >= start) & (one.rows < start + len(part))
+            rows = one.rows[inside] - start
+            own = replace(part.at(rows), labels=one.labels)
+            found.setdefault(one.name, []).append(objective.totals(_take(outputs, rows), own))
+    return {name: merged(parts) for name, parts in found.items()}
+
+
+def _take(outputs: Any, rows: Tensor) -> Any:
+    if isinstance(outputs, tuple):
+        return tuple(part[rows] for part in outputs)
+    return outputs[rows]

@@ -1,0 +1,73 @@
+"""Predicting a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.data import Dataset
+from fedsim.errors import ExperimentError
+from fedsim.objectives.objective import Batch, Metric, Objective, Totals, objectives
+
+
+@objectives.register
+class Regression(Objective):
+    """Squared error of a single output.
+
+    Columns: `loss` (mean squared error), `rmse`, `mae` and `r2` = 1 - Σ(y - ŷ)² / Σ(y - ȳ)², NaN
+    where all targets are the same.
+    """
+
+    name: str = "regression"
+
+    def check(self, data: Dataset) -> None:
+        if data.classes:
+            raise ExperimentError(
+                f"objective.name={self.name} needs a number for a target, and the data has "
+                f"{len(data.classes)} classes"
+            )
+
+    def num_outputs(self, data: Dataset) -> int:
+        return 1
+
+    def metrics(self, data: Dataset) -> tuple[Metric, ...]:
+        return (
+            Metric("r2", "R²", primary=True, sliced=True),
+            Metric("loss", "loss", best="min"),
+            Metric("rmse", "root mean squared error (RMSE)", best="min"),
+            Metric("mae", "mean absolute error (MAE)", best="min"),
+        )
+
+    def loss(
+        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+    ) -> Tensor:
+        return torch.square(network(x).squeeze(-1) - y)
+
+    def totals(self, outputs: Tensor, batch: Batch) -> Totals:
+        y = batch.y
+        errors = (outputs.squeeze(-1) - y.float()).double()
+        return self.totals_of(errors.cpu().numpy(), y.cpu().numpy())
+
+    def totals_of(self, errors: NDArray[np.float64], y: NDArray[np.floating]) -> Totals:
+        """Of (n,) errors of predictions, and the (n,) targets."""
+        return {
+            "squared": float(np.square(errors).sum()),
+            "absolute": float(np.abs(errors).sum()),
+            "y": y,
+        }
+
+    def scores(self, totals: Totals) -> dict[str, float]:
+        y, n = totals["y"], len(totals["y"])
+        mse = totals["squared"] / n
+        spread = float(np.square(y - np.mean(y, dtype=np.float64)).sum(dtype=np.float64))
+        return {
+            "loss": mse,
+            "rmse": math.sqrt(mse),
+            "mae": totals["absolute"] / n,
+            "r2": 1 - totals["squared"] / spread if spread else math.nan,
+        }
