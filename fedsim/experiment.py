@@ -19,7 +19,9 @@ from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.federation import EngineSettings
 from fedsim.methods import Method, methods
-from fedsim.models import Model, RuleModel, models
+from fedsim.methods.learns import Problem
+from fedsim.models import Model, models
+from fedsim.objectives import Objective, objectives
 from fedsim.privacy.central import Privacy
 from fedsim.registry import Config, nearest
 from fedsim.training import Train
@@ -57,6 +59,7 @@ class Experiment(Config):
     """Everything that decides a run's result, and where it is computed.
 
     Args:
+        objective: what is minimised and what is scored, if not what the model and its data say.
         loggers: where the records of rounds go beside the run's own tables: `tensorboard`, below
             the run's folder, or `mlflow`.
     """
@@ -67,6 +70,9 @@ class Experiment(Config):
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(partitions.parse)]
     model: Annotated[SerializeAsAny[Model], BeforeValidator(models.parse)]
     method: Annotated[SerializeAsAny[Method], BeforeValidator(methods.parse)]  # type: ignore[type-arg]
+    objective: Annotated[SerializeAsAny[Objective], BeforeValidator(objectives.parse)] | None = (
+        None
+    )
     train: Train = Train()
     engine: EngineSettings = EngineSettings()
     evaluate: Evaluate = Evaluate()
@@ -88,17 +94,10 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
-        if self.method.of_rules != isinstance(self.model, RuleModel):
-            fitting = [n for n, m in methods.items() if m.of_rules != self.method.of_rules]
-            learns, found = "networks", "a rule model"
-            if self.method.of_rules:
-                learns, found = "rule models", "a network"
-            raise ExperimentError(
-                f"method.name={self.method.name} learns {learns}, model.name={self.model.name} is "
-                f"{found}; methods for it: {', '.join(fitting)}"
-            )
+        private = self.privacy is not None
+        self.method.check_fit(Problem(self.model, self.objective, private=private))
         self.method.check(self.train)
-        if self.privacy is not None:
+        if private:
             self.method.check_privacy()
         if self.evaluate.clients and not self.partition.tests_clients:
             raise ExperimentError(

@@ -22,10 +22,12 @@ from fedsim.federation import (
     limit_threads,
 )
 from fedsim.federation.placement import Node, plan_actors, starting
+from fedsim.prepare import prepare
+from fedsim.records import hashes
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.loggers import environment, with_loggers
 from fedsim.results.run import Run, load
-from fedsim.simulate import Progress, hashes, prepare, simulate
+from fedsim.simulate import Progress, simulate
 
 PATIENCE = 60.0  # seconds without an event after which the user is told what is free
 MAX_DRIVER_DEATHS = 3  # in a row, without getting further between them

@@ -13,8 +13,8 @@ import ray
 from fedsim import Experiment
 from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_torch_rng
-from fedsim.simulate import prepare
 
 # Runs a command: its words, and then its exit code, what it printed, and its complaints.
 Say = Callable[..., tuple[int, str, str]]
@@ -28,7 +28,9 @@ OF_TEXTS = {"fedrnl"}
 NETWORK_METHODS = [
     name
     for name, method in methods.items()
-    if not (method.of_rules or method.continual or name in OF_TEXTS)
+    if method.learns.models == "network"
+    and method.learns.task_sequences != "only"
+    and name not in OF_TEXTS
 ]
 
 LITTLE_TEACHER = {

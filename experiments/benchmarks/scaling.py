@@ -32,7 +32,7 @@ from memory import own_megabytes
 
 import fedsim
 from fedsim.federation import Federation, ray_engine
-from fedsim.simulate import prepare
+from fedsim.prepare import prepare
 
 CLIENTS = (10, 100, 1_000, 10_000, 100_000)
 CORES = os.cpu_count() or 1

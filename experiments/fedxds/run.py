@@ -24,9 +24,9 @@ from scipy.stats import ttest_rel
 import fedsim
 from fedsim.analysis.audit import Inversion, PrivacyAudit
 from fedsim.config_file import RawConfig
+from fedsim.prepare import prepare
 from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_gradient
 from fedsim.results.summary import of_run
-from fedsim.simulate import prepare
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

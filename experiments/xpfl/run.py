@@ -33,8 +33,8 @@ from fedsim.models.masked_autoencoder import (
     patchify,
     unpatchify,
 )
+from fedsim.prepare import prepare
 from fedsim.privacy.inversion import fidelity as closeness
-from fedsim.simulate import prepare
 from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

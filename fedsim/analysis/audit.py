@@ -84,7 +84,7 @@ class PrivacyAudit:
         again = replay(run)
         self.fed, self.state = again.fed, again.state
         self._dataset, self._holdings, self._setup = again.dataset, again.splits, again.spec
-        if self.experiment.method.of_rules or not self._setup.classes or not run.weights():
+        if not self._dataset.classes or not run.weights():
             raise RunFolderError(f"{run.path}: leaves no global classifier to attack")
         self._path = run.path
         phases = run.rounds.get("phase")
@@ -121,7 +121,7 @@ class PrivacyAudit:
             train, spec = self.experiment.train, self._setup
             parts = halves(len(labels), shadows, rng)
             trained = shadow_confidences(
-                lambda: spec.model.build(spec.shape, spec.outputs),
+                lambda: spec.model.build_for(spec.data, spec.outputs),
                 x,
                 y,
                 parts,

@@ -51,7 +51,7 @@ from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.methods.openfl_xai import RuleState
 from fedsim.methods.xpfl import XPFL, Mimic, Xfed, embedded
 from fedsim.models import Classifier, RuleModel, Rules
-from fedsim.models.rationale import Rationaliser
+from fedsim.models.rationale import RationaleClassifier
 from fedsim.models.rules import Array, Prediction, Rule, count, feature_names
 from fedsim.results.run import Run
 from fedsim.rng import keyed_rng, keyed_torch_rng
@@ -89,7 +89,9 @@ class RuleBase:
     @property
     def model(self) -> RuleModel:
         """What kind of rules they are."""
-        return self.subject.again.spec.rules
+        model = self.subject.again.spec.model
+        assert isinstance(model, RuleModel)
+        return model
 
     @property
     def dataset(self) -> Dataset:
@@ -316,7 +318,7 @@ class Rationales:
     """
 
     subject: ModelSnapshot
-    network: Rationaliser
+    network: RationaleClassifier
 
     @classmethod
     def of(cls, subject: ModelSnapshot) -> Rationales:
@@ -326,7 +328,7 @@ class Rationales:
             BadInput: it chooses no words.
         """
         network = subject.network()
-        if not isinstance(network, Rationaliser):
+        if not isinstance(network, RationaleClassifier):
             again = subject.again
             raise RunFolderError(
                 f"{again.run.path}: model.name={again.experiment.model.name} chooses no words"
@@ -351,8 +353,8 @@ class Rationales:
         found = []
         for k, words in enumerate(inputs.words):
             with keyed_torch_rng(fed.seed, "explained", k, device=fed.device):
-                z = self.network.features.choice(x[k : k + 1])
-            read = self.network.features.read(x[k : k + 1], z)
+                z = self.network.features.select(x[k : k + 1])
+            read = self.network.features.encode(x[k : k + 1], z)
             probabilities = self.network.head(read).softmax(dim=1)[0]
             decided = int(probabilities.argmax())
             found.append(
@@ -409,7 +411,7 @@ class Attributed:
         """
         network, fed, classes = subject.network(), subject.again.fed, subject.dataset.classes
         explainer.check(network)
-        if isinstance(network, Rationaliser) and network.features.sampled:
+        if isinstance(network, RationaleClassifier) and network.features.sampled:
             raise RunFolderError(
                 "model.evaluate=sampled draws the words that it decides by; what an attribution "
                 "says of it would be chance"

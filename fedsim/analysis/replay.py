@@ -26,17 +26,12 @@ from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
 from fedsim.methods import Method, State
 from fedsim.models import Rules
+from fedsim.prepare import prepare
+from fedsim.records import new_ledger, result_hash
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.rng import keyed_torch_rng
-from fedsim.simulate import (
-    evaluate_round,
-    new_ledger,
-    on_record,
-    one_round,
-    prepare,
-    result_hash,
-)
+from fedsim.simulate import evaluate_round, on_record, one_round
 from fedsim.training import FlatModel
 
 # Of a client: weights (size,) of the experiment's network, another network, or rules.
@@ -83,12 +78,12 @@ class Replay:
         """
         t = self.after + 1
         _insist_on_round(self.run, t)
-        self.engine.watch(on_client_done)
+        self.engine.on_client_done(on_client_done)
         self.state = one_round(self.fed, self.experiment, self.state, t)
-        self.engine.watch(lambda client: None)
+        self.engine.on_client_done(lambda client: None)
         self.after = t
         evaluate_round(self.fed, self.experiment, self.state, t)
-        for table, rows in on_record(self.fed, self.spec, t, self.ledger).items():
+        for table, rows in on_record(self.fed, t, self.ledger).items():
             stored = getattr(self.run, table)
             known = [] if stored.empty else stored[stored["round"] == t].to_dict("records")
             if len(rows) != len(known):
@@ -294,12 +289,13 @@ class ModelSnapshot:
         again = replay(run, after, on_round, dataset)
         method = run.experiment.method
         arrays = method.global_model(again.fed, again.state)
-        if not arrays or method.continual:
+        if not arrays or method.learns.task_sequences == "only":
             raise RunFolderError(
                 f"{run.path}: method.name={method.name} has no global model after round "
                 f"{again.after}; clients may have their own (--client)"
             )
-        own = dict(arrays) if method.of_rules else again.fed.tensor(again.state.weights)
+        trains = run.experiment.model.builds_network
+        own = again.fed.tensor(again.state.weights) if trains else dict(arrays)
         return cls(own, again, None)
 
     @classmethod
@@ -325,11 +321,10 @@ class ModelSnapshot:
     @property
     def _task(self) -> tuple[int, tuple[int, ...]] | None:
         """Of a client in a stream of tasks: that of the round, and its classes."""
-        stream = self.again.splits.stream
-        if stream is None or self.client is None:
+        splits = self.again.splits.at(self.again.after, self.again.experiment.train.rounds)
+        if splits.labels is None or self.client is None:
             return None
-        task = stream.task(self.again.after, self.again.experiment.train.rounds)
-        return task, stream.labels[self.client][task]
+        return splits.task, splits.labels[self.client]
 
     @property
     def title(self) -> str:

@@ -41,11 +41,11 @@ from fedsim.methods.xpfl import XPFL
 from fedsim.models import TextModel, models
 from fedsim.models.rationale import RationaleModel
 from fedsim.models.tsk import Tsk, write_published
+from fedsim.prepare import prepare
 from fedsim.privacy.gaussian import guarantee
 from fedsim.registry import first_line, nearest
 from fedsim.results.continual import continual
 from fedsim.results.run import Run, load
-from fedsim.simulate import prepare
 
 MOST_CLIENTS = 30  # rows of a table
 MOST_WORDS = 20  # that are named as unknown
@@ -295,7 +295,7 @@ def _explainers(
 def _usual_explainer(run: Run) -> str:
     """What explains a model of this run, if nobody says what."""
     experiment = run.experiment
-    if experiment.method.of_rules:
+    if not experiment.model.builds_network:
         return "rules"
     if isinstance(experiment.model, RationaleModel):
         return "rationale"

@@ -1,10 +1,11 @@
 """Data sets, and partitions of them among clients."""
 
-from fedsim.data.dataset import Dataset, Source, datasets
+from fedsim.data.dataset import Dataset, DataSpec, Source, datasets
 from fedsim.data.partition import ClientSplits, Partition, Ragged, TaskSequence, partitions
 
 __all__ = [
     "ClientSplits",
+    "DataSpec",
     "Dataset",
     "Partition",
     "Ragged",

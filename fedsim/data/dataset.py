@@ -68,9 +68,42 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     @property
+    def test_facts(self) -> dict[str, NDArray[Any]]:
+        """What is known of each test example beside its label, by name: `marks` or nothing."""
+        return {} if self.marks is None else {"marks": self.marks}
+
+    @property
+    def spec(self) -> DataSpec:
+        """What models and workers need to know of the data beside the examples."""
+        return DataSpec(
+            self.shape,
+            len(self.classes),
+            np.dtype(np.int32 if self.words else np.float32),
+            (self.vectors, self.known) if self.words else None,
+        )
+
+    @property
     def strata(self) -> NDArray[np.int64]:
         """(N,) the groups that a stratified draw keeps in proportion: the classes, if any."""
         return self.y if self.classes else np.zeros(len(self.y), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What models and workers need to know of a data set beside its examples.
+
+    Args:
+        shape: of one input.
+        num_classes: 0 for a regression.
+        dtype: of a network's inputs.
+        embeddings: for token ids, the vector (V, D) of each, and (V,) which have one that means
+            something; else None.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    dtype: np.dtype[Any]
+    embeddings: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
 
 
 def _contiguous(array: NDArray[Any]) -> NDArray[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -67,60 +68,98 @@ class TaskSequence:
         train: K·T index arrays, client by client: training examples of each task.
         validation: K·T index arrays: examples kept aside of them.
         order: the classes of each client's tasks, in the order in which the tasks name them.
+        test: the central test set's examples of each of `label_sets`.
     """
+
+    # Of the table of tasks, beside scores.
+    COLUMNS: ClassVar[frozenset[str]] = frozenset({"round", "client", "task", "seen", "classes"})
 
     train: Ragged
     validation: Ragged
     order: tuple[tuple[tuple[int, ...], ...], ...]
+    test: dict[tuple[int, ...], Indices]
 
     @cached_property
     def labels(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """The same in ascending order."""
+        """The same as `order`, each task's classes in ascending order."""
         return tuple(tuple(tuple(sorted(task)) for task in own) for own in self.order)
 
     @property
-    def tasks(self) -> int:
+    def num_tasks(self) -> int:
         """T."""
         return len(self.order[0])
 
     @property
-    def kinds(self) -> list[tuple[int, ...]]:
+    def label_sets(self) -> list[tuple[int, ...]]:
         """The sets of classes that tasks are of, each once."""
         return sorted({labels for own in self.labels for labels in own})
 
+    def arrays(self) -> list[NDArray[Any]]:
+        """All that a partition's hash covers."""
+        order = np.frombuffer(json.dumps(self.order).encode(), dtype=np.uint8)
+        parts = (self.train, self.validation)
+        return [*(array for part in parts for array in (part.values, part.offsets)), order]
+
     def task(self, t: int, rounds: int) -> int:
         """The task that is learnt in round t = 1, 2, ... of so many: 0 ≤ i < T."""
-        return max(0, t - 1) * self.tasks // rounds
+        return max(0, t - 1) * self.num_tasks // rounds
 
 
 @dataclass(frozen=True)
 class ClientSplits:
-    """The training examples that each client holds, as indices into `Dataset.x`.
+    """The examples that each client holds.
 
     Args:
-        train: examples whose label the client may use.
+        train: examples whose label the client may use, as indices into `Dataset.x`.
         unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
         test: examples kept aside to evaluate a model on the client's own distribution.
         server: examples that the server holds, and no client (empty unless `server_fraction` > 0).
-        stream: the tasks that `train` comes in, if it does not all come at once.
+        sequence: the tasks that `train` comes in, if it does not all come at once.
+        task: the one that all this is of, 0 ≤ task < T; see `at`.
+        labels: its classes by client; None where a model chooses among all classes.
+        validation: examples of the task kept aside.
+        test_is_central: `test` holds indices into `Dataset.test_x`.
     """
 
     train: Ragged
     unlabelled: Ragged
     test: Ragged
     server: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    stream: TaskSequence | None = None
+    sequence: TaskSequence | None = None
+    task: int = 0
+    labels: tuple[tuple[int, ...], ...] | None = None
+    validation: Ragged | None = None
+    test_is_central: bool = False
 
     def __len__(self) -> int:
         return len(self.train)
 
-    def during(self, task: int) -> ClientSplits:
-        """What clients hold while they learn a task of their streams; without any: this."""
-        stream = self.stream
-        if stream is None:
+    def at(self, t: int, rounds: int) -> ClientSplits:
+        """What clients hold in round t of so many: all of it, or a sequence's task under way."""
+        if self.sequence is None:
             return self
-        own = [stream.train[k * stream.tasks + task] for k in range(len(self))]
-        return replace(self, train=Ragged.of(own))
+        return self._of_task[self.sequence.task(t, rounds)]
+
+    @cached_property
+    def _of_task(self) -> list[ClientSplits]:
+        sequence = self.sequence
+        assert sequence is not None
+        found = []
+        for task in range(sequence.num_tasks):
+            places = range(task, len(self) * sequence.num_tasks, sequence.num_tasks)
+            labels = tuple(own[task] for own in sequence.labels)
+            found.append(
+                replace(
+                    self,
+                    train=Ragged.of([sequence.train[i] for i in places]),
+                    validation=Ragged.of([sequence.validation[i] for i in places]),
+                    test=Ragged.of([sequence.test[own] for own in labels]),
+                    task=task,
+                    labels=labels,
+                    test_is_central=True,
+                )
+            )
+        return found
 
 
 class Partition(Config):

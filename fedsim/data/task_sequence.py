@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
@@ -94,8 +95,31 @@ class TaskPartition(Partition):
         T = len(clients[0])
         everything = [np.concatenate(train[k * T : k * T + T]) for k in range(len(clients))]
         nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(clients))
-        stream = TaskSequence(Ragged.of(train), Ragged.of(validation), order)
-        return ClientSplits(Ragged.of(everything), nothing, nothing, stream=stream)
+        test = {
+            labels: np.flatnonzero(np.isin(data.test_y, labels))
+            for labels in {tuple(sorted(task)) for own in order for task in own}
+        }
+        sequence = TaskSequence(Ragged.of(train), Ragged.of(validation), order, test)
+        return ClientSplits(Ragged.of(everything), nothing, nothing, sequence=sequence)
+
+
+def task_row(
+    sequence: TaskSequence, client: int, task: int, under_way: int, scores: Mapping[str, float]
+) -> dict[str, Any]:
+    """A row of tasks.parquet, but for the round.
+
+    Args:
+        under_way: the task that is being learnt.
+        scores: of the model that the client has for this task.
+    """
+    classes = len(sequence.labels[client][task])
+    return {
+        "client": client,
+        "task": task,
+        "seen": task <= under_way,
+        "classes": classes,
+        **scores,
+    }
 
 
 def _slices(

@@ -1,6 +1,7 @@
 """The federation: clients, engines, exact sums, checkpoints."""
 
-from fedsim.federation.client import Client, Update, client_function
+from fedsim.federation.aggregation import Aggregation, PrivateAggregation
+from fedsim.federation.client import Client, client_function
 from fedsim.federation.context import Examples, RunSpec
 from fedsim.federation.engine import (
     Engine,
@@ -12,14 +13,15 @@ from fedsim.federation.engine import (
 from fedsim.federation.federation import (
     Cohort,
     Federation,
-    Mean,
     Vector,
     cohort_size,
     draw_cohort,
 )
+from fedsim.federation.reduction import Mean, Reduction, Update
 from fedsim.federation.wire import NotCounted, PerClient
 
 __all__ = [
+    "Aggregation",
     "Client",
     "Cohort",
     "Engine",
@@ -30,6 +32,8 @@ __all__ = [
     "Mean",
     "NotCounted",
     "PerClient",
+    "PrivateAggregation",
+    "Reduction",
     "RunSpec",
     "Update",
     "Vector",

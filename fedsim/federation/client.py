@@ -1,4 +1,4 @@
-"""What a client-side function sees of its client, and what it sends back."""
+"""What a client-side function sees of its client."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from fedsim.data import TaskSequence
-from fedsim.federation.context import Examples, Table, WorkerContext
-from fedsim.models import RuleModel, Rules
-from fedsim.models.rules import count
+from fedsim.data import ClientSplits
+from fedsim.federation.context import Examples, WorkerContext
+from fedsim.models import Model
+from fedsim.objectives import Batch, Objective, evaluate
 from fedsim.rng import keyed_rng
 from fedsim.training import (
     Context,
@@ -23,31 +22,10 @@ from fedsim.training import (
     Gradient,
     Hooks,
     Loss,
-    Task,
     Train,
     Trained,
-    default_loss,
-    evaluate,
-    evaluate_among,
-    regression_scores,
-    scores,
+    TrainingJob,
 )
-
-
-class Update:
-    """One client's contribution to a mean: named vectors and the weight that they count with.
-
-    One without vectors leaves the client out of the mean: it has nothing to send.
-
-    Args:
-        weight: share in the mean, before normalisation; usually the number of samples.
-        vectors: float tensors of any shape, the same names and shapes from every client.
-    """
-
-    def __init__(self, *, weight: float = 1.0, **vectors: Tensor) -> None:
-        self.weight = float(weight)
-        self.vectors = vectors
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,6 +47,9 @@ def client_function(rng: str) -> Callable[[F], F]:
     return mark
 
 
+# Tables beside those of rounds and of clients, whose rows methods put on record.
+RECORDED = ("explanations", "tasks")
+
 # Columns of clients.parquet that are filled for every client.
 RESERVED = frozenset(
     {"round", "client", "samples", "seconds", "error"}
@@ -76,7 +57,7 @@ RESERVED = frozenset(
 )
 
 
-def record(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
+def plain(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
     """Scalars as plain numbers and words.
 
     Raises:
@@ -85,27 +66,30 @@ def record(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
     taken = sorted(reserved & scalars.keys())
     if taken:
         raise ValueError(f"'{taken[0]}' is a column that is filled anyway; take another name")
-    plain = {}
+    found = {}
     for name, value in scalars.items():
-        plain[name] = value.item() if isinstance(value, Tensor | np.generic) else value
-        if not isinstance(plain[name], bool | int | float | str | None):
+        found[name] = value.item() if isinstance(value, Tensor | np.generic) else value
+        if not isinstance(found[name], bool | int | float | str | None):
             raise ValueError(
                 f"'{name}' is a {type(value).__name__}; numbers and words go on record, no more"
             )
-    return plain
+    return found
 
 
-def task_row(
-    stream: TaskSequence, client: int, task: int, now: int, scalars: Mapping[str, float | int]
-) -> dict[str, Any]:
-    """A row of tasks.parquet, but for the round.
+def check_table(table: str) -> None:
+    """Refuse a table that runs do not have.
 
-    Args:
-        now: the task under way.
+    Raises:
+        ValueError: it is none of them.
     """
-    classes = len(stream.labels[client][task])
-    known = {"client": client, "task": task, "seen": task <= now, "classes": classes}
-    return {**known, **record(scalars, known.keys() | {"round"})}
+    if table not in RECORDED:
+        raise ValueError(f"there is no table '{table}'; known: {', '.join(RECORDED)}")
+
+
+class Trainer(Protocol):
+    """Carries out a client's local training, alone or in a stack."""
+
+    def train(self, job: TrainingJob) -> Trained: ...
 
 
 class Client:
@@ -120,129 +104,107 @@ class Client:
         settings: the experiment's `train` section.
         lr: η, the learning rate of this round.
         steps: τ, local steps of the latest `train`.
-        trained: what the client's latest training came to.
-        task: of a stream, the one that is learnt in this round, 0 ≤ task < T.
-        tasks: what was reported of tasks.
+        trained: the model that its latest training came to; None before any.
+        row: its columns of clients.parquet so far.
+        records: its rows of further tables.
+        splits: who holds what in this round.
     """
 
     def __init__(
         self,
-        host: WorkerContext,
+        context: WorkerContext,
         id: int,
         round: int,
         rng: str,
         state: Mapping[str, Any],
-        carry_out: Callable[[Task], Trained],
+        trainer: Trainer,
     ) -> None:
         self.id, self.round = id, round
         self.state = dict(state)
-        self.lr = host.spec.train.lr(round)
+        self.lr = context.spec.train.lr(round)
         self.steps = 0
-        self.trained: Tensor | Rules | None = None
+        self.trained: Any = None
         self.row: dict[str, Any] = {}
-        self.task = host.task(round)
-        self.tasks: list[dict[str, Any]] = []
-        self._host = host
-        self._held = host.held_in(round)
-        self._carry_out = carry_out
+        self.records: dict[str, list[dict[str, Any]]] = {}
+        self.splits: ClientSplits = context.splits_at(round)
+        self._context = context
+        self._trainer = trainer
         self._rng = rng
         self._asked: Counter[str] = Counter()
 
     @property
     def model(self) -> FlatModel:
-        return self._host.model
+        return self._context.model
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
         """A further network, such as a generator: kept where the work is carried out, by name.
 
         Its weights are whatever was left in it, perhaps by another client: load some first.
         """
-        return self._host.network(name, build)
+        return self._context.network(name, build)
+
+    @property
+    def learner(self) -> Model:
+        """The experiment's `model` section: builds networks, or learns rules itself."""
+        return self._context.spec.model
+
+    @property
+    def objective(self) -> Objective:
+        """What is minimised and what is scored."""
+        return self._context.spec.objective
 
     @property
     def settings(self) -> Train:
-        return self._host.spec.train
+        return self._context.spec.train
 
     @property
-    def device(self) -> torch.device:
-        return self._host.device
+    def device(self) -> Any:
+        return self._context.device
 
     @property
     def num_samples(self) -> int:
         """n_k, how many labelled training examples the client holds."""
-        return len(self._held.train[self.id])
+        return len(self.splits.train[self.id])
 
     @property
     def num_classes(self) -> int:
-        """C."""
-        return self._host.spec.classes
+        """C; 0 for a regression."""
+        return self._context.spec.data.num_classes
+
+    @property
+    def labels(self) -> tuple[int, ...] | None:
+        """The classes that its model chooses among in this round; None for all."""
+        return None if self.splits.labels is None else self.splits.labels[self.id]
 
     @cached_property
     def data(self) -> Examples:
         """The client's labelled training examples."""
-        return self._host.examples(self._held.train[self.id])
-
-    @property
-    def table(self) -> Table:
-        """The client's labelled training examples as rows of a table."""
-        return self._host.table(self._held.train[self.id])
+        return self._context.examples(self.splits.train[self.id])
 
     @cached_property
     def unlabelled(self) -> Tensor:
         """Inputs of the client's examples whose labels it does not know, (n, ...)."""
-        return self._host.examples(self._held.unlabelled[self.id]).x
+        return self._context.examples(self.splits.unlabelled[self.id]).x
 
     @cached_property
     def test(self) -> Examples:
-        """The client's own test examples; of a stream, those of the task under way."""
-        if self._held.stream is not None:
-            return self.task_test(self.task)
-        return self._host.examples(self._held.test[self.id])
+        """The client's own test examples."""
+        rows = self.splits.test[self.id]
+        if self.splits.test_is_central:
+            return self._context.test_examples(rows)
+        return self._context.examples(rows)
 
     @cached_property
     def validation(self) -> Examples:
-        """Of a stream: examples of the task under way that are kept aside."""
-        stream = self.stream
-        return self._host.examples(stream.validation[self.id * stream.tasks + self.task])
-
-    @property
-    def stream(self) -> TaskSequence:
-        """The tasks of all clients.
-
-        Raises:
-            ValueError: there is no stream of tasks.
-        """
-        if self._held.stream is None:
-            raise ValueError("the partition is no stream of tasks")
-        return self._held.stream
-
-    def labels(self, task: int) -> tuple[int, ...]:
-        """The classes of one of the client's tasks, in ascending order."""
-        return self.stream.labels[self.id][task]
-
-    def task_test(self, task: int) -> Examples:
-        """The central test set's examples of the classes of one of the client's tasks."""
-        return self._host.task_test(self.labels(task))
-
-    @property
-    def test_table(self) -> Table:
-        """The client's own test examples as rows of a table."""
-        return self._host.table(self._held.test[self.id])
+        """Examples kept aside of what it trains on in this round; the partition may have none."""
+        if self.splits.validation is None:
+            return self._context.examples(self.splits.train[self.id][:0])
+        return self._context.examples(self.splits.validation[self.id])
 
     @property
     def central_test(self) -> Examples:
         """The central test set, which a real client would not have: for diagnostics."""
-        return self._host.central_test
-
-    @property
-    def central_table(self) -> Table:
-        """The central test set as rows of a table, for diagnostics."""
-        return self._host.test_table
-
-    @property
-    def rules(self) -> RuleModel:
-        """The experiment's rule model."""
-        return self._host.spec.rules
+        return self._context.central_test
 
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream of this client's own, for one purpose in this round.
@@ -251,13 +213,13 @@ class Client:
         """
         self._asked[purpose] += 1
         again = f"/{self._asked[purpose]}" if self._asked[purpose] > 1 else ""
-        seed = self._host.spec.seed
+        seed = self._context.spec.seed
         return keyed_rng(seed, f"{self._rng}/{purpose}{again}", self.round, self.id)
 
     def train(
         self,
         weights: Tensor,
-        loss: Loss = default_loss,
+        loss: Loss | None = None,
         gradient: Gradient | None = None,
         perturb: Gradient | None = None,
         part: slice | None = None,
@@ -269,14 +231,16 @@ class Client:
         """Local training from `weights`, with a new optimiser.
 
         Clients are trained many at once (`engine.clients_per_step`) if `loss`, `gradient` and
-        `perturb` are the same functions for all of them, usually methods of the Method, and take
-        what is a client's own from the context. The function that calls this one may then be run
-        again from its start, up to here.
+        `perturb` are the same functions for all of them, usually methods of the Method (or
+        `functools.partial` of them, with the same arguments), and take what is a client's own from
+        the context. The function that calls this one may then be run again from its start, up to
+        here.
 
         Args:
             weights: (size,) where to start.
             loss: (network, x, y, context) -> (B,), the loss of each example, which depends on
-                that example alone (but for batch norm). Their mean over the batch is minimised.
+                that example alone (but for batch norm); the objective's if not given. Their mean
+                over the batch is minimised.
             gradient: (g, w, context) -> g, changes each step's gradient.
             perturb: (g, w, context) -> ε: the gradient is taken at w + ε, the step made from w.
             part: range of the flat vector that is trained, if not all; see `FlatModel.part`.
@@ -289,13 +253,13 @@ class Client:
             (size,) the trained weights.
         """
         examples = self.data if data is None else data
-        hooks = Hooks(loss, gradient, perturb, part or slice(None))
+        hooks = Hooks(loss or self.objective.loss, gradient, perturb, part or slice(None))
         rng = self.rng("batches")
         epochs = self.settings.local_epochs if epochs is None else epochs
         context = {name: self._apart(vector) for name, vector in (context or {}).items()}
         start = self._apart(weights)
-        task = Task(start, examples.x, examples.y, self.lr, epochs, rng, hooks, context)
-        trained = self._carry_out(task)
+        job = TrainingJob(start, examples.x, examples.y, self.lr, epochs, rng, hooks, context)
+        trained = self._trainer.train(job)
         self.steps, self.trained = trained.steps, trained.weights
         if on_record:
             self.report(loss=trained.loss, steps=trained.steps)
@@ -303,52 +267,41 @@ class Client:
 
     def _apart(self, vector: Tensor) -> Tensor:
         """The vector, or a copy if it is part of the network's own, which training changes."""
-        network = self._host.model.vector.untyped_storage().data_ptr()
+        network = self._context.model.vector.untyped_storage().data_ptr()
         return vector.clone() if vector.untyped_storage().data_ptr() == network else vector
 
     def evaluate(self, weights: Tensor) -> None:
-        """Report test_loss and test_accuracy (or test_r2) on the client's own test examples.
+        """Report the scores of a network on the client's own test examples, as `test_<score>`.
 
         A client without test examples reports nothing.
         """
         if len(self.test) == 0:
             return
         self.model.load(weights)
-        totals = evaluate(self.model, self.test.x, self.test.y)
-        self._report_test(scores(totals, self.test.y.cpu().numpy()))
+        batch = Batch(self.test.x, self.test.y)
+        self.report_test(self.objective.scores(evaluate(self.objective, self.model.module, batch)))
 
-    def evaluate_tasks(self, weights: Tensor) -> None:
-        """Report what a network makes of the test examples of each of the client's tasks."""
-        self.model.load(weights)
-        tasks, test = self.stream.labels[self.id], self.central_test
-        found = evaluate_among(self.model, test.x, test.y, tasks)
-        self.model.restrict_classes(self.labels(self.task))
-        y = test.y.cpu().numpy()
-        for task, (labels, totals) in enumerate(zip(tasks, found, strict=True)):
-            self.report_task(task, **scores(totals, y[np.isin(y, labels)]))
+    def report_test(self, scores: Mapping[str, float]) -> None:
+        """Report scores on the client's own test examples, those that are defined."""
+        defined = {name: score for name, score in scores.items() if not math.isnan(score)}
+        self.report(**{f"test_{name}": score for name, score in defined.items()})
 
-    def report_task(self, task: int, **scalars: float | int) -> None:
-        """Put scalars of one of the client's tasks on record, in tasks.parquet."""
-        self.tasks.append(task_row(self.stream, self.id, task, self.task, scalars))
+    def score(self, weights: Tensor) -> dict[str, float]:
+        """The scores of a network on the central test set, for diagnostics.
 
-    def train_rules(self) -> Rules:
-        """The client's own rules, learnt from its labelled examples; reports how many they are."""
-        table = self.table
-        found = self.rules.train(table.x, table.y, self.rng("rules"))
-        self.report(rules=count(found))
-        self.trained = found
-        return found
-
-    def evaluate_rules(self, rules: Rules) -> None:
-        """Report test_loss and test_r2 of a rule base on the client's own test examples."""
-        test = self.test_table
-        if len(test):
-            self._report_test(regression_scores(self.rules.predict(rules, test.x).values, test.y))
-
-    def _report_test(self, found: Mapping[str, float]) -> None:
-        for name in ("loss", "accuracy", "r2"):
-            if not math.isnan(found.get(name, math.nan)):  # R² of equal targets is none
-                self.report(**{f"test_{name}": found[name]})
+        Where clients learn tasks one after another, those of each of its tasks go on record
+        instead, in tasks.parquet.
+        """
+        slices, model = self._context.slices, self.model
+        model.load(weights)
+        model.restrict_classes(None)
+        totals = slices.totals(model.module, self._context.central_batch, 0, self.id)
+        model.restrict_classes(self.labels)
+        scores, rows = slices.scores(totals, self.splits.task, self.id)
+        for table, added in rows.items():
+            for row in added:
+                self.record(table, **row)
+        return scores
 
     def report(self, **scalars: float | int) -> None:
         """Put scalars of this client and round on record, in clients.parquet.
@@ -356,8 +309,17 @@ class Client:
         Raises:
             ValueError: a name is taken by what is recorded of every client.
         """
-        self.row.update(record(scalars, RESERVED))
+        self.row.update(plain(scalars, RESERVED))
+
+    def record(self, table: str, **scalars: float | int | str | None) -> None:
+        """Put a row on record in a further table; the round is added.
+
+        Raises:
+            ValueError: there is no such table.
+        """
+        check_table(table)
+        self.records.setdefault(table, []).append(plain(scalars, {"round"}))
 
     def parameters(self, weights: Tensor) -> Tensor:
         """(P,) the trainable parameters among (size,) weights: what gradients refer to."""
-        return weights[: self._host.model.num_parameters]
+        return weights[: self._context.model.num_parameters]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,86 +12,72 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ExperimentError
-from fedsim.models import Model, RuleModel, TextModel, models
-from fedsim.privacy.central import Privacy
+from fedsim.data import ClientSplits, Dataset, DataSpec
+from fedsim.federation.aggregation import Aggregation
+from fedsim.models import Model
+from fedsim.objectives import Batch, Objective
+from fedsim.objectives.slices import slices_of
 from fedsim.rng import keyed_torch_rng
-from fedsim.training import FlatModel, Stack, Task, Train, Trained, in_words, lacks_memory, train
+from fedsim.training import FlatModel, Stack, Train, Trained, TrainingJob, in_words, lacks_memory
+from fedsim.training import train as train_alone
+
+TEST_SHARD = 500  # examples of the central test set that are one unit of evaluation
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs (n, ...) float32, or int32 words; labels (n,) int64, or targets (n,) float32."""
+    """Inputs and labels or targets, as networks take them.
+
+    Args:
+        x: (n, ...) float32, or int32 token ids.
+        y: (n,) int64 labels, or (n, ...) float32 targets.
+        arrays: the same x and y as the data set has them, before scaling and normalisation.
+    """
 
     x: Tensor
     y: Tensor
+    arrays: tuple[NDArray[Any], NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
-
-@dataclass(frozen=True)
-class Table:
-    """Inputs (n, F) and targets (n,), float64 as in the data set: what rules learn from."""
-
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.y)
+    @property
+    def table(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(n, F) inputs and (n,) targets of a table, in full precision."""
+        assert self.arrays is not None, "only examples of the data set have arrays"
+        x, y = (array.astype(np.float64, copy=False) for array in self.arrays)
+        return x, y
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a worker needs to know besides the data. It travels once, when the worker starts."""
+    """What a worker needs to know besides the examples. It travels once, when the worker starts.
+
+    Args:
+        functions: the object whose methods are the client functions: the Method, which this
+            package never imports.
+        data: shape and kind of inputs.
+        outputs: how many numbers a network returns for one input.
+        aggregation: how updates are averaged.
+    """
 
     model: Model
+    objective: Objective
     train: Train
     seed: int
-    # The object whose methods are the client functions; the Method, which this package never
-    # imports.
     functions: Any
-    shape: tuple[int, ...]
-    classes: int  # 0 for a regression
-    privacy: Privacy | None = None
-    # Of documents: the vector (V, D) of each word, and which words have one that means something.
-    words: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers a network returns for one input."""
-        return self.classes or 1
-
-    @property
-    def rules(self) -> RuleModel:
-        """The model as the rule model that it is (a method of rules is refused on others)."""
-        assert isinstance(self.model, RuleModel)
-        return self.model
+    data: DataSpec
+    outputs: int
+    aggregation: Aggregation = field(default_factory=Aggregation)
 
     def build_model(self) -> nn.Module:
         """The network with the run's initial weights, the same wherever it is built.
 
         Raises:
-            ExperimentError: documents and no model of text, or the reverse.
+            ExperimentError: it does not take the data's inputs.
         """
-        model, texts = self.model, self.words is not None
-        if isinstance(model, TextModel) != texts:
-            fitting = [
-                name
-                for name, kind in models.items()
-                if issubclass(kind, TextModel) == texts and not issubclass(kind, RuleModel)
-            ]
-            raise ExperimentError(
-                f"model.name={model.name} takes {'numbers' if texts else 'documents'}, and the "
-                f"data are {'documents' if texts else 'no documents'}; models for them: "
-                + ", ".join(fitting)
-            )
         with keyed_torch_rng(self.seed, "init"):
-            if isinstance(model, TextModel) and self.words is not None:
-                vectors, known = map(torch.tensor, self.words)
-                return model.build_text(vectors, known, self.outputs)
-            return model.build(self.shape, self.outputs)
+            return self.model.build_for(self.data, self.outputs)
 
 
 class WorkerContext:
@@ -102,29 +88,13 @@ class WorkerContext:
     ) -> None:
         self.spec, self.splits, self.device = spec, splits, device
         self.model = FlatModel(spec.build_model(), device)
-        tasks = 1 if splits.stream is None else splits.stream.tasks
-        self._by_task = [splits.during(i) for i in range(tasks)]
+        self.slices = slices_of(spec.objective, dataset, splits)
         self._dataset = dataset
         self._networks: dict[str, FlatModel] = {}
 
-    def task(self, t: int) -> int:
-        """The task that is learnt in round t; 0 if there is no stream of tasks."""
-        stream = self.splits.stream
-        return 0 if stream is None else stream.task(t, self.spec.train.rounds)
-
-    def held_in(self, t: int) -> ClientSplits:
-        """What clients hold in round t: of streams, the examples of the task under way."""
-        return self._by_task[self.task(t)]
-
-    def labels(self, client: int, task: int) -> tuple[int, ...] | None:
-        """The classes of a client's task; None, for all, if there is no stream."""
-        stream = self.splits.stream
-        return None if stream is None else stream.labels[client][task]
-
-    def task_test(self, labels: Sequence[int]) -> Examples:
-        """The central test set's examples of some classes, in its order."""
-        among = np.isin(self._dataset.test_y, labels)
-        return self.prepare(self._dataset.test_x[among], self._dataset.test_y[among])
+    def splits_at(self, t: int) -> ClientSplits:
+        """What clients hold in round t."""
+        return self.splits.at(t, self.spec.train.rounds)
 
     @cached_property
     def stack(self) -> Stack:
@@ -134,7 +104,7 @@ class WorkerContext:
     @cached_property
     def obstacle(self) -> str | None:
         """Why this network cannot be trained in stacks, in words; None if it can."""
-        if self.splits.stream is not None:
+        if self.splits_at(0).labels is not None:
             return "each client learns a task of its own"
         if self.model.num_parameters == 0:
             return "the model has no weights to train"
@@ -142,15 +112,15 @@ class WorkerContext:
         if len(few) < 5:
             return "there are too few examples to try it"
         try:
-            return self.stack.obstacle(few.x, few.y, self.spec.train)
+            return self.stack.obstacle(few.x, few.y, self.spec.train, self.spec.objective.loss)
         except Exception as error:  # whatever a network of the user's own may raise
             if lacks_memory(error):
                 raise
             return in_words(error)
 
-    def train(self, task: Task) -> Trained:
+    def train(self, job: TrainingJob) -> Trained:
         """Local training of one client."""
-        return train(self.model, task, self.spec.train)
+        return train_alone(self.model, job, self.spec.train)
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
         """A further network, built the first time it is asked for."""
@@ -163,61 +133,41 @@ class WorkerContext:
         """Training examples by index."""
         return self.prepare(self._dataset.x[indices], self._dataset.y[indices])
 
-    def test_examples(self, part: slice) -> Examples:
-        """A part of the central test set."""
-        return self.prepare(self._dataset.test_x[part], self._dataset.test_y[part])
+    def test_examples(self, indices: NDArray[np.int64] | slice) -> Examples:
+        """Examples of the central test set by index."""
+        return self.prepare(self._dataset.test_x[indices], self._dataset.test_y[indices])
 
-    def test_marks(self, part: slice) -> Tensor | None:
-        """Which words of a part of the central test set labels are about, if that is known."""
-        marks = self._dataset.marks
-        return None if marks is None else torch.tensor(marks[part], device=self.device)
-
-    def test_aspects(self, part: slice) -> dict[str, Tensor]:
-        """Which rows of a part of the central test set are about which aspect; one if unknown."""
-        numbers = self._aspects[1][part]
-        return {
-            name: torch.tensor(np.flatnonzero(numbers == k), device=self.device)
-            for k, name in enumerate(self._aspects[0])
-        }
+    def test_batch(self, part: slice) -> Batch:
+        """A part of the central test set to score models on, targets in full precision."""
+        y = torch.tensor(self._dataset.test_y[part], device=self.device)
+        return Batch(self.test_examples(part).x, y, facts=self._facts(part))
 
     @cached_property
-    def _aspects(self) -> tuple[list[str], NDArray[np.intp]]:
-        """The aspects of the central test set, and the number of each example's."""
-        aspects = self._dataset.test_columns.get("aspect")
-        if aspects is None:
-            return [""], np.zeros(len(self._dataset.test_y), np.intp)
-        names, numbers = np.unique(aspects, return_inverse=True)
-        return [str(name) for name in names], numbers
+    def central_batch(self) -> Batch:
+        """The whole central test set to score clients' models on."""
+        test = self.central_test
+        return Batch(test.x, test.y, facts=self._facts(slice(None)))
+
+    def _facts(self, part: slice) -> dict[str, Tensor]:
+        found = self._dataset.test_facts
+        return {name: torch.tensor(a[part], device=self.device) for name, a in found.items()}
 
     @cached_property
     def central_test(self) -> Examples:
         """The whole central test set; kept, because all clients of this process ask for it."""
         return self.test_examples(slice(None))
 
-    def table(self, indices: NDArray[np.int64]) -> Table:
-        """Training examples by index, as the rows of a table."""
-        return Table(_float64(self._dataset.x[indices]), _float64(self._dataset.y[indices]))
-
-    @property
-    def test_table(self) -> Table:
-        """The central test set."""
-        return Table(_float64(self._dataset.test_x), _float64(self._dataset.test_y))
-
     def prepare(self, x: NDArray[np.generic], y: NDArray[Any]) -> Examples:
         """Examples as the network takes them: scaled and normalised as the data set's are."""
         inputs = torch.tensor(x, device=self.device)
         labels = torch.tensor(y, device=self.device)
         labels = labels.float() if labels.is_floating_point() else labels
-        if inputs.dtype == torch.int32:  # words
-            return Examples(inputs, labels)
+        if inputs.dtype == torch.int32:  # token ids
+            return Examples(inputs, labels, (x, y))
         inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
         if self._dataset.mean:
             per_channel = (-1, *[1] * (inputs.dim() - 2))
             mean = torch.tensor(self._dataset.mean, device=self.device).view(per_channel)
             std = torch.tensor(self._dataset.std, device=self.device).view(per_channel)
             inputs = (inputs - mean) / std
-        return Examples(inputs, labels)
-
-
-def _float64(values: NDArray[Any]) -> NDArray[np.float64]:
-    return values.astype(np.float64, copy=False)
+        return Examples(inputs, labels, (x, y))

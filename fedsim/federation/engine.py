@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -16,9 +17,10 @@ from threadpoolctl import threadpool_limits
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation.client import Client
 from fedsim.federation.context import RunSpec, WorkerContext
-from fedsim.federation.sums import ExactSum
+from fedsim.federation.reduction import Discard, Reduction
+from fedsim.federation.stacking import StackedTrainer
 from fedsim.federation.wire import to_tensors
-from fedsim.federation.worker import BlockResult, Call, Sums, Worker
+from fedsim.federation.worker import BlockResult, Call, Worker
 from fedsim.registry import Config
 
 # What the server holds of a client's kept state: the state itself, or a reference to it.
@@ -76,22 +78,10 @@ def limit_threads(count: int) -> Callable[[], None]:
 
 @dataclass
 class Outcome(BlockResult):
-    """What all blocks of a call left behind; instead of kept states, handles of them.
-
-    Attributes:
-        sums: the sum over the cohort of each named vector (mode «mean»).
-    """
+    """What all blocks of a call left behind; instead of kept states, handles of them."""
 
     states: dict[int, Handle] = field(default_factory=dict)
-    sums: Sums = field(default_factory=dict)
-
-    def add_sums(self, sums: Sums) -> None:
-        """Add what one worker has summed up."""
-        for name, part in sums.items():
-            if name in self.sums:
-                self.sums[name].merge(part)
-            else:
-                self.sums[name] = ExactSum(part.high.copy(), part.low.copy())
+    partial: Reduction = field(default_factory=Discard)
 
 
 class Engine(ABC):
@@ -165,15 +155,16 @@ class LocalEngine(Engine):
         self._undo_threads = limit_threads(settings.cpus_per_actor)
         self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings)))
 
-    def watch(self, on_client_done: Callable[[Client], None]) -> None:
-        """Show each client to a on_client_done after each client function, as that has left it."""
-        self._worker.on_client_done = on_client_done
+    def on_client_done(self, callback: Callable[[Client], None]) -> None:
+        """Call back with each client after each client function, as that has left it."""
+        self._worker.on_client_done = callback
 
     def client(self, id: int, round: int, state: Mapping[str, Any]) -> Client:
         """A client with what it has kept, outside of any client function."""
-        host = self._worker.host
-        kept = to_tensors(state, host.device)
-        return Client(host, id, round, "", kept, host.train)
+        context = self._worker.context
+        trainer = StackedTrainer(context)
+        trainer.alone = True
+        return Client(context, id, round, "", to_tensors(state, context.device), trainer)
 
     def run(
         self,
@@ -182,12 +173,12 @@ class LocalEngine(Engine):
         arguments: Mapping[str, Any],
         states: Mapping[int, Handle],
     ) -> Outcome:
-        outcome = Outcome()
+        outcome = Outcome(partial=copy.deepcopy(call.reduction))
         for block in blocks:
             result = self._worker.run_block(call, block, arguments, states)
             outcome.take(result)
             self.notice(result.notices)
-        outcome.add_sums(self._worker.take_sums(call.serial))
+        outcome.add_partial(self._worker.take_partial(call.serial))
         return outcome
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:

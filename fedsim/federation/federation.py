@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -14,20 +14,29 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsim.data import ClientSplits, Dataset, TaskSequence
+from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClientError, RunError
-from fedsim.explain.rationales import aspect_scores
-from fedsim.federation.client import Update, record, task_row
-from fedsim.federation.context import Examples, RunSpec, Table, WorkerContext
+from fedsim.federation.client import RECORDED, check_table, plain
+from fedsim.federation.context import TEST_SHARD, Examples, RunSpec, WorkerContext
 from fedsim.federation.engine import Engine, Handle, Outcome
+from fedsim.federation.reduction import (
+    Discard,
+    Gather,
+    InvalidUpdate,
+    Mean,
+    MergeTotals,
+    NothingToReduce,
+    Reduction,
+    Update,
+    WeightedMean,
+)
 from fedsim.federation.sums import ExactSum
-from fedsim.federation.wire import NotCounted, PerClient, nbytes, to_arrays
-from fedsim.federation.worker import TEST_SHARD, Call
-from fedsim.models import RuleModel
-from fedsim.models.rationale import Rationaliser
-from fedsim.privacy.central import Privacy, Release, reference
+from fedsim.federation.wire import NotCounted, PerClient, nbytes
+from fedsim.federation.worker import Call
+from fedsim.models import Model
+from fedsim.objectives import Metric, Objective
 from fedsim.rng import keyed_rng
-from fedsim.training import FlatModel, scores
+from fedsim.training import FlatModel
 
 Cohort = NDArray[np.int64]  # client ids, ascending
 Vector = NDArray[np.float32]
@@ -36,32 +45,8 @@ CPU = torch.device("cpu")
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
     {"round", "clients", "failed", "seconds"}
-    | {"epsilon"}
     | {f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")}
 )
-
-
-class Mean:
-    """A cohort's weighted mean of each vector that its clients sent, as attributes.
-
-    Attributes:
-        count: how many clients contributed: fewer than the cohort if some were skipped, or had
-            nothing to send. Under `privacy`, which must not tell, the expected number.
-        clients: who they are; empty under `privacy`.
-    """
-
-    def __init__(
-        self, vectors: Mapping[str, Vector], count: float, clients: Iterable[int] = ()
-    ) -> None:
-        self._vectors = vectors
-        self.count = count
-        self.clients = frozenset(clients)
-
-    def __getattr__(self, name: str) -> Vector:
-        try:
-            return self.__dict__["_vectors"][name]  # type: ignore[no-any-return]
-        except KeyError:
-            raise AttributeError(f"no client sent '{name}'") from None
 
 
 class Federation:
@@ -83,14 +68,11 @@ class Federation:
 
     Attributes:
         num_clients: K.
-        num_classes: C.
-        shape: of one input.
-        features: the names of a table's inputs, if they have any.
-        target: the name of what is predicted, if it has one.
         settings: the experiment's `train` section.
         round: t.
         model: the network in this process, for its layout and for training on the server.
         device: where `model` and the server's examples are.
+        data: the data set, whose test set and names of classes and features the server knows.
     """
 
     def __init__(
@@ -103,29 +85,24 @@ class Federation:
         device: torch.device = CPU,
     ) -> None:
         self.num_clients = len(splits)
-        self.num_classes = spec.classes
-        self.shape = spec.shape
-        self.features, self.target = dataset.features, dataset.target
         self.settings = spec.train
         self.seed = spec.seed
         self.device = device
         self.round = 0
-        self._host = WorkerContext(spec, dataset, splits, device)
-        self._initial = self._host.model.weights()
-        self._holdings = splits
-        self._test_y = dataset.test_y
+        self.data = dataset
+        self._context = WorkerContext(spec, dataset, splits, device)
+        self._initial = self._context.model.weights()
         self._shards = range(math.ceil(len(dataset.test_y) / TEST_SHARD))
         self._clients_per_step = clients_per_step
         self._engine = engine
         self._states: dict[int, Handle] = {}
         self._serial = 0
         self._setup_traffic = False
-        self._privacy = spec.privacy
-        self._sums: Counter[float] = Counter()
+        self._aggregation = spec.aggregation
+        self._means: list[WeightedMean] = []
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
-        self._explained: list[dict[str, Any]] = []
-        self._tasks: list[dict[str, Any]] = []
+        self._tables: dict[str, list[dict[str, Any]]] = {}
 
     # -- for methods ---------------------------------------------------------------------------
 
@@ -135,51 +112,61 @@ class Federation:
 
     @property
     def model(self) -> FlatModel:
-        return self._host.model
+        return self._context.model
+
+    @property
+    def learner(self) -> Model:
+        """The experiment's `model` section: builds networks, or learns rules itself."""
+        return self._context.spec.model
+
+    @property
+    def objective(self) -> Objective:
+        """What is minimised and what is scored."""
+        return self._context.spec.objective
+
+    @cached_property
+    def primary_metric(self) -> Metric:
+        """The score that models are compared by."""
+        metrics = self.objective.metrics(self.data)
+        return next(metric for metric in metrics if metric.primary)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return self.data.shape
+
+    @property
+    def num_classes(self) -> int:
+        """C; 0 for a regression."""
+        return len(self.data.classes)
+
+    @property
+    def splits(self) -> ClientSplits:
+        """Who holds what in this round, as far as a simulation may tell."""
+        return self._context.splits_at(self.round)
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
         """A further network on the server, such as a generator, with weights of the run's seed.
 
         Its weights are whatever was left in it: what a round trains belongs into the state.
         """
-        return self._host.network(name, build)
+        return self._context.network(name, build)
 
     @property
     def server_data(self) -> Examples:
         """The server's own examples (`partition.server_fraction`)."""
-        return self._host.examples(self._holdings.server)
+        return self._context.examples(self.splits.server)
 
     @property
     def labelled_data(self) -> Examples:
         """All clients' labelled examples together, for baselines that no federation could run."""
-        self._insist_on_sums("reads the clients' examples")
-        return self._host.examples(np.sort(self._holdings.train.values))
+        self._aggregation.allow("reads the clients' examples")
+        return self._context.examples(np.sort(self.splits.train.values))
 
     @property
-    def task(self) -> int:
-        """Of a stream, the task that is learnt in this round, 0 ≤ task < T; else 0."""
-        return self._host.task(self.round)
-
-    @property
-    def stream(self) -> TaskSequence | None:
-        """The tasks of all clients, if they learn one after another."""
-        return self._holdings.stream
-
-    @property
-    def labelled_table(self) -> Table:
-        """All clients' labelled examples together, as rows of a table."""
-        self._insist_on_sums("reads the clients' examples")
-        return self._host.table(np.sort(self._holdings.train.values))
-
-    @property
-    def test_table(self) -> Table:
-        """The central test set, as rows of a table."""
-        return self._host.test_table
-
-    @property
-    def rules(self) -> RuleModel:
-        """The experiment's rule model."""
-        return self._host.spec.rules
+    def test_data(self) -> Examples:
+        """The central test set."""
+        return self._context.central_test
 
     def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         """An array as a tensor of its own on the server's device."""
@@ -187,7 +174,7 @@ class Federation:
 
     def prepare(self, x: NDArray[np.generic], y: NDArray[np.int64]) -> Examples:
         """Further examples (another data set's), scaled and normalised as the run's data are."""
-        return self._host.prepare(x, y)
+        return self._context.prepare(x, y)
 
     def pixels(self) -> Vector:
         """(2, C, 1, 1) what pixels of 0 and of 1 are to the network: how images are normalised."""
@@ -211,59 +198,65 @@ class Federation:
     @property
     def num_samples(self) -> NDArray[np.int64]:
         """(K,) n_k, labelled training examples of each client."""
-        self._insist_on_sums("reads how many examples each client holds")
+        self._aggregation.allow("reads how many examples each client holds")
         return self._samples
 
     @property
     def num_unlabelled(self) -> NDArray[np.int64]:
         """(K,) examples of each client whose labels it does not know."""
-        self._insist_on_sums("reads how many examples each client holds")
-        return self._holdings.unlabelled.lengths
+        self._aggregation.allow("reads how many examples each client holds")
+        return self.splits.unlabelled.lengths
 
     def sample(self, t: int) -> Cohort:
         """The clients that take part in round t, drawn without replacement.
 
-        Under `privacy` each client is drawn by itself, so that their number varies.
+        With `privacy` each client is drawn by itself, so that their number varies.
         """
-        poisson = self._privacy is not None
-        return draw_cohort(self.seed, self.settings.participation, self.num_clients, t, poisson)
+        independent = self._aggregation.independent_draws
+        return draw_cohort(
+            self.seed, self.settings.participation, self.num_clients, t, independent
+        )
 
-    def mean(
-        self, function: Callable[..., Update], cohort: Sequence[int] | Cohort, **arguments: Any
-    ) -> Mean:
-        """Run a client function on a cohort and average the updates: Σ weight·vector / Σ weight.
-
-        Contributions are added where they are computed, and the sum is the same bits in any
-        order; see `fedsim.federation.sums`. Under `privacy` it is the noisy mean of
-        `fedsim.privacy.central`.
+    def reduce(
+        self,
+        function: Callable[..., Any],
+        cohort: Sequence[int] | Cohort,
+        reduction: Reduction,
+        **arguments: Any,
+    ) -> Any:
+        """Run a client function on a cohort and reduce what the clients send back.
 
         Args:
             function: a method of the running Method; takes a client and the arguments.
             cohort: client ids.
+            reduction: what becomes of the messages.
             arguments: what the server sends to every client of the cohort, counted as downlink
                 unless wrapped in `NotCounted`; or to each its own part (`PerClient`). Arrays
                 arrive as tensors on the client's device.
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
+            RunError: there is nothing to reduce, because every client was skipped.
+        """
+        self._aggregation.allow(f"receives what each client sends ({function.__name__})")
+        return self._reduce(function, cohort, reduction, arguments)
+
+    def mean(
+        self, function: Callable[..., Update], cohort: Sequence[int] | Cohort, **arguments: Any
+    ) -> Mean:
+        """Run a client function on a cohort and average the updates: Σ weight·vector / Σ weight.
+
+        The same bits in any order; see `WeightedMean`. With `privacy` it is the noisy mean of
+        `fedsim.federation.aggregation`. For the arguments see `reduce`.
+
+        Raises:
+            ClientError: a client failed (`train.on_client_error: stop`).
             RunError: every client of the cohort was skipped, or their weights sum to 0.
         """
-        if self._privacy is not None:
-            return self._noisy_mean(self._privacy, function, cohort, arguments)
-        outcome = self._call(function, "mean", cohort, arguments)
-        if not outcome.weights and (outcome.rows or not outcome.failures):
-            return Mean({}, 0)  # all that did not fail had nothing to send
-        weight = math.fsum(outcome.weights.values())  # exactly rounded, so in any order the same
-        if weight <= 0:
-            raise RunError(
-                f"round {self.round}: no client of the cohort gave a contribution of any weight"
-                + _first(outcome)
-            )
-        mean = {
-            name: (total.value() / weight).astype(np.float32)
-            for (name, _), total in outcome.sums.items()
-        }
-        return Mean(mean, len(outcome.weights), outcome.weights)
+        reduction = self._aggregation.mean(self, cohort, self._means)
+        self._means.append(reduction)
+        mean: Mean = self._reduce(function, cohort, reduction, arguments)
+        return mean
 
     def gather(
         self, function: Callable[..., Any], cohort: Sequence[int] | Cohort, **arguments: Any
@@ -273,8 +266,9 @@ class Federation:
         Messages are arrays, tensors or numbers, or dicts and lists of them; tensors come back as
         arrays. In ascending order of clients; those that were skipped are missing.
         """
-        self._insist_on_sums(f"gathers what each client sends ({function.__name__})")
-        return dict(sorted(self._call(function, "gather", cohort, arguments).items.items()))
+        self._aggregation.allow(f"gathers what each client sends ({function.__name__})")
+        messages: dict[int, Any] = self._reduce(function, cohort, Gather(), arguments)
+        return messages
 
     def average(self, models: Mapping[int, Vector]) -> Vector:
         """Σ_k n_k·w_k / Σ_k n_k of gathered models, by client: what `mean` would come to.
@@ -303,47 +297,23 @@ class Federation:
         self, function: Callable[..., None], cohort: Sequence[int] | Cohort, **arguments: Any
     ) -> None:
         """Run a client function that sends nothing back: it keeps state, or reports scalars."""
-        self._call(function, "each", cohort, arguments)
+        self._reduce(function, cohort, Discard(), arguments)
 
     def evaluate(self, weights: Vector) -> dict[str, float]:
-        """The scores of a network on the central test set; see `fedsim.training.scores`.
+        """The scores of a network on the central test set, by the run's objective.
 
-        And of the words that it chooses, if it is of that kind; see `fedsim.explain.rationales`.
-
-        Where clients learn tasks one after another, it chooses among the classes of each task,
-        and the scores are the mean over the tasks that have been learnt, of all clients; those of
-        each are put on record.
-
-        The test set is cut into shards of a fixed size, which the engine spreads.
+        The test set is cut into shards of a fixed size, which the engine spreads. Scores of tasks
+        that clients learn one after another go on record as well, in tasks.parquet.
         """
-        call = self._next_call("test", "test")
-        blocks = [[shard] for shard in self._shards]
+        call = self._next_call("evaluate", MergeTotals(), "shards")
         arguments = {"weights": weights}
         _freeze(arguments)
-        rows = self._engine.run(call, blocks, arguments, {}).rows
-        names = rows[0].keys()
-        totals = {name: math.fsum(row[name] for row in rows.values()) for name in names}
-        if self.stream is None:
-            if isinstance(self.model.module, Rationaliser):
-                return aspect_scores(totals)
-            return scores(totals, self._test_y)
-        found = {}
-        for i, labels in enumerate(self.stream.kinds):
-            own = {name: totals[f"{name}/{i}"] for name in ("loss", "right")}
-            found[labels] = scores(own, self._test_y[np.isin(self._test_y, labels)])
-        for k, tasks in enumerate(self.stream.labels):
-            for i, labels in enumerate(tasks):
-                self._tasks.append(task_row(self.stream, k, i, self.task, found[labels]))
-        return self.task_scores()
-
-    def task_scores(self) -> dict[str, float]:
-        """The mean of each score over the tasks that have been learnt, as put on record."""
-        seen = [row for row in self._tasks if row["seen"]]
-        if not seen:
-            raise RunError(f"round {self.round}: no client has a model: all were skipped")
-        return {
-            name: math.fsum(row[name] for row in seen) / len(seen) for name in ("loss", "accuracy")
-        }
+        found = self._engine.run(call, [[shard] for shard in self._shards], arguments, {})
+        totals = found.partial.result({}, {})
+        scores, rows = self._context.slices.scores(totals, self.splits.task)
+        for table, added in rows.items():
+            self.record(table, added)
+        return scores
 
     def log(self, **scalars: float | int | str) -> None:
         """Put scalars of this round on record, in rounds.parquet.
@@ -351,7 +321,20 @@ class Federation:
         Raises:
             ValueError: a name is taken by what is recorded of every round.
         """
-        self._record.update(record(scalars, RESERVED))
+        self._record.update(plain(scalars, RESERVED))
+
+    def record(self, table: str, rows: Iterable[Mapping[str, float | int | str | None]]) -> None:
+        """Put rows of this round on record in a further table; the round is added.
+
+        Raises:
+            ValueError: there is no such table.
+        """
+        check_table(table)
+        self._tables.setdefault(table, []).extend(plain(row, {"round"}) for row in rows)
+
+    def recorded(self, table: str) -> list[dict[str, Any]]:
+        """The rows of a further table that this round has put on record so far."""
+        return list(self._tables.get(table, []))
 
     def explain(
         self, explainer: str, rows: Iterable[Mapping[str, float | int | str | None]]
@@ -362,30 +345,31 @@ class Federation:
             explainer: who explains; a column, like `round`.
             rows: what each explanation says in numbers and words.
         """
-        columns = frozenset({"round", "explainer"})
-        for row in rows:
-            known = {"round": self.round, "explainer": explainer}
-            self._explained.append({**known, **record(row, columns)})
+        rows = (plain(row, {"round", "explainer"}) for row in rows)
+        self.record("explanations", ({"explainer": explainer, **row} for row in rows))
 
     # -- for the loop of a run -----------------------------------------------------------------
 
     def begin_round(self, t: int) -> None:
         """Start the records of round t."""
         self.round, self._record, self._rows = t, {}, {}
-        self._explained, self._tasks = [], []
-        self._sums = Counter()
+        self._tables, self._means = {}, []
 
-    @property
-    def releases(self) -> list[Release]:
-        """What was released with noise since `begin_round`."""
-        return sorted(self._sums.items())
+    def records(
+        self, ledger: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+        """What was put on record since `begin_round`: of the round, and the rows of each table.
 
-    def records(self) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-        """What was put on record since `begin_round`: of the round, and the rows of each table."""
+        Args:
+            ledger: carried from round to round by what spends a budget.
+        """
+        record = {**self._record, **self._aggregation.columns(self._means, ledger)}
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
-        tasks = [{"round": self.round, **row} for row in self._tasks]
-        tables = {"clients": rows, "explanations": list(self._explained), "tasks": tasks}
-        return dict(self._record), tables
+        further = {
+            table: [{"round": self.round, **row} for row in self._tables.get(table, [])]
+            for table in RECORDED
+        }
+        return record, {"clients": rows, **further}
 
     def states(self) -> dict[int, Handle]:
         """Handles of all kept client states. A state that changes gets a new handle."""
@@ -404,75 +388,49 @@ class Federation:
     @property
     def _samples(self) -> NDArray[np.int64]:
         """(K,) labelled training examples that each client holds in this round."""
-        return self._host.held_in(self.round).train.lengths
+        return self.splits.train.lengths
 
-    def _noisy_mean(
-        self,
-        privacy: Privacy,
-        function: Callable[..., Update],
-        cohort: Sequence[int] | Cohort,
-        arguments: Mapping[str, Any],
-    ) -> Mean:
-        """reference + (Σ_k clipped change + N(0, (zS)²)) / expected number of clients."""
-        drawn = np.array_equal(cohort, self.sample(self.round))
-        q = self.settings.participation if drawn else 1.0
-        count = q * self.num_clients if drawn else float(len(cohort))
-        if count == 0:
-            raise RunError(f"round {self.round}: a mean of no clients")
-        if len(cohort):
-            outcome = self._call(function, "mean", cohort, arguments)
-        else:  # client 0 shows what would be sent, and nothing is kept of it
-            call = self._next_call(function.__name__, "mean")
-            outcome = self._engine.run(call, [[0]], arguments, self._states)
-        if not outcome.sums:
-            raise RunError(
-                f"round {self.round}: no client of the cohort sent anything to add noise to"
-                + _first(outcome)
-            )
-        self._sums[q] += 1
-        rng = self.rng(f"privacy/{self._sums.total()}")
-        mean = {}
-        for (name, size), total in sorted(outcome.sums.items()):
-            noise = privacy.noise_multiplier * privacy.clip * rng.standard_normal(size)
-            change = ((total.value() if len(cohort) else 0.0) + noise) / count
-            sent = reference(to_arrays(arguments.get(name)), size)
-            mean[name] = (sent + change).astype(np.float32)
-        return Mean(mean, count)
-
-    def _insist_on_sums(self, does: str) -> None:
-        """Refuse what noise on sums does not cover."""
-        if self._privacy is not None:
-            raise RunError(
-                f"the method {does}, which `privacy` does not cover: it covers sums alone"
-            )
-
-    def _next_call(self, function: str, mode: Literal["mean", "gather", "each", "test"]) -> Call:
+    def _next_call(
+        self, function: str, reduction: Reduction, unit: Literal["clients", "shards"] = "clients"
+    ) -> Call:
         self._serial += 1
-        return Call(function, mode, self.round, self._serial, self._clients_per_step)
+        return Call(function, reduction, self.round, self._serial, self._clients_per_step, unit)
 
-    def _call(
+    def _reduce(
         self,
         function: Callable[..., Any],
-        mode: Literal["mean", "gather", "each"],
         cohort: Sequence[int] | Cohort,
+        reduction: Reduction,
         arguments: Mapping[str, Any],
-    ) -> Outcome:
-        """Run a call, commit the states that it changed, and merge its records."""
+    ) -> Any:
+        """Run a call, commit the states that it changed, merge its records; what it comes to."""
         cohort = np.asarray(cohort, dtype=np.int64)
         if len(np.unique(cohort)) < len(cohort):
             raise ValueError("a client occurs twice in the cohort: it can answer once a call")
-        call = self._next_call(function.__name__, mode)
-        blocks = cut_blocks(cohort, self._samples[cohort], self._clients_per_step)
+        call = self._next_call(function.__name__, reduction)
         _freeze(arguments)
-        outcome = self._engine.run(call, blocks, arguments, self._states)
-        if mode == "mean":
-            _check_alike(call, outcome)
+        if len(cohort) or not reduction.probes:
+            blocks = cut_blocks(cohort, self._samples[cohort], self._clients_per_step)
+            outcome = self._engine.run(call, blocks, arguments, self._states)
+            self._commit(outcome, arguments)
+        else:
+            outcome = self._engine.run(call, [[0]], arguments, self._states)
+            outcome.partial.forget()
+        try:
+            return outcome.partial.result(arguments, outcome.failures)
+        except NothingToReduce as nothing:
+            raise RunError(f"round {self.round}: {nothing}{_first(outcome)}") from None
+        except InvalidUpdate as invalid:
+            raise ClientError(invalid.client, self.round, call.function, str(invalid)) from None
+
+    def _commit(self, outcome: Outcome, arguments: Mapping[str, Any]) -> None:
+        """Take over kept states and records of a call."""
         self._states.update(outcome.states)
-        for id in sorted(outcome.tasks):
-            self._tasks += outcome.tasks[id]
-        sent = sum(
-            nbytes(v) for v in arguments.values() if not isinstance(v, NotCounted | PerClient)
-        )
+        for id in sorted(outcome.records):
+            for table, rows in outcome.records[id].items():
+                self.record(table, rows)
+        apart = NotCounted | PerClient
+        sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, apart))
         own = [v.parts for v in arguments.values() if isinstance(v, PerClient)]
         failed = {id: {"error": why} for id, why in outcome.failures.items()}
         for id, row in {**outcome.rows, **failed}.items():
@@ -484,7 +442,6 @@ class Federation:
                 costs |= {"one_off_up": costs["bytes_up"], "one_off_down": down}
             costs["seconds"] = row.get("seconds", 0.0)
             known.update({**row, **{name: known.get(name, 0) + c for name, c in costs.items()}})
-        return outcome
 
 
 def _first(outcome: Outcome) -> str:
@@ -509,30 +466,20 @@ def _freeze(tree: Any) -> None:
             _freeze(part)
 
 
-def _check_alike(call: Call, outcome: Outcome) -> None:
-    """Refuse to add up vectors that are not the same from every client."""
-    sent = dict(sorted(outcome.lengths.items()))
-    for id, lengths in sent.items():
-        first = next(iter(sent))
-        if lengths != sent[first]:
-            cause = f"sends vectors of these lengths: {lengths}, client {first}: {sent[first]}"
-            raise ClientError(id, call.round, call.function, cause)
-
-
 def cohort_size(participation: float, num_clients: int) -> int:
     """How many clients a round samples: participation·K, rounded."""
     return round(participation * num_clients)
 
 
 def draw_cohort(
-    seed: int, participation: float, num_clients: int, t: int, poisson: bool = False
+    seed: int, participation: float, num_clients: int, t: int, independent: bool = False
 ) -> Cohort:
     """The clients that take part in round t, drawn without replacement.
 
     Args:
-        poisson: draw each client by itself with that probability, for `privacy`.
+        independent: draw each client by itself with that probability (Poisson sampling).
     """
-    if poisson:
+    if independent:
         chances = keyed_rng(seed, "cohort", t).random(num_clients)
         return np.flatnonzero(chances < participation)
     size = cohort_size(participation, num_clients)

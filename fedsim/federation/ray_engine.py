@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import time
@@ -37,8 +38,9 @@ from fedsim.federation.engine import (
     pick_device,
 )
 from fedsim.federation.placement import live_nodes, starting, whereabouts
+from fedsim.federation.reduction import Reduction
 from fedsim.federation.wire import NotCounted
-from fedsim.federation.worker import BlockResult, Call, Sums, Worker
+from fedsim.federation.worker import BlockResult, Call, Worker
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class ClientActor:
 
     def device(self) -> str:
         """What the worker computes on; answers once the actor is up."""
-        return str(self._worker.host.device)
+        return str(self._worker.context.device)
 
     def run_blocks(
         self,
@@ -97,8 +99,8 @@ class ClientActor:
         result.states = {id: {} for id in result.states}  # tells the driver whose changed
         return [result, *apart]
 
-    def take_sums(self, serial: int) -> Sums:
-        return self._worker.take_sums(serial)
+    def take_partial(self, serial: int) -> Reduction | None:
+        return self._worker.take_partial(serial)
 
     def choose_clients_per_step(self, *arguments: Any) -> tuple[int, str]:
         return self._worker.choose_clients_per_step(*arguments)
@@ -184,7 +186,7 @@ class RayEngine(Engine):
             actor.flying, actor.done = 0, []
         todo = deque(_Task([block]) for block in blocks)
         flying: dict[Any, tuple[_Actor, _Task]] = {}
-        outcome = Outcome()
+        outcome = Outcome(partial=copy.deepcopy(call.reduction))
         while True:
             self._hand_out(call, todo, flying, list(arguments), objects, states)
             if flying or todo:
@@ -317,18 +319,22 @@ class RayEngine(Engine):
 
         A block counts only once the sum that it went into has arrived.
         """
+        stays = call.reduction.stays
         holders = [actor for actor in self._actors if actor.done]
         asked = [
-            (actor, actor.handle.take_sums.remote(call.serial) if call.mode == "mean" else None)
+            (
+                actor,
+                actor.handle.take_partial.remote(call.serial) if stays else None,
+            )
             for actor in holders
         ]
         for actor, ref in asked:
             try:
-                sums = ray.get(ref) if ref is not None else {}
+                partial = None if ref is None else ray.get(ref)
             except LOST as error:
                 self._lose(actor, todo, {}, error)
                 continue
-            outcome.add_sums(sums)
+            outcome.add_partial(partial)
             for task in actor.done:
                 self._accept(call, task, outcome)
             actor.done = []
@@ -436,7 +442,7 @@ class RayEngine(Engine):
             whom = ", ".join(map(str, task.clients[:10])) + (", …" if task.clients[10:] else "")
             parts.append(
                 f"the longest under way is in {whereabouts(entries[actor], live_nodes())}, "
-                f"{'test shards' if call.mode == 'test' else 'clients'} {whom}, "
+                f"{call.unit} {whom}, "
                 f"for {time.monotonic() - task.since:.0f} s"
             )
         blocks = sum(len(task.blocks) for task in todo)

@@ -24,7 +24,7 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import Federation, Vector
 from fedsim.methods.method import Method, S
 from fedsim.models import Classifier
-from fedsim.training.local import EVALUATION_BATCH
+from fedsim.objectives.objective import EVALUATION_BATCH
 
 FEWEST = 5  # auxiliary inputs: FedAUX takes a fifth of them as negatives
 

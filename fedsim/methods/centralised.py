@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from fedsim.federation import Federation
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
-from fedsim.training import Task, train
+from fedsim.objectives import Objective
+from fedsim.training import Hooks, TrainingJob, train
 
 
 @methods.register
@@ -19,22 +21,22 @@ class Centralised(Method[State]):
     """
 
     name: str = "centralised"
-    only_sums: ClassVar[bool] = False
-    regresses: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns(objectives=(Objective,), dp_compatible=False)
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         union = fed.labelled_data
-        task = Task(
+        job = TrainingJob(
             weights=fed.tensor(state.weights),
             x=union.x,
             y=union.y,
             lr=fed.settings.lr(t),
             epochs=fed.settings.local_epochs,
             rng=fed.rng("batches"),
+            hooks=Hooks(fed.objective.loss),
         )
-        trained = train(fed.model, task, fed.settings)
+        trained = train(fed.model, job, fed.settings)
         fed.log(train_loss=trained.loss)
         return replace(state, weights=trained.weights.cpu().numpy())

@@ -30,6 +30,7 @@ from fedsim.methods.auxiliary import (
     in_batches,
     pretrain,
 )
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods, needs_classifier
 from fedsim.models import Classifier
 from fedsim.rng import keyed_rng
@@ -87,8 +88,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     """
 
     name: str = "fedaux"
-    in_turn: ClassVar[bool] = False
-    only_sums: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
     encoder: Path | None = None
     pretrain_epochs: int = Field(10, ge=0)
     regression: Literal["paper", "code"] = "paper"

@@ -12,7 +12,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, Update, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
+from fedsim.objectives import Objective
 
 
 @methods.register
@@ -20,7 +22,7 @@ class FedAvg(Method[State]):
     """Federated averaging: w ← Σ_k n_k·w_k / Σ_k n_k (McMahan et al. 2017)."""
 
     name: str = "fedavg"
-    regresses: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

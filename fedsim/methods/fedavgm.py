@@ -14,7 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, Update, Vector, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
+from fedsim.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class FedAvgM(Method[FedAvgMState]):
     """
 
     name: str = "fedavgm"
-    regresses: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
     beta: float = Field(0.9, ge=0, lt=1)
     server_lr: float = Field(1.0, gt=0)
 

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods, needs_classifier
+from fedsim.objectives import Objective
 
 
 @methods.register
@@ -34,7 +36,7 @@ class FedBABU(Method[State]):
     """
 
     name: str = "fedbabu"
-    regresses: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
     fine_tune: Literal["nothing", "head", "all"] = "nothing"
     fine_tune_epochs: int = Field(5, ge=1)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.federation import Client, Federation, client_function
 from fedsim.methods.auxiliary import AuxiliaryMethod, distil, draw_batches, ensemble
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
 
 
@@ -37,7 +38,7 @@ class FedDF(AuxiliaryMethod[State]):
     """
 
     name: str = "feddf"
-    only_sums: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(dp_compatible=False)
     epochs: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=0)
     batch_size: int = Field(128, ge=2)

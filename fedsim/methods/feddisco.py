@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.federation import Client, Cohort, Federation, NotCounted, Update, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 
 UNKNOWN = -1.0
@@ -41,8 +42,7 @@ class FedDisco(Method[FedDiscoState]):
     """
 
     name: str = "feddisco"
-    in_turn: ClassVar[bool] = False
-    only_sums: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
     a: float = Field(0.5, ge=0)
     b: float = Field(0.1, ge=0)
 

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
+from fedsim.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class FedDyn(Method[FedDynState]):
     """
 
     name: str = "feddyn"
-    regresses: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
     alpha: float = Field(0.01, gt=0)
     scale: Literal["samples", "none"] = "samples"
 

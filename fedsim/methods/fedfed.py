@@ -22,12 +22,12 @@ from torch.nn.functional import cross_entropy, mse_loss
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.methods.pixels import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.registry import Config
 from fedsim.training import FlatModel, Loss, Train
-from fedsim.training import cross_entropy as plain
 
 SCARCE = 0.2  # of the clients' mean number of examples: a client with fewer has few
 SKEWED = 0.7  # of a client's examples: with more of them in one class, its labels are skewed
@@ -132,8 +132,7 @@ class FedFed(Method[FedFedState]):
     """
 
     name: str = "fedfed"
-    in_turn: ClassVar[bool] = False
-    only_sums: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
     distillation_rounds: int = Field(15, ge=0)
     distillation: Distillation = Distillation()
     width: int = Field(32, ge=2)
@@ -322,7 +321,7 @@ class FedFed(Method[FedFedState]):
         pixels: Tensor,
     ) -> Update:
         """(client) As in FedAvg, on local data and the pool."""
-        loss = self.mixed(client, (shared1, shared2), labels, pixels) if len(labels) else plain
+        loss = self.mixed(client, (shared1, shared2), labels, pixels) if len(labels) else None
         trained = client.train(weights, loss=loss)
         weight = client.num_samples if self.average == "samples" else 1
         return Update(weights=trained, weight=weight)

@@ -23,6 +23,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.fedgen import Counts, diversity, label_counts, label_shares
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.training import FlatModel
 
@@ -111,7 +112,7 @@ class FedFTG(Method[FedFTGState]):
     """
 
     name: str = "fedftg"
-    only_sums: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(dp_compatible=False)
     iterations: int = Field(10, ge=0)
     student_steps: int = Field(5, ge=1)
     batch_size: int = Field(50, ge=2)

@@ -23,7 +23,8 @@ from torch.nn.functional import cross_entropy, kl_div, one_hot
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Federation, Vector, client_function
-from fedsim.methods.method import Method, State, methods, needs_classifier
+from fedsim.methods.learns import Learns
+from fedsim.methods.method import Method, State, classification, methods, needs_classifier
 from fedsim.models import Classifier
 from fedsim.training import Context, FlatModel, Loss
 
@@ -102,8 +103,7 @@ class FedGen(Method[FedGenState]):
     """
 
     name: str = "fedgen"
-    in_turn: ClassVar[bool] = False
-    only_sums: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
     a: float = Field(10.0, ge=0)
     b: float = Field(10.0, ge=0)
     decay: float = Field(0.98, gt=0, le=1)
@@ -170,11 +170,11 @@ class FedGen(Method[FedGenState]):
         # As in local training: where there is batch norm, a last batch of one is left out.
         alone = client.model.has_batch_norm and n % B == 1
         taught_steps = self.teaching_epochs * (math.ceil(n / B) - alone)
-        step = itertools.count()
+        step, objective = itertools.count(), classification(client)
 
         def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-            logits = network(x)
-            losses = cross_entropy(logits, y, reduction="none")
+            assert isinstance(network, Classifier)
+            losses, _, logits = objective.forward(network, x, y)
             if next(step) >= taught_steps:
                 return losses
             drawn = torch.from_numpy(rng.choice(held, self.generator_batch_size)).to(y.device)

@@ -6,6 +6,7 @@ model is that of the code of FR (Liu et al., NeurIPS 2022).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -15,8 +16,10 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import methods
-from fedsim.models.rationale import Rationaliser, encoder_distance
+from fedsim.models.rationale import RationaleClassifier, encoder_distance
+from fedsim.objectives import Objective
 from fedsim.training import Context
 
 
@@ -41,12 +44,12 @@ class FedRNL(FedAvg):
     """
 
     name: str = "fedrnl"
-    regresses: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns()
     lam: float = Field(2.0, ge=0)
     encoder_loss: Literal["frobenius", "l2", "l1", "cos"] = "frobenius"
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if not isinstance(network, Rationaliser):
+        if not isinstance(network, RationaleClassifier):
             raise ExperimentError("method.name=fedrnl needs model.name=rationale")
         if network.shared:
             raise ExperimentError(
@@ -56,11 +59,17 @@ class FedRNL(FedAvg):
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
-        trained = client.train(weights, loss=self.loss)
+        trained = client.train(weights, loss=partial(self.loss, client.objective))
         return Update(weights=trained, weight=client.num_samples)
 
-    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-        """The model's losses + λ·L_enc, which is the same for each example."""
-        assert isinstance(network, Rationaliser)
-        losses, _ = network.losses(x, y)
+    def loss(
+        self,
+        objective: Objective,
+        network: RationaleClassifier,
+        x: Tensor,
+        y: Tensor,
+        context: Context,
+    ) -> Tensor:
+        """The objective's loss + λ·L_enc, which is the same for each example."""
+        losses = objective.loss(network, x, y, context)
         return losses + self.lam * encoder_distance(*network.encoders(), self.encoder_loss)

@@ -74,7 +74,7 @@ class FedSeIT(FedWeIT):
         for k in new:  # nothing is left of the last choice for who does not answer
             chosen.pop(str(k), None)
         for k, found in fed.gather(self.centres, new).items():
-            centres[f"{k}/{fed.task}"] = found
+            centres[f"{k}/{fed.splits.task}"] = found
             scores = [(*place(key), self.alike(found, centres[key])) for key in state.knowledge]
             # Of equal ones the first: by client, then by task.
             chosen[str(k)] = sorted(scores, key=lambda s: (-s[2], s[0], s[1]))[: self.top_k]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.data import ClientSplits, Dataset, TaskSequence
+from fedsim.data.task_sequence import task_row
 from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import (
     Client,
@@ -33,9 +34,11 @@ from fedsim.federation import (
     client_function,
 )
 from fedsim.federation.wire import nbytes
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.models.decomposed import Layout, Rest
 from fedsim.models.text import Reader, TextFeatures
+from fedsim.objectives.slices import mean_over_tasks
 from fedsim.registry import Config
 from fedsim.training import FlatModel, Train
 
@@ -216,8 +219,8 @@ class FedWeIT(Method[FedWeITState]):
     """
 
     name: str = "fedweit"
-    continual: ClassVar[bool] = True
-    only_sums: ClassVar[bool] = False  # each client's A is sent to others
+    # Each client's A is sent to others.
+    learns: ClassVar[Learns] = Learns(task_sequences="only", dp_compatible=False)
     start: ClassVar[float] = 1 / 3  # A_t begins as this share of B
     rest: ClassVar[type[Rest]] = Rest
     lam1: float = Field(1e-3, ge=0)
@@ -240,7 +243,7 @@ class FedWeIT(Method[FedWeITState]):
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if splits.stream is None:
+        if splits.sequence is None:
             raise ExperimentError(
                 f"method.name={self.name} learns tasks in turn: partition.kind=tasks, or own_tasks"
             )
@@ -255,7 +258,7 @@ class FedWeIT(Method[FedWeITState]):
         return FedWeITState(weights=layout.draw().numpy(), begun=begun)
 
     def round(self, fed: Federation, state: FedWeITState, t: int) -> FedWeITState:
-        cohort, task = fed.sample(t), fed.task
+        cohort, task = fed.sample(t), fed.splits.task
         new = [int(k) for k in cohort if state.begun[k] < task]
         if new:
             state = self.choose(fed, state, new)
@@ -272,12 +275,12 @@ class FedWeIT(Method[FedWeITState]):
         return self.collect(fed, state) if self.ends_task(fed, t) else state
 
     def ends_task(self, fed: Federation, t: int) -> bool:
-        assert fed.stream is not None
-        return t * fed.stream.tasks % fed.settings.rounds == 0
+        assert fed.splits.sequence is not None
+        return t * fed.splits.sequence.num_tasks % fed.settings.rounds == 0
 
     def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
         """Whose A's clients get that begin their task: those of all clients' last one."""
-        last = fed.task - 1
+        last = fed.splits.task - 1
         before = [
             (c, last, 0.0) for c in range(fed.num_clients) if f"{c}/{last}" in state.knowledge
         ]
@@ -297,21 +300,21 @@ class FedWeIT(Method[FedWeITState]):
 
     def collect(self, fed: Federation, state: FedWeITState) -> FedWeITState:
         """The A's of the task that ends; and on record, who has learnt from whom."""
-        assert fed.stream is not None
-        task = fed.task
+        assert fed.splits.sequence is not None
+        task = fed.splits.task
         who = np.flatnonzero(state.begun == task)
         knowledge, rows = dict(state.knowledge), []
         for k, item in fed.gather(self.adaptive, who).items():
             attention = item.pop("attention")
             knowledge[f"{k}/{task}"] = item
-            rows += transfers(state, fed.stream, k, task, attention)
+            rows += transfers(state, fed.splits.sequence, k, task, attention)
         fed.explain("transfer", rows)
         return replace(state, knowledge=knowledge)
 
     def evaluate(self, fed: Federation, state: FedWeITState) -> None:
         who = np.flatnonzero(state.begun >= 0)
         fed.each(self.test_tasks, who)
-        fed.log(**fed.task_scores())
+        fed.log(**mean_over_tasks(fed.recorded("tasks")))
 
     def evaluate_clients(self, fed: Federation, state: FedWeITState) -> None:
         """Nothing more: all that is evaluated are clients' own models."""
@@ -326,7 +329,7 @@ class FedWeIT(Method[FedWeITState]):
         self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None
     ) -> Update:
         """(client) B after training; all else stays."""
-        if client.state.get("task") != client.task:
+        if client.state.get("task") != client.splits.task:
             self.begin_task(client, base, foreign)
         client.state["base"] = base
         self.learn(client)
@@ -335,7 +338,7 @@ class FedWeIT(Method[FedWeITState]):
     def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None) -> None:
         """(client) A, m and all that a task has to itself, anew; what others' drift is held to."""
         kept = client.state
-        network, rest = self.network(client, client.task)
+        network, rest = self.network(client, client.splits.task)
         others = torch.zeros_like(rest.foreign)
         items = foreign["items"] if foreign else []
         for j, item in enumerate(items):
@@ -354,8 +357,8 @@ class FedWeIT(Method[FedWeITState]):
         kept["masks"] = m[None] if first else torch.cat([kept["masks"], m[None]])
         kept["rests"] = [*kept.get("rests", []), network.vector.clone()]
         kept["foreign"] = [*kept.get("foreign", []), others]
-        kept["begun"] = [*kept.get("begun", []), client.task]
-        kept["task"], kept["lr"] = client.task, client.settings.optimizer.lr
+        kept["begun"] = [*kept.get("begun", []), client.splits.task]
+        kept["task"], kept["lr"] = client.splits.task, client.settings.optimizer.lr
 
     def start_attention(self, rest: Rest, scores: Sequence[float]) -> None:
         """Initial α; those that were drawn, here."""
@@ -368,7 +371,7 @@ class FedWeIT(Method[FedWeITState]):
         own = [p for n, p in rest.named_parameters() if not self.is_frozen(rest, n)]
         leaves = [B, A, m, *own]
         data, held_out = (
-            self.documents(rest, reader, part, client.labels(client.task))
+            self.documents(rest, reader, part, labels_of(client, client.splits.task))
             for part in (client.data, client.validation)
         )
         rng, lr = client.rng("batches"), kept["lr"]
@@ -463,13 +466,22 @@ class FedWeIT(Method[FedWeITState]):
             loss, right = 0.0, 0
             for rows in torch.split(order, 100):
                 some = Examples(test.x[rows], test.y[rows])
-                part = self.documents(rest, reader, some, client.labels(task))
+                part = self.documents(rest, reader, some, labels_of(client, task))
                 with torch.no_grad():
                     found = rest(reader(part.x), theta[i], part.digested)
                 loss += float(cross_entropy(found, part.y, reduction="sum"))
                 right += int((found.argmax(dim=1) == part.y).sum())
             n = len(test)
-            client.report_task(task, loss=loss / n, accuracy=right / n)
+            client.record(
+                "tasks",
+                **task_row(
+                    sequence_of(client),
+                    client.id,
+                    task,
+                    client.splits.task,
+                    {"loss": loss / n, "accuracy": right / n},
+                ),
+            )
 
     @property
     def stackable(self) -> bool:
@@ -481,7 +493,7 @@ class FedWeIT(Method[FedWeITState]):
             return None
         _, rest = self.loaded(client, -1)
         theta = self.weights_of(client, prune=True)[-1]
-        labels = client.labels(client.state["begun"][-1])
+        labels = labels_of(client, client.state["begun"][-1])
         digest = partial(self.documents, rest, self.reader(client))
         return TaskNetwork(rest, self.reader(client), theta, labels, client.num_classes, digest)
 
@@ -505,7 +517,7 @@ class FedWeIT(Method[FedWeITState]):
 
     def network(self, client: Client, task: int) -> tuple[FlatModel, Rest]:
         """(client) That of one of its tasks, with whatever weights were left in it."""
-        labels, slots = len(client.labels(task)), self.slots(len(client.stream.labels))
+        labels, slots = len(labels_of(client, task)), self.slots(len(sequence_of(client).labels))
         build = partial(self.build, client.model, slots, labels)
         network = client.network(f"rest of {labels}", build)
         assert isinstance(network.module, Rest)
@@ -528,7 +540,7 @@ class FedWeIT(Method[FedWeITState]):
     def weights_of(self, client: Client, prune: bool) -> Tensor:
         """(client) (tasks, P) θ_i = B ⊙ σ(m_i) + A_i of all tasks that it has begun."""
         kept = client.state
-        layout = self.layout(client.model, self.slots(len(client.stream.labels)))
+        layout = self.layout(client.model, self.slots(len(sequence_of(client).labels)))
         A = self.pruned(kept["adaptive"]) if prune else kept["adaptive"]
         return layout.masked(kept["base"], kept["masks"].sigmoid()) + A
 
@@ -549,14 +561,33 @@ class FedWeIT(Method[FedWeITState]):
 
     def tested(self, client: Client, task: int) -> Examples:
         """(client) What a task is tested on."""
-        test = client.task_test(task)
+        test = task_test(client, task)
         if not self.compat.eval:
             return test
-        order = client.stream.order[client.id][task]
+        order = sequence_of(client).order[client.id][task]
         by_class = torch.cat([(test.y == label).nonzero().flatten() for label in order])
         count = LAST * max(1, math.ceil(len(client.validation) / LAST))
         rows = by_class[:count]
         return Examples(test.x[rows], test.y[rows])
+
+
+def sequence_of(client: Client) -> TaskSequence:
+    """(client) The tasks of all clients."""
+    assert client.splits.sequence is not None
+    return client.splits.sequence
+
+
+def labels_of(client: Client, task: int) -> tuple[int, ...]:
+    """(client) The classes of one of its tasks, in ascending order."""
+    return sequence_of(client).labels[client.id][task]
+
+
+def task_test(client: Client, task: int) -> Examples:
+    """(client) The central test set's examples of the classes of one of its tasks."""
+    rows = sequence_of(client).test[labels_of(client, task)]
+    test = client.central_test
+    own = torch.from_numpy(rows).to(client.device)
+    return Examples(test.x[own], test.y[own])
 
 
 def text_features(model: FlatModel) -> TextFeatures:

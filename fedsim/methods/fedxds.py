@@ -26,6 +26,7 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
 from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.methods.pixels import to_pixels
 from fedsim.privacy.gaussian import analytic_sigma, clip
@@ -94,8 +95,7 @@ class FedXDS(Method[FedXDSState]):
     """
 
     name: str = "fedxds"
-    in_turn: ClassVar[bool] = False
-    only_sums: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
     warmup_rounds: int = Field(10, ge=0)
     attribution: Annotated[SerializeAsAny[Attribution], BeforeValidator(attributions.parse)] = (
         Lrp()

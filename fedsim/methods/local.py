@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
-from fedsim.training import evaluate, scores
+from fedsim.objectives import Objective
 
 
 @methods.register
@@ -21,8 +22,7 @@ class Local(Method[State]):
     """
 
     name: str = "local"
-    only_sums: ClassVar[bool] = False
-    regresses: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns(objectives=(Objective,), dp_compatible=False)
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())
@@ -40,26 +40,15 @@ class Local(Method[State]):
         client.state["weights"] = trained
 
     def evaluate(self, fed: Federation, state: State) -> None:
-        if fed.stream is not None:
-            fed.each(self.test_tasks, range(fed.num_clients))
-            fed.log(**fed.task_scores())
-            return
-        log_means(fed, fed.gather(self.local_scores, range(fed.num_clients)).values())
-
-    @client_function("test_tasks")
-    def test_tasks(self, client: Client) -> None:
-        """(client) What the client's own model, if any, is worth for each of its tasks."""
-        if "weights" in client.state:
-            client.evaluate_tasks(client.state["weights"])
+        found = fed.gather(self.local_scores, range(fed.num_clients))
+        log_means(fed, found.values())
 
     @client_function("local_scores")
     def local_scores(self, client: Client) -> dict[str, float]:
         """(client) What the client's own model, if any, is worth on the central test set."""
         if "weights" not in client.state:
             return {}
-        client.model.load(client.state["weights"])
-        test = client.central_test
-        return scores(evaluate(client.model, test.x, test.y), test.y.cpu().numpy())
+        return client.score(client.state["weights"])
 
     @client_function("local_test")
     def local_test(self, client: Client, weights: Tensor) -> None:

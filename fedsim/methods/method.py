@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
+from fedsim.methods.learns import Learns, Problem, check_fit
 from fedsim.models import Classifier, Rules
+from fedsim.objectives import Classification
+from fedsim.objectives.slices import mean_over_tasks
 from fedsim.registry import Config, Registry
 from fedsim.training import Train
 
@@ -42,21 +45,11 @@ class Method(Config, ABC, Generic[S]):
     The fields of a method are its hyper-parameters: the keys of the experiment's `method` section.
 
     Attributes:
-        of_rules: it learns rule models, not networks.
-        in_turn: it can learn a stream of tasks: clients train on classes of their own alone, and
-            ask for nothing once that changes with the task.
-        continual: it learns a stream of tasks, and nothing else.
-        regresses: it can learn a number, not classes alone.
-        only_sums: all that the server learns of clients are means of what they send, so that
-            `privacy` covers it.
+        learns: which models, objectives and sequences of tasks it can learn.
     """
 
     name: str
-    of_rules: ClassVar[bool] = False
-    in_turn: ClassVar[bool] = True
-    continual: ClassVar[bool] = False
-    regresses: ClassVar[bool] = False
-    only_sums: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns()
 
     @abstractmethod
     def init(self, fed: Federation) -> S:
@@ -97,7 +90,8 @@ class Method(Config, ABC, Generic[S]):
             Weights (size,) of the experiment's network, another network, or rules; None if it has
             not learnt yet.
         """
-        return client.trained
+        trained: Tensor | Rules | None = client.trained
+        return trained
 
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
         """The arrays of the global model by name, as the run's `weights/` keep them."""
@@ -111,17 +105,19 @@ class Method(Config, ABC, Generic[S]):
         """
 
     def check_privacy(self) -> None:
-        """Refuse client-level differential privacy where it would not hold.
+        """Refuse client-level differential privacy where settings of the method break it.
 
         Raises:
             ExperimentError: with what would be right.
         """
-        if not self.only_sums:
-            covered = [name for name, method in methods.items() if method.only_sums]
-            raise ExperimentError(
-                f"privacy: covers what clients send as sums, and method.name={self.name} takes "
-                f"more from them; methods that it covers: {', '.join(covered)}"
-            )
+
+    def check_fit(self, problem: Problem) -> None:
+        """Refuse what the method cannot learn.
+
+        Raises:
+            ExperimentError: with the names of the methods that can.
+        """
+        check_fit(self.name, self.learns, problem, ((n, m.learns) for n, m in methods.items()))
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         """Refuse data, partitions and networks that the method cannot work with.
@@ -161,13 +157,24 @@ def check_rounds_left(key: str, before: int, train: Train) -> None:
 def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
     """Put the means of clients' scores on record; those that sent none are left out.
 
+    Where clients learn tasks one after another, the means over their tasks.
+
     Raises:
         RunError: no client has any.
     """
+    if fed.splits.sequence is not None:
+        fed.log(**mean_over_tasks(fed.recorded("tasks")))
+        return
     scores = [own for own in found if own]
     if not scores:
         raise RunError(f"round {fed.round}: no client has a model: all were skipped")
     fed.log(**{name: math.fsum(own[name] for own in scores) / len(scores) for name in scores[0]})
+
+
+def classification(client: Client) -> Classification:
+    """(client) Its objective, of methods that learn no other."""
+    assert isinstance(client.objective, Classification)
+    return client.objective
 
 
 def needs_classifier(name: str, network: nn.Module) -> Classifier:

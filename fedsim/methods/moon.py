@@ -6,24 +6,27 @@ Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, Algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, cross_entropy, softplus
+from torch.nn.functional import cosine_similarity, softplus
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
-from fedsim.methods.method import methods, needs_classifier
-from fedsim.models import SelfTaught
+from fedsim.methods.learns import Learns
+from fedsim.methods.method import classification, methods, needs_classifier
+from fedsim.models import Classifier
+from fedsim.objectives import Classification
 from fedsim.training import representation
 
 
 @methods.register
 class Moon(FedAvg):
-    """FedAvg whose clients minimise cross-entropy + μ·ℓ_con (Li et al. 2021, Eq. 3 and 4).
+    """FedAvg whose clients minimise the loss + μ·ℓ_con (Li et al. 2021, Eq. 3 and 4).
 
     ℓ_con = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})): the
     representation z is to be like the global model's, and unlike that of the client's model of
@@ -37,7 +40,7 @@ class Moon(FedAvg):
     """
 
     name: str = "moon"
-    regresses: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns()
     mu: float = Field(1.0, ge=0)
     tau: float = Field(0.5, gt=0)
 
@@ -52,21 +55,21 @@ class Moon(FedAvg):
             "previous": weights if previous is None else previous,
             "mu": torch.full_like(weights[:1], 0.0 if previous is None else self.mu),
         }
-        trained = client.train(weights, loss=self.loss, context=context)
+        loss = partial(self.loss, classification(client))
+        trained = client.train(weights, loss=loss, context=context)
         client.state["previous"] = trained
         return Update(weights=trained, weight=client.num_samples)
 
     def loss(
-        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+        self,
+        objective: Classification,
+        network: Classifier,
+        x: Tensor,
+        y: Tensor,
+        context: Mapping[str, Tensor],
     ) -> Tensor:
-        """Cross-entropy + μ·ℓ_con of each example."""
-        assert isinstance(network.features, nn.Module)
-        assert isinstance(network.head, nn.Module)
-        if isinstance(network, SelfTaught):
-            losses, z = network.losses(x, y)
-        else:
-            z = network.features(x)
-            losses = cross_entropy(network.head(z), y, reduction="none")
+        """The objective's loss + μ·ℓ_con of each example."""
+        losses, z, _ = objective.forward(network, x, y)
         alike = cosine_similarity(z, representation(network, context["global"], x))
         unlike = cosine_similarity(z, representation(network, context["previous"], x))
         contrast = softplus((unlike - alike) / self.tau)  # −log(e^a / (e^a + e^b)) of Eq. 3

@@ -19,9 +19,19 @@ from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.rules import global_explanation, measures
 from fedsim.federation import Client, Federation, NotCounted, client_function
 from fedsim.federation.wire import to_arrays
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
-from fedsim.models.rules import Rules, check_table, count, feature_names
-from fedsim.training import Train, regression_scores
+from fedsim.models.rules import (
+    Array,
+    Prediction,
+    RuleModel,
+    Rules,
+    check_table,
+    count,
+    feature_names,
+)
+from fedsim.objectives import Regression
+from fedsim.training import Train
 
 
 @dataclass(frozen=True)
@@ -40,9 +50,9 @@ class RuleState(State):
 class RuleMethod(Method[RuleState]):
     """What methods that learn rule models have in common."""
 
-    of_rules: ClassVar[bool] = True
-    only_sums: ClassVar[bool] = False
-    regresses: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns(
+        models="rule model", objectives=(Regression,), dp_compatible=False
+    )
 
     def init(self, fed: Federation) -> RuleState:
         return RuleState(fed.initial_weights(), {}, np.empty(0, dtype=np.int64))
@@ -65,13 +75,13 @@ class RuleMethod(Method[RuleState]):
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
         """Scores on the central test set, how interpretable the rules are, and all of them."""
-        test, names = fed.test_table, feature_names(fed.shape[0], fed.features)
-        found = fed.rules.predict(state.rules, test.x)
-        rules = fed.rules.explain(state.rules, names)
-        fed.log(**regression_scores(found.values, test.y))
+        (x, y), names = fed.test_data.table, feature_names(fed.shape[0], fed.data.features)
+        model = rule_model(fed)
+        found, rules = model.predict(state.rules, x), model.explain(state.rules, names)
+        fed.log(**scores_of(found, y))
         fed.log(**measures(rules, found, state.sources))
-        target = fed.target or "y"
-        rows = global_explanation(rules, found, test.y, state.sources, names, target)
+        target = fed.data.target or "y"
+        rows = global_explanation(rules, found, y, state.sources, names, target)
         fed.explain("rules", rows)
 
     def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
@@ -80,7 +90,7 @@ class RuleMethod(Method[RuleState]):
     @client_function("local_rule_test")
     def local_rule_test(self, client: Client, rules: dict[str, Any]) -> None:
         """(client) The global rules on the client's own test examples."""
-        client.evaluate_rules(to_arrays(rules))
+        report_test(client, to_arrays(rules))
 
     def global_model(self, fed: Federation, state: RuleState) -> Rules:
         return state.rules
@@ -101,20 +111,20 @@ class OpenFLXAI(RuleMethod):
         bases = fed.gather(self.local_rules, cohort)
         if not bases:
             raise RunError(f"round {t}: every client of the cohort was skipped")
-        rules, sources = fed.rules.merge(list(bases.values()))
+        rules, sources = rule_model(fed).merge(list(bases.values()))
         fed.each(self.receive, list(bases), rules=rules)
         return replace(state, rules=rules, sources=sources)
 
     @client_function("local_rules")
     def local_rules(self, client: Client) -> Rules:
         """(client) The client's own rules, as they are sent."""
-        rules = client.train_rules()
+        rules = learn(client)
         return {name: array.astype(np.float32) for name, array in rules.items()}
 
     @client_function("receive")
     def receive(self, client: Client, rules: dict[str, Any]) -> None:
         """(client) The global rules; for how many of the client's examples does one fire?"""
-        found = client.rules.predict(to_arrays(rules), client.table.x)
+        found = rule_model(client).predict(to_arrays(rules), client.data.table[0])
         client.report(own_coverage=float((found.firing > 0).any(axis=1).mean()))
 
 
@@ -125,8 +135,7 @@ class CentralisedRules(RuleMethod):
     name: str = "centralised_rules"
 
     def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
-        union = fed.labelled_table
-        rules = fed.rules.train(union.x, union.y, fed.rng("rules"))
+        rules = rule_model(fed).train(*fed.labelled_data.table, fed.rng("rules"))
         return replace(state, rules=rules, sources=np.zeros(count(rules), dtype=np.int64))
 
 
@@ -146,7 +155,7 @@ class LocalRules(RuleMethod):
     @client_function("local_learning")
     def local_learning(self, client: Client) -> None:
         """(client) The client's own rules, kept."""
-        client.state["rules"] = client.train_rules()
+        client.state["rules"] = learn(client)
 
     def own_model(self, client: Client) -> Rules | None:
         rules: Rules | None = client.state.get("rules")
@@ -160,13 +169,14 @@ class LocalRules(RuleMethod):
         """(client) What the client's rules, if it has any, are worth on the central test set."""
         if "rules" not in client.state:
             return {}
-        rules, test = to_arrays(client.state["rules"]), client.central_table
-        found = client.rules.predict(rules, test.x)
-        names = feature_names(test.x.shape[1])
+        rules, (x, y) = to_arrays(client.state["rules"]), client.central_test.table
+        model = rule_model(client)
+        found = model.predict(rules, x)
+        names = feature_names(x.shape[1])
         nobody = np.zeros(count(rules), dtype=np.int64)
-        scores = regression_scores(found.values, test.y)
+        scores = scores_of(found, y)
         client.report(r2=scores["r2"])
-        return scores | measures(client.rules.explain(rules, names), found, nobody)
+        return scores | measures(model.explain(rules, names), found, nobody)
 
     def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
         fed.each(self.own_test, fed.sample(fed.round))
@@ -175,4 +185,31 @@ class LocalRules(RuleMethod):
     def own_test(self, client: Client) -> None:
         """(client) The client's own rules on its own test examples."""
         if "rules" in client.state:
-            client.evaluate_rules(to_arrays(client.state["rules"]))
+            report_test(client, to_arrays(client.state["rules"]))
+
+
+def rule_model(of: Federation | Client) -> RuleModel:
+    """The experiment's rule model; methods of rules are refused on others."""
+    assert isinstance(of.learner, RuleModel)
+    return of.learner
+
+
+def learn(client: Client) -> Rules:
+    """(client) Its own rules, learnt from its labelled examples; reports how many they are."""
+    rules = rule_model(client).train(*client.data.table, client.rng("rules"))
+    client.report(rules=count(rules))
+    client.trained = rules
+    return rules
+
+
+def scores_of(found: Prediction, y: Array) -> dict[str, float]:
+    """The scores of predictions of (n,) targets."""
+    objective = Regression()
+    return objective.scores(objective.totals_of(found.values - y, y))
+
+
+def report_test(client: Client, rules: Rules) -> None:
+    """(client) Report the scores of rules on the client's own test examples."""
+    if len(client.test):
+        x, y = client.test.table
+        client.report_test(scores_of(rule_model(client).predict(rules, x), y))

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
+from fedsim.objectives import Objective
 from fedsim.training import Train
 
 
@@ -41,7 +43,7 @@ class Scaffold(Method[ScaffoldState]):
     """
 
     name: str = "scaffold"
-    regresses: ClassVar[bool] = True
+    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
     server_lr: float = Field(1.0, gt=0)
 
     def check(self, train: Train) -> None:

@@ -23,9 +23,10 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.data.augment import strong, weak
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Examples, Federation, Update, Vector, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.registry import Config
-from fedsim.training import Context, Hooks, Loss, Optimizer, Task, train
+from fedsim.training import Context, Hooks, Loss, Optimizer, TrainingJob, train
 
 BATCH = 250  # images at once where nothing is trained
 
@@ -91,8 +92,7 @@ class SemiFL(Method[SemiFLState]):
     """
 
     name: str = "semifl"
-    in_turn: ClassVar[bool] = False
-    only_sums: ClassVar[bool] = False
+    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
     threshold: float = Field(0.95, ge=0, le=1)
     alpha: float = Field(0.75, gt=0)
     momentum: float = Field(0.5, ge=0, lt=1)
@@ -154,7 +154,7 @@ class SemiFL(Method[SemiFLState]):
         def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
             return cross_entropy(network(weak(x, rng)), y, reduction="none")
 
-        task = Task(
+        job = TrainingJob(
             weights=fed.tensor(weights),
             x=labelled.x,
             y=labelled.y,
@@ -163,7 +163,7 @@ class SemiFL(Method[SemiFLState]):
             rng=fed.rng("batches"),
             hooks=Hooks(loss),
         )
-        trained = train(fed.model, task, settings)
+        trained = train(fed.model, job, settings)
         fed.log(server_loss=trained.loss)
 
     def collect_statistics(self, fed: Federation, labelled: Examples) -> None:

@@ -25,11 +25,21 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.embedding import Embedding, embed
 from fedsim.explain.tree import Tree, build_tree, fidelity
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
+from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods, needs_classifier
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
 from fedsim.registry import Config
-from fedsim.training import FlatModel, Hooks, Loss, Optimizer, Task, logits, representation, train
+from fedsim.training import (
+    FlatModel,
+    Hooks,
+    Loss,
+    Optimizer,
+    TrainingJob,
+    logits,
+    representation,
+    train,
+)
 
 LEAST_LOSS = 0.05  # of a teacher: below, the distillation is weighed no more than 1 / 0.05 = 20
 TINY = 1e-6  # of a teacher's loss, where temperature is divided by it
@@ -222,7 +232,9 @@ class XPFL(Method[State]):
     """
 
     name: str = "xpfl"
-    only_sums: ClassVar[bool] = False  # what a client gets depends on what it alone has sent
+    learns: ClassVar[Learns] = Learns(
+        dp_compatible=False
+    )  # what a client gets depends on what it alone has sent
     lam: float = Field(2.0, ge=0)
     tau: float = Field(3.0, gt=0)
     weigh: Literal["loss", "code"] = "loss"
@@ -331,8 +343,8 @@ class XPFL(Method[State]):
 
         y = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         rng, start = client.rng("teacher"), client.state["teacher"]
-        task = Task(start, x, y, own.optimizer.lr, own.epochs, rng, Hooks(loss))
-        trained = train(teacher, task, settings)
+        job = TrainingJob(start, x, y, own.optimizer.lr, own.epochs, rng, Hooks(loss))
+        trained = train(teacher, job, settings)
         client.state["teacher"] = trained.weights
         teacher.load(trained.weights)
         drawn = torch.from_numpy(client.rng("judged").permutation(len(x))[:MOST_JUDGED])
@@ -351,10 +363,10 @@ class XPFL(Method[State]):
         rng = client.rng("batches")
         loss = self.loss(self.teacher_of(client).module, teacher_loss)
         settings = client.settings
-        task = Task(
+        job = TrainingJob(
             start, client.data.x, client.data.y, client.lr, settings.local_epochs, rng, Hooks(loss)
         )
-        trained = train(model, task, settings)
+        trained = train(model, job, settings)
         client.report(loss=trained.loss, steps=trained.steps)
         client.state["projection"] = trained.weights[P : model.num_parameters]
         return torch.cat([trained.weights[:P], trained.weights[model.num_parameters :]])

@@ -5,8 +5,8 @@ from fedsim.models import rationale as _rationale
 from fedsim.models import text as _text
 from fedsim.models import tree_rules as _tree_rules
 from fedsim.models import tsk as _tsk
-from fedsim.models.model import Classifier, Model, SelfTaught, TextModel, models
+from fedsim.models.model import Classifier, Model, TextModel, models
 from fedsim.models.rules import RuleModel, Rules
 
-__all__ = ["Classifier", "Model", "RuleModel", "Rules", "SelfTaught", "TextModel", "models"]
+__all__ = ["Classifier", "Model", "RuleModel", "Rules", "TextModel", "models"]
 del _networks, _rationale, _text, _tree_rules, _tsk

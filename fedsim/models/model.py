@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
+from fedsim.data import Dataset, DataSpec
 from fedsim.errors import ExperimentError
+from fedsim.objectives import Objective, default_objective
 from fedsim.registry import Config, Registry, import_object, nearest
 
 
@@ -33,14 +35,6 @@ class Classifier(nn.Module):
         return logits
 
 
-class SelfTaught(Classifier):
-    """A classifier that says itself what training minimises, instead of the cross-entropy."""
-
-    def losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) losses, whose mean is minimised, and (B, D) representations."""
-        raise NotImplementedError
-
-
 def classifier(features: nn.Module, size: int, outputs: int, projection: int | None) -> Classifier:
     """A classifier on representations of that size, or on what a projection makes of them.
 
@@ -55,9 +49,41 @@ def classifier(features: nn.Module, size: int, outputs: int, projection: int | N
 
 
 class Model(Config):
-    """What is learnt, a network or a rule base: a component of the `model` section."""
+    """What is learnt, a network or a rule base: a component of the `model` section.
+
+    Attributes:
+        kind: what methods must be able to learn; see `fedsim.methods.Learns`.
+        builds_network: whether there are weights to train.
+        inputs: what it takes, `numbers` or `documents`.
+    """
 
     name: str
+    kind: ClassVar[str] = "network"
+    builds_network: ClassVar[bool] = True
+    inputs: ClassVar[str] = "numbers"
+
+    def objective(self, data: Dataset) -> Objective:
+        """What it learns from data, unless the experiment says otherwise."""
+        return default_objective(data)
+
+    def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
+        """A network for a data set's inputs, from torch's current random state.
+
+        Raises:
+            ExperimentError: it takes other inputs; the message names the models that take them.
+        """
+        found = "numbers" if data.embeddings is None else "documents"
+        if self.inputs != found:
+            fitting = (n for n, m in models.items() if m.inputs == found and m.kind == self.kind)
+            raise ExperimentError(
+                f"model.name={self.name} takes {self.inputs}, and the data are "
+                f"{'no documents' if found == 'numbers' else found}; models for them: "
+                + ", ".join(fitting)
+            )
+        if data.embeddings is None:
+            return self.build(data.shape, outputs)
+        vectors, known = map(torch.tensor, data.embeddings)
+        return self.build_text(vectors, known, outputs)
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """A network with PyTorch's own initialisation, from torch's current random state.
@@ -71,13 +97,6 @@ class Model(Config):
         """
         raise NotImplementedError
 
-
-class TextModel(Model):
-    """A network that reads documents: inputs are words, as ids into a table of vectors."""
-
-    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        raise ExperimentError(f"model.name={self.name} takes documents")
-
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
         """A network from torch's current random state.
 
@@ -87,6 +106,12 @@ class TextModel(Model):
             outputs: how many numbers to return.
         """
         raise NotImplementedError
+
+
+class TextModel(Model):
+    """A network that reads documents: inputs are token ids, rows of a table of word vectors."""
+
+    inputs: ClassVar[str] = "documents"
 
 
 class UserModel(Model):

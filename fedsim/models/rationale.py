@@ -12,10 +12,12 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gumbel_softmax
+from torch.nn.functional import gumbel_softmax
 
-from fedsim.models.model import SelfTaught, TextModel, models
+from fedsim.data import Dataset
+from fedsim.models.model import Classifier, TextModel, models
 from fedsim.models.text import Reader
+from fedsim.objectives import Objective, Rationales
 
 PADDED = -1e6  # what the predictor's maximum over a document takes padding for
 TINY = 1e-12  # below a norm's root, whose gradient is no number where encoders are equal
@@ -65,7 +67,7 @@ class Rationale(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.sampled = sampled
 
-    def choice(self, x: Tensor) -> Tensor:
+    def select(self, x: Tensor) -> Tensor:
         """(B, L) 1 for words that are chosen, 0 for others; padding may be chosen, too.
 
         In training each is drawn from the generator's probabilities (Gumbel-softmax of
@@ -79,17 +81,17 @@ class Rationale(nn.Module):
         likelier: Tensor = (logits[..., 1] > logits[..., 0]).to(logits.dtype)
         return likelier
 
-    def read(self, x: Tensor, z: Tensor) -> Tensor:
+    def encode(self, x: Tensor, z: Tensor) -> Tensor:
         """(B, 2·hidden) what the predictor makes of documents of which z (B, L) is chosen."""
         h = self.predictor(self.words(x) * z.unsqueeze(2))
         padding = x == 0
         padding[:, 0] = False  # an empty document has one place
         h = h.masked_fill(padding.unsqueeze(2), PADDED)
-        read: Tensor = self.dropout(h.amax(dim=1))
-        return read
+        encoded: Tensor = self.dropout(h.amax(dim=1))
+        return encoded
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.read(x, self.choice(x))
+        return self.encode(x, self.select(x))
 
     def words(self, x: Tensor) -> Tensor:
         """(B, L, D) vectors; zeros for padding."""
@@ -97,8 +99,8 @@ class Rationale(nn.Module):
         return vectors
 
 
-class Rationaliser(SelfTaught):
-    """A classifier that brings losses of its own: how many words it may choose, and how scattered.
+class RationaleClassifier(Classifier):
+    """A classifier by chosen words, and what its objective needs: `fedsim.objectives.Rationales`.
 
     Args:
         features: chooses and reads.
@@ -133,21 +135,6 @@ class Rationaliser(SelfTaught):
         features = self.features
         return list(features.generator.parameters()), list(features.predictor.parameters())
 
-    def losses(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What training minimises (B,), and the representation (B, 2·hidden).
-
-        weight·CE + λ_s·|Σz / Σm − α| + λ_c·mean |z_t − z_{t−1}|, m the places of words: the last
-        two are of the batch, and the same for each of its documents. z of padding counts.
-        """
-        z = self.features.choice(x)
-        read = self.features.read(x, z)
-        chosen = z.sum() / (x != 0).sum().clamp(min=1)
-        penalty = self.sparsity * (chosen - self.share).abs()
-        if x.shape[1] > 1:
-            penalty = penalty + self.continuity * (z[:, 1:] - z[:, :-1]).abs().mean()
-        losses = self.weight * cross_entropy(self.head(read), y, reduction="none")
-        return losses + penalty, read
-
 
 @models.register
 class RationaleModel(TextModel):
@@ -180,13 +167,16 @@ class RationaleModel(TextModel):
     weight: float = Field(0.9, gt=0)
     evaluate: Literal["argmax", "sampled"] = "argmax"
 
+    def objective(self, data: Dataset) -> Objective:
+        return Rationales()
+
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
         sampled = self.evaluate == "sampled"
         features = Rationale(
             Reader(vectors, known), self.hidden, self.dropout, self.shared, sampled
         )
         head = nn.Linear(2 * self.hidden, outputs)
-        return Rationaliser(
+        return RationaleClassifier(
             features, head, self.share, self.sparsity, self.continuity, self.weight
         )
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from fedsim.data import DataSpec
 from fedsim.errors import DataError
 from fedsim.models.model import Model
 
@@ -82,6 +83,9 @@ class RuleModel(Model, ABC):
     float32.
     """
 
+    kind: ClassVar[str] = "rule model"
+    builds_network: ClassVar[bool] = False
+
     @abstractmethod
     def train(self, x: Array, y: Array, rng: np.random.Generator) -> Rules:
         """A client's own rules.
@@ -115,7 +119,7 @@ class RuleModel(Model, ABC):
             names: of the F features.
         """
 
-    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
         """A network without weights: there is none."""
         return nn.Module()
 

@@ -1,13 +1,38 @@
 """Objectives: what is minimised and what is scored."""
 
+from fedsim.data import Dataset
+from fedsim.objectives.classification import Classification
 from fedsim.objectives.objective import (
     Batch,
     Metric,
     Objective,
+    Slice,
     Totals,
     evaluate,
+    evaluate_slices,
     merged,
     objectives,
 )
+from fedsim.objectives.rationales import Rationales
+from fedsim.objectives.regression import Regression
 
-__all__ = ["Batch", "Metric", "Objective", "Totals", "evaluate", "merged", "objectives"]
+__all__ = [
+    "Batch",
+    "Classification",
+    "Metric",
+    "Objective",
+    "Rationales",
+    "Regression",
+    "Slice",
+    "Totals",
+    "default_objective",
+    "evaluate",
+    "evaluate_slices",
+    "merged",
+    "objectives",
+]
+
+
+def default_objective(data: Dataset) -> Objective:
+    """What networks learn from data unless the experiment or the model says otherwise."""
+    return Classification() if data.classes else Regression()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,18 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
-from fedsim.models.model import Classifier
 from fedsim.objectives.objective import Batch, Metric, Objective, Totals, objectives
+
+if TYPE_CHECKING:
+    from fedsim.models import Classifier
+
+
+class Forward(NamedTuple):
+    """Losses (B,), representations (B, D) and logits (B, C) of a batch."""
+
+    losses: Tensor
+    features: Tensor
+    logits: Tensor
 
 
 @objectives.register
@@ -43,12 +54,11 @@ class Classification(Objective):
     ) -> Tensor:
         return cross_entropy(network(x), y, reduction="none")
 
-    def loss_and_features(
-        self, network: Classifier, x: Tensor, y: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(B,) the loss of each example, and the representations (B, D) that it is made from."""
-        z: Tensor = network.features(x)
-        return cross_entropy(network.head(z), y, reduction="none"), z
+    def forward(self, network: Classifier, x: Tensor, y: Tensor) -> Forward:
+        """The loss of each example, with what it is made from, in one pass."""
+        features = network.features(x)
+        logits = network.head(features)
+        return Forward(cross_entropy(logits, y, reduction="none"), features, logits)
 
     def totals(self, outputs: Tensor, batch: Batch) -> Totals:
         y = batch.y

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -119,7 +119,7 @@ class Objective(Config, ABC):
         """
 
     def outputs(self, network: nn.Module, x: Tensor) -> Any:
-        """What `totals` needs of a network in evaluation: a tensor (B, ...), or a tuple of them."""
+        """What `totals` needs of a network in evaluation: a tensor (B, ...), or several."""
         return network(x)
 
     @abstractmethod
@@ -130,8 +130,12 @@ class Objective(Config, ABC):
     def scores(self, totals: Totals) -> dict[str, float]:
         """The scores that totals make, by column: the metrics, and others if there are any."""
 
-    def weight_scores(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-        """Scores of the global model's weights alone, by layer, on record after every round."""
+    def weight_scores(self, weights: Callable[[], Mapping[str, NDArray[Any]]]) -> dict[str, float]:
+        """Scores of the global model's weights alone, on record after every round.
+
+        Args:
+            weights: returns them by layer; not called where there are no such scores.
+        """
         return {}
 
     def check(self, data: Dataset) -> None:
@@ -181,14 +185,14 @@ def evaluate(objective: Objective, network: nn.Module, batch: Batch) -> Totals:
 def evaluate_slices(
     objective: Objective, network: nn.Module, batch: Batch, slices: Sequence[Slice] | None
 ) -> dict[str, Totals]:
-    """The totals of each slice, by name; the network is run once for all.
+    """The totals of each slice that has examples, by name; the network is run once for all.
 
     Args:
         slices: None for the whole batch, under the empty name.
     """
     network.eval()
     found: dict[str, list[Totals]] = {}
-    for start in range(0, max(1, len(batch)), EVALUATION_BATCH):
+    for start in range(0, len(batch), EVALUATION_BATCH):
         part = batch.at(slice(start, start + EVALUATION_BATCH))
         outputs = objective.outputs(network, part.x)
         if slices is None:
@@ -197,6 +201,8 @@ def evaluate_slices(
         for one in slices:
             inside = (one.rows >= start) & (one.rows < start + len(part))
             rows = one.rows[inside] - start
+            if not len(rows):
+                continue
             own = replace(part.at(rows), labels=one.labels)
             found.setdefault(one.name, []).append(objective.totals(_take(outputs, rows), own))
     return {name: merged(parts) for name, parts in found.items()}

@@ -25,10 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.errors import ExperimentError
+from fedsim.objectives import Classification
 from fedsim.rng import keyed_rng, keyed_torch_rng
-from fedsim.training import FlatModel, Task, Train, logits, train
+from fedsim.training import FlatModel, Hooks, Loss, Train, TrainingJob, logits, train
 
 MAX_FPR = 0.01
+
+CROSS_ENTROPY = Classification().loss
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,7 @@ def shadow_confidences(
     epochs: int,
     seed: int,
     device: torch.device,
+    loss: Loss = CROSS_ENTROPY,
 ) -> NDArray[np.float64]:
     """(S, n) confidences of S shadow models, each trained on its own part of the examples.
 
@@ -214,6 +218,7 @@ def shadow_confidences(
         epochs: passes over a shadow model's part.
         seed: of the random streams.
         device: where to train.
+        loss: of each example; the run's own.
 
     Raises:
         ExperimentError: a shadow model has nothing to train on.
@@ -233,7 +238,8 @@ def shadow_confidences(
         ):  # dropout draws as well
             model = FlatModel(build(), device)
             start = model.vector.clone()
-            train(model, Task(start, x[rows], y[rows], settings.lr(1), epochs, rng), settings)
+            lr, hooks = settings.lr(1), Hooks(loss)
+            train(model, TrainingJob(start, x[rows], y[rows], lr, epochs, rng, hooks), settings)
         found[s] = confidence(logits(model.module, x), labels)
     return found
 

@@ -30,11 +30,12 @@ from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
 from fedsim.launch import connected, drive
+from fedsim.prepare import prepare
 from fedsim.results.folder import Folder, RunFolder, alone
 from fedsim.results.loggers import environment
 from fedsim.results.run import load
 from fedsim.results.summary import digits, score_of
-from fedsim.simulate import Progress, prepare
+from fedsim.simulate import Progress
 from fedsim.sweep.preflight import Plan, Watchdog, cluster, placement, plan_trials
 
 MAX_FAILURES = 2  # times that a trial whose process was lost is started again

@@ -1,10 +1,10 @@
-"""Local training and evaluation of one client."""
+"""Local training of one client."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.models import SelfTaught
+from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.registry import Config
 from fedsim.training.flat import FlatModel
 
@@ -25,8 +25,6 @@ Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
 # (gradient g (P,), parameters w (P,), context) -> (P,). Over the last axis alone, so that it
 # serves a stack of clients (V, P) as well: `g.norm(dim=-1, keepdim=True)`, never `g.norm()`.
 Gradient = Callable[[Tensor, Tensor, Context], Tensor]
-
-EVALUATION_BATCH = 500
 
 
 class Optimizer(Config):
@@ -123,23 +121,6 @@ class Train(Config):
         return self.optimizer.lr * self.lr_decay ** (t - 1)
 
 
-def cross_entropy(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-    """Cross-entropy of each example: (B,)."""
-    return nn.functional.cross_entropy(network(x), y, reduction="none")
-
-
-def default_loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-    """Cross-entropy where y are class indices, squared error where they are targets: (B,).
-
-    Or what the network itself says is to be minimised.
-    """
-    if isinstance(network, SelfTaught):
-        return network.losses(x, y)[0]
-    if y.is_floating_point():
-        return torch.square(network(x).squeeze(-1) - y)
-    return cross_entropy(network, x, y, context)
-
-
 @dataclass(frozen=True)
 class Hooks:
     """What a method changes about local training. Clients are stacked if theirs are the same.
@@ -152,14 +133,26 @@ class Hooks:
         part: the parameters that are trained, if not all: a range of the flat vector.
     """
 
-    loss: Loss = default_loss
+    loss: Loss
     gradient: Gradient | None = None
     perturb: Gradient | None = None
     part: slice = field(default_factory=lambda: slice(None))
 
+    def same_as(self, other: Hooks) -> bool:
+        """Whether these are the same functions, partial ones with the same arguments."""
+        names = ("loss", "gradient", "perturb")
+        pairs = ((_unwrapped(getattr(self, n)), _unwrapped(getattr(other, n))) for n in names)
+        return self.part == other.part and all(a == b for a, b in pairs)
+
+
+def _unwrapped(function: Any) -> Any:
+    if isinstance(function, partial):
+        return function.func, function.args, function.keywords
+    return function
+
 
 @dataclass(frozen=True)
-class Task:
+class TrainingJob:
     """Local training that a client asks for.
 
     Args:
@@ -179,7 +172,7 @@ class Task:
     lr: float
     epochs: int
     rng: np.random.Generator
-    hooks: Hooks = Hooks()
+    hooks: Hooks
     context: Context = field(default_factory=dict)
 
 
@@ -198,7 +191,7 @@ class Trained:
     loss: float
 
 
-def train(model: FlatModel, task: Task, settings: Train) -> Trained:
+def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     """Local training of one client.
 
     Each epoch visits the examples in a new order, in batches of `settings.batch_size`. Where the
@@ -208,20 +201,20 @@ def train(model: FlatModel, task: Task, settings: Train) -> Trained:
     Raises:
         ValueError: no step can be made: there is no example, or one and batch norm.
     """
-    model.load(task.weights)
+    model.load(job.weights)
     model.module.train()
-    hooks, context = task.hooks, task.context
+    hooks, context = job.hooks, job.context
     w = model.vector[: model.num_parameters]
     buffers = model.vector[model.num_parameters :]
     trained = nn.Parameter(w[hooks.part])
-    optimizer = settings.optimizer.build(trained, task.lr)
+    optimizer = settings.optimizer.build(trained, job.lr)
     total = torch.zeros((), device=model.device)
     steps, visited = 0, 0
-    n, size = len(task.y), settings.batch_size
+    n, size = len(job.y), settings.batch_size
     end = n - 1 if model.has_batch_norm and n % size == 1 else n
-    for _ in range(task.epochs):
-        order = torch.from_numpy(task.rng.permutation(n)).to(model.device)
-        x_epoch, y_epoch = task.x[order], task.y[order]
+    for _ in range(job.epochs):
+        order = torch.from_numpy(job.rng.permutation(n)).to(model.device)
+        x_epoch, y_epoch = job.x[order], job.y[order]
         for start in range(0, end, size):
             stop = min(start + size, end)
             x, y = x_epoch[start:stop], y_epoch[start:stop]
@@ -256,88 +249,6 @@ def change(g: Tensor, w: Tensor, hooks: Hooks, context: Context, settings: Train
         norm = g.norm(dim=-1, keepdim=True)
         g = g * (settings.clip_norm / norm.clamp(min=settings.clip_norm))
     return g
-
-
-@torch.no_grad()
-def evaluate(model: FlatModel, x: Tensor, y: Tensor) -> dict[str, float]:
-    """Totals over n examples, which `scores` makes scores of.
-
-    In batches of a fixed size, so that the figures do not depend on who evaluates.
-
-    Returns:
-        The summed cross-entropy (`loss`) and the number of `right` answers; for a regression the
-        sums of `squared` and of `absolute` errors.
-    """
-    model.module.eval()
-    loss, right, squared, absolute = 0.0, 0, 0.0, 0.0
-    for start in range(0, len(y), EVALUATION_BATCH):
-        outputs = model.module(x[start : start + EVALUATION_BATCH])
-        labels = y[start : start + EVALUATION_BATCH]
-        if y.is_floating_point():
-            errors = (outputs.squeeze(-1) - labels).double()
-            squared += float(errors.square().sum())
-            absolute += float(errors.abs().sum())
-        else:
-            loss += float(nn.functional.cross_entropy(outputs, labels, reduction="sum"))
-            right += int((outputs.argmax(dim=1) == labels).sum())
-    if y.is_floating_point():
-        return {"squared": squared, "absolute": absolute}
-    return {"loss": loss, "right": right}
-
-
-def evaluate_among(
-    model: FlatModel, x: Tensor, y: Tensor, kinds: Sequence[Sequence[int]]
-) -> list[dict[str, float]]:
-    """Totals as of `evaluate`, of the examples of some classes, decided among these alone.
-
-    The network is run once for all sets of classes, and left to choose among all classes.
-
-    Args:
-        kinds: sets of classes, each in ascending order.
-    """
-    model.restrict_classes(None)
-    outputs, y = torch.from_numpy(logits(model.module, x)), y.cpu()
-    found = []
-    for labels in kinds:
-        known = torch.tensor(labels)
-        rows = torch.isin(y, known)
-        own, truth = outputs[rows][:, known], torch.searchsorted(known, y[rows])
-        loss = float(nn.functional.cross_entropy(own, truth, reduction="sum"))
-        found.append({"loss": loss, "right": int((own.argmax(dim=1) == truth).sum())})
-    return found
-
-
-def scores(totals: Mapping[str, float], y: NDArray[Any]) -> dict[str, float]:
-    """What a model is worth on n examples.
-
-    Args:
-        totals: of `evaluate`, over all of them.
-        y: (n,) their labels or targets.
-
-    Returns:
-        `loss` (mean cross-entropy) and `accuracy`; for a regression `loss` (mean squared error),
-        `rmse`, `mae` and `r2` = 1 - Σ(y - ŷ)² / Σ(y - ȳ)², NaN if all targets are the same.
-    """
-    n = len(y)
-    if "right" in totals:
-        return {"loss": totals["loss"] / n, "accuracy": totals["right"] / n}
-    mse = totals["squared"] / n
-    spread = float(np.square(y - np.mean(y, dtype=np.float64)).sum(dtype=np.float64))
-    return {
-        "loss": mse,
-        "rmse": math.sqrt(mse),
-        "mae": totals["absolute"] / n,
-        "r2": 1 - totals["squared"] / spread if spread else math.nan,
-    }
-
-
-def regression_scores(
-    predictions: NDArray[np.float64], y: NDArray[np.float64]
-) -> dict[str, float]:
-    """The scores of (n,) predictions of targets."""
-    errors = predictions - y
-    totals = {"squared": float(np.square(errors).sum()), "absolute": float(np.abs(errors).sum())}
-    return scores(totals, y)
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,17 @@ from torch.func import functional_call, vmap
 
 from fedsim.training.dropout import Draws, drawing
 from fedsim.training.flat import FlatModel
-from fedsim.training.local import Context, Hooks, Loss, Sgd, Task, Train, Trained, change, train
+from fedsim.training.local import (
+    Context,
+    Hooks,
+    Loss,
+    Sgd,
+    Train,
+    Trained,
+    TrainingJob,
+    change,
+    train,
+)
 
 TOLERANCE = 1e-3  # by which a stack's first steps may differ from the loop's, relative to them
 
@@ -59,10 +70,14 @@ class Stack:
         self._model = model
         self._bundle = _WithLoss(copy.deepcopy(model.module).train())
 
-    def obstacle(self, x: Tensor, y: Tensor, settings: Train) -> str | None:
+    def obstacle(self, x: Tensor, y: Tensor, settings: Train, loss: Loss) -> str | None:
         """Why the network cannot be stacked, in words for the log; None if it can.
 
         Tried out on five examples, against the loop.
+
+        Args:
+            x, y: inputs and labels or targets of five examples.
+            loss: is minimised.
         """
         for name, module in self._bundle.network.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
@@ -74,20 +89,19 @@ class Stack:
         start = self._model.vector.clone()
         device = self._model.device
 
-        def task(k: int) -> Task:  # the second one's batch is padded
+        def job(k: int) -> TrainingJob:  # the second one's batch is padded
             part = slice(0, 5) if k == 0 else slice(1, 4)
-            return Task(
-                start, x[part], y[part], settings.optimizer.lr, 1, np.random.default_rng(k)
-            )
+            rng, lr = np.random.default_rng(k), settings.optimizer.lr
+            return TrainingJob(start, x[part], y[part], lr, 1, rng, Hooks(loss))
 
         alone, states = [], []
         for k in (0, 1):
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(k)
                 states.append(generator_state(device))
-                alone.append(train(self._model, task(k), settings))
+                alone.append(train(self._model, job(k), settings))
         self._model.load(start)
-        together, _ = self.train([task(0), task(1)], settings, states)
+        together, _ = self.train([job(0), job(1)], settings, states)
         for one, other in zip(alone, together, strict=True):
             step = float((one.weights - start).abs().max())
             if not float((one.weights - other.weights).abs().max()) <= TOLERANCE * step + 1e-6:
@@ -95,12 +109,12 @@ class Stack:
         return None
 
     def train(
-        self, tasks: Sequence[Task], settings: Train, states: Sequence[Tensor]
+        self, jobs: Sequence[TrainingJob], settings: Train, states: Sequence[Tensor]
     ) -> tuple[list[Trained], list[Tensor]]:
         """Local training of V clients whose hooks are the same.
 
         Args:
-            tasks: one for each client; the numbers of examples may differ.
+            jobs: one for each client; the numbers of examples may differ.
             settings: the experiment's `train` section.
             states: of the generator that each client's dropout draws from.
 
@@ -110,21 +124,21 @@ class Stack:
         Returns:
             What each client's training came to, and the states of the generators afterwards.
         """
-        device, hooks = self._model.device, tasks[0].hooks
-        batches = _all_batches(tasks, settings)
+        device, hooks = self._model.device, jobs[0].hooks
+        batches = _all_batches(jobs, settings)
         # Those with most steps come first, so that who is still active is a leading part.
-        order = sorted(range(len(tasks)), key=lambda k: -len(batches[k]))
+        order = sorted(range(len(jobs)), key=lambda k: -len(batches[k]))
         rows, counts = _table([batches[k] for k in order], settings.batch_size)
         steps = (counts > 0).sum(axis=0)
         index = torch.from_numpy(rows).to(device)
         scales = _scales(counts, settings.batch_size, device)
-        x, y = torch.cat([task.x for task in tasks]), torch.cat([task.y for task in tasks])
-        vectors = torch.stack([tasks[k].weights for k in order])
+        x, y = torch.cat([job.x for job in jobs]), torch.cat([job.y for job in jobs])
+        vectors = torch.stack([jobs[k].weights for k in order])
         context = {
-            name: torch.stack([tasks[k].context[name] for k in order]) for name in tasks[0].context
+            name: torch.stack([jobs[k].context[name] for k in order]) for name in jobs[0].context
         }
-        gradients = torch.empty(len(tasks), self._model.num_parameters, device=device)
-        total = torch.zeros(len(tasks), device=device)
+        gradients = torch.empty(len(jobs), self._model.num_parameters, device=device)
+        total = torch.zeros(len(jobs), device=device)
         draws = Draws([_generator(states[k], device) for k in order], ())
         active: _Active | None = None
         optimizer: torch.optim.Optimizer | Sgd | None = None
@@ -134,7 +148,7 @@ class Stack:
                 if active is None or count < active.count:
                     active = self._view(vectors[:count], context)
                     trained = nn.Parameter(active.w[:, hooks.part])
-                    optimizer = _carried_on(optimizer, trained, tasks[0].lr, settings)
+                    optimizer = _carried_on(optimizer, trained, jobs[0].lr, settings)
                 assert optimizer is not None
                 here = index[s, :count, :width]
                 batch = x[here], y[here], scales[s, :count, :width]
@@ -155,9 +169,9 @@ class Stack:
         place = {k: v for v, k in enumerate(order)}
         results = [
             Trained(vectors[v], int(steps[v]), losses_of[v])
-            for v in (place[k] for k in range(len(tasks)))
+            for v in (place[k] for k in range(len(jobs)))
         ]
-        return results, [draws.generators[place[k]].get_state() for k in range(len(tasks))]
+        return results, [draws.generators[place[k]].get_state() for k in range(len(jobs))]
 
     def _view(self, vectors: Tensor, context: dict[str, Tensor]) -> _Active:
         P, leaves, start = self._model.num_parameters, {}, 0
@@ -190,11 +204,70 @@ class Stack:
         return g, (losses.detach() * (scale > 0)).sum(dim=1)
 
 
-def _all_batches(tasks: Sequence[Task], settings: Train) -> list[list[NDArray[np.int64]]]:
+def choose_stack_size(
+    stack: Stack,
+    model: FlatModel,
+    examples: Callable[[int], tuple[Tensor, Tensor]],
+    settings: Train,
+    loss: Loss,
+    most: int,
+) -> tuple[int, str]:
+    """V, how many clients to train at once, and why so in words for the log.
+
+    Plain local training is timed, alone and in stacks of 2, 4, 8 ... up to `most`, one epoch
+    each. A stack must be a tenth faster to be chosen.
+
+    Args:
+        stack, model: the network, in a stack and alone; its weights are put back afterwards.
+        examples: of the v-th client of a stack.
+        settings: the experiment's `train` section.
+        loss: is minimised.
+        most: largest stack to try.
+    """
+    device, start = model.device, model.vector.clone()
+    generator = generator_state(device)
+
+    def finish() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def seconds(V: int) -> float:  # of one client
+        jobs = []
+        for v in range(V):
+            rng = np.random.default_rng(v)
+            jobs.append(
+                TrainingJob(start, *examples(v), settings.optimizer.lr, 1, rng, Hooks(loss))
+            )
+        before = finish()
+        if V == 1:
+            train(model, jobs[0], settings)
+        else:
+            stack.train(jobs, settings, [generator] * V)
+        return (finish() - before) / V
+
+    times: dict[int, float] = {}
+    for V in (2**i for i in range(most.bit_length())):
+        try:
+            times[V] = min(seconds(V) for _ in range(4))
+        except Exception as error:
+            if V == 1 or not lacks_memory(error):
+                raise
+            break
+        if times[V] > 2 * min(times.values()):
+            break
+    model.load(start)
+    best = min(times, key=lambda V: times[V])
+    chosen = best if times[best] < 0.9 * times[1] else 1
+    measured = ", ".join(f"{V}: {1000 * t:.2f} ms" for V, t in times.items())
+    return chosen, f"clients trained at once: {chosen}, as measured (a client in {measured})"
+
+
+def _all_batches(jobs: Sequence[TrainingJob], settings: Train) -> list[list[NDArray[np.int64]]]:
     """Each client's batches, in order, as rows of the examples of all, one after another."""
     first, found = 0, []
-    for task in tasks:
-        orders = [task.rng.permutation(len(task.y)) for _ in range(task.epochs)]
+    for job in jobs:
+        orders = [job.rng.permutation(len(job.y)) for _ in range(job.epochs)]
         found.append(
             [
                 first + order[start : start + settings.batch_size]
@@ -202,7 +275,7 @@ def _all_batches(tasks: Sequence[Task], settings: Train) -> list[list[NDArray[np
                 for start in range(0, len(order), settings.batch_size)
             ]
         )
-        first += len(task.y)
+        first += len(job.y)
     return found
 
 

@@ -21,8 +21,8 @@ from experiments import small_experiment
 from fedsim.data import ClientSplits, Dataset, TaskSequence, datasets, partitions
 from fedsim.data.partition import Ragged, take_stratified
 from fedsim.errors import DataError, ExperimentError
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
-from fedsim.simulate import prepare
 
 # Before any test changes the environment.
 REAL = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))

@@ -14,7 +14,8 @@ from experiments import small_experiment
 from fedsim import Run, resume, run
 from fedsim.errors import ClientError
 from fedsim.federation import Federation, LocalEngine
-from fedsim.simulate import Progress, prepare
+from fedsim.prepare import prepare
+from fedsim.simulate import Progress
 
 Finish = Callable[..., Run]
 

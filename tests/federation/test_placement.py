@@ -21,7 +21,7 @@ from fedsim import launch, run
 from fedsim.federation import Federation, ray_engine
 from fedsim.federation.placement import Free, Node, free_now, live_nodes, why_waiting
 from fedsim.federation.ray_engine import RayEngine
-from fedsim.simulate import prepare
+from fedsim.prepare import prepare
 
 GPU_NODE = Node("node-a", cpus=4, gpus=1, memory=8e9)
 CPU_NODE = Node("node-b", cpus=8, gpus=0, memory=8e9)

@@ -15,7 +15,8 @@ from fedsim import Run, resume, run
 from fedsim.errors import ClientError, RunError
 from fedsim.federation import LocalEngine
 from fedsim.federation.federation import cut_blocks
-from fedsim.simulate import Progress, prepare
+from fedsim.prepare import prepare
+from fedsim.simulate import Progress
 from fedsim.training import Stack
 
 Finish = Callable[..., Run]

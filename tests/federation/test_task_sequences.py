@@ -27,7 +27,9 @@ from fedsim.methods import State, centralised, methods
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.local import Local
 from fedsim.models import Classifier
-from fedsim.simulate import Progress, hashes, prepare
+from fedsim.prepare import prepare
+from fedsim.records import hashes
+from fedsim.simulate import Progress
 from fedsim.training import FlatModel, evaluate
 
 Finish = Callable[..., Run]

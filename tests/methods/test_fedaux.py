@@ -20,8 +20,8 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import Client
 from fedsim.methods.auxiliary import augment, contrast, pretrain
 from fedsim.methods.fedaux import FedAUX
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng, keyed_torch_rng
-from fedsim.simulate import prepare
 
 Finish = Callable[..., Run]
 

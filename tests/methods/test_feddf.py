@@ -18,8 +18,8 @@ from fedsim.data.sources import Synthetic
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.methods.auxiliary import draw_batches, ensemble
 from fedsim.methods.feddf import FedDF
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
-from fedsim.simulate import prepare
 
 Finish = Callable[..., Run]
 

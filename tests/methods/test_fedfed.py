@@ -25,8 +25,9 @@ from fedsim.methods.fedfed import (
 )
 from fedsim.methods.pixels import to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng, keyed_torch_rng
-from fedsim.simulate import Progress, prepare
+from fedsim.simulate import Progress
 from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]

@@ -16,8 +16,8 @@ from fedsim import Run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation
 from fedsim.methods.fedftg import FedFTG, ImageGenerator, Pixels
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
-from fedsim.simulate import prepare
 from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]

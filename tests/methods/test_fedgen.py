@@ -15,8 +15,8 @@ from fedsim import Run
 from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import Federation
 from fedsim.methods.fedgen import FedGen, Generator, diversity, label_shares
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
-from fedsim.simulate import prepare
 
 Finish = Callable[..., Run]
 

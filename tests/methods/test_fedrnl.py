@@ -14,7 +14,7 @@ from fedsim import Experiment, Run, resume, run
 from fedsim.errors import BadInput
 from fedsim.methods.fedrnl import FedRNL
 from fedsim.models.rationale import Rationaliser, encoder_distance
-from fedsim.simulate import prepare
+from fedsim.prepare import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 

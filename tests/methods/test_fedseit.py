@@ -23,9 +23,9 @@ from fedsim.methods.fedseit import FedSeIT
 from fedsim.methods.fedweit import Compat, Documents, FedWeIT, FedWeITState, dense, sparse
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
+from fedsim.prepare import prepare
 from fedsim.results.continual import continual
 from fedsim.rng import keyed_rng, keyed_torch_rng
-from fedsim.simulate import prepare
 from fedsim.training import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")

@@ -18,9 +18,9 @@ from fedsim.errors import BadInput
 from fedsim.explain.attribution import attributions, heatmap
 from fedsim.methods.fedxds import FedXDS, FedXDSState, decode, encode
 from fedsim.models import models
+from fedsim.prepare import prepare
 from fedsim.privacy.gaussian import analytic_sigma
 from fedsim.rng import keyed_rng
-from fedsim.simulate import prepare
 
 Finish = Callable[..., Run]
 # LRP of a fully connected network.

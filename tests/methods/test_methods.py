@@ -16,8 +16,9 @@ from experiments import NETWORK_METHODS, federation, server_states, small_experi
 from fedsim import Experiment, Run, resume, run
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
-from fedsim.simulate import Progress, prepare
+from fedsim.simulate import Progress
 
 Finish = Callable[..., Run]
 

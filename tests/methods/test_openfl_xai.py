@@ -20,8 +20,8 @@ from fedsim.methods import methods
 from fedsim.models import RuleModel, Rules, models
 from fedsim.models.rules import Array, Prediction, Rule
 from fedsim.models.tsk import FILES, Tsk, read_published
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
-from fedsim.simulate import prepare
 from fedsim.training import regression_scores
 
 ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))

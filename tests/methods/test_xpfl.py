@@ -15,7 +15,7 @@ from experiments import LITTLE_TEACHER, federation, server_states, small_experim
 from fedsim import Client, Experiment, Federation, NotCounted, Run, State, run
 from fedsim.errors import BadInput
 from fedsim.methods.xpfl import XPFL, Student, Teacher
-from fedsim.simulate import prepare
+from fedsim.prepare import prepare
 
 Finish = Callable[..., Run]
 SEMI = {"labelled_fraction": 0.3}

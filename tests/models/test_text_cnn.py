@@ -21,7 +21,8 @@ from fedsim.federation import Client, Update
 from fedsim.methods.fedavg import FedAvg
 from fedsim.models import Classifier, RuleModel, TextModel, models
 from fedsim.models.text import Reader, TextFeatures
-from fedsim.simulate import hashes, prepare
+from fedsim.prepare import prepare
+from fedsim.records import hashes
 from fedsim.training import FlatModel, evaluate, representation
 
 CPU = torch.device("cpu")

@@ -19,8 +19,9 @@ import torch
 import fedsim
 from fedsim import Experiment, Run, State
 from fedsim.errors import RunError, RunFolderError
+from fedsim.prepare import prepare
+from fedsim.records import chained, new_ledger, result_hash, summarise
 from fedsim.results.folder import RunFolder
-from fedsim.simulate import chained, new_ledger, prepare, result_hash, summarise
 
 ROUNDS, CLIENTS = 3, 6
 

@@ -1,0 +1,132 @@
+"""How clients' updates are averaged: exactly, or with client-level differential privacy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fedsim.errors import RunError
+from fedsim.federation.reduction import Mean, NothingToReduce, Update, WeightedMean
+from fedsim.federation.wire import to_arrays
+from fedsim.privacy.central import Privacy, clipped, reference
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Cohort, Federation
+
+
+class Aggregation:
+    """Exact weighted means, and no limit to what a method may learn of clients.
+
+    Attributes:
+        independent_draws: each client is drawn for a cohort by itself.
+    """
+
+    independent_draws: ClassVar[bool] = False
+
+    def mean(
+        self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
+    ) -> WeightedMean:
+        """The reduction that `Federation.mean` uses for a cohort.
+
+        Args:
+            before: the means of this round so far.
+        """
+        return WeightedMean()
+
+    def allow(self, what: str) -> None:
+        """Refuse what a method wants to learn of clients beside means.
+
+        Args:
+            what: it does, as the end of a sentence about the method.
+
+        Raises:
+            RunError: that is not covered.
+        """
+
+    def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
+        """Further columns of a round's record.
+
+        Args:
+            means: of the round.
+            ledger: carried from round to round.
+        """
+        return {}
+
+
+class PrivateAggregation(Aggregation):
+    """Clipped, noisy means over cohorts of independent draws; see `fedsim.privacy.central`.
+
+    Args:
+        privacy: the experiment's `privacy` section.
+    """
+
+    independent_draws: ClassVar[bool] = True
+
+    def __init__(self, privacy: Privacy) -> None:
+        self.privacy = privacy
+
+    def mean(
+        self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
+    ) -> WeightedMean:
+        drawn = np.array_equal(cohort, fed.sample(fed.round))
+        q = fed.settings.participation if drawn else 1.0
+        count = q * fed.num_clients if drawn else float(len(cohort))
+        return NoisyMean(self.privacy, q, count, fed.rng(f"privacy/{len(before) + 1}"))
+
+    def allow(self, what: str) -> None:
+        raise RunError(f"the method {what}, which `privacy` does not cover: it covers sums alone")
+
+    def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
+        """`epsilon`, spent by now."""
+        per_rate = Counter(mean.participation for mean in means if isinstance(mean, NoisyMean))
+        rounds = Counter({(q, r): n for q, r, n in ledger.get("releases", [])})
+        rounds.update(sorted(per_rate.items()))
+        ledger["releases"] = [[q, r, n] for (q, r), n in sorted(rounds.items())]
+        return {"epsilon": self.privacy.epsilon(rounds)}
+
+
+class NoisyMean(WeightedMean):
+    """reference + (Σ_k clipped change_k + N(0, (zS)²)) / expected number of clients.
+
+    Args:
+        privacy: z and S.
+        participation: q, the chance of each client to be in the cohort.
+        count: expected number of clients.
+        noise: random stream.
+    """
+
+    probes: ClassVar[bool] = True
+
+    def __init__(
+        self, privacy: Privacy, participation: float, count: float, noise: np.random.Generator
+    ) -> None:
+        super().__init__()
+        self.privacy, self.participation, self.count = privacy, participation, count
+        self._noise = noise
+
+    def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
+        if message.vectors:
+            self.add(id, 1.0, clipped(message.vectors, arguments, self.privacy.clip))
+
+    def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
+        self.check_alike()
+        if self.count == 0:
+            raise NothingToReduce("a mean of no clients")
+        if not self.sums:
+            raise NothingToReduce("no client of the cohort sent anything to add noise to")
+        mean = {}
+        for (name, size), total in sorted(self.sums.items()):
+            scale = self.privacy.noise_multiplier * self.privacy.clip
+            change = (total.value() + scale * self._noise.standard_normal(size)) / self.count
+            sent = reference(to_arrays(arguments.get(name)), size)
+            mean[name] = (sent + change).astype(np.float32)
+        return Mean(mean, self.count)
+
+    def forget(self) -> None:
+        """Keep the shapes of what was summed, and none of it: nobody was in the cohort."""
+        for total in self.sums.values():
+            total.high[:] = 0
+            total.low[:] = 0

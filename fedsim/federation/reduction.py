@@ -1,0 +1,340 @@
+"""Reductions: what becomes of the messages that a cohort's clients send back."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.federation.sums import CLIENT_LIMIT, ExactSum
+from fedsim.federation.wire import nbytes, to_arrays
+from fedsim.objectives import Totals, merged
+
+Vector = NDArray[np.float32]
+MOST_ADDED = 64  # clients added in floating point: what `CLIENT_LIMIT` allows for
+
+
+class InvalidUpdate(Exception):
+    """A message that cannot be accepted, in words for a person.
+
+    Attributes:
+        client: who sent it; -1 where that is clear anyway.
+    """
+
+    def __init__(self, problem: str, client: int = -1) -> None:
+        super().__init__(problem)
+        self.client = client
+
+
+class NothingToReduce(Exception):
+    """No client has sent what the result is to be made of."""
+
+
+class Update:
+    """One client's contribution to a mean: named vectors and the weight that they count with.
+
+    One without vectors leaves the client out of the mean: it has nothing to send.
+
+    Args:
+        weight: share in the mean, before normalisation; usually the number of samples.
+        vectors: float tensors of any shape, the same names and shapes from every client.
+    """
+
+    def __init__(self, *, weight: float = 1.0, **vectors: Tensor) -> None:
+        self.weight = float(weight)
+        self.vectors = vectors
+
+
+class Reduction(ABC):
+    """What becomes of a cohort's messages: checked and folded where clients are, then merged.
+
+    `Federation.reduce` takes one. Each worker folds the messages of its clients into a copy of
+    its own, and the copies are merged at the server. So that a result does not depend on who
+    computes what, `merge` must not care for order.
+
+    Example:
+        >>> class Median(Reduction):
+        ...     def __init__(self):
+        ...         self.sent = {}
+        ...     def fold(self, id, message, arguments):
+        ...         self.sent[id] = to_arrays(message)
+        ...     def merge(self, other):
+        ...         self.sent.update(other.sent)
+        ...     def result(self, arguments, failures):
+        ...         return np.median([self.sent[k] for k in sorted(self.sent)], axis=0)
+
+    Attributes:
+        stays: the copy stays with its worker until all blocks of a call are done, so that traffic
+            grows with the number of workers, not of clients; else each block sends its own.
+        probes: an empty cohort is answered by client 0, of whom nothing is kept, so that the
+            result has its shapes.
+    """
+
+    stays: ClassVar[bool] = False
+    probes: ClassVar[bool] = False
+
+    def check(self, message: Any) -> None:
+        """Refuse a message before any of it is folded.
+
+        Raises:
+            InvalidUpdate: it cannot be accepted.
+        """
+        check_finite(message)
+
+    def size(self, message: Any) -> int:
+        """Bytes that the message costs on the wire."""
+        return nbytes(message)
+
+    @abstractmethod
+    def fold(self, id: int, message: Any, arguments: Mapping[str, Any]) -> None:
+        """(worker) Take a client's message, in the order of its block.
+
+        Args:
+            arguments: what the server sent to all, by name: tensors on the worker's device.
+        """
+
+    def end_block(self) -> None:  # noqa: B027  # most have nothing to do
+        """(worker) All clients of a block have been folded, or have failed."""
+
+    @abstractmethod
+    def merge(self, other: Any) -> None:
+        """Take in another copy, of other clients."""
+
+    def forget(self) -> None:  # noqa: B027  # only those that probe
+        """(server) Keep the shapes of what was folded, and none of it; see `probes`."""
+
+    @abstractmethod
+    def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Any:
+        """(server) What all messages come to.
+
+        Args:
+            arguments: what the server sent to all, by name.
+            failures: why clients were left out.
+
+        Raises:
+            NothingToReduce: there is no message to make it of.
+            InvalidUpdate: messages do not fit together.
+        """
+
+
+class Discard(Reduction):
+    """Clients send nothing: they keep state, or report scalars."""
+
+    def check(self, message: Any) -> None:
+        pass
+
+    def size(self, message: Any) -> int:
+        return 0
+
+    def fold(self, id: int, message: Any, arguments: Mapping[str, Any]) -> None:
+        pass
+
+    def merge(self, other: Discard) -> None:
+        pass
+
+    def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> None:
+        return None
+
+
+class Gather(Reduction):
+    """Each client's own message, by client in ascending order; tensors come as arrays."""
+
+    def __init__(self) -> None:
+        self.messages: dict[int, Any] = {}
+
+    def fold(self, id: int, message: Any, arguments: Mapping[str, Any]) -> None:
+        self.messages[id] = to_arrays(message)
+
+    def merge(self, other: Gather) -> None:
+        self.messages.update(other.messages)
+
+    def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> dict[int, Any]:
+        return dict(sorted(self.messages.items()))
+
+
+class MergeTotals(Reduction):
+    """The totals of shards of a test set as those of the whole, by slice."""
+
+    def __init__(self) -> None:
+        self.shards: dict[int, Mapping[str, Totals]] = {}
+
+    def check(self, message: Any) -> None:
+        pass
+
+    def fold(self, id: int, message: Any, arguments: Mapping[str, Any]) -> None:
+        self.shards[id] = message
+
+    def merge(self, other: MergeTotals) -> None:
+        self.shards.update(other.shards)
+
+    def result(
+        self, arguments: Mapping[str, Any], failures: Mapping[int, str]
+    ) -> dict[str, Totals]:
+        shards = [self.shards[k] for k in sorted(self.shards)]
+        names = dict.fromkeys(name for shard in shards for name in shard)
+        return {name: merged(shard[name] for shard in shards if name in shard) for name in names}
+
+
+class Mean:
+    """A cohort's weighted mean of each vector that its clients sent, as attributes.
+
+    Attributes:
+        count: how many clients contributed: fewer than the cohort if some were skipped, or had
+            nothing to send. With noise, which must not tell, the expected number.
+        clients: who they are; empty with noise.
+    """
+
+    def __init__(
+        self, vectors: Mapping[str, Vector], count: float, clients: Iterable[int] = ()
+    ) -> None:
+        self._vectors = vectors
+        self.count = count
+        self.clients = frozenset(clients)
+
+    def __getattr__(self, name: str) -> Vector:
+        try:
+            return self.__dict__["_vectors"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"no client sent '{name}'") from None
+
+
+class WeightedMean(Reduction):
+    """Σ_k weight_k·vector_k / Σ_k weight_k of each named vector of clients' updates: a `Mean`.
+
+    Within a block contributions are added in client order, across blocks as fixed-point integers,
+    so the result is the same bits in any order; see `fedsim.federation.sums`.
+    """
+
+    stays: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        # By name and length, so that clients that disagree can be told apart, and refused.
+        self.sums: dict[tuple[str, int], ExactSum] = {}
+        self.weights: dict[int, float] = {}
+        self.lengths: dict[int, dict[str, int]] = {}
+        self.answered = False
+        self._block: dict[str, Tensor] = {}
+        self._added = 0
+
+    def check(self, message: Any) -> None:
+        if not isinstance(message, Update):
+            raise InvalidUpdate(f"must return an Update, not {type(message).__name__}")
+        weight, vectors, added = message.weight, message.vectors, self._block
+        if not (math.isfinite(weight) and weight >= 0):
+            raise InvalidUpdate(f"the update's weight is {weight}")
+        if vectors and added and vectors.keys() != added.keys():
+            raise InvalidUpdate(
+                f"sends {sorted(vectors)}, where clients before sent {sorted(added)}"
+            )
+        for name, vector in vectors.items():
+            low, high = (float(bound) for bound in torch.aminmax(vector.detach()))
+            largest = max(-low, high)
+            if not math.isfinite(largest):
+                raise InvalidUpdate(_not_finite(f"'{name}'", math.isnan(low)))
+            if largest * max(weight, 1.0) >= CLIENT_LIMIT:
+                raise InvalidUpdate(
+                    f"'{name}' is out of range: |value| up to {largest:.3g} with weight "
+                    f"{weight:.3g}; weight × value must stay under 2^30"
+                )
+            if name in added and len(added[name]) != vector.numel():
+                raise InvalidUpdate(
+                    f"'{name}' has {vector.numel()} entries, that of clients before "
+                    f"{len(added[name])}"
+                )
+
+    def size(self, message: Update) -> int:
+        return nbytes(message.vectors)
+
+    def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
+        self.answered = True
+        if message.vectors:
+            self.add(id, message.weight, message.vectors)
+
+    def add(self, id: int, weight: float, vectors: Mapping[str, Tensor]) -> None:
+        """Add a client's vectors to those of its block."""
+        self.weights[id] = weight
+        self.lengths[id] = {name: vector.numel() for name, vector in vectors.items()}
+        for name, vector in vectors.items():
+            if name not in self._block:
+                self._block[name] = torch.zeros(
+                    vector.numel(), dtype=torch.float64, device=vector.device
+                )
+            self._block[name].add_(vector.detach().reshape(-1), alpha=weight)
+        self._added += 1
+        if self._added == MOST_ADDED:
+            self.end_block()
+
+    def end_block(self) -> None:
+        for name, total in self._block.items():
+            key = (name, len(total))
+            if key not in self.sums:
+                self.sums[key] = ExactSum.zeros(len(total))
+            self.sums[key].add(total.cpu().numpy())
+        self._block, self._added = {}, 0
+
+    def merge(self, other: WeightedMean) -> None:
+        for key, part in other.sums.items():
+            if key in self.sums:
+                self.sums[key].merge(part)
+            else:
+                self.sums[key] = ExactSum(part.high.copy(), part.low.copy())
+        self.weights.update(other.weights)
+        self.lengths.update(other.lengths)
+        self.answered |= other.answered
+
+    def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
+        self.check_alike()
+        if not self.weights and (self.answered or not failures):
+            return Mean({}, 0)  # all that did not fail had nothing to send
+        weight = math.fsum(self.weights.values())  # exactly rounded, so in any order the same
+        if weight <= 0:
+            raise NothingToReduce("no client of the cohort gave a contribution of any weight")
+        vectors = {
+            name: (total.value() / weight).astype(np.float32)
+            for (name, _), total in self.sums.items()
+        }
+        return Mean(vectors, len(self.weights), self.weights)
+
+    def check_alike(self) -> None:
+        """Refuse to add up vectors that are not the same from every client."""
+        sent = dict(sorted(self.lengths.items()))
+        for id, lengths in sent.items():
+            first = next(iter(sent))
+            if lengths != sent[first]:
+                raise InvalidUpdate(
+                    f"sends vectors of these lengths: {lengths}, client {first}: {sent[first]}",
+                    id,
+                )
+
+
+def check_finite(message: Any) -> None:
+    """Refuse a nest of arrays and tensors that holds NaN or infinite values.
+
+    Raises:
+        InvalidUpdate: it does.
+    """
+    if isinstance(message, Mapping):
+        message = list(message.values())
+    if isinstance(message, list | tuple):
+        for part in message:
+            check_finite(part)
+    elif isinstance(message, Tensor):
+        if message.is_floating_point() and not bool(torch.isfinite(message).all()):
+            raise InvalidUpdate(_not_finite("its message", bool(message.isnan().any())))
+    elif (
+        isinstance(message, np.ndarray)
+        and message.dtype.kind == "f"
+        and not np.isfinite(message).all()
+    ):
+        raise InvalidUpdate(_not_finite("its message", bool(np.isnan(message).any())))
+
+
+def _not_finite(where: str, is_nan: bool) -> str:
+    kind = "NaN" if is_nan else "infinite"
+    return f"{kind} values in {where}; a smaller learning rate may help"

@@ -1,0 +1,129 @@
+"""Clients of a stack: each runs up to where it trains, then all are trained at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import RunError
+from fedsim.federation.context import WorkerContext
+from fedsim.training import (
+    Trained,
+    TrainingJob,
+    generator_state,
+    in_words,
+    lacks_memory,
+    set_generator_state,
+)
+
+
+class SuspendForStack(BaseException):
+    """A client function has come to where it trains, and waits for the others of its stack.
+
+    Not an Exception, so that no client function catches it.
+    """
+
+    def __init__(self, job: TrainingJob, generator: Tensor) -> None:
+        self.job, self.generator = job, generator
+
+
+class StackedTrainer:
+    """Trains one client of a stack.
+
+    The function of each client of a stack is run up to where it trains. Then all are trained at
+    once, and each is run again from its start: with the same inputs and random streams, so to the
+    same point, where it finds its trained weights and goes on.
+
+    Attributes:
+        alone: train this client by itself after all.
+        results: what training, and torch's generator, have come to so far.
+        seconds: spent on this client in stacks.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.alone = False
+        self.seconds = 0.0
+        self.results: list[tuple[Trained, Tensor]] = []
+        self._context = context
+        self._next = 0
+
+    def rewind(self) -> None:
+        """The client function starts anew."""
+        self._next = 0
+
+    def train(self, job: TrainingJob) -> Trained:
+        """The client's training, if it has come; else suspend its function.
+
+        Raises:
+            SuspendForStack: the others of the stack are to come this far first.
+        """
+        if self.alone:
+            return self._context.train(job)
+        if self._next == len(self.results):
+            raise SuspendForStack(job, generator_state(self._context.device))
+        trained, generator = self.results[self._next]
+        self._next += 1
+        set_generator_state(generator, self._context.device)
+        # As training alone would leave the network.
+        self._context.model.load(trained.weights)
+        self._context.model.module.train()
+        return replace(trained, weights=trained.weights.clone())
+
+
+def train_together(
+    context: WorkerContext,
+    waiting: Mapping[int, SuspendForStack],
+    trainers: Mapping[int, StackedTrainer],
+) -> str | None:
+    """Train the suspended clients of a stack; their trainers get the results.
+
+    Returns:
+        Why each is to train by itself instead, in words; None if they were trained.
+
+    Raises:
+        RunError: there is no memory for so many.
+    """
+    jobs = [suspended.job for suspended in waiting.values()]
+    started = time.perf_counter()
+    obstacle = context.obstacle or _different(jobs)
+    if obstacle is None:
+        before = generator_state(context.device)
+        try:
+            trained, generators = context.stack.train(
+                jobs, context.spec.train, [each.generator for each in waiting.values()]
+            )
+        except Exception as error:  # what vmap cannot do; or fails for one client as well
+            if lacks_memory(error):
+                raise RunError(
+                    f"no memory to train {len(jobs)} clients at once ({error}); "
+                    "lower engine.clients_per_step"
+                ) from None
+            obstacle = in_words(error)
+        if not torch.equal(before, generator_state(context.device)):
+            set_generator_state(before, context.device)
+            obstacle = "gradient or perturb draws random numbers"
+    if obstacle is not None:
+        for id in waiting:
+            trainers[id].alone = True
+        return obstacle
+    seconds = (time.perf_counter() - started) / len(jobs)
+    for id, result in zip(waiting, zip(trained, generators, strict=True), strict=True):
+        trainers[id].results.append(result)
+        trainers[id].seconds += seconds
+    return None
+
+
+def _different(jobs: Sequence[TrainingJob]) -> str | None:
+    """Why these cannot be trained as one stack, in words; None if they can."""
+    first = jobs[0]
+    if not all(job.hooks.same_as(first.hooks) for job in jobs):
+        return "each client has functions of its own (loss, gradient, perturb), or another part"
+    if any(job.context.keys() != first.context.keys() for job in jobs):
+        return "the clients' contexts hold different vectors"
+    if any(len(job.y) * job.epochs == 0 for job in jobs):
+        return "a client has nothing to train on"
+    return None

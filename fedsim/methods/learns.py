@@ -1,0 +1,86 @@
+"""What methods can learn, and what fits instead where one cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.errors import ExperimentError
+from fedsim.models import Model
+from fedsim.objectives import Classification, Objective
+
+
+@dataclass(frozen=True)
+class Learns:
+    """What a method can learn.
+
+    Args:
+        models: their `kind`.
+        objectives: classes of objectives that it can minimise; those that extend them included.
+        task_sequences: whether clients can learn tasks one after another: `no`; `yes`, where they
+            train on their own classes alone and ask for nothing once that changes with the task;
+            `only`, and nothing else.
+        dp_compatible: all that the server learns of clients are means of their updates, so that
+            client-level differential privacy covers it.
+    """
+
+    models: str = "network"
+    objectives: tuple[type[Objective], ...] = (Classification,)
+    task_sequences: Literal["no", "yes", "only"] = "yes"
+    dp_compatible: bool = True
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a method is asked to learn, as far as it is known.
+
+    Args:
+        model: the experiment's.
+        objective: None before the data are known.
+        task_sequence: clients learn tasks one after another.
+        private: with client-level differential privacy.
+    """
+
+    model: Model
+    objective: Objective | None = None
+    task_sequence: bool = False
+    private: bool = False
+
+
+def obstacle(learns: Learns, problem: Problem) -> str | None:
+    """Why a method cannot learn this, as the end of a sentence about it; None if it can."""
+    if learns.models != problem.model.kind:
+        return (
+            f"learns {learns.models}s, and model.name={problem.model.name} is a "
+            f"{problem.model.kind}"
+        )
+    if problem.objective is not None and not isinstance(problem.objective, learns.objectives):
+        known = " or ".join(str(kind.model_fields["name"].default) for kind in learns.objectives)
+        return f"learns {known}, and the objective is {problem.objective.name}"
+    if problem.task_sequence and learns.task_sequences == "no":
+        return "cannot learn tasks one after another"
+    if problem.private and not learns.dp_compatible:
+        return "sends more than sums, which is all that privacy covers"
+    return None
+
+
+def check_fit(
+    name: str, learns: Learns, problem: Problem, all: Iterable[tuple[str, Learns]]
+) -> None:
+    """Refuse a method that cannot learn this.
+
+    Args:
+        name: of the method.
+        all: every method by name, and what it learns.
+
+    Raises:
+        ExperimentError: with the names of the methods that can.
+    """
+    why = obstacle(learns, problem)
+    if why is None:
+        return
+    fitting = [other for other, can in all if obstacle(can, problem) is None]
+    raise ExperimentError(
+        f"method.name={name} {why}; methods for it: {', '.join(fitting) or 'none'}"
+    )

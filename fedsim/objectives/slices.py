@@ -1,0 +1,190 @@
+"""Slices: parts of the central test set that are scored apart."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedsim.data import ClientSplits, Dataset, TaskSequence
+from fedsim.data.task_sequence import task_row
+from fedsim.errors import RunError
+from fedsim.objectives.objective import (
+    Batch,
+    Objective,
+    Slice,
+    Totals,
+    evaluate,
+    evaluate_slices,
+    merged,
+)
+
+Rows = dict[str, list[dict[str, Any]]]  # of further tables, by the table's name
+
+
+class Slices(ABC):
+    """How the central test set is cut up for scoring.
+
+    Args:
+        objective: scores a slice.
+    """
+
+    # Whether the model chooses among some of its classes only, slice by slice.
+    restricts = False
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+
+    @abstractmethod
+    def totals(
+        self, network: nn.Module, batch: Batch, start: int, client: int | None = None
+    ) -> dict[str, Totals]:
+        """The totals of a network, by slice.
+
+        Args:
+            network: left in evaluation.
+            batch: a part of the central test set.
+            start: the number of its first example.
+            client: whose slices, if not everybody's.
+        """
+
+    @abstractmethod
+    def scores(
+        self, totals: Mapping[str, Totals], task: int, client: int | None = None
+    ) -> tuple[dict[str, float], Rows]:
+        """The columns that totals make, and rows of further tables.
+
+        Args:
+            totals: of the whole test set, by slice.
+            task: the one under way, of a sequence.
+            client: whose slices they are, if not everybody's.
+        """
+
+
+class Whole(Slices):
+    """One slice: the whole test set."""
+
+    def totals(
+        self, network: nn.Module, batch: Batch, start: int, client: int | None = None
+    ) -> dict[str, Totals]:
+        return {"": evaluate(self.objective, network, batch)}
+
+    def scores(
+        self, totals: Mapping[str, Totals], task: int, client: int | None = None
+    ) -> tuple[dict[str, float], Rows]:
+        return self.objective.scores(totals[""]), {}
+
+
+class ByColumn(Slices):
+    """A slice for each value of a column of the test examples.
+
+    Args:
+        values: (M,) of the column.
+        sliced: columns of scores that are on record for each slice, as `<column>/<value>`.
+    """
+
+    def __init__(self, objective: Objective, values: NDArray[Any], sliced: Sequence[str]) -> None:
+        super().__init__(objective)
+        names, self._numbers = np.unique(values, return_inverse=True)
+        self._names, self._sliced = [str(name) for name in names], sliced
+
+    def totals(
+        self, network: nn.Module, batch: Batch, start: int, client: int | None = None
+    ) -> dict[str, Totals]:
+        found = {}
+        for k, name in enumerate(self._names):
+            rows = np.flatnonzero(self._numbers[start : start + len(batch)] == k)
+            if len(rows):
+                own = batch.at(torch.from_numpy(rows).to(batch.x.device))
+                found[name] = evaluate(self.objective, network, own)
+        return found
+
+    def scores(
+        self, totals: Mapping[str, Totals], task: int, client: int | None = None
+    ) -> tuple[dict[str, float], Rows]:
+        found = self.objective.scores(merged(totals.values()))
+        if len(totals) > 1:
+            for name, own in totals.items():
+                scores = self.objective.scores(own)
+                found |= {f"{c}/{name}": scores[c] for c in self._sliced if c in scores}
+        return found, {}
+
+
+class ByTask(Slices):
+    """A slice for each set of classes that is a task; the model chooses among these alone.
+
+    Scores are the mean over the tasks that have been learnt, of all clients; those of each task
+    are rows of the table `tasks`.
+
+    Args:
+        y: (M,) labels of the central test set.
+    """
+
+    restricts = True
+
+    def __init__(self, objective: Objective, y: NDArray[Any], sequence: TaskSequence) -> None:
+        super().__init__(objective)
+        self._sequence = sequence
+        self._rows = [np.flatnonzero(np.isin(y, labels)) for labels in sequence.label_sets]
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[int, ...], str]:
+        return {labels: str(i) for i, labels in enumerate(self._sequence.label_sets)}
+
+    def totals(
+        self, network: nn.Module, batch: Batch, start: int, client: int | None = None
+    ) -> dict[str, Totals]:
+        wanted = self._sequence.label_sets if client is None else self._sequence.labels[client]
+        slices = []
+        for labels in dict.fromkeys(wanted):
+            number = self._numbers[labels]
+            inside = self._rows[int(number)]
+            inside = inside[(inside >= start) & (inside < start + len(batch))] - start
+            own = torch.from_numpy(inside).to(batch.x.device)
+            slices.append(Slice(number, own, labels))
+        return evaluate_slices(self.objective, network, batch, slices)
+
+    def scores(
+        self, totals: Mapping[str, Totals], task: int, client: int | None = None
+    ) -> tuple[dict[str, float], Rows]:
+        found = {name: self.objective.scores(own) for name, own in totals.items()}
+        clients = range(len(self._sequence.labels)) if client is None else [client]
+        rows = [
+            task_row(self._sequence, k, i, task, found[self._numbers[labels]])
+            for k in clients
+            for i, labels in enumerate(self._sequence.labels[k])
+        ]
+        return mean_over_tasks(rows) if client is None else {}, {"tasks": rows}
+
+
+def mean_over_tasks(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of each score over the tasks that have been learnt, of all clients.
+
+    Args:
+        rows: of the table `tasks`.
+
+    Raises:
+        RunError: nothing has been learnt.
+    """
+    seen = [row for row in rows if row["seen"]]
+    if not seen:
+        raise RunError("no client has a model: all were skipped")
+    names = [name for name in seen[0] if name not in TaskSequence.COLUMNS]
+    return {name: math.fsum(row[name] for row in seen) / len(seen) for name in names}
+
+
+def slices_of(objective: Objective, data: Dataset, splits: ClientSplits) -> Slices:
+    """How a run's central test set is cut up: by task, by the objective's column, or not."""
+    if splits.sequence is not None:
+        return ByTask(objective, data.test_y, splits.sequence)
+    if objective.by in data.test_columns:
+        sliced = [metric.column for metric in objective.metrics(data) if metric.sliced]
+        return ByColumn(objective, data.test_columns[objective.by], sliced)
+    return Whole(objective)

@@ -1,0 +1,117 @@
+"""Load data, deal it out, and check that an experiment can be carried out."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedsim.data import ClientSplits, Dataset
+from fedsim.errors import ExperimentError, FedsimError
+from fedsim.experiment import Experiment
+from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
+from fedsim.methods.learns import Problem
+from fedsim.results.loggers import check_loggers
+
+
+def prepare(
+    experiment: Experiment, dataset: Dataset | None = None
+) -> tuple[Dataset, ClientSplits, RunSpec]:
+    """Load the data, deal it out to clients, and check that the experiment can be carried out.
+
+    Args:
+        dataset: the data of the experiment, if it is loaded already.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    check_loggers(experiment)
+    dataset = dataset or experiment.data.load()
+    splits = experiment.partition.deal(dataset, experiment.seed)
+    share = experiment.train.participation
+    if cohort_size(share, len(splits)) == 0:
+        raise ExperimentError(
+            f"train.participation={share} of {len(splits)} clients samples nobody; "
+            f"{1 / len(splits):g} samples one"
+        )
+    objective = experiment.objective or experiment.model.objective(dataset)
+    objective.check(dataset)
+    experiment.method.check_fit(
+        Problem(
+            experiment.model,
+            objective,
+            splits.sequence is not None,
+            experiment.privacy is not None,
+        )
+    )
+    _check_rounds(experiment, splits)
+    privacy = experiment.privacy
+    spec = RunSpec(
+        model=experiment.model,
+        objective=objective,
+        train=experiment.train,
+        seed=experiment.seed,
+        functions=experiment.method,
+        data=dataset.spec,
+        outputs=objective.num_outputs(dataset),
+        aggregation=Aggregation() if privacy is None else PrivateAggregation(privacy),
+    )
+    network = _try_model(spec)
+    if privacy is not None:
+        _check_no_running_stats(network, experiment.model.name)
+    experiment.method.check_data(dataset, splits, network)
+    return dataset, splits, spec
+
+
+def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
+    """Refuse rounds that do not divide among the tasks of a sequence."""
+    if splits.sequence is None:
+        return
+    T, rounds = splits.sequence.num_tasks, experiment.train.rounds
+    if rounds % T:
+        raise ExperimentError(
+            f"train.rounds={rounds} is no multiple of the {T} tasks, each of which takes as many "
+            f"rounds; {-(-rounds // T) * T} is"
+        )
+
+
+def _try_model(spec: RunSpec) -> nn.Module:
+    """The network, after one input was sent through it, if it has any parameters.
+
+    Raises:
+        ExperimentError: it does not take the data's inputs, or returns as many outputs as the
+            objective needs.
+    """
+    name = f"model.name={spec.model.name}"
+    try:
+        network = spec.build_model()
+        if not isinstance(network, nn.Module):
+            raise ExperimentError(f"{name}: must return a torch.nn.Module, not {network!r}")
+        if not spec.model.builds_network:
+            return network
+        with torch.no_grad():
+            kind = torch.from_numpy(spec.data.dtype.type(0).reshape(1)).dtype
+            found = tuple(network.eval()(torch.zeros(1, *spec.data.shape, dtype=kind)).shape)
+    except FedsimError:
+        raise
+    except Exception as error:  # of the user's own code
+        raise ExperimentError(
+            f"{name} does not take the data's inputs of shape {spec.data.shape}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if found != (1, spec.outputs):
+        raise ExperimentError(
+            f"{name} returns outputs of shape {found} for one input; "
+            f"objective.name={spec.objective.name} needs {(1, spec.outputs)}"
+        )
+    return network
+
+
+def _check_no_running_stats(network: nn.Module, name: str) -> None:
+    """Refuse noise on running statistics: a variance would end up below 0."""
+    for layer, buffer in network.named_buffers():
+        if buffer.is_floating_point():
+            raise ExperimentError(
+                f"privacy: adds noise to all that clients send, and model.name={name} sends "
+                f"what does not bear it ('{layer}'); take a model without batch norm, or other "
+                "buffers"
+            )

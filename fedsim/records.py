@@ -1,0 +1,106 @@
+"""What a run puts on record: the rows of its rounds, and the hashes of data and results."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data import ClientSplits, Dataset
+from fedsim.federation.checkpoint import pack
+from fedsim.methods import Method, State
+from fedsim.objectives import Metric
+
+
+def new_ledger() -> dict[str, Any]:
+    """What is carried from round to round beside the state, and saved with it.
+
+    Totals of bytes, budgets spent, and a chain of hashes: each round's is that of its records and
+    of the chain before it.
+    """
+    return {"total_bytes_up": 0, "total_bytes_down": 0, "chain": ""}
+
+
+def summarise(
+    t: int,
+    record: Mapping[str, Any],
+    client_rows: list[dict[str, Any]],
+    ledger: dict[str, Any],
+    primary: Metric,
+) -> dict[str, Any]:
+    """The row of a round, from what was recorded of it and of its clients.
+
+    Args:
+        primary: the metric that clients are compared by.
+
+    Sums are exactly rounded (`math.fsum`), so that no order of clients can change a bit.
+    """
+    trained = [r for r in client_rows if "loss" in r and "samples" in r]
+    row: dict[str, Any] = {"round": t, **record}
+    if trained:
+        samples = sum(r["samples"] for r in trained)
+        row["train_loss"] = math.fsum(r["loss"] * r["samples"] for r in trained) / samples
+    column = primary.column
+    tested = [r[f"test_{column}"] for r in client_rows if f"test_{column}" in r]
+    if tested:
+        row[f"client_{column}"] = math.fsum(tested) / len(tested)
+        row[f"worst_client_{column}"] = min(tested) if primary.best == "max" else max(tested)
+    row["clients"] = sum("steps" in r or "rules" in r for r in client_rows)  # that have learnt
+    row["failed"] = sum("error" in r for r in client_rows)
+    for way in ("up", "down"):
+        if any(f"one_off_{way}" in r for r in client_rows):
+            row[f"one_off_{way}"] = sum(r.get(f"one_off_{way}", 0) for r in client_rows)
+    for way in ("bytes_up", "bytes_down"):
+        row[way] = sum(r[way] for r in client_rows)
+        ledger[f"total_{way}"] += row[way]
+        row[f"total_{way}"] = ledger[f"total_{way}"]
+    return row
+
+
+def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
+    """The hash of all records up to this round; times and tracebacks are left out."""
+    varying = {"seconds", "error"}
+    content = [{k: v for k, v in r.items() if k not in varying} for r in records]
+    return hashlib.sha256((chain + json.dumps(content, sort_keys=True)).encode()).hexdigest()
+
+
+def result_hash(chain: str, state: State) -> str:
+    """A hash of everything that a run computed: all records and the server's last state."""
+    arrays: dict[str, NDArray[Any]] = {}
+    fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    digest = hashlib.sha256(chain.encode())
+    digest.update(json.dumps(pack(fields, arrays)).encode())
+    for array in arrays.values():
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, str]:
+    """Hashes of the data (data_hash) and of who holds what (partition_hash)."""
+    parts = (splits.train, splits.unlabelled, splits.test)
+    contents: dict[str, list[NDArray[Any]]] = {
+        "data_hash": [
+            *(dataset.x, dataset.y, dataset.test_x, dataset.test_y),
+            *method.extra_hash_inputs(),
+        ],
+        "partition_hash": [
+            *(array for part in parts for array in (part.values, part.offsets)),
+            splits.server,
+        ],
+    }
+    contents["data_hash"] += dataset.spec.embeddings or ()
+    if splits.sequence is not None:
+        contents["partition_hash"] += splits.sequence.arrays()
+    found = {}
+    for name, arrays in contents.items():
+        digest = hashlib.sha256()
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        found[name] = digest.hexdigest()[:16]
+    return found
