@@ -21,8 +21,8 @@ from fedsim.config_file import RawConfig
 from fedsim.data import Dataset
 from fedsim.models import Rules
 from fedsim.models.tsk import Tsk, read_published
+from fedsim.objectives import Regression
 from fedsim.sweep.grid import GridFolder, run_grid
-from fedsim.training import regression_scores
 
 HERE = Path(__file__).parent
 PUBLISHED = Path("openfl_xai", "global_models", "tsk")
@@ -69,7 +69,7 @@ def _scores(data: Path, published: Rules, bases: list[Rules]) -> list[str]:
 
     def r2(rules: Rules, folder: str, model: Tsk) -> float:
         x, y = (np.load(data / "openfl_xai" / "data" / folder / f"{n}_test.npy") for n in "Xy")
-        return regression_scores(model.predict(rules, x).values, y)["r2"]
+        return Regression().scores_of(model.predict(rules, x).values, y)["r2"]
 
     winner, average = Tsk(), Tsk(inference="average")
     lines = [
@@ -131,7 +131,7 @@ def tabulate(results: pd.DataFrame) -> str:
 def linear_regression(dataset: Dataset) -> str:
     """The row of a linear regression on all training rows."""
     model = LinearRegression().fit(dataset.x, dataset.y)
-    scores = regression_scores(model.predict(dataset.test_x), dataset.test_y)
+    scores = Regression().scores_of(model.predict(dataset.test_x), dataset.test_y)
     return f"| linear regression, centralised | {scores['r2']:.3f} |" + " – |" * 6
 
 

@@ -22,8 +22,6 @@ from fedsim.federation.wire import to_arrays
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
 from fedsim.models.rules import (
-    Array,
-    Prediction,
     RuleModel,
     Rules,
     check_table,
@@ -78,7 +76,7 @@ class RuleMethod(Method[RuleState]):
         (x, y), names = fed.test_data.table, feature_names(fed.shape[0], fed.data.features)
         model = rule_model(fed)
         found, rules = model.predict(state.rules, x), model.explain(state.rules, names)
-        fed.log(**scores_of(found, y))
+        fed.log(**Regression().scores_of(found.values, y))
         fed.log(**measures(rules, found, state.sources))
         target = fed.data.target or "y"
         rows = global_explanation(rules, found, y, state.sources, names, target)
@@ -174,7 +172,7 @@ class LocalRules(RuleMethod):
         found = model.predict(rules, x)
         names = feature_names(x.shape[1])
         nobody = np.zeros(count(rules), dtype=np.int64)
-        scores = scores_of(found, y)
+        scores = Regression().scores_of(found.values, y)
         client.report(r2=scores["r2"])
         return scores | measures(model.explain(rules, names), found, nobody)
 
@@ -202,14 +200,9 @@ def learn(client: Client) -> Rules:
     return rules
 
 
-def scores_of(found: Prediction, y: Array) -> dict[str, float]:
-    """The scores of predictions of (n,) targets."""
-    objective = Regression()
-    return objective.scores(objective.totals_of(found.values - y, y))
-
-
 def report_test(client: Client, rules: Rules) -> None:
     """(client) Report the scores of rules on the client's own test examples."""
     if len(client.test):
         x, y = client.test.table
-        client.report_test(scores_of(rule_model(client).predict(rules, x), y))
+        found = rule_model(client).predict(rules, x)
+        client.report_test(Regression().scores_of(found.values, y))

@@ -51,15 +51,19 @@ class Regression(Objective):
     def totals(self, outputs: Tensor, batch: Batch) -> Totals:
         y = batch.y
         errors = (outputs.squeeze(-1) - y.float()).double()
-        return self.totals_of(errors.cpu().numpy(), y.cpu().numpy())
-
-    def totals_of(self, errors: NDArray[np.float64], y: NDArray[np.floating]) -> Totals:
-        """Of (n,) errors of predictions, and the (n,) targets."""
         return {
-            "squared": float(np.square(errors).sum()),
-            "absolute": float(np.abs(errors).sum()),
-            "y": y,
+            "squared": float(errors.square().sum()),
+            "absolute": float(errors.abs().sum()),
+            "y": y.cpu().numpy(),
         }
+
+    def scores_of(
+        self, predictions: NDArray[np.float64], y: NDArray[np.float64]
+    ) -> dict[str, float]:
+        """The scores of (n,) predictions of targets, in full precision."""
+        errors = predictions - y
+        squared, absolute = float(np.square(errors).sum()), float(np.abs(errors).sum())
+        return self.scores({"squared": squared, "absolute": absolute, "y": y})
 
     def scores(self, totals: Totals) -> dict[str, float]:
         y, n = totals["y"], len(totals["y"])

@@ -20,9 +20,9 @@ from fedsim.methods import methods
 from fedsim.models import RuleModel, Rules, models
 from fedsim.models.rules import Array, Prediction, Rule
 from fedsim.models.tsk import FILES, Tsk, read_published
+from fedsim.objectives import Regression
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
-from fedsim.training import regression_scores
 
 ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
 real = pytest.mark.skipif(
@@ -229,7 +229,7 @@ def test_what_a_cohort_learns_is_merged_as_written_out(finish: Callable[..., Run
     found = done.weights()
     for name, array in merged.items():
         assert found[name].numpy().tobytes() == array.tobytes()
-    scores = regression_scores(Tsk().predict(merged, dataset.test_x).values, dataset.test_y)
+    scores = Regression().scores_of(Tsk().predict(merged, dataset.test_x).values, dataset.test_y)
     assert done.rounds["r2"][0] == scores["r2"]
 
 
@@ -249,7 +249,9 @@ def test_local_rules_are_scored_one_by_one(finish: Callable[..., Run]) -> None:
     for rows in splits.train:
         rules = Tsk().train(dataset.x[rows], dataset.y[rows], np.random.default_rng(0))
         found.append(
-            regression_scores(Tsk().predict(rules, dataset.test_x).values, dataset.test_y)["r2"]
+            Regression().scores_of(Tsk().predict(rules, dataset.test_x).values, dataset.test_y)[
+                "r2"
+            ]
         )
     np.testing.assert_allclose(done.clients["r2"], found)
     assert done.rounds["r2"][0] == pytest.approx(np.mean(found))

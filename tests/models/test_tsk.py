@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedsim.errors import DataError
 from fedsim.models.rules import Rules, feature_names, quality
 from fedsim.models.tsk import FILES, Tsk, fuzzy_c_means, read_published, write_published
-from fedsim.training import regression_scores
+from fedsim.objectives import Regression
 
 RNG = np.random.default_rng(0)  # nothing is drawn from it: the seed of the clusters is fixed
 ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"), "openfl_xai")
@@ -51,7 +51,7 @@ def published() -> Rules:
 
 
 def score(model: Tsk, rules: Rules, data: Table) -> dict[str, float]:
-    return regression_scores(model.predict(rules, data[0]).values, data[1])
+    return Regression().scores_of(model.predict(rules, data[0]).values, data[1])
 
 
 @real
