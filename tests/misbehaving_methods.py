@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from fedsim.federation import Client, Federation, NotCounted, Update
 from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
-from fedsim.training import Context, cross_entropy
+from fedsim.objectives import Classification
+from fedsim.training import Context
 
 HABITS = (
     *("StateNowAndThen", "NestedState", "DrawsFromTorch"),
@@ -204,7 +205,7 @@ class OwnLoss(FedAvg):
     name: str = "misbehaving_methods:OwnLoss"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
-        trained = client.train(weights, loss=lambda *arguments: cross_entropy(*arguments))
+        trained = client.train(weights, loss=lambda *arguments: client.objective.loss(*arguments))
         return Update(weights=trained, weight=client.num_samples)
 
 
@@ -217,7 +218,7 @@ class BranchingLoss(FedAvg):
         return Update(weights=client.train(weights, loss=self.loss), weight=client.num_samples)
 
     def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-        losses = cross_entropy(network, x, y, context)
+        losses = Classification().loss(network, x, y, context)
         return 2 * losses if losses.sum() > 1 else losses
 
 

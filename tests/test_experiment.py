@@ -22,6 +22,7 @@ from fedsim.config_file import RawConfig
 from fedsim.data import datasets, partitions
 from fedsim.errors import ExperimentError
 from fedsim.methods import methods
+from fedsim.methods.learns import Learns
 from fedsim.models import RuleModel, models
 from fedsim.registry import Registry
 from fedsim.sweep.grid import read
@@ -60,12 +61,12 @@ def test_defaults_of_every_component(section: str, registry: Registry[Any], name
     if name == "table":  # a label or a target
         content["label"] = "y"
     others = dict(BASE)
-    if issubclass(registry.find(name), RuleModel) or getattr(
-        registry.find(name), "of_rules", False
-    ):
+    component = registry.find(name)
+    learns = getattr(component, "learns", Learns())
+    if issubclass(component, RuleModel) or learns.models == "rule model":
         others |= {"model": {"name": "tsk"}, "method": {"name": "openfl_xai"}}
         others["train"] = {"rounds": 1}
-    if getattr(registry.find(name), "continual", False):
+    if learns.task_sequences == "only":
         others["train"] = {"optimizer": {"name": "adam"}}
     experiment = Experiment.from_dict({**others, section: {registry.key: name, **content}})
     assert type(getattr(experiment, section)) is registry.find(name)

@@ -20,7 +20,7 @@ from fedsim.errors import RunFolderError
 from fedsim.federation import Examples
 from fedsim.methods.fedfed import FedFed, FedFedState
 from fedsim.methods.fedxds import FedXDS, FedXDSState
-from fedsim.methods.pixels import to_pixels
+from fedsim.methods.pixels import pixel_range, to_pixels
 from fedsim.privacy.inversion import (
     Fidelity,
     draw_reconstructions,
@@ -195,7 +195,7 @@ class PrivacyAudit:
 
     def _pixels(self, x: Tensor) -> Tensor:
         """Pixels in [0, 1] of the network's inputs."""
-        return to_pixels(x, self.fed.tensor(self.fed.pixels())).clamp(0, 1)
+        return to_pixels(x, self.fed.tensor(pixel_range(self.fed))).clamp(0, 1)
 
     def _shared(self, examples: Examples, draw: str) -> Tensor:
         """What would be shared of images, in pixels."""

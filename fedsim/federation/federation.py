@@ -176,12 +176,6 @@ class Federation:
         """Further examples (another data set's), scaled and normalised as the run's data are."""
         return self._context.prepare(x, y)
 
-    def pixels(self) -> Vector:
-        """(2, C, 1, 1) what pixels of 0 and of 1 are to the network: how images are normalised."""
-        edges = np.zeros((2, self.shape[0], 1, 1), dtype=np.float32)
-        edges[1] = 1
-        return np.array(self.prepare(edges, np.zeros(2, dtype=np.int64)).x.cpu())
-
     def rng(self, purpose: str) -> np.random.Generator:
         """The server's random stream for one purpose in this round."""
         return keyed_rng(self.seed, f"server/{purpose}", self.round)

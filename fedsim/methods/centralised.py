@@ -8,7 +8,6 @@ from typing import ClassVar
 from fedsim.federation import Federation
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
-from fedsim.objectives import Objective
 from fedsim.training import Hooks, TrainingJob, train
 
 
@@ -21,7 +20,7 @@ class Centralised(Method[State]):
     """
 
     name: str = "centralised"
-    learns: ClassVar[Learns] = Learns(objectives=(Objective,), dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(dp_compatible=False)
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

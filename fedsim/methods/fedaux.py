@@ -30,9 +30,11 @@ from fedsim.methods.auxiliary import (
     in_batches,
     pretrain,
 )
+from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import State, methods, needs_classifier
+from fedsim.methods.method import State, methods
 from fedsim.models import Classifier
+from fedsim.objectives import Classification
 from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel
 
@@ -88,7 +90,9 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
     """
 
     name: str = "fedaux"
-    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), task_sequences="no", dp_compatible=False
+    )
     encoder: Path | None = None
     pretrain_epochs: int = Field(10, ge=0)
     regression: Literal["paper", "code"] = "paper"

@@ -7,14 +7,11 @@ AISTATS 2017, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, Update, client_function
-from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
-from fedsim.objectives import Objective
 
 
 @methods.register
@@ -22,7 +19,6 @@ class FedAvg(Method[State]):
     """Federated averaging: w ← Σ_k n_k·w_k / Σ_k n_k (McMahan et al. 2017)."""
 
     name: str = "fedavg"
-    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

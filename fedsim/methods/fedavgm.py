@@ -7,16 +7,13 @@ Classification, 2019, section 4.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, Update, Vector, client_function
-from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
-from fedsim.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ class FedAvgM(Method[FedAvgMState]):
     """
 
     name: str = "fedavgm"
-    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
     beta: float = Field(0.9, ge=0, lt=1)
     server_lr: float = Field(1.0, gt=0)
 

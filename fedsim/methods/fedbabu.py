@@ -7,7 +7,7 @@ Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Cla
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
-from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, methods, needs_classifier
-from fedsim.objectives import Objective
+from fedsim.methods.classifiers import needs_classifier
+from fedsim.methods.method import Method, State, methods
 
 
 @methods.register
@@ -36,7 +35,6 @@ class FedBABU(Method[State]):
     """
 
     name: str = "fedbabu"
-    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
     fine_tune: Literal["nothing", "head", "all"] = "nothing"
     fine_tune_epochs: int = Field(5, ge=1)
 

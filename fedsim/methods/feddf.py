@@ -18,6 +18,7 @@ from fedsim.federation import Client, Federation, client_function
 from fedsim.methods.auxiliary import AuxiliaryMethod, distil, draw_batches, ensemble
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import State, methods
+from fedsim.objectives import Classification
 
 
 @methods.register
@@ -38,7 +39,7 @@ class FedDF(AuxiliaryMethod[State]):
     """
 
     name: str = "feddf"
-    learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(objectives=(Classification,), dp_compatible=False)
     epochs: int = Field(1, ge=0)
     steps: int | None = Field(None, ge=0)
     batch_size: int = Field(128, ge=2)

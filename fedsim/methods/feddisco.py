@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsim.federation import Client, Cohort, Federation, NotCounted, Update, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
+from fedsim.objectives import Classification
 
 UNKNOWN = -1.0
 
@@ -42,7 +43,9 @@ class FedDisco(Method[FedDiscoState]):
     """
 
     name: str = "feddisco"
-    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), task_sequences="no", dp_compatible=False
+    )
     a: float = Field(0.5, ge=0)
     b: float = Field(0.1, ge=0)
 

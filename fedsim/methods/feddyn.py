@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
-from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
-from fedsim.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ class FedDyn(Method[FedDynState]):
     """
 
     name: str = "feddyn"
-    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
     alpha: float = Field(0.01, gt=0)
     scale: Literal["samples", "none"] = "samples"
 

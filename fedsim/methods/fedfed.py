@@ -24,8 +24,9 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, check_rounds_left, methods
-from fedsim.methods.pixels import to_network, to_pixels
+from fedsim.methods.pixels import pixel_range, to_network, to_pixels
 from fedsim.models.autoencoder import Autoencoder
+from fedsim.objectives import Classification
 from fedsim.registry import Config
 from fedsim.training import FlatModel, Loss, Train
 
@@ -132,7 +133,9 @@ class FedFed(Method[FedFedState]):
     """
 
     name: str = "fedfed"
-    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), task_sequences="no", dp_compatible=False
+    )
     distillation_rounds: int = Field(15, ge=0)
     distillation: Distillation = Distillation()
     width: int = Field(32, ge=2)
@@ -184,7 +187,7 @@ class FedFed(Method[FedFedState]):
             shared1=NotCounted(state.shared1),  # each client has had the pool since stage 2
             shared2=NotCounted(state.shared2),
             labels=NotCounted(state.labels),
-            pixels=NotCounted(fed.pixels()),
+            pixels=NotCounted(pixel_range(fed)),
         )
         return replace(state, weights=mean.weights)
 
@@ -196,7 +199,7 @@ class FedFed(Method[FedFedState]):
             everyone if self.distillation.clients == "all" else fed.sample(t),
             weights=state.weights,
             generator=state.generator,
-            pixels=NotCounted(fed.pixels()),
+            pixels=NotCounted(pixel_range(fed)),
             mean_samples=float(fed.num_samples.mean()),
         )
         return replace(
@@ -211,7 +214,10 @@ class FedFed(Method[FedFedState]):
         everyone = np.arange(fed.num_clients)
         with fed.setup_traffic():
             sent = fed.gather(
-                self.share, everyone, generator=state.generator, pixels=NotCounted(fed.pixels())
+                self.share,
+                everyone,
+                generator=state.generator,
+                pixels=NotCounted(pixel_range(fed)),
             )
             pool = {
                 name: np.concatenate([nothing, *(items[name] for items in sent.values())])
@@ -338,7 +344,7 @@ class FedFed(Method[FedFedState]):
         """
         vae = fed.network("generator", self.build(fed.shape))
         vae.load(fed.tensor(state.generator))
-        rx = split(vae.module, to_pixels(x, fed.tensor(fed.pixels())))
+        rx = split(vae.module, to_pixels(x, fed.tensor(pixel_range(fed))))
         items = []
         for sigma in (self.sigma1, self.sigma2):
             drawn = rng.standard_normal(rx.shape, dtype=np.float32)

@@ -25,6 +25,7 @@ from fedsim.federation import Client, Federation, Vector, client_function
 from fedsim.methods.fedgen import Counts, diversity, label_counts, label_shares
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
+from fedsim.objectives import Classification
 from fedsim.training import FlatModel
 
 Pixels = Literal["standardised", "unit"]
@@ -112,7 +113,7 @@ class FedFTG(Method[FedFTGState]):
     """
 
     name: str = "fedftg"
-    learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(objectives=(Classification,), dp_compatible=False)
     iterations: int = Field(10, ge=0)
     student_steps: int = Field(5, ge=1)
     batch_size: int = Field(50, ge=2)

@@ -23,9 +23,11 @@ from torch.nn.functional import cross_entropy, kl_div, one_hot
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Federation, Vector, client_function
+from fedsim.methods.classifiers import classification, needs_classifier
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, classification, methods, needs_classifier
+from fedsim.methods.method import Method, State, methods
 from fedsim.models import Classifier
+from fedsim.objectives import Classification
 from fedsim.training import Context, FlatModel, Loss
 
 Noise = Literal["uniform", "gaussian"]
@@ -103,7 +105,9 @@ class FedGen(Method[FedGenState]):
     """
 
     name: str = "fedgen"
-    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), task_sequences="no", dp_compatible=False
+    )
     a: float = Field(10.0, ge=0)
     b: float = Field(10.0, ge=0)
     decay: float = Field(0.98, gt=0, le=1)

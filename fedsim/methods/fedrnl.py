@@ -19,7 +19,7 @@ from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import methods
 from fedsim.models.rationale import RationaleClassifier, encoder_distance
-from fedsim.objectives import Objective
+from fedsim.objectives import Classification, Objective
 from fedsim.training import Context
 
 
@@ -44,7 +44,7 @@ class FedRNL(FedAvg):
     """
 
     name: str = "fedrnl"
-    learns: ClassVar[Learns] = Learns()
+    learns: ClassVar[Learns] = Learns(objectives=(Classification,))
     lam: float = Field(2.0, ge=0)
     encoder_loss: Literal["frobenius", "l2", "l1", "cos"] = "frobenius"
 

@@ -38,6 +38,7 @@ from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.models.decomposed import Layout, Rest
 from fedsim.models.text import Reader, TextFeatures
+from fedsim.objectives import Classification
 from fedsim.objectives.slices import mean_over_tasks
 from fedsim.registry import Config
 from fedsim.training import FlatModel, Train
@@ -220,7 +221,9 @@ class FedWeIT(Method[FedWeITState]):
 
     name: str = "fedweit"
     # Each client's A is sent to others.
-    learns: ClassVar[Learns] = Learns(task_sequences="only", dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), task_sequences="only", dp_compatible=False
+    )
     start: ClassVar[float] = 1 / 3  # A_t begins as this share of B
     rest: ClassVar[type[Rest]] = Rest
     lam1: float = Field(1e-3, ge=0)

@@ -28,7 +28,8 @@ from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, check_rounds_left, methods
-from fedsim.methods.pixels import to_pixels
+from fedsim.methods.pixels import pixel_range, to_pixels
+from fedsim.objectives import Classification
 from fedsim.privacy.gaussian import analytic_sigma, clip
 from fedsim.training import Loss, Train
 
@@ -95,7 +96,9 @@ class FedXDS(Method[FedXDSState]):
     """
 
     name: str = "fedxds"
-    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), task_sequences="no", dp_compatible=False
+    )
     warmup_rounds: int = Field(10, ge=0)
     attribution: Annotated[SerializeAsAny[Attribution], BeforeValidator(attributions.parse)] = (
         Lrp()
@@ -202,7 +205,7 @@ class FedXDS(Method[FedXDSState]):
 
     def levels(self, fed: Federation) -> NDArray[np.float32]:
         """(2,) the width of a uint8 level, and which level is 0."""
-        x = fed.pixels()
+        x = pixel_range(fed)
         beyond = 3 * self.noise
         low, high = min(float(x.min()), 0.0) - beyond, float(x.max()) + beyond
         width = (high - low) / 255
@@ -264,7 +267,7 @@ class FedXDS(Method[FedXDSState]):
             levels=NotCounted(levels),
             explained=True,
         )
-        pixels = torch.tensor(fed.pixels())
+        pixels = torch.tensor(pixel_range(fed))
         for items in sent.values():
             f = decode(torch.tensor(items["shared"]), torch.tensor(levels))
             for name, images in (("x", torch.tensor(items["x"])), ("shared", f)):
@@ -285,7 +288,7 @@ class FedXDS(Method[FedXDSState]):
         if self.encoding == "uint8":
             levels = fed.tensor(self.levels(fed))
             f = decode(encode(f, levels), levels)
-        return to_pixels(f, fed.tensor(fed.pixels()))
+        return to_pixels(f, fed.tensor(pixel_range(fed)))
 
     def f(
         self,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedsim.errors import ExperimentError
 from fedsim.models import Model
-from fedsim.objectives import Classification, Objective
+from fedsim.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Learns:
     """
 
     models: str = "network"
-    objectives: tuple[type[Objective], ...] = (Classification,)
+    objectives: tuple[type[Objective], ...] = (Objective,)
     task_sequences: Literal["no", "yes", "only"] = "yes"
     dp_compatible: bool = True
 

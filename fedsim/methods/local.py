@@ -10,7 +10,6 @@ from torch import Tensor
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
-from fedsim.objectives import Objective
 
 
 @methods.register
@@ -22,7 +21,7 @@ class Local(Method[State]):
     """
 
     name: str = "local"
-    learns: ClassVar[Learns] = Learns(objectives=(Objective,), dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(dp_compatible=False)
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

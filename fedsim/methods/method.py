@@ -15,8 +15,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError, RunError
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns, Problem, check_fit
-from fedsim.models import Classifier, Rules
-from fedsim.objectives import Classification
+from fedsim.models import Rules
 from fedsim.objectives.slices import mean_over_tasks
 from fedsim.registry import Config, Registry
 from fedsim.training import Train
@@ -169,26 +168,6 @@ def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
     if not scores:
         raise RunError(f"round {fed.round}: no client has a model: all were skipped")
     fed.log(**{name: math.fsum(own[name] for own in scores) / len(scores) for name in scores[0]})
-
-
-def classification(client: Client) -> Classification:
-    """(client) Its objective, of methods that learn no other."""
-    assert isinstance(client.objective, Classification)
-    return client.objective
-
-
-def needs_classifier(name: str, network: nn.Module) -> Classifier:
-    """The network; refuse networks whose representation and head cannot be told apart.
-
-    Raises:
-        ExperimentError: it is no `Classifier`.
-    """
-    if not isinstance(network, Classifier):
-        raise ExperimentError(
-            f"method.name={name} needs a model of features and a head: "
-            f"fedsim.models.Classifier(features, head), not {type(network).__name__}"
-        )
-    return network
 
 
 methods: Registry[Method[Any]] = Registry("method", Method)  # type: ignore[type-abstract]

@@ -16,9 +16,10 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import Client, Update, client_function
+from fedsim.methods.classifiers import classification, needs_classifier
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import classification, methods, needs_classifier
+from fedsim.methods.method import methods
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
 from fedsim.training import representation
@@ -40,7 +41,7 @@ class Moon(FedAvg):
     """
 
     name: str = "moon"
-    learns: ClassVar[Learns] = Learns()
+    learns: ClassVar[Learns] = Learns(objectives=(Classification,))
     mu: float = Field(1.0, ge=0)
     tau: float = Field(0.5, gt=0)
 

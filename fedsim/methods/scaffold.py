@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,9 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
-from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
-from fedsim.objectives import Objective
 from fedsim.training import Train
 
 
@@ -43,7 +40,6 @@ class Scaffold(Method[ScaffoldState]):
     """
 
     name: str = "scaffold"
-    learns: ClassVar[Learns] = Learns(objectives=(Objective,))
     server_lr: float = Field(1.0, gt=0)
 
     def check(self, train: Train) -> None:

@@ -25,6 +25,7 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Examples, Federation, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
+from fedsim.objectives import Classification
 from fedsim.registry import Config
 from fedsim.training import Context, Hooks, Loss, Optimizer, TrainingJob, train
 
@@ -92,7 +93,9 @@ class SemiFL(Method[SemiFLState]):
     """
 
     name: str = "semifl"
-    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(
+        objectives=(Classification,), task_sequences="no", dp_compatible=False
+    )
     threshold: float = Field(0.95, ge=0, le=1)
     alpha: float = Field(0.75, gt=0)
     momentum: float = Field(0.5, ge=0, lt=1)

@@ -25,10 +25,12 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.embedding import Embedding, embed
 from fedsim.explain.tree import Tree, build_tree, fidelity
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
+from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, methods, needs_classifier
+from fedsim.methods.method import Method, State, methods
 from fedsim.models.masked_autoencoder import MaskedAutoencoder
 from fedsim.models.model import Classifier, representation_size
+from fedsim.objectives import Classification
 from fedsim.registry import Config
 from fedsim.training import (
     FlatModel,
@@ -232,9 +234,8 @@ class XPFL(Method[State]):
     """
 
     name: str = "xpfl"
-    learns: ClassVar[Learns] = Learns(
-        dp_compatible=False
-    )  # what a client gets depends on what it alone has sent
+    # What a client gets depends on what it alone has sent.
+    learns: ClassVar[Learns] = Learns(objectives=(Classification,), dp_compatible=False)
     lam: float = Field(2.0, ge=0)
     tau: float = Field(3.0, gt=0)
     weigh: Literal["loss", "code"] = "loss"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,15 @@ from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
 from fedsim.objectives.objective import Batch, Metric, Objective, Totals, objectives
 
-if TYPE_CHECKING:
-    from fedsim.models import Classifier
+
+class TwoParts(Protocol):
+    """A network of a representation and a head, such as `fedsim.models.Classifier`."""
+
+    @property
+    def features(self) -> nn.Module: ...
+
+    @property
+    def head(self) -> nn.Module: ...
 
 
 class Forward(NamedTuple):
@@ -54,7 +61,7 @@ class Classification(Objective):
     ) -> Tensor:
         return cross_entropy(network(x), y, reduction="none")
 
-    def forward(self, network: Classifier, x: Tensor, y: Tensor) -> Forward:
+    def forward(self, network: TwoParts, x: Tensor, y: Tensor) -> Forward:
         """The loss of each example, with what it is made from, in one pass."""
         features = network.features(x)
         logits = network.head(features)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from torch.nn.functional import cross_entropy
 from fedsim.data import Dataset
 from fedsim.objectives.classification import Classification, Forward
 from fedsim.objectives.objective import Batch, Metric, Totals, objectives
-
-if TYPE_CHECKING:
-    from fedsim.models.rationale import RationaleClassifier
 
 # Logits with all words, with those chosen, and with the rest; and the choice (n, L).
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -61,11 +58,9 @@ class Rationales(Classification):
     def loss(
         self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
     ) -> Tensor:
-        return self.forward(network, x, y).losses  # type: ignore[arg-type]
+        return self.forward(network, x, y).losses
 
-    def forward(  # type: ignore[override]
-        self, network: RationaleClassifier, x: Tensor, y: Tensor
-    ) -> Forward:
+    def forward(self, network: Any, x: Tensor, y: Tensor) -> Forward:
         z = network.features.select(x)
         encoded = network.features.encode(x, z)
         chosen = z.sum() / (x != 0).sum().clamp(min=1)

@@ -75,8 +75,8 @@ def own(data: Dataset, tasks: Any, seed: int = 0, **fields: Any) -> ClientSplits
 
 
 def stream(splits: ClientSplits) -> TaskSequence:
-    assert splits.stream is not None
-    return splits.stream
+    assert splits.sequence is not None
+    return splits.sequence
 
 
 def shares(splits: ClientSplits) -> list[list[int]]:
@@ -118,7 +118,7 @@ def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed
     assert [[sorted(task) for task in client] for client in expected] == [
         [list(task) for task in client] for client in of.labels
     ]
-    assert (of.tasks, len(of.train), len(of.validation)) == (5, 15, 15)
+    assert (of.num_tasks, len(of.train), len(of.validation)) == (5, 15, 15)
 
 
 @given(seed=st.integers(0, 2**31))
@@ -232,14 +232,14 @@ def test_any_stream_deals_as_written_out(
         assert aside == sorted(aside)
         n = len(train) + len(aside)
         assert len(aside) == (int(np.ceil(fraction * n)) if n > 1 else 0)
-        assert of.labels[i // of.tasks][i % of.tasks] == tuple(sorted(task))
-        assert of.order[i // of.tasks][i % of.tasks] == tuple(task)
+        assert of.labels[i // of.num_tasks][i % of.num_tasks] == tuple(sorted(task))
+        assert of.order[i // of.num_tasks][i % of.num_tasks] == tuple(task)
         assert set(data.y[train]) | set(data.y[aside]) == set(task)
     for k, everything in enumerate(splits.train):
-        parts = [of.train[k * of.tasks + i] for i in range(of.tasks)]
+        parts = [of.train[k * of.num_tasks + i] for i in range(of.num_tasks)]
         assert sorted(everything) == sorted(np.concatenate(parts))
         for i, part in enumerate(parts):
-            assert np.array_equal(splits.during(i).train[k], part)
+            assert np.array_equal(splits.at(1 + i, of.num_tasks).train[k], part)
     assert not len(splits.unlabelled.values) + len(splits.test.values) + len(splits.server)
 
 
@@ -256,7 +256,7 @@ def test_a_stream_is_the_same_for_one_seed_and_another_for_another() -> None:
 def test_without_a_stream_clients_hold_the_same_all_the_time() -> None:
     nothing = Ragged.of([np.empty(0, dtype=np.int64)])
     splits = ClientSplits(Ragged.of([np.arange(3)]), nothing, nothing)
-    assert splits.during(3) is splits
+    assert splits.at(3, 5) is splits
 
 
 @pytest.mark.parametrize(("T", "rounds"), [(1, 4), (2, 2), (3, 12), (5, 50)])
@@ -268,7 +268,7 @@ def test_each_task_takes_as_many_rounds(T: int, rounds: int) -> None:
 
 def test_kinds_are_the_sets_of_classes_each_once() -> None:
     of = stream(own(dataset([0, 1, 2] * 9), [[["b", "a"], ["c"]], [["a", "b"], ["a", "c"]]]))
-    assert of.kinds == [(0, 1), (0, 2), (2,)]
+    assert of.label_sets == [(0, 1), (0, 2), (2,)]
 
 
 # validation

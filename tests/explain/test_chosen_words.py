@@ -45,7 +45,7 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
     for row in (0, 17, 39):
         x = torch.tensor(data.test_x[row : row + 1])
         with torch.no_grad():
-            z = network.features.choice(x)[0].bool().tolist()
+            z = network.features.select(x)[0].bool().tolist()
             probabilities = network(x).softmax(dim=1)[0]
         (found,) = rationales.explain(Inputs.of_rows(data, [row]))
         n = int((x != 0).sum())

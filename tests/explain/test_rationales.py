@@ -15,26 +15,23 @@ from torch import Tensor
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, run
 from fedsim.explain.rationales import (
-    OF,
-    aspect_scores,
-    encoder_similarity,
     linear_cka,
-    rationale_scores,
-    rationale_totals,
 )
 from fedsim.models import models
-from fedsim.models.rationale import Rationaliser, encoder_distance
+from fedsim.models.rationale import RationaleClassifier, encoder_distance
+from fedsim.objectives import Batch, Rationales, evaluate
+from fedsim.objectives.slices import ByColumn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
 
-def network(seed: int = 0) -> Rationaliser:
+def network(seed: int = 0) -> RationaleClassifier:
     torch.manual_seed(seed)
     vectors = torch.randn(20, 5)
     vectors[0] = 0
     model: Any = models.parse({"name": "rationale", "hidden": 4})
     made = model.build_text(vectors, torch.arange(20) > 1, 2)
-    assert isinstance(made, Rationaliser)
+    assert isinstance(made, RationaleClassifier)
     return made
 
 
@@ -47,14 +44,21 @@ def documents(n: int = 30, length: int = 8) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(x).int(), torch.tensor(rng.integers(0, 2, n)), torch.tensor(marks)
 
 
+def scores_of(
+    made: RationaleClassifier, x: Tensor, y: Tensor, marks: Tensor | None
+) -> dict[str, float]:
+    facts = {} if marks is None else {"marks": marks}
+    return Rationales().scores(evaluate(Rationales(), made, Batch(x, y, facts=facts)))
+
+
 @torch.no_grad()
 def test_scores_are_as_written_out() -> None:
     made, (x, y, marks) = network().eval(), documents()
-    found = rationale_scores(rationale_totals(made, x, y, marks))
-    z = made.features.choice(x).bool()
+    found = scores_of(made, x, y, marks)
+    z = made.features.select(x).bool()
 
     def probability(row: int, chosen: Tensor) -> Tensor:
-        read = made.features.read(x[row : row + 1], chosen[row : row + 1].float())
+        read = made.features.encode(x[row : row + 1], chosen[row : row + 1].float())
         return made.head(read).softmax(dim=1)[0]
 
     full, only, rest, right = [], [], [], {0: [], 1: []}
@@ -92,7 +96,7 @@ def test_choosing_at_random_is_on_the_line_of_chance() -> None:
         (rng.random(part.shape) < 0.4) & (part != 0).numpy()
     ).float()
     y = torch.zeros(len(x), dtype=torch.int64)
-    found = rationale_scores(rationale_totals(made, x, y, marks))
+    found = scores_of(made, x, y, marks)
     assert found["rationale_f1"] == pytest.approx(found["chance_f1"], abs=0.01)
     assert found["chance_f1"] == pytest.approx(2 * 0.2 * 0.4 / 0.6, abs=0.01)
     assert found["majority"] == 1
@@ -101,7 +105,7 @@ def test_choosing_at_random_is_on_the_line_of_chance() -> None:
 def test_by_chance_no_more_than_all_words_are_chosen() -> None:
     made, (x, y, marks) = network(), documents()
     made.features.choice = lambda part: torch.ones(part.shape)  # type: ignore[method-assign]
-    found = rationale_scores(rationale_totals(made, x, y, marks))
+    found = scores_of(made, x, y, marks)
     g = int(marks.sum()) / int((x != 0).sum())
     assert found["chosen"] > 1  # padding, too
     assert found["chance_f1"] == pytest.approx(2 * g / (1 + g))
@@ -109,7 +113,7 @@ def test_by_chance_no_more_than_all_words_are_chosen() -> None:
 
 def test_without_marks_there_are_no_scores_of_them() -> None:
     x, y, _ = documents()
-    found = rationale_scores(rationale_totals(network(), x, y, None))
+    found = scores_of(network(), x, y, None)
     assert not any("rationale" in name or name == "chance_f1" for name in found)
 
 
@@ -125,11 +129,11 @@ def test_a_run_records_them_whatever_the_method(tmp_path: Any) -> None:
     fed = federation(made)
     named = run(made, tmp_path).weights()
     fed.model.load(torch.cat([named[name].flatten() for name in fed.model.shapes]))
-    assert isinstance(fed.model.module, Rationaliser)
+    assert isinstance(fed.model.module, RationaleClassifier)
     data = made.data.load()
     assert data.marks is not None
     x, y, marks = (torch.tensor(v) for v in (data.test_x, data.test_y, data.marks))
-    expected = rationale_scores(rationale_totals(fed.model.module, x, y, marks))
+    expected = scores_of(fed.model.module, x, y, marks)
     assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert row["majority"] == 0.5
 
@@ -146,7 +150,7 @@ def test_how_far_encoders_are_apart_is_on_record_after_every_round(tmp_path: Any
         )
 
     found, model = [], federation(made("fedbabu")).model
-    assert isinstance(model.module, Rationaliser)
+    assert isinstance(model.module, RationaleClassifier)
     for state in server_states(made("fedbabu"))[1:]:
         model.load(torch.tensor(state.weights))
         apart = encoder_distance(*model.module.encoders(), "l2")
@@ -186,51 +190,18 @@ def test_what_is_always_the_same_is_like_nothing() -> None:
 
 def test_aspects_add_up() -> None:
     made, (x, y, marks) = network(), documents()
-    parts = {"aroma": slice(0, 4), "taste": slice(4, None)}
-    totals = {
-        f"{aspect}{OF}{name}": total
-        for aspect, rows in parts.items()
-        for name, total in rationale_totals(made, x[rows], y[rows], marks[rows]).items()
-    }
-    found = aspect_scores(totals)
-    whole = rationale_scores(rationale_totals(made, x, y, marks))
-    for name, value in whole.items():
+    aspects = np.array(["aroma"] * 4 + ["taste"] * (len(y) - 4))
+    sliced = ("accuracy", "balanced_accuracy", "rationale_f1", "chance_f1")
+    slices = ByColumn(Rationales(), aspects, sliced)
+    totals = slices.totals(made, Batch(x, y, facts={"marks": marks}), 0)
+    found, further = slices.scores(totals, 0)
+    assert not further
+    for name, value in scores_of(made, x, y, marks).items():
         assert found[name] == pytest.approx(value, abs=1e-6)
-    for aspect, rows in parts.items():
-        own = rationale_totals(made, x[rows], y[rows], marks[rows])
-        assert found[f"accuracy/{aspect}"] == own["right"] / len(y[rows])
-        assert found[f"rationale_f1/{aspect}"] == rationale_scores(own)["rationale_f1"]
-    one = rationale_totals(made, x, y, None)
-    assert not any("/" in name for name in aspect_scores({OF + n: v for n, v in one.items()}))
-
-
-def test_similarity_of_encoders_is_as_written_out() -> None:
-    x, _, _ = documents()
-    networks = [network(), network(), network()]
-    for k, each in enumerate(networks):
-        torch.manual_seed(k)
-        for weights in each.parameters():
-            weights.data.copy_(torch.randn_like(weights))
-    read: dict[str, list[Any]] = {"generator": [], "predictor": []}
-    shares = []
-    with torch.no_grad():
-        for each in networks:
-            features = each.eval().features
-            z = features.choice(x)
-            shares.append(float(z[x != 0].mean()))
-            for part, h in (
-                ("generator", features.generator(features.words(x))),
-                ("predictor", features.predictor(features.words(x) * z[:, :, None])),
-            ):
-                rows = [
-                    own[row != 0].mean(dim=0) if (row != 0).any() else torch.zeros(own.shape[1])
-                    for own, row in zip(h, x, strict=True)
-                ]
-                read[part].append(torch.stack(rows).numpy())
-    found = encoder_similarity(networks, x)
-    for part, (a, b, c) in read.items():
-        pairs = [linear_cka(a, b), linear_cka(a, c), linear_cka(b, c)]
-        assert found[part] == pytest.approx(sum(pairs) / 3, rel=1e-4)
-    assert found["chosen"] == pytest.approx(sum(shares) / 3)
-    assert 0 < found["chosen"] < 1
-    assert encoder_similarity([networks[0]] * 2, x)["generator"] == pytest.approx(1)
+    for aspect, rows in (("aroma", slice(0, 4)), ("taste", slice(4, None))):
+        own = scores_of(made, x[rows], y[rows], marks[rows])
+        for name in sliced:
+            assert found[f"{name}/{aspect}"] == pytest.approx(own[name])
+    one = ByColumn(Rationales(), aspects[:4], sliced)
+    alone, _ = one.scores(one.totals(made, Batch(x[:4], y[:4]), 0), 0)
+    assert not any("/" in name for name in alone)

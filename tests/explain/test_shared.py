@@ -16,6 +16,7 @@ from fedsim.analysis.replay import replay
 from fedsim.errors import BadInput
 from fedsim.explain.masking import keep_relevant
 from fedsim.methods.fedxds import FedXDS
+from fedsim.methods.pixels import pixel_range
 
 METHOD: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1, "removed": 75}
 MODEL = {"name": "cnn", "channels": [4, 4]}
@@ -38,7 +39,7 @@ def test_what_is_shown_is_what_was_shared(tmp_path: Path, fields: dict[str, Any]
     np.testing.assert_array_equal(
         found.pool.sum(axis=0), np.bincount(again.state.labels, minlength=10)
     )
-    zero, one = again.fed.pixels()
+    zero, one = pixel_range(again.fed)
     pool = (again.state.shared - zero) / (one - zero)
     ends = np.cumsum(found.pool.sum(axis=1))
     for e in found.examples:

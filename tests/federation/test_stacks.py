@@ -90,7 +90,7 @@ def test_auto_takes_what_is_fastest(
     experiment = small_experiment(**stacked("auto"))
     dataset, splits, spec = prepare(experiment)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
-    assert engine._worker.host.obstacle is None
+    assert engine._worker.context.obstacle is None
     monkeypatch.setattr(Stack, "train", spend(together))
     V, why = engine.choose_clients_per_step(list(range(10)))
     engine.close()

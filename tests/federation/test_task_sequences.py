@@ -25,12 +25,14 @@ from fedsim.errors import ClientError, ExperimentError
 from fedsim.federation import Client, Federation, LocalEngine, PerClient, Update
 from fedsim.methods import State, centralised, methods
 from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.fedweit import task_test
 from fedsim.methods.local import Local
 from fedsim.models import Classifier
+from fedsim.objectives import Batch, Classification, evaluate
 from fedsim.prepare import prepare
 from fedsim.records import hashes
 from fedsim.simulate import Progress
-from fedsim.training import FlatModel, evaluate
+from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]
 CPU = torch.device("cpu")
@@ -57,8 +59,8 @@ def streams(**sections: Any) -> Any:
 
 
 def stream(splits: Any) -> TaskSequence:
-    assert splits.stream is not None
-    return splits.stream
+    assert splits.sequence is not None
+    return splits.sequence
 
 
 class Watches(FedAvg):
@@ -67,20 +69,27 @@ class Watches(FedAvg):
     name: str = f"{__name__}:Watches"
 
     def watch(self, client: Client) -> dict[str, Any]:
-        T = client.stream.tasks
+        sequence = client.splits.sequence
+        assert sequence is not None
+        T = sequence.num_tasks
+        tests = [task_test(client, i) for i in range(T)]
         return {
-            **{"task": client.task, "samples": client.num_samples, "rows": client.table.x},
+            **{
+                "task": client.splits.task,
+                "samples": client.num_samples,
+                "rows": client.data.table[0],
+            },
             **{"x": client.data.x, "y": client.data.y},
             **{"aside": client.validation.x, "aside_y": client.validation.y},
-            **{"labels": [list(client.labels(i)) for i in range(T)]},
-            **{"tests": [client.task_test(i).x for i in range(T)]},
-            **{"tests_y": [client.task_test(i).y for i in range(T)]},
+            **{"labels": [list(sequence.labels[client.id][i]) for i in range(T)]},
+            **{"tests": [test.x for test in tests]},
+            **{"tests_y": [test.y for test in tests]},
             **{"test": client.test.x, "unlabelled": client.unlabelled},
             "answers": client.model.module(client.central_test.x).argmax(dim=1),
         }
 
     def without(self, client: Client) -> None:
-        assert client.task == 0
+        assert client.splits.task == 0
         with pytest.raises(ValueError, match="the partition is no stream of tasks"):
             _ = client.validation
 
@@ -96,7 +105,7 @@ def test_clients_see_the_task_under_way_and_no_other(t: int) -> None:
     of, now = stream(splits), (t - 1) // 2
     fed = federation(experiment)
     fed.begin_round(t)
-    assert fed.task == now
+    assert fed.splits.task == now
     sent = fed.gather(experiment.method.watch, range(4))
     assert list(sent) == [0, 1, 2, 3]
     for k, seen in sent.items():
@@ -126,7 +135,7 @@ def test_without_a_stream_there_are_no_tasks() -> None:
     experiment = small_experiment(method={"name": f"{__name__}:Watches"})
     fed = federation(experiment)
     fed.begin_round(7)
-    assert (fed.task, fed.stream) == (0, None)
+    assert (fed.splits.task, fed.splits.sequence) == (0, None)
     fed.each(experiment.method.without, [0, 3])
 
 
@@ -379,7 +388,9 @@ WITHOUT_SHARES: dict[str, dict[str, Any]] = {
     "xpfl": {"lam": 0, "psi": 0.0},
 }
 WITH_SHARES = [name for name in NETWORK_METHODS if "partition" in NEEDS.get(name, {})]
-RUNNING = [name for name in NETWORK_METHODS if dict(methods.items())[name].in_turn]
+RUNNING = [
+    name for name in NETWORK_METHODS if dict(methods.items())[name].learns.task_sequences != "no"
+]
 TWO = [[["0", "1"], ["2", "3"]], [["4", "5"], ["0", "6"]]]
 
 
@@ -560,7 +571,7 @@ class Reports(FedAvg):
         pass
 
     def tell(self, client: Client) -> None:
-        client.report_task(1, **{self.column: 0.5 + client.id})
+        client.record("tasks", **{self.column: 0.5 + client.id})
 
 
 def test_a_method_reports_of_tasks_what_it_likes(finish: Finish) -> None:
@@ -648,7 +659,7 @@ def test_evaluating_many_examples_stays_among_the_classes() -> None:
     model.restrict_classes([2, 3])
     x = torch.randn(2500, 4)
     y = torch.full((2500,), 2)
-    found = evaluate(model, x, y)
+    found = evaluate(Classification(), model.module, Batch(x, y))
     logits = model.module(x)[:, [2, 3]].detach()
     assert found["right"] == int((logits[:, 0] >= logits[:, 1]).sum())
     assert found["loss"] == pytest.approx(float(-logits.log_softmax(1)[:, 0].sum()), rel=1e-4)

@@ -13,7 +13,7 @@ from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
 from fedsim.errors import BadInput
 from fedsim.methods.fedrnl import FedRNL
-from fedsim.models.rationale import Rationaliser, encoder_distance
+from fedsim.models.rationale import RationaleClassifier, encoder_distance
 from fedsim.prepare import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -93,12 +93,12 @@ def test_the_larger_lambda_the_nearer_to_one_encoder(
     assert apart[-1] < 0.1 * apart[0]
 
 
-def alike(reviews: Path, **model: Any) -> tuple[Rationaliser, Rationaliser]:
+def alike(reviews: Path, **model: Any) -> tuple[RationaleClassifier, RationaleClassifier]:
     """A model with one encoder, and one with two that are like it."""
     one = prepare(experiment(reviews, {"name": "fedavg"}, shared=True, **model))[2].build_model()
     two = prepare(experiment(reviews, **model))[2].build_model()
-    assert isinstance(one, Rationaliser)
-    assert isinstance(two, Rationaliser)
+    assert isinstance(one, RationaleClassifier)
+    assert isinstance(two, RationaleClassifier)
     two.load_state_dict(one.state_dict(), strict=False)
     two.features.predictor.load_state_dict(one.features.generator.state_dict())
     return one, two
@@ -130,7 +130,7 @@ def test_a_large_lambda_trains_as_fr_does(reviews: Path) -> None:
         start = [w.detach().clone() for w in encoder]
         rest = [*one.features.chooser.parameters(), *one.head.parameters()]
         slower = [{"params": encoder, "lr": lr / 2}, {"params": rest}]
-        rivals: list[tuple[Rationaliser, torch.optim.Optimizer]] = [
+        rivals: list[tuple[RationaleClassifier, torch.optim.Optimizer]] = [
             (one, torch.optim.SGD(slower, lr)),
             (two, torch.optim.SGD(two.parameters(), lr)),
         ]
@@ -173,7 +173,7 @@ def test_an_aspect_of_one_class_alone(tmp_path: Path) -> None:
 def test_the_loss_is_the_models_and_the_term(reviews: Path) -> None:
     made = experiment(reviews, {"name": "fedrnl", "lam": 3.0, "encoder_loss": "l1"})
     network = prepare(made)[2].build_model()
-    assert isinstance(network, Rationaliser)
+    assert isinstance(network, RationaleClassifier)
     x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
     torch.manual_seed(0)
     found = made.method.loss(network, x, y, {})

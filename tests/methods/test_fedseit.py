@@ -352,19 +352,19 @@ def test_a_round_of_training_step_by_step(path: Path, top_k: int | None) -> None
     assert isinstance(made.method, Spied)
     fed, states, _ = played(made)
     dataset, splits, _ = prepare(made)
-    assert splits.stream is not None
+    assert splits.sequence is not None
     assert len(SEEN) == 8
     for noted in SEEN:
         client, before, after = noted["client"], noted["before"], noted["after"]
-        k, task, t = client.id, client.task, client.round
+        k, task, t = client.id, client.splits.task, client.round
         np.testing.assert_array_equal(before["base"], states[t - 1].weights)
-        labels = splits.stream.labels[k][task]
+        labels = splits.sequence.labels[k][task]
         rest = made.method.build(fed.model, made.method.slots(2), 2)
         network = FlatModel(rest, torch.device("cpu"))
         network.load(before["rests"][-1])
         rest.foreign.copy_(before["foreign"][-1])
         reader = fed.model.module.get_submodule("features.reader")
-        rows = splits.stream.train[2 * k + task]
+        rows = splits.sequence.train[2 * k + task]
         x = torch.tensor(dataset.x[rows])
         y = torch.tensor([labels.index(label) for label in dataset.y[rows]])
         every = Documents(x, y, rest.digest(reader, x))  # type: ignore[arg-type]
@@ -418,12 +418,11 @@ def test_how_a_task_begins(path: Path, name: str) -> None:
         state={},
         model=fed.model,
         device=torch.device("cpu"),
-        task=0,
+        id=0,
+        splits=fed.splits,
         settings=made.train,
-        stream=fed.stream,
         report=lambda **_: None,
     )
-    client.labels = lambda task: (0, 1)
     client.network = lambda name, build: FlatModel(build(), torch.device("cpu"))
     base = torch.randn(layout.size)
     method.begin_task(client, base, None)
@@ -441,7 +440,7 @@ def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str
     fed, states, kept = played(made)
     done = run(made, tmp_path)
     dataset, splits, _ = prepare(made)
-    assert splits.stream is not None
+    assert splits.sequence is not None
     reader = fed.model.module.get_submodule("features.reader")
     pruned = 0
     for k in (0, 1):
@@ -452,7 +451,7 @@ def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str
         assert torch.equal(sent, expected[: len(sent)])
         pruned += int((sent == 0).sum())
         for task in (0, 1):
-            labels = splits.stream.labels[k][task]
+            labels = splits.sequence.labels[k][task]
             rest = method.build(fed.model, method.slots(2), len(labels))
             FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][task]))
             rest.eval()
@@ -747,7 +746,7 @@ def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, A
     _, states, _ = played(made)
     done = run(made, tmp_path)
     _, splits, _ = prepare(made)
-    assert splits.stream is not None
+    assert splits.sequence is not None
     Pc = 3 * D * 3
     slots = fields.get("top_k", 3)
     P = Pc + (5 * (slots + 1) * 6 if "share_dense" in fields else 0)
@@ -768,7 +767,7 @@ def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, A
             assert row["selected_bytes"] == sum(selected)
             assert row["selected_dense_bytes"] == 4 * P * len(selected)
             if "top_k" in fields:
-                up += 4 * D * len(splits.stream.train[3 * k + task])
+                up += 4 * D * len(splits.sequence.train[3 * k + task])
                 assert row["centres_bytes"] == up - 4 * P
         if place == 2:
             up += sizes[f"{k}/{task}"]
@@ -1051,10 +1050,11 @@ def test_what_the_released_code_tests_on(path: Path, tmp_path: Path) -> None:
     method = made.method
     assert isinstance(method, FedSeIT)
     dataset, splits, _ = prepare(made)
-    assert splits.stream is not None
-    assert 0 < len(splits.stream.validation[0]) <= 64
-    client: Any = SimpleNamespace(id=0, stream=splits.stream)
-    client.task_test = lambda task: fed._host.task_test(splits.stream.labels[0][task])
+    assert splits.sequence is not None
+    assert 0 < len(splits.sequence.validation[0]) <= 64
+    client: Any = SimpleNamespace(
+        id=0, splits=splits, central_test=fed.test_data, device=torch.device("cpu")
+    )
     for validation, first in ((10, 64), (64, 64), (65, 128), (500, 200)):
         client.validation = range(validation)
         found = method.tested(client, 0)
@@ -1073,9 +1073,9 @@ def test_what_the_released_code_tests_on_without_validation(path: Path, tmp_path
     )
     done = run(made, tmp_path)
     dataset, splits, _ = prepare(made)
-    assert splits.stream is not None
+    assert splits.sequence is not None
     (last,) = done.tasks.query("round == 4 and client == 0 and task == 1").to_dict("records")
-    labels = splits.stream.labels[0][1]
+    labels = splits.sequence.labels[0][1]
     tested = min(64, int(np.isin(dataset.test_y, labels).sum()))
     assert last["accuracy"] * tested == pytest.approx(round(last["accuracy"] * tested))
 
@@ -1159,7 +1159,7 @@ class FailingCentres(FedSeIT):
     fails: int
 
     def centres(self, client: Client) -> Any:
-        if client.id == 1 and client.task == self.fails:
+        if client.id == 1 and client.splits.task == self.fails:
             raise ValueError("no")
         return super().centres(client)
 
@@ -1224,7 +1224,7 @@ class NobodysCentres(FedSeIT):
     name: str = "test_fedseit:NobodysCentres"
 
     def centres(self, client: Client) -> Any:
-        if client.task == 1:
+        if client.splits.task == 1:
             raise ValueError("no")
         return super().centres(client)
 

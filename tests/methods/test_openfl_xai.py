@@ -20,7 +20,7 @@ from fedsim.methods import methods
 from fedsim.models import RuleModel, Rules, models
 from fedsim.models.rules import Array, Prediction, Rule
 from fedsim.models.tsk import FILES, Tsk, read_published
-from fedsim.objectives import Regression
+from fedsim.objectives import Classification, Objective, Regression
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
 
@@ -28,7 +28,7 @@ ROOT = Path(os.environ.get("FEDSIM_DATA", "/nowhere"))
 real = pytest.mark.skipif(
     not (ROOT / "openfl_xai").is_dir(), reason="OpenFL-XAI's files are not at hand"
 )
-NAMES = [name for name, method in methods.items() if method.of_rules]
+NAMES = [name for name, method in methods.items() if method.learns.models == "rule model"]
 # With the published fuzziness, clusters of evenly spread examples all lie in the middle.
 KINDS = {
     name: {"name": name, **({"rules": 6, "fuzziness": 1.2} if name == "tsk" else {})}
@@ -394,7 +394,10 @@ def test_clients_that_fail_are_skipped(finish: Callable[..., Run], name: str) ->
 # networks on the same data
 
 
-@pytest.mark.parametrize("name", [n for n, m in methods.items() if m.regresses and not m.of_rules])
+@pytest.mark.parametrize(
+    "name",
+    [n for n, m in methods.items() if n in NETWORK_METHODS and Objective in m.learns.objectives],
+)
 def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> None:
     done = finish(
         model={"name": "mlp", "hidden": [32]},
@@ -406,7 +409,8 @@ def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in NETWORK_METHODS if not dict(methods.items())[n].regresses]
+    "name",
+    [n for n in NETWORK_METHODS if Classification in dict(methods.items())[n].learns.objectives],
 )
 def test_methods_for_classes_refuse_numbers(finish: Callable[..., Run], name: str) -> None:
     message = f"method.name={name} learns classes.*methods for it: .*fedavg"

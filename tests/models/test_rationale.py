@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedsim.data import Dataset
 from fedsim.models import models
-from fedsim.models.rationale import PADDED, RationaleModel, Rationaliser, encoder_distance
-from fedsim.training import FlatModel, default_loss, representation
+from fedsim.models.rationale import PADDED, RationaleClassifier, RationaleModel, encoder_distance
+from fedsim.objectives import Rationales
+from fedsim.training import FlatModel, representation
 
 D, V = 5, 9
 
@@ -26,14 +29,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def build(seed: int = 0, vectors: tuple[int, int] = (V, D), **fields: Any) -> Rationaliser:
+def build(seed: int = 0, vectors: tuple[int, int] = (V, D), **fields: Any) -> RationaleClassifier:
     torch.manual_seed(seed)
     model = models.parse({"name": "rationale", "hidden": 4, **fields})
     assert isinstance(model, RationaleModel)
     table = torch.randn(vectors)
     table[0] = 0
     network = model.build_text(table, torch.arange(len(table)) > 1, 2)
-    assert isinstance(network, Rationaliser)
+    assert isinstance(network, RationaleClassifier)
     return network
 
 
@@ -88,9 +91,9 @@ def test_chooses_and_reads_as_written_out(shared: bool) -> None:
 def test_losses_are_as_written_out() -> None:
     network = build(dropout=0.0, share=0.3, sparsity=2.0, continuity=3.0, weight=0.7)
     torch.manual_seed(1)
-    losses, read = network.losses(DOCUMENTS, LABELS)
+    losses, read, logits = Rationales().forward(network, DOCUMENTS, LABELS)
     torch.manual_seed(1)
-    z = network.features.choice(DOCUMENTS)
+    z = network.features.select(DOCUMENTS)
     assert set(z.detach().unique().tolist()) <= {0.0, 1.0}
     chosen, words, change = 0.0, 0, []
     for x, marks in zip(DOCUMENTS.tolist(), z.tolist(), strict=True):
@@ -100,15 +103,18 @@ def test_losses_are_as_written_out() -> None:
     penalty = 2.0 * abs(chosen / words - 0.3) + 3.0 * sum(change) / len(change)
     plain = cross_entropy(network.head(read), LABELS, reduction="none")
     torch.testing.assert_close(losses, 0.7 * plain + penalty)
-    torch.testing.assert_close(read, network.features.read(DOCUMENTS, z))
+    torch.testing.assert_close(logits, network.head(read))
+    torch.testing.assert_close(read, network.features.encode(DOCUMENTS, z))
 
 
 def test_training_minimises_the_networks_own_losses() -> None:
     network = build(dropout=0.0)
     torch.manual_seed(2)
-    found = default_loss(network, DOCUMENTS, LABELS, {})
+    y = np.zeros(3, dtype=np.int64)
+    data = Dataset(DOCUMENTS.numpy(), y, DOCUMENTS.numpy(), y, ("a", "b"))
+    found = RationaleModel().objective(data).loss(network, DOCUMENTS, LABELS, {})
     torch.manual_seed(2)
-    torch.testing.assert_close(found, network.losses(DOCUMENTS, LABELS)[0])
+    torch.testing.assert_close(found, Rationales().forward(network, DOCUMENTS, LABELS).losses)
 
 
 def test_weights_stay_in_the_vector_where_cudnn_would_copy_them(
@@ -131,7 +137,7 @@ def test_gradients_go_straight_through_the_choice() -> None:
     """The gradient of a drawn z is that of its probability under the noise that was drawn."""
     network = build(dropout=0.0)
     torch.manual_seed(3)
-    z = network.features.choice(DOCUMENTS)
+    z = network.features.select(DOCUMENTS)
     (found,) = torch.autograd.grad(z.sum(), network.features.chooser.bias)
     torch.manual_seed(3)
     features = network.features

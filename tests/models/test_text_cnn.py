@@ -23,7 +23,7 @@ from fedsim.models import Classifier, RuleModel, TextModel, models
 from fedsim.models.text import Reader, TextFeatures
 from fedsim.prepare import prepare
 from fedsim.records import hashes
-from fedsim.training import FlatModel, evaluate, representation
+from fedsim.training import FlatModel, representation
 
 CPU = torch.device("cpu")
 V, D, CLASSES = 12, 3, 4
@@ -275,7 +275,7 @@ class Reads(FedAvg):
             lambda _, inputs: seen.append(inputs[0].dtype)
         )
         update = super().local_update(client, weights)
-        evaluate(client.model, client.central_test.x, client.central_test.y)
+        client.score(weights)
         handle.remove()
         assert seen
         assert set(seen) == {client.data.x.dtype} == {torch.int32}

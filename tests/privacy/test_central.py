@@ -109,11 +109,13 @@ def test_noise_has_its_size_and_is_another_each_time() -> None:
         assert noise.std() == pytest.approx(4 * 0.5 / 10, rel=0.05)
         assert abs(noise.mean()) < 0.2 / 10
     assert abs(np.corrcoef(*drawn)[0, 1]) < 0.1
-    assert fed.releases == [(1.0, 2)]
+    ledger: dict[str, Any] = {}
+    fed.records(ledger)
+    assert ledger["releases"] == [[1.0, 2, 1]]
 
 
 def test_cohorts_are_drawn_client_by_client() -> None:
-    cohorts = [draw_cohort(0, 0.3, 50, t, poisson=True) for t in range(400)]
+    cohorts = [draw_cohort(0, 0.3, 50, t, independent=True) for t in range(400)]
     sizes = [len(c) for c in cohorts]
     assert np.var(sizes) == pytest.approx(50 * 0.3 * 0.7, rel=0.25)
     often = np.bincount(np.concatenate(cohorts), minlength=50) / 400
@@ -228,7 +230,7 @@ def sections_of(name: str, **sections: Any) -> dict[str, Any]:
     return with_method(name, **sections)
 
 
-COVERED = [name for name in NETWORK_METHODS if dict(methods.items())[name].only_sums]
+COVERED = [name for name in NETWORK_METHODS if dict(methods.items())[name].learns.dp_compatible]
 
 
 @pytest.mark.parametrize("name", COVERED)

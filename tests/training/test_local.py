@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedsim.objectives import Batch, Classification, evaluate
 from fedsim.rng import keyed_rng, keyed_torch_rng, torch_seed
-from fedsim.training import FlatModel, Hooks, Task, Train, cross_entropy, evaluate
+from fedsim.training import FlatModel, Hooks, Train, TrainingJob
 from fedsim.training import train as train_task
 
+CROSS_ENTROPY = Classification().loss
 CPU = torch.device("cpu")
 
 
@@ -61,7 +63,16 @@ def train(
     start, lr = flat.vector.clone(), section.optimizer.lr
     done = train_task(
         flat,
-        Task(start, x, y, lr, section.local_epochs, rng, Hooks(**hooks), context or {}),
+        TrainingJob(
+            start,
+            x,
+            y,
+            lr,
+            section.local_epochs,
+            rng,
+            Hooks(**{"loss": CROSS_ENTROPY, **hooks}),
+            context or {},
+        ),
         section,
     )
     assert torch.equal(done.weights, flat.vector)
@@ -232,7 +243,7 @@ def test_loss_hook() -> None:
     x, y = examples(9)
 
     def double(model: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        return 2 * cross_entropy(model, x, y, context)
+        return 2 * CROSS_ENTROPY(model, x, y, context)
 
     one = train(
         *(doubled, x, y, settings({"lr": 0.1}, batch_size=4), np.random.default_rng(0)),
@@ -335,7 +346,7 @@ def test_evaluate_is_one_big_batch(net: Any, n: int) -> None:
     flat.module(torch.randn(50, 5))  # batch norm's statistics are not those of a new network
     before = flat.weights()
     x, y = examples(n)
-    totals = evaluate(flat, x, y)
+    totals = evaluate(Classification(), flat.module, Batch(x, y))
     logits = flat.module.eval()(x).detach()
     chances = torch.softmax(logits.double(), dim=1)[torch.arange(n), y]
     assert totals["loss"] == pytest.approx(-float(torch.log(chances).sum()), rel=1e-4)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsim.models import models
+from fedsim.objectives import Classification
 from fedsim.training import (
     FlatModel,
     Hooks,
     Stack,
-    Task,
     Train,
     Trained,
-    cross_entropy,
+    TrainingJob,
     generator_state,
     train,
 )
@@ -97,7 +97,7 @@ def ascend(g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
 
 
 def weighted(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-    return cross_entropy(network, x, y, context) * (1 + context["anchor"][0] ** 2)
+    return Classification().loss(network, x, y, context) * (1 + context["anchor"][0] ** 2)
 
 
 HOOKS: dict[str, dict[str, Any]] = {
@@ -111,14 +111,14 @@ HOOKS: dict[str, dict[str, Any]] = {
 
 def tasks(
     model: FlatModel, shape: tuple[int, ...], sizes: list[int], hooks: Hooks, epochs: int
-) -> list[Task]:
+) -> list[TrainingJob]:
     """Clients with data, starting points and contexts of their own."""
     made = []
     for k, n in enumerate(sizes):
         generator = torch.Generator().manual_seed(100 + k)
         noise = torch.randn(model.size, generator=generator)
         made.append(
-            Task(
+            TrainingJob(
                 model.vector + 0.05 * noise,
                 torch.randn(n, *shape, generator=generator),
                 torch.randint(3, (n,), generator=generator),

@@ -1,0 +1,30 @@
+"""What methods that learn classifiers, and nothing else, have in common."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client
+from fedsim.models import Classifier
+from fedsim.objectives import Classification
+
+
+def classification(client: Client) -> Classification:
+    """(client) Its objective, of methods that learn no other."""
+    assert isinstance(client.objective, Classification)
+    return client.objective
+
+
+def needs_classifier(name: str, network: nn.Module) -> Classifier:
+    """The network; refuse networks whose representation and head cannot be told apart.
+
+    Raises:
+        ExperimentError: it is no `Classifier`.
+    """
+    if not isinstance(network, Classifier):
+        raise ExperimentError(
+            f"method.name={name} needs a model of features and a head: "
+            f"fedsim.models.Classifier(features, head), not {type(network).__name__}"
+        )
+    return network

@@ -1,0 +1,134 @@
+"""Reductions: the package's, and a user's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from own_components import CoordinateMedian
+
+from experiments import server_states, small_experiment
+from fedsim import Run
+from fedsim.errors import ClientError, ExperimentError
+from fedsim.federation import Update
+from fedsim.federation.reduction import (
+    Discard,
+    Gather,
+    InvalidUpdate,
+    MergeTotals,
+    NothingToReduce,
+    Reduction,
+    WeightedMean,
+)
+
+Finish = Callable[..., Run]
+REDUCTIONS: dict[str, tuple[Callable[[], Reduction], Callable[[torch.Tensor], Any]]] = {
+    "mean": (WeightedMean, lambda v: Update(v=v, weight=float(v.abs().sum() + 1))),
+    "gather": (Gather, lambda v: {"v": v}),
+    "discard": (Discard, lambda v: None),
+    "totals": (MergeTotals, lambda v: {"": {"loss": float(v.sum()), "y": v.numpy()}}),
+    "median": (CoordinateMedian, lambda v: v),
+}
+
+
+def plain(result: Any) -> Any:
+    if hasattr(result, "clients"):
+        return {"v": result.v, "count": result.count, "clients": sorted(result.clients)}
+    return result
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_who_computes_what_changes_no_bit(name: str) -> None:
+    make, message = REDUCTIONS[name]
+    vectors = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+
+    def carried_out(blocks: list[list[int]], workers: int) -> Any:
+        template, copies = make(), [make() for _ in range(workers)]
+        for b, block in enumerate(blocks):
+            mine = copies[b % workers]
+            for id in block:
+                mine.check(message(vectors[id]))
+                mine.fold(id, message(vectors[id]), {})
+            mine.end_block()
+        total = copy.deepcopy(template)
+        for part in reversed(copies):
+            total.merge(part)
+        return plain(total.result({}, {}))
+
+    blocks = [[0, 3], [1, 4], [2, 5]]
+    expected = carried_out(blocks, 1)
+    for order in permutations(blocks):
+        for workers in (1, 2, 3):
+            np.testing.assert_equal(carried_out(list(order), workers), expected)
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=3, max_size=3), min_size=1, max_size=9))
+def test_the_mean_is_the_written_out_mean(rows: list[list[float]]) -> None:
+    vectors = torch.tensor(rows)
+    mean = WeightedMean()
+    for id, vector in enumerate(vectors):
+        mean.check(Update(v=vector, weight=id + 1))
+        mean.fold(id, Update(v=vector, weight=id + 1), {})
+    mean.end_block()
+    weights = np.arange(1, len(rows) + 1)
+    expected = (weights[:, None] * vectors.double().numpy()).sum(axis=0) / weights.sum()
+    np.testing.assert_allclose(mean.result({}, {}).v, expected, atol=1e-5)
+
+
+def test_nobody_who_sent_is_not_nobody_who_answered() -> None:
+    silent = WeightedMean()
+    silent.fold(0, Update(), {})
+    assert silent.result({}, {1: "failed"}).count == 0
+    with pytest.raises(NothingToReduce, match="no client of the cohort gave a contribution"):
+        WeightedMean().result({}, {1: "failed"})
+
+
+def test_vectors_of_different_lengths_are_refused() -> None:
+    mean, other = WeightedMean(), WeightedMean()
+    mean.fold(0, Update(v=torch.zeros(3)), {})
+    other.fold(1, Update(v=torch.zeros(4)), {})
+    for part in (mean, other):
+        part.end_block()
+    mean.merge(other)
+    with pytest.raises(InvalidUpdate, match=r"sends vectors of these lengths: {'v': 4}") as error:
+        mean.result({}, {})
+    assert error.value.client == 1
+
+
+class TestOwn:
+    METHOD: ClassVar[dict[str, Any]] = {"name": "own_components:FedMedian"}
+
+    def test_a_method_of_ten_lines_uses_it(self, finish: Finish) -> None:
+        done = finish(method=self.METHOD, partition={"kind": "iid", "clients": 7})
+        assert done.rounds["accuracy"].iloc[-1] > 0.8
+
+    def test_it_is_the_median_of_what_clients_send(self) -> None:
+        sections: dict[str, Any] = {"partition": {"clients": 5}, "train": {"rounds": 1}}
+        _, median = server_states(small_experiment(method=self.METHOD, **sections))
+        alone = []
+        for k in range(5):
+            one = small_experiment(method={"name": "own_components:Only", "client": k}, **sections)
+            alone.append(server_states(one)[1].weights)
+        np.testing.assert_array_equal(median.weights, np.median(alone, axis=0))
+
+    @pytest.mark.usefixtures("own_ray")
+    def test_actors_change_no_bit(self, finish: Finish) -> None:
+        sections: dict[str, Any] = {"method": self.METHOD, "train": {"rounds": 3}}
+        local = finish(**sections)
+        ray = finish(**sections, engine={"kind": "ray", "actors": 3})
+        assert local.result_hash == ray.result_hash
+
+    def test_what_cannot_be_reduced_is_the_clients_fault(self, finish: Finish) -> None:
+        with pytest.raises(ClientError, match="NaN values in its message"):
+            finish(method={"name": "own_components:Broken"}, train={"rounds": 1})
+
+    def test_privacy_does_not_cover_it(self) -> None:
+        with pytest.raises(ExperimentError, match="sends more than sums"):
+            small_experiment(method=self.METHOD, privacy={"clip": 1.0, "noise_multiplier": 1.0})
