@@ -13,6 +13,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,8 @@ def simulate(
             yield why
         folder.update(clients_per_step=V)
     device = pick_device(experiment.engine)
-    folder.update(server_device=str(device))
+    metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
+    folder.update(server_device=str(device), metrics=metrics)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(folder.path / "weights", experiment.checkpoint.keep)
     tables = {name: Table(folder.path, name) for name in ("rounds", "clients", *RECORDED)}

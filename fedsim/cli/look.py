@@ -32,7 +32,7 @@ from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import measures_in_words, row_in_words
 from fedsim.explain.tasks import draw_tasks
 from fedsim.federation import cohort_size
-from fedsim.federation.federation import cut_blocks
+from fedsim.federation.cohort import cut_blocks
 from fedsim.federation.placement import Node, actors_on, plan_actors
 from fedsim.launch import connect
 from fedsim.methods import methods

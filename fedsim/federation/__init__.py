@@ -2,6 +2,7 @@
 
 from fedsim.federation.aggregation import Aggregation, PrivateAggregation
 from fedsim.federation.client import Client, client_function
+from fedsim.federation.cohort import Cohort, cohort_size, draw_cohort
 from fedsim.federation.context import Examples, RunSpec
 from fedsim.federation.engine import (
     Engine,
@@ -10,13 +11,7 @@ from fedsim.federation.engine import (
     limit_threads,
     pick_device,
 )
-from fedsim.federation.federation import (
-    Cohort,
-    Federation,
-    Vector,
-    cohort_size,
-    draw_cohort,
-)
+from fedsim.federation.federation import Federation, Vector
 from fedsim.federation.reduction import Mean, Reduction, Update
 from fedsim.federation.wire import NotCounted, PerClient
 

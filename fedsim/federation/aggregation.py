@@ -14,7 +14,8 @@ from fedsim.federation.wire import to_arrays
 from fedsim.privacy.central import Privacy, clipped, reference
 
 if TYPE_CHECKING:
-    from fedsim.federation.federation import Cohort, Federation
+    from fedsim.federation.cohort import Cohort
+    from fedsim.federation.federation import Federation
 
 
 class Aggregation:

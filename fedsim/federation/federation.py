@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch import nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClientError, RunError
 from fedsim.federation.client import RECORDED, check_table, plain
+from fedsim.federation.cohort import Cohort, cut_blocks, draw_cohort
 from fedsim.federation.context import TEST_SHARD, Examples, RunSpec, WorkerContext
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.reduction import (
@@ -38,7 +38,6 @@ from fedsim.objectives import Metric, Objective
 from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel
 
-Cohort = NDArray[np.int64]  # client ids, ascending
 Vector = NDArray[np.float32]
 CPU = torch.device("cpu")
 
@@ -458,58 +457,3 @@ def _freeze(tree: Any) -> None:
     elif isinstance(tree, list | tuple):
         for part in tree:
             _freeze(part)
-
-
-def cohort_size(participation: float, num_clients: int) -> int:
-    """How many clients a round samples: participation·K, rounded."""
-    return round(participation * num_clients)
-
-
-def draw_cohort(
-    seed: int, participation: float, num_clients: int, t: int, independent: bool = False
-) -> Cohort:
-    """The clients that take part in round t, drawn without replacement.
-
-    Args:
-        independent: draw each client by itself with that probability (Poisson sampling).
-    """
-    if independent:
-        chances = keyed_rng(seed, "cohort", t).random(num_clients)
-        return np.flatnonzero(chances < participation)
-    size = cohort_size(participation, num_clients)
-    if size == num_clients:
-        return np.arange(size)
-    return np.sort(keyed_rng(seed, "cohort", t).choice(num_clients, size=size, replace=False))
-
-
-def cut_blocks(
-    cohort: Cohort, costs: NDArray[np.int64], clients_per_step: int = 1
-) -> list[list[int]]:
-    """Cut a cohort into blocks, the costliest first.
-
-    The rule knows nothing of the cluster, because the sum within a block is rounded. Without
-    stacks, blocks are of about equal cost: one client a block for cohorts of up to 16, then 16
-    blocks, and from 128 clients on blocks of about eight. With stacks a block is a stack, of
-    clients with about the same cost, so that as little as possible is padded.
-
-    Args:
-        cohort: (n,) client ids.
-        costs: (n,) a client's cost, in any unit.
-        clients_per_step: V, clients of a stack.
-
-    Returns:
-        Blocks of ascending ids.
-    """
-    order = np.lexsort((cohort, -costs))
-    if clients_per_step > 1:
-        stacks = np.array_split(cohort[order], max(1, math.ceil(len(cohort) / clients_per_step)))
-        return [sorted(stack.tolist()) for stack in stacks if len(stack)]
-    count = min(len(cohort), max(16, math.ceil(len(cohort) / 8)))
-    blocks: list[list[int]] = [[] for _ in range(count)]
-    load = [(0, b) for b in range(count)]  # a heap: the least loaded block first
-    for i in order:
-        total, b = heapq.heappop(load)
-        blocks[b].append(int(cohort[i]))
-        heapq.heappush(load, (total + int(costs[i]), b))
-    loads = {b: total for total, b in load}
-    return [sorted(blocks[b]) for b in sorted(loads, key=lambda b: (-loads[b], b))]

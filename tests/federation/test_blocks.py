@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.federation import cohort_size
-from fedsim.federation.federation import cut_blocks
+from fedsim.federation.cohort import cut_blocks
 
 cohorts = st.dictionaries(st.integers(0, 10**6), st.integers(1, 1000), min_size=1, max_size=200)
 

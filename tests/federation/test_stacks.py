@@ -14,7 +14,7 @@ from experiments import small_experiment
 from fedsim import Run, resume, run
 from fedsim.errors import ClientError, RunError
 from fedsim.federation import LocalEngine
-from fedsim.federation.federation import cut_blocks
+from fedsim.federation.cohort import cut_blocks
 from fedsim.prepare import prepare
 from fedsim.simulate import Progress
 from fedsim.training import Stack

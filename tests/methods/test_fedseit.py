@@ -18,7 +18,7 @@ from experiments import federation, small_experiment
 from fedsim import Client, Experiment, Federation, Run, resume, run
 from fedsim.errors import BadInput, RunError
 from fedsim.federation import Update
-from fedsim.federation.federation import draw_cohort
+from fedsim.federation.cohort import draw_cohort
 from fedsim.methods.fedseit import FedSeIT
 from fedsim.methods.fedweit import Compat, Documents, FedWeIT, FedWeITState, dense, sparse
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest

@@ -1,0 +1,68 @@
+"""Who takes part in a round, and how a cohort is cut into blocks of work."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.rng import keyed_rng
+
+Cohort = NDArray[np.int64]  # client ids, ascending
+
+
+def cohort_size(participation: float, num_clients: int) -> int:
+    """How many clients a round samples: participation·K, rounded."""
+    return round(participation * num_clients)
+
+
+def draw_cohort(
+    seed: int, participation: float, num_clients: int, t: int, independent: bool = False
+) -> Cohort:
+    """The clients that take part in round t, drawn without replacement.
+
+    Args:
+        independent: draw each client by itself with that probability (Poisson sampling).
+    """
+    if independent:
+        chances = keyed_rng(seed, "cohort", t).random(num_clients)
+        return np.flatnonzero(chances < participation)
+    size = cohort_size(participation, num_clients)
+    if size == num_clients:
+        return np.arange(size)
+    return np.sort(keyed_rng(seed, "cohort", t).choice(num_clients, size=size, replace=False))
+
+
+def cut_blocks(
+    cohort: Cohort, costs: NDArray[np.int64], clients_per_step: int = 1
+) -> list[list[int]]:
+    """Cut a cohort into blocks, the costliest first.
+
+    The rule knows nothing of the cluster, because the sum within a block is rounded. Without
+    stacks, blocks are of about equal cost: one client a block for cohorts of up to 16, then 16
+    blocks, and from 128 clients on blocks of about eight. With stacks a block is a stack, of
+    clients with about the same cost, so that as little as possible is padded.
+
+    Args:
+        cohort: (n,) client ids.
+        costs: (n,) a client's cost, in any unit.
+        clients_per_step: V, clients of a stack.
+
+    Returns:
+        Blocks of ascending ids.
+    """
+    order = np.lexsort((cohort, -costs))
+    if clients_per_step > 1:
+        stacks = np.array_split(cohort[order], max(1, math.ceil(len(cohort) / clients_per_step)))
+        return [sorted(stack.tolist()) for stack in stacks if len(stack)]
+    count = min(len(cohort), max(16, math.ceil(len(cohort) / 8)))
+    blocks: list[list[int]] = [[] for _ in range(count)]
+    load = [(0, b) for b in range(count)]  # a heap: the least loaded block first
+    for i in order:
+        total, b = heapq.heappop(load)
+        blocks[b].append(int(cohort[i]))
+        heapq.heappush(load, (total + int(costs[i]), b))
+    loads = {b: total for total, b in load}
+    return [sorted(blocks[b]) for b in sorted(loads, key=lambda b: (-loads[b], b))]
