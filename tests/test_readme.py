@@ -31,9 +31,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = re.search(r"^name: (\S+)", text)
         assert name
         (folder / f"{name[1]}.yaml").write_text(text)
-    ten_lines, method, data = blocks("python")
+    ten_lines, method, objective, data = blocks("python")
     (folder / "ten_lines.py").write_text(ten_lines)
     (folder / "my_method.py").write_text(method)
+    (folder / "my_objective.py").write_text(objective)
     (folder / "make_data.py").write_text(data)
     return folder
 
@@ -73,6 +74,8 @@ def test_commands(workplace: Path, line: str) -> None:
         assert shown in text
     if "privacy." in line:
         assert newest(workplace, "skewed-digits").rounds["epsilon"].is_monotonic_increasing
+    if "my_objective" in line:
+        assert newest(workplace, "skewed-digits").rounds["macro_f1"].between(0.01, 1).all()
     if "my_method" in line:
         # The README's method is FedProx, to the bit.
         theirs = Experiment.load(
