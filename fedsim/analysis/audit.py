@@ -21,6 +21,7 @@ from fedsim.federation import Examples
 from fedsim.methods.fedfed import FedFed, FedFedState
 from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.methods.pixels import pixel_range, to_pixels
+from fedsim.objectives import Classification
 from fedsim.privacy.inversion import (
     Fidelity,
     draw_reconstructions,
@@ -84,7 +85,8 @@ class PrivacyAudit:
         again = replay(run)
         self.fed, self.state = again.fed, again.state
         self._dataset, self._holdings, self._setup = again.dataset, again.splits, again.spec
-        if not self._dataset.classes or not run.weights():
+        classifies = isinstance(again.spec.objective, Classification)
+        if not classifies or not isinstance(again.global_model(), Tensor):
             raise RunFolderError(f"{run.path}: leaves no global classifier to attack")
         self._path = run.path
         phases = run.rounds.get("phase")
@@ -129,6 +131,7 @@ class PrivacyAudit:
                 max(1, round(self._rounds * train.local_epochs * train.participation)),
                 self.experiment.seed,
                 self.fed.device,
+                spec.objective.loss,
             )
             scores["lira"] = lira_scores(confidence(seen, labels), trained, parts)
         return {name: outcome(s[inside], s[~inside]) for name, s in scores.items()}

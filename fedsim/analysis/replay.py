@@ -107,6 +107,15 @@ class Replay:
             "nothing can be re-made"
         )
 
+    def global_model(self) -> ClientModel | None:
+        """The global model at that time; None if the method has none."""
+        method = self.experiment.method
+        arrays = method.global_model(self.fed, self.state)
+        if not arrays or method.learns.task_sequences == "only":
+            return None
+        trains = self.experiment.model.builds_network
+        return self.fed.tensor(self.state.weights) if trains else dict(arrays)
+
     def own_model(self, client: int) -> ClientModel | None:
         """What a client's kept state has of a model of its own."""
         kept = self.fed.states().get(client)
@@ -288,14 +297,12 @@ class ModelSnapshot:
             return cls.of_clients(run, [client], after, on_round, dataset)[0]
         again = replay(run, after, on_round, dataset)
         method = run.experiment.method
-        arrays = method.global_model(again.fed, again.state)
-        if not arrays or method.learns.task_sequences == "only":
+        own = again.global_model()
+        if own is None:
             raise RunFolderError(
                 f"{run.path}: method.name={method.name} has no global model after round "
                 f"{again.after}; clients may have their own (--client)"
             )
-        trains = run.experiment.model.builds_network
-        own = again.fed.tensor(again.state.weights) if trains else dict(arrays)
         return cls(own, again, None)
 
     @classmethod

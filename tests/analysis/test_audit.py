@@ -156,6 +156,45 @@ def test_a_method_that_shares_nothing(say: Say) -> None:
         PrivacyAudit(done).invert_shared()
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
+        {"name": "rationale", "hidden": 3},
+    ],
+    ids=lambda model: str(model["name"]),
+)
+def test_shadows_of_models_of_documents(say: Say, model: dict[str, Any]) -> None:
+    few = {"reviews": 20, "test_reviews": 5, "dimension": 4}
+    sections = {
+        "data": {"name": "planted_reviews", **few},
+        "partition": {"kind": "aspects", "clients": 4},
+        "model": model,
+    }
+    done = trained(Path("runs"), {"name": "fedavg"}, 1, **sections)
+    code, text, error = say("attack", str(done.path), "--shadows", "2")
+    assert code == 0, error
+    assert "lira" in text
+    found = json.loads((done.path / "attacks.json").read_text())["membership"]
+    assert 0 <= found["lira"]["auc"] <= 1
+
+
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+def test_methods_without_a_global_model_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
+    lines = [f"{c}\tone two {c} {k % 7}" for c in "abcd" for k in range(30)]
+    (tmp_path / "documents.txt").write_text("\n".join(lines))
+    sections = {
+        "data": {"name": "text", "path": str(tmp_path / "documents.txt"), "dimension": 7},
+        "partition": {"kind": "own_tasks", "tasks": [[["a", "b"], ["c", "d"]]]},
+        "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 3, "hidden": 5},
+        "train": {"optimizer": {"name": "adam", "lr": 0.01}},
+    }
+    done = trained(Path("runs"), {"name": "fedweit"}, 2, **sections)
+    code, _, error = say("attack", str(done.path))
+    assert code == 2
+    assert error.endswith(": leaves no global classifier to attack\n")
+
+
 def test_what_cannot_be_attacked(say: Say) -> None:
     alone = trained(Path("runs"), {"name": "local"})
     code, _, error = say("attack", str(alone.path))
