@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray._private.state import actors as actor_table
-from ray.exceptions import (
-    ActorDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayTaskError,
-)
+from ray.exceptions import ObjectLostError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fedsim.cluster.compat import actor_id, actor_table
+from fedsim.cluster.faults import LOST, failed_to_start, first_line
+from fedsim.cluster.placement import live_nodes, starting, whereabouts
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import FedsimError, RunError, StateLost
 from fedsim.federation.context import RunSpec, WorkerContext
@@ -36,14 +32,10 @@ from fedsim.federation.engine import (
     limit_threads,
     pick_device,
 )
-from fedsim.federation.placement import live_nodes, starting, whereabouts
 from fedsim.federation.wire import NotCounted
 from fedsim.federation.worker import BlockResult, Call, Sums, Worker
 
 log = logging.getLogger(__name__)
-
-# What Ray raises for work that was lost with its actor or node, and can be done again.
-LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 
 IN_FLIGHT = 2  # blocks an actor holds: one it works on, and one so that it need not wait
 MAX_DEATHS = 3  # actors that a block may take down, or that may die at the start, in a row
@@ -427,7 +419,7 @@ class RayEngine(Engine):
         self, call: Call, todo: deque[_Task], flying: dict[Any, tuple[_Actor, _Task]]
     ) -> None:
         table = actor_table()
-        ids = {actor: actor.handle._actor_id.hex() for actor in self._actors}
+        ids = {actor: actor_id(actor.handle) for actor in self._actors}
         entries = {actor: table[id] for actor, id in ids.items() if id in table}
         parts = [f"nothing has moved for {PATIENCE:.0f} s in round {call.round}, {call.function}"]
         parts += filter(None, [starting(list(entries.values()), self._settings)])
@@ -449,16 +441,6 @@ def _together(todo: deque[_Task], count: int) -> _Task:
     while todo and len(task.blocks) < count and not task.deaths and not todo[0].deaths:
         task.blocks += todo.popleft().blocks
     return task
-
-
-def first_line(error: Exception) -> str:
-    """Of what Ray says of a lost actor, which goes on with guesses for a page."""
-    return str(error).partition("\n")[0]
-
-
-def failed_to_start(error: Exception) -> bool:
-    """Whether an actor never came up because its constructor raised: trying again is no use."""
-    return isinstance(error, ActorDiedError) and "creation task" in str(error)
 
 
 def _cause(error: RayTaskError) -> Exception:
