@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedsim.cluster.compat import actor_id, actor_table
+from fedsim.cluster.connection import planned_actors
+from fedsim.cluster.placement import starting
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ClusterError, FedsimError, RunError, RunFolderError
+from fedsim.errors import FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import (
     Engine,
-    EngineSettings,
     LocalEngine,
     RunSpec,
     limit_threads,
 )
-from fedsim.federation.placement import Node, plan_actors, starting
 from fedsim.prepare import prepare
 from fedsim.records import hashes
 from fedsim.results.folder import RunFolder, alone, new_path
@@ -31,7 +31,6 @@ from fedsim.simulate import Progress, simulate
 
 PATIENCE = 60.0  # seconds without an event after which the user is told what is free
 MAX_DRIVER_DEATHS = 3  # in a row, without getting further between them
-TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
 
 
 def run(
@@ -56,7 +55,7 @@ def run(
         RunError: the run broke off; its folder can be resumed.
     """
     dataset, splits, spec = prepare(experiment)
-    with _cluster(experiment.engine) as actors:
+    with planned_actors(experiment.engine) as actors:
         facts = {**hashes(dataset, splits, experiment.method), "clients": len(splits)}
         folder = RunFolder.create(experiment, new_path(out, experiment.name), facts)
         with folder.alone():
@@ -81,7 +80,7 @@ def resume(
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         dataset, splits, spec = prepare(folder.experiment)
         same_data(folder, dataset, splits)
-        with _cluster(folder.experiment.engine) as actors:
+        with planned_actors(folder.experiment.engine) as actors:
             on_start(folder)
             return _carry_out(folder, dataset, splits, spec, actors, on_progress)
 
@@ -238,7 +237,7 @@ def _on_ray(
     from ray.exceptions import RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from fedsim.federation.ray_engine import LOST, failed_to_start, first_line
+    from fedsim.cluster.faults import LOST, failed_to_start, first_line
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     driver_actor = ray.remote(Driver).options(num_cpus=0, scheduling_strategy=here)
@@ -279,10 +278,8 @@ def _on_ray(
 
 def _silence(folder: RunFolder, driver: Any) -> str:
     """What to tell when nothing was heard of the driver for a while: what is pending, and why."""
-    from ray._private.state import actors
-
-    table = actors()
-    me = table.get(driver._actor_id.hex())
+    table = actor_table()
+    me = table.get(actor_id(driver))
     if me is None or me["State"] != "ALIVE":
         why = "the driver has not started yet"
     else:
@@ -297,142 +294,6 @@ def _silence(folder: RunFolder, driver: Any) -> str:
     return (
         f"no round has ended for {PATIENCE:.0f} s: {why}; {folder.path / 'log.txt'} may say more"
     )
-
-
-@contextmanager
-def _cluster(settings: EngineSettings) -> Iterator[int]:
-    """Plan the client actors of a run on the cluster at hand.
-
-    Yields:
-        How many client actors to make.
-
-    Raises:
-        ClusterError: the cluster cannot be reached, or not one actor fits it.
-    """
-    if settings.kind == "local":
-        yield 0
-        return
-    import ray
-
-    with connected(settings):
-        nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
-        yield plan_actors(settings, nodes)
-
-
-@contextmanager
-def connected(settings: EngineSettings) -> Iterator[None]:
-    """Have a Ray cluster: the one at hand, or a private one for as long as the context lasts.
-
-    A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or this user
-    ran `ray start` on this machine) is used as it is; with RAY_ADDRESS=local none is. A private
-    one gets at least as many CPUs as the experiment asks for: that more actors than cores take
-    turns is the user's choice on a machine of their own.
-
-    Raises:
-        ClusterError: the cluster cannot be reached.
-    """
-    import ray
-
-    mine = not ray.is_initialized()
-    if mine:
-        connect(settings)
-    try:
-        yield
-    finally:
-        if mine:
-            ray.shutdown()
-
-
-def connect(settings: EngineSettings | None) -> None:
-    """Connect to the Ray cluster at hand, or start a private one.
-
-    Args:
-        settings: what a private one must have room for.
-
-    Raises:
-        ClusterError: there is one, and it cannot be reached.
-    """
-    import ray
-
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
-    os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-    # The user's own modules lie in the folder that the command was given in.
-    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    common: dict[str, Any] = {
-        "runtime_env": {"env_vars": {"PYTHONPATH": path}},  # which Ray logs, and shows to all
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-    }
-    address = _cluster_address()
-    if address is not None:
-        try:
-            ray.init(address=address, **common)
-        except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-            complaint = f"the Ray cluster at {address} does not let us in: {error}"
-            # A token that is refused, Ray tells as a connection that failed, and no more.
-            if isinstance(error, ConnectionError | ray.exceptions.AuthenticationError):
-                complaint += (
-                    "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its "
-                    "token in RAY_AUTH_TOKEN or ~/.ray/auth_token)"
-                )
-            if not os.environ.get("RAY_ADDRESS"):
-                complaint += "\n(to leave it alone and start a private one: RAY_ADDRESS=local)"
-            raise ClusterError(complaint) from error
-        return
-    cpus = os.cpu_count() or 1
-    if settings is not None and settings.actors != "auto":
-        cpus = max(cpus, settings.actors * settings.cpus_per_actor)
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **common)
-
-
-def _cluster_address() -> str | None:
-    """Where a Ray cluster answers: RAY_ADDRESS, or one that `ray start` left word of here.
-
-    Returns:
-        None if a private one is to be started.
-
-    Raises:
-        ClusterError: RAY_ADDRESS names what cannot be used from here.
-    """
-    given = os.environ.get("RAY_ADDRESS")
-    if given == "local":
-        return None
-    if given == "auto":  # which Ray resolves
-        return given
-    if given:
-        if "://" in given:
-            raise ClusterError(
-                f"RAY_ADDRESS={given}: `fedsim run` works on a machine of the cluster; from "
-                "elsewhere use `fedsim submit FILE --address http://head:8265`"
-            )
-        reason = _silent(given)
-        if reason:
-            raise ClusterError(f"RAY_ADDRESS={given}: no Ray answers there ({reason})")
-        return given
-    word = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
-    try:
-        if word.stat().st_uid != os.getuid():  # of somebody else on a machine that we share
-            return None
-        found = word.read_text().strip()
-    except (OSError, ValueError):
-        return None
-    return None if _silent(found) else found
-
-
-def _silent(address: str) -> str | None:
-    """Why nothing answers at host:port, or None if something does.
-
-    Ray itself would try for most of a minute.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    except ValueError:
-        return "it is not host:port"
-    return None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fedsim.cli import main
 
 # Files with tests that start Ray: they take the longest.
 ON_RAY = {
-    *("test_bad_input", "test_cli", "test_cluster", "test_contract", "test_grid", "test_launch"),
+    *("test_bad_input", "test_cli", "test_cluster", "test_contract", "test_compat", "test_grid"),
     *(
         "test_layout",
         "test_loggers",

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from fedsim import Run, load
 from fedsim.cli import main
+from fedsim.cluster.placement import Node, actors_on, plan_actors
 from fedsim.errors import ClusterError
 from fedsim.federation import EngineSettings
-from fedsim.federation.placement import Node, actors_on, plan_actors
 
 EXPERIMENT = """\
 name: small

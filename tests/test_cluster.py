@@ -42,8 +42,8 @@ from typer.testing import CliRunner
 
 from fedsim import Experiment, load
 from fedsim.cli import app
+from fedsim.cluster.placement import Node, plan_actors
 from fedsim.errors import ClusterError
-from fedsim.federation.placement import Node, plan_actors
 
 ROOT = Path(__file__).parents[1]
 CLUSTER = ROOT / "cluster"

@@ -31,7 +31,7 @@ import ray
 from memory import own_megabytes
 
 import fedsim
-from fedsim.federation import Federation, ray_engine
+from fedsim.federation import Federation, object_cache, ray_engine
 from fedsim.prepare import prepare
 
 CLIENTS = (10, 100, 1_000, 10_000, 100_000)
@@ -98,7 +98,7 @@ def measure(clients: int, cohort: int, actors: int) -> Figures:
         data = ray.put(dataset), ray.put(splits)
         engine = ray_engine.RayEngine(experiment.engine, actors, spec, *data)
         fed, method = Federation(spec, dataset, splits, engine), experiment.method
-        ray_engine.ray = traffic = Traffic()  # type: ignore[assignment]
+        ray_engine.ray = object_cache.ray = traffic = Traffic()  # type: ignore[assignment]
         state, seconds, sent = method.init(fed), [], []
         for t in range(1, WARM_UP + ROUNDS + 1):
             fed.begin_round(t)
@@ -119,7 +119,7 @@ def measure(clients: int, cohort: int, actors: int) -> Figures:
         engine.close()
         return figures
     finally:
-        ray_engine.ray = ray
+        ray_engine.ray = object_cache.ray = ray
         ray.shutdown()
 
 

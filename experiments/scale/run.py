@@ -23,10 +23,10 @@ from typing import Any
 
 import pandas as pd
 import ray
-from ray._private.state import actors, available_resources_per_node
 from ray.cluster_utils import Cluster
 
 import fedsim
+from fedsim.cluster.compat import actor_table, free_resources
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "benchmarks"))
@@ -127,14 +127,14 @@ def cluster(cpus: Sequence[int]) -> Iterator[Cluster]:
 def kill_a_node(nodes: Cluster) -> Facts:
     """Kill the node, other than the head, that holds most; say what it held."""
     held = {
-        node: STORE - available_resources_per_node()[node.node_id]["object_store_memory"]
+        node: STORE - free_resources()[node.node_id]["object_store_memory"]
         for node in nodes.worker_nodes
     }
     victim = max(held, key=lambda node: held[node])
     there = [
         actor
-        for actor in actors(actor_state_name="ALIVE").values()
-        if actor["Address"]["NodeID"] == victim.node_id
+        for actor in actor_table().values()
+        if actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == victim.node_id
     ]
     print(f"  killing a node with {len(there)} client actor(s), {held[victim] / 1e6:.0f} MB kept")
     nodes.remove_node(victim, allow_graceful=False)

@@ -23,6 +23,8 @@ from fedsim import atomic
 from fedsim.analysis.explanations import Attributed, Mimicked, Rationales, RuleBase, SharedImages
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.cli.console import File, Overrides, app, out, short
+from fedsim.cluster.connection import connect
+from fedsim.cluster.placement import Node, actors_on, plan_actors
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import BadInput, RunError
@@ -33,8 +35,6 @@ from fedsim.explain.rules import measures_in_words, row_in_words
 from fedsim.explain.tasks import draw_tasks
 from fedsim.federation import cohort_size
 from fedsim.federation.cohort import cut_blocks
-from fedsim.federation.placement import Node, actors_on, plan_actors
-from fedsim.launch import connect
 from fedsim.methods import methods
 from fedsim.methods.fedxds import FedXDS
 from fedsim.methods.xpfl import XPFL

@@ -111,7 +111,13 @@ def task_row(
     Args:
         under_way: the task that is being learnt.
         scores: of the model that the client has for this task.
+
+    Raises:
+        ValueError: a score has the name of a column that is filled anyway.
     """
+    taken = sorted(TaskSequence.COLUMNS & scores.keys())
+    if taken:
+        raise ValueError(f"'{taken[0]}' is a column that is filled anyway; take another name")
     classes = len(sequence.labels[client][task])
     return {
         "client": client,

@@ -1,12 +1,12 @@
 """The federation: clients, engines, exact sums, checkpoints."""
 
+from fedsim.cluster.settings import EngineSettings
 from fedsim.federation.aggregation import Aggregation, PrivateAggregation
 from fedsim.federation.client import Client, client_function
 from fedsim.federation.cohort import Cohort, cohort_size, draw_cohort
 from fedsim.federation.context import Examples, RunSpec
 from fedsim.federation.engine import (
     Engine,
-    EngineSettings,
     LocalEngine,
     limit_threads,
     pick_device,

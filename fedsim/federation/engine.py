@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from threadpoolctl import threadpool_limits
 
+from fedsim.cluster.settings import EngineSettings
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation.client import Client
 from fedsim.federation.context import RunSpec, WorkerContext
@@ -21,30 +21,10 @@ from fedsim.federation.reduction import Discard, Reduction
 from fedsim.federation.stacking import StackedTrainer
 from fedsim.federation.wire import to_tensors
 from fedsim.federation.worker import BlockResult, Call, Worker
-from fedsim.registry import Config
 
 # What the server holds of a client's kept state: the state itself, or a reference to it.
 Handle = Any
 Block = Sequence[int]
-
-
-class EngineSettings(Config):
-    """The `engine` section: where client work is carried out, and with what.
-
-    Args:
-        kind: `ray`, or `local` (in this process: for debugging, notebooks and tests).
-        actors: how many client actors; `auto` is as many as the cluster can hold.
-        cpus_per_actor: CPUs, and with them threads, of each actor.
-        gpus_per_actor: GPUs of each actor; a fraction shares one GPU among several.
-        clients_per_step: V, clients trained at once in a stack; `auto` measures before the first
-            round what is fastest. Results depend on it in the last bits, so it is put on record.
-    """
-
-    kind: Literal["ray", "local"] = "ray"
-    actors: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    cpus_per_actor: int = Field(1, ge=1)
-    gpus_per_actor: float = Field(0, ge=0)
-    clients_per_step: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
 
 
 def pick_device(settings: EngineSettings) -> torch.device:

@@ -6,49 +6,38 @@ import copy
 import ctypes
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
-from ray._private.state import actors as actor_table
-from ray.exceptions import (
-    ActorDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayTaskError,
-)
+from ray.exceptions import ObjectLostError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fedsim.cluster.compat import actor_id, actor_table
+from fedsim.cluster.faults import LOST, failed_to_start, first_line
+from fedsim.cluster.placement import live_nodes, starting, whereabouts
+from fedsim.cluster.settings import EngineSettings
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import FedsimError, RunError, StateLost
 from fedsim.federation.context import RunSpec, WorkerContext
 from fedsim.federation.engine import (
     Block,
     Engine,
-    EngineSettings,
     Handle,
     Outcome,
     limit_threads,
     pick_device,
 )
-from fedsim.federation.placement import live_nodes, starting, whereabouts
+from fedsim.federation.object_cache import ObjectCache
 from fedsim.federation.reduction import Reduction
-from fedsim.federation.wire import NotCounted
+from fedsim.federation.scheduler import Scheduler, WorkItem
 from fedsim.federation.worker import BlockResult, Call, Worker
 
 log = logging.getLogger(__name__)
 
-# What Ray raises for work that was lost with its actor or node, and can be done again.
-LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
-
-IN_FLIGHT = 2  # blocks an actor holds: one it works on, and one so that it need not wait
-MAX_DEATHS = 3  # actors that a block may take down, or that may die at the start, in a row
+MAX_FAILED_STARTS = 3  # actors that may die at the start, in a row
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
 
@@ -125,23 +114,25 @@ class _Actor:
     handle: Any
     up: Any  # answers once the actor has started
     ready: bool = False
-    flying: int = 0
-    done: list[_Task] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class _Task:
-    """Blocks of the call under way that one actor is given at once."""
+class _Message:
+    """Blocks that are with an actor.
 
-    blocks: list[Block]
-    deaths: int = 0
-    since: float = 0.0  # when it was handed out
-    result: BlockResult | None = None
-    states: list[Any] = field(default_factory=list)  # references, one for each client
+    Attributes:
+        states: references of what the clients keep, one for each, if they come apart.
+        since: when it was sent.
+    """
 
-    @property
-    def clients(self) -> list[int]:
-        return [id for block in self.blocks for id in block]
+    actor: _Actor
+    item: WorkItem
+    states: list[Any]
+    since: float
+
+
+# Messages that no answer has come to, by the references of the answers, in the order sent.
+_Flying = dict[Any, _Message]
 
 
 class RayEngine(Engine):
@@ -170,7 +161,7 @@ class RayEngine(Engine):
         self._data = (dataset, splits)
         self._stateful: set[str] = set()
         self._failed_starts = 0  # in a row
-        self._sent: list[tuple[NDArray[np.generic], type, Any]] = []
+        self._objects = ObjectCache()
         self._actors = [self._start() for _ in range(count)]
         self._device: str | None = None
 
@@ -181,18 +172,17 @@ class RayEngine(Engine):
         arguments: Mapping[str, Any],
         states: Mapping[int, Handle],
     ) -> Outcome:
-        objects = self._put(arguments)
-        for actor in self._actors:  # a call before may have been broken off
-            actor.flying, actor.done = 0, []
-        todo = deque(_Task([block]) for block in blocks)
-        flying: dict[Any, tuple[_Actor, _Task]] = {}
+        objects = self._objects.put(arguments)
+        scheduler: Scheduler[_Actor] = Scheduler(blocks)
+        flying: _Flying = {}
         outcome = Outcome(partial=copy.deepcopy(call.reduction))
-        while True:
-            self._hand_out(call, todo, flying, list(arguments), objects, states)
-            if flying or todo:
-                self._collect(call, todo, flying)
-            elif not self._finish(call, todo, outcome):
-                return outcome
+        while not scheduler.all_accepted:
+            self._hand_out(call, scheduler, flying, list(arguments), objects, states)
+            if scheduler.all_done:
+                self._accept_all(call, scheduler, outcome)
+            else:
+                self._collect(call, scheduler, flying)
+        return outcome
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
         # Each actor is to have work of its own.
@@ -210,10 +200,11 @@ class RayEngine(Engine):
                 )
             except LOST as error:
                 self._failed_starts += 1
-                if self._failed_starts == MAX_DEATHS:
+                if self._failed_starts == MAX_FAILED_STARTS:
                     raise RunError(
-                        f"{MAX_DEATHS} client actors died while they tried how many clients to "
-                        f"train at once; set engine.clients_per_step=1: {first_line(error)}"
+                        f"{MAX_FAILED_STARTS} client actors died while they tried how many "
+                        "clients to train at once; set engine.clients_per_step=1: "
+                        f"{first_line(error)}"
                     ) from error
                 self._replace(actor)
             else:
@@ -235,117 +226,89 @@ class RayEngine(Engine):
             ray.kill(actor.handle)
         self._actors = []
 
-    def _put(self, arguments: Mapping[str, Any]) -> list[Any]:
-        """Objects of the arguments; an array of the call before (the weights) is put once only."""
-        known, self._sent = self._sent, []
-        objects = []
-        for value in arguments.values():
-            array = value.value if isinstance(value, NotCounted) else value
-            same = (ref for sent, kind, ref in known if sent is array and isinstance(value, kind))
-            ref = next(same, None) or ray.put(value)
-            # It is frozen, so still the same, unless it is a view of what may change.
-            if isinstance(array, np.ndarray) and array.base is None:
-                self._sent.append((array, type(value), ref))
-            objects.append(ref)
-        return objects
-
     # -- one call ------------------------------------------------------------------------------
 
     def _hand_out(
         self,
         call: Call,
-        todo: deque[_Task],
-        flying: dict[Any, tuple[_Actor, _Task]],
+        scheduler: Scheduler[_Actor],
+        flying: _Flying,
         names: list[str],
         objects: list[Any],
         states: Mapping[int, Handle],
     ) -> None:
-        """Give blocks to actors that have room, one round of them at a time.
-
-        A message costs as much as a small client. So many blocks go out at once while many are
-        left, and few towards the end, when they even out who is done when.
-        """
+        """Send blocks to the actors that have room."""
         stateful = call.function in self._stateful
-        for room in range(1, IN_FLIGHT + 1):
-            for actor in self._actors:
-                if not todo or not actor.ready or actor.flying >= room:
-                    continue
-                task = _together(todo, max(1, len(todo) // (IN_FLIGHT * len(self._actors))))
-                clients = task.clients
-                with_state = [id for id in clients if id in states]
-                returned = actor.handle.run_blocks.options(
-                    num_returns=1 + len(clients) if stateful else 1
-                ).remote(
-                    call,
-                    task.blocks,
-                    names,
-                    with_state,
-                    stateful,
-                    *objects,
-                    *(states[k] for k in with_state),
-                )
-                main, *task.states = returned if stateful else [returned]
-                flying[main] = (actor, task)
-                actor.flying += 1
-                task.since = time.monotonic()
+        ready = [actor for actor in self._actors if actor.ready]
+        for actor, item in scheduler.hand_out(ready, len(self._actors)):
+            clients = item.clients
+            with_state = [id for id in clients if id in states]
+            returned = actor.handle.run_blocks.options(
+                num_returns=1 + len(clients) if stateful else 1
+            ).remote(
+                call,
+                item.blocks,
+                names,
+                with_state,
+                stateful,
+                *objects,
+                *(states[k] for k in with_state),
+            )
+            main, *apart = returned if stateful else [returned]
+            flying[main] = _Message(actor, item, apart, time.monotonic())
 
-    def _collect(
-        self, call: Call, todo: deque[_Task], flying: dict[Any, tuple[_Actor, _Task]]
-    ) -> None:
+    def _collect(self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying) -> None:
         """Wait for a block, or for an actor to start, and take all that is there by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
         waiting = [*flying, *starting]
         if not ray.wait(waiting, num_returns=1, timeout=PATIENCE)[0]:
-            self._report_silence(call, todo, flying)
+            self._report_silence(call, scheduler, flying)
             return
         for ref in ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]:
             if ref in starting:
                 self._take_up(starting[ref])
             elif ref in flying:  # not, when its actor was lost a moment ago
-                actor, task = flying[ref]
+                message = flying[ref]
                 try:
-                    task.result = ray.get(ref)
+                    result: BlockResult = ray.get(ref)
                 except RayTaskError as error:  # before LOST: it is of the type of its cause, too
                     raise _cause(error) from None
                 except LOST as error:
-                    self._lose(actor, todo, flying, error)
+                    lost = message.actor
+                    for other in [r for r, m in flying.items() if m.actor is lost]:
+                        del flying[other]
+                    self._lose(lost, scheduler, error)
                     continue
                 del flying[ref]
-                actor.flying -= 1
-                actor.done.append(task)
+                scheduler.done(message.item, (result, message.states))
 
-    def _finish(self, call: Call, todo: deque[_Task], outcome: Outcome) -> bool:
-        """All blocks are done: collect sums. True if an actor was lost and blocks must run again.
+    def _accept_all(self, call: Call, scheduler: Scheduler[_Actor], outcome: Outcome) -> None:
+        """All blocks are done: collect sums. If an actor is lost there, its blocks wait again.
 
         A block counts only once the sum that it went into has arrived.
         """
         stays = call.reduction.stays
-        holders = [actor for actor in self._actors if actor.done]
         asked = [
-            (
-                actor,
-                actor.handle.take_partial.remote(call.serial) if stays else None,
-            )
-            for actor in holders
+            (actor, actor.handle.take_partial.remote(call.serial) if stays else None)
+            for actor in self._actors
+            if scheduler.holds_results(actor)
         ]
         for actor, ref in asked:
             try:
                 partial = None if ref is None else ray.get(ref)
             except LOST as error:
-                self._lose(actor, todo, {}, error)
+                self._lose(actor, scheduler, error)
                 continue
             outcome.add_partial(partial)
-            for task in actor.done:
-                self._accept(call, task, outcome)
-            actor.done = []
-        return bool(todo)
+            for item in scheduler.accept(actor):
+                self._accept(call, item, outcome)
 
-    def _accept(self, call: Call, task: _Task, outcome: Outcome) -> None:
-        assert task.result is not None
-        outcome.take(task.result)
-        self.notice(task.result.notices)
-        apart = dict(zip(task.clients, task.states, strict=False))
-        for id, state in task.result.states.items():
+    def _accept(self, call: Call, item: WorkItem, outcome: Outcome) -> None:
+        result, references = item.answer
+        outcome.take(result)
+        self.notice(result.notices)
+        apart = dict(zip(item.clients, references, strict=False))
+        for id, state in result.states.items():
             # The first time, before it was known that this function keeps any, states come with
             # the result. From then on they stay on their nodes.
             outcome.states[id] = apart[id] if apart else ray.put(state)
@@ -379,10 +342,10 @@ class RayEngine(Engine):
             self._failed_starts += 1
             if failed_to_start(error):
                 raise RunError(f"client actors cannot start: {error}") from error
-            if self._failed_starts == MAX_DEATHS:
+            if self._failed_starts == MAX_FAILED_STARTS:
                 raise RunError(
-                    f"client actors cannot start, {MAX_DEATHS} died in a row (out of memory?): "
-                    f"{first_line(error)}"
+                    f"client actors cannot start, {MAX_FAILED_STARTS} died in a row "
+                    f"(out of memory?): {first_line(error)}"
                 ) from error
             self.notices.append("a client actor was lost while it started; another is made")
             self._replace(actor)
@@ -398,73 +361,32 @@ class RayEngine(Engine):
                 "results would depend on who computes what"
             )
 
-    def _lose(
-        self,
-        actor: _Actor,
-        todo: deque[_Task],
-        flying: dict[Any, tuple[_Actor, _Task]],
-        error: Exception,
-    ) -> None:
-        """Replace an actor, and put back all blocks whose results it still held or worked on."""
-        mine = [ref for ref, (holder, _) in flying.items() if holder is actor]
-        under_way = [flying.pop(ref)[1] for ref in mine]  # in the order handed out
-        for task in under_way[:1] or actor.done:  # the one that it was at, or all that it held
-            task.deaths += 1
-            if task.deaths == MAX_DEATHS:
-                raise RunError(
-                    f"clients {task.clients} took down {MAX_DEATHS} actors, one after the "
-                    f"other (out of memory?): {first_line(error)}"
-                )
-        # One by one, so that a block that takes down its actor does not take others with it.
-        back = [
-            _Task([block], task.deaths)
-            for task in (*actor.done, *under_way)
-            for block in task.blocks
-        ]
-        todo.extendleft(reversed(back))
+    def _lose(self, actor: _Actor, scheduler: Scheduler[_Actor], error: Exception) -> None:
+        """Replace an actor; whatever it held is run again."""
+        blocks = scheduler.lose(actor, first_line(error))
         self._replace(actor)
-        self.notices.append(f"a client actor was lost; {len(back)} block(s) of clients run again")
+        self.notices.append(f"a client actor was lost; {blocks} block(s) of clients run again")
 
     def _replace(self, actor: _Actor) -> None:
         ray.kill(actor.handle)  # it may be unreachable rather than dead
         self._actors[self._actors.index(actor)] = self._start()
 
-    def _report_silence(
-        self, call: Call, todo: deque[_Task], flying: dict[Any, tuple[_Actor, _Task]]
-    ) -> None:
+    def _report_silence(self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying) -> None:
         table = actor_table()
-        ids = {actor: actor.handle._actor_id.hex() for actor in self._actors}
+        ids = {actor: actor_id(actor.handle) for actor in self._actors}
         entries = {actor: table[id] for actor, id in ids.items() if id in table}
         parts = [f"nothing has moved for {PATIENCE:.0f} s in round {call.round}, {call.function}"]
         parts += filter(None, [starting(list(entries.values()), self._settings)])
         if flying:
-            actor, task = next(iter(flying.values()))  # the first that was handed out
-            whom = ", ".join(map(str, task.clients[:10])) + (", …" if task.clients[10:] else "")
+            message = next(iter(flying.values()))  # the first that was sent
+            clients, place = message.item.clients, entries[message.actor]
+            whom = ", ".join(map(str, clients[:10])) + (", …" if clients[10:] else "")
             parts.append(
-                f"the longest under way is in {whereabouts(entries[actor], live_nodes())}, "
+                f"the longest under way is in {whereabouts(place, live_nodes())}, "
                 f"{call.unit} {whom}, "
-                f"for {time.monotonic() - task.since:.0f} s"
+                f"for {time.monotonic() - message.since:.0f} s"
             )
-        blocks = sum(len(task.blocks) for task in todo)
-        log.warning(f"{'; '.join(parts)}; {blocks} block(s) wait for an actor")
-
-
-def _together(todo: deque[_Task], count: int) -> _Task:
-    """The next blocks as one task; those that were lost before go alone."""
-    task = todo.popleft()
-    while todo and len(task.blocks) < count and not task.deaths and not todo[0].deaths:
-        task.blocks += todo.popleft().blocks
-    return task
-
-
-def first_line(error: Exception) -> str:
-    """Of what Ray says of a lost actor, which goes on with guesses for a page."""
-    return str(error).partition("\n")[0]
-
-
-def failed_to_start(error: Exception) -> bool:
-    """Whether an actor never came up because its constructor raised: trying again is no use."""
-    return isinstance(error, ActorDiedError) and "creation task" in str(error)
+        log.warning(f"{'; '.join(parts)}; {scheduler.waiting} block(s) wait for an actor")
 
 
 def _cause(error: RayTaskError) -> Exception:

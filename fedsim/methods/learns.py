@@ -81,6 +81,5 @@ def check_fit(
     if why is None:
         return
     fitting = [other for other, can in all if obstacle(can, problem) is None]
-    raise ExperimentError(
-        f"method.name={name} {why}; methods for it: {', '.join(fitting) or 'none'}"
-    )
+    instead = f"methods for it: {', '.join(fitting)}" if fitting else "no method learns it"
+    raise ExperimentError(f"method.name={name} {why}; {instead}")

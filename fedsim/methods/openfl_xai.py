@@ -63,12 +63,6 @@ class RuleMethod(Method[RuleState]):
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if dataset.classes:
-            raise ExperimentError(
-                f"method.name={self.name} learns a number, and the target of "
-                f"the data set is one of {len(dataset.classes)} classes (a table's number is "
-                "data.target)"
-            )
         check_table(dataset.x, dataset.y, feature_names(dataset.shape[0], dataset.features))
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:

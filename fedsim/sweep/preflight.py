@@ -18,9 +18,7 @@ from typing import Any, Literal
 import ray
 from ray.tune import PlacementGroupFactory
 
-from fedsim.errors import ClusterError
-from fedsim.federation import EngineSettings
-from fedsim.federation.placement import (
+from fedsim.cluster.placement import (
     ACTOR_BYTES,
     Node,
     actors_on,
@@ -29,6 +27,8 @@ from fedsim.federation.placement import (
     live_nodes,
     plan_actors,
 )
+from fedsim.errors import ClusterError
+from fedsim.federation import EngineSettings
 
 PATIENCE = 60.0  # seconds without news of any trial after which the user is told what is pending
 

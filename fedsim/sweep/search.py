@@ -42,6 +42,7 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 from fedsim import atomic
+from fedsim.cluster.compat import set_concurrent_trials
 from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment, to_yaml
@@ -385,7 +386,7 @@ def _tuner(path: Path, search: Search, work: Work, trainable: Any, concurrent: i
         if tune.Tuner.can_restore(state):
             tuner = tune.Tuner.restore(state, trainable, resume_errored=True)
             # Otherwise as many as before, however large the cluster is now.
-            tuner._local_tuner._tune_config.max_concurrent_trials = concurrent
+            set_concurrent_trials(tuner, concurrent)
             return tuner
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}/study.db")
     except Exception as error:  # of pickle, SQLAlchemy, Optuna or Tune

@@ -34,13 +34,11 @@ from urllib.parse import urlencode
 
 import requests
 from pathspec import GitIgnoreSpec
-from ray._private.authentication.authentication_token_setup import (
-    maybe_enable_token_auth_if_token_available,
-)
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobSubmissionClient
 
 import fedsim
+from fedsim.cluster.compat import SUBMISSION_LOGGERS, request_options, use_token_if_there
 from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
 from fedsim.experiment import Experiment
@@ -52,13 +50,6 @@ LEFT_OUT = ["/runs/", ".*/", "venv/", "__pycache__/", "*.egg-info/"]  # as .giti
 PATIENCE = 30.0  # seconds of silence after which we look whether the cluster is still there
 TIMEOUT = (10.0, 120.0)  # seconds to connect, and to wait for an answer
 STOPPING = 30  # seconds that a job has to end in good order when it is stopped
-# Modules of Ray's that would tell of every step.
-SPEAKERS = (
-    "dashboard.modules.dashboard_sdk",
-    "dashboard.modules.job.sdk",
-    "_private.authentication.authentication_token_setup",
-    "_private.runtime_env.packaging",
-)
 MARK = "fetched.json"  # in the folder of a fetched run: from which job, and what it held
 
 
@@ -74,14 +65,14 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
         Raises:
             ClusterError: no dashboard answers there, or it does not let us in.
         """
-        for name in SPEAKERS:
+        for name in SUBMISSION_LOGGERS:
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         self.name = _address(address)
         # Ray lets its variables win over an address that is given; who gives one means it.
         os.environ["RAY_API_SERVER_ADDRESS"] = self.name
         try:
             # Clusters ask for a token by default; clients show theirs only if told to.
-            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            use_token_if_there()
             super().__init__()
         except AuthenticationError as error:
             raise ClusterError(self._token(error)) from None
@@ -130,8 +121,7 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
         try:
             with requests.get(
                 f"{self.get_address()}/api/v0/logs/file?{urlencode(query)}",
-                headers=self._headers,
-                verify=self._verify,
+                **request_options(self),
                 timeout=TIMEOUT,
                 stream=True,
             ) as response:

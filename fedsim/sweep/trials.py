@@ -24,12 +24,13 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from fedsim import atomic
+from fedsim.cluster.connection import connected
 from fedsim.config_file import RawConfig
 from fedsim.data import Dataset, Source
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
-from fedsim.launch import connected, drive
+from fedsim.launch import drive
 from fedsim.prepare import prepare
 from fedsim.results.folder import Folder, RunFolder, alone
 from fedsim.results.loggers import environment

@@ -43,7 +43,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Client, "__init__", note)
             run_client(self, id, call, *rest)
-        own = self.host.spec.functions.own_model(made[-1])
+        own = self.context.spec.functions.own_model(made[-1])
         if own is not None:
             vectors = vectors_of(own)
             noted[id, call.round] = {k: np.array(v, copy=True) for k, v in vectors.items()}

@@ -225,7 +225,7 @@ def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:
     again.fed.model.load(models[2])
     features, data = again.fed.model.module.eval().features, own.subject.dataset
     for row, found in enumerate(own.explain(Inputs.of_rows(data, range(20)))):
-        z = features.choice(torch.tensor(data.test_x[row : row + 1]))[0]
+        z = features.select(torch.tensor(data.test_x[row : row + 1]))[0]
         assert found.chosen == tuple(z[: len(found.words)].bool().tolist())
     last = done.rounds.iloc[-1]
     for name, value in whole.scores().items():

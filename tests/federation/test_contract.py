@@ -103,9 +103,9 @@ def test_scalars_of_a_round_become_plain_numbers() -> None:
     fed = federation()
     fed.begin_round(1)
     fed.log(norm=np.float32(0.5), phase="train")
-    assert fed.records()[0] == {"norm": 0.5, "phase": "train"}
-    assert not any(fed.records()[1].values())
-    assert type(fed.records()[0]["norm"]) is float
+    assert fed.records({})[0] == {"norm": 0.5, "phase": "train"}
+    assert not any(fed.records({})[1].values())
+    assert type(fed.records({})[0]["norm"]) is float
     with pytest.raises(ValueError, match="'bytes_up' is a column that is filled anyway"):
         fed.log(bytes_up=3)
 
@@ -117,4 +117,4 @@ def test_a_cohort_without_repetition_and_perhaps_empty() -> None:
     with pytest.raises(ValueError, match="a client occurs twice in the cohort"):
         fed.each(method.local_test, [0, 3, 0])
     fed.each(method.local_test, [])
-    assert fed.records()[1]["clients"] == []
+    assert fed.records({})[1]["clients"] == []

@@ -78,7 +78,7 @@ def test_auto_takes_what_is_fastest(
 ) -> None:
     """With a clock that stands still but for training."""
     now = [0.0]
-    monkeypatch.setattr("fedsim.federation.worker.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fedsim.training.stack.time.perf_counter", lambda: now[0])
 
     def spend(seconds: float) -> Callable[..., None]:
         def work(*arguments: Any) -> None:
@@ -86,7 +86,7 @@ def test_auto_takes_what_is_fastest(
 
         return work
 
-    monkeypatch.setattr("fedsim.federation.worker.train", spend(alone))
+    monkeypatch.setattr("fedsim.training.stack.train", spend(alone))
     experiment = small_experiment(**stacked("auto"))
     dataset, splits, spec = prepare(experiment)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)

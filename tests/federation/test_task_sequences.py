@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from experiments import NEEDS, NETWORK_METHODS, federation, small_experiment, with_method
 from fedsim import Run, resume, run
 from fedsim.data import Dataset, TaskSequence
+from fedsim.data.task_sequence import task_row
 from fedsim.errors import ClientError, ExperimentError
 from fedsim.federation import Client, Federation, LocalEngine, PerClient, Update
 from fedsim.methods import State, centralised, methods
@@ -341,7 +342,7 @@ def test_local_scores_each_clients_own_model(participation: float) -> None:
         fed.begin_round(t)
         state = method.round(fed, state, t)
         method.evaluate(fed, state)
-        record, tables = fed.records()
+        record, tables = fed.records({})
         trained = sorted(fed.states())
         assert [row["client"] for row in tables["tasks"]] == [k for k in trained for _ in range(2)]
         if t == 2:
@@ -427,7 +428,7 @@ REFUSED = ["fedaux", "feddisco", "fedfed", "fedgen", "fedxds", "semifl"]
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_that_cannot_are_refused(name: str) -> None:
     sections = {**of_images(name), "method": {"name": name}, "train": {"rounds": 20}}
-    message = f"method.name={name} cannot learn tasks in turn; methods that can: .*fedavg.*fedseit"
+    message = f"method.name={name} cannot learn tasks one after another; methods for it: .*fedavg.*fedseit"
     with pytest.raises(ExperimentError, match=message):
         prepare(small_experiment(**sections))
 
@@ -571,7 +572,10 @@ class Reports(FedAvg):
         pass
 
     def tell(self, client: Client) -> None:
-        client.record("tasks", **{self.column: 0.5 + client.id})
+        sequence, now = client.splits.sequence, client.splits.task
+        assert sequence is not None
+        scores = {self.column: 0.5 + client.id}
+        client.record("tasks", **task_row(sequence, client.id, 1, now, scores))
 
 
 def test_a_method_reports_of_tasks_what_it_likes(finish: Finish) -> None:

@@ -14,6 +14,7 @@ from fedsim import Experiment, Run, resume, run
 from fedsim.errors import BadInput
 from fedsim.methods.fedrnl import FedRNL
 from fedsim.models.rationale import RationaleClassifier, encoder_distance
+from fedsim.objectives import Rationales
 from fedsim.prepare import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -111,7 +112,7 @@ def test_equal_encoders_are_a_shared_one(reviews: Path) -> None:
     x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
     for network in (one, two):
         torch.manual_seed(0)
-        network.losses(x, y)[0].mean().backward()
+        Rationales().forward(network, x, y).losses.mean().backward()
     for w, g, p in zip(one.encoders()[0], *two.encoders(), strict=True):
         assert w.grad is not None
         assert g.grad is not None
@@ -141,7 +142,12 @@ def test_a_large_lambda_trains_as_fr_does(reviews: Path) -> None:
             for network, optimiser in rivals:
                 torch.manual_seed(step)
                 optimiser.zero_grad()
-                losses = network.losses(x, y)[0] if network is one else method.loss(two, x, y, {})
+                plain = Rationales()
+                losses = (
+                    plain.loss(network, x, y, {})
+                    if network is one
+                    else method.loss(plain, two, x, y, {})
+                )
                 losses.mean().backward()
                 optimiser.step()
         moved = float(encoder_distance(encoder, start, "l2").detach()) ** 0.5
@@ -176,9 +182,9 @@ def test_the_loss_is_the_models_and_the_term(reviews: Path) -> None:
     assert isinstance(network, RationaleClassifier)
     x, y = torch.randint(1, 9, (5, 7)).int(), torch.tensor([0, 1, 1, 0, 1])
     torch.manual_seed(0)
-    found = made.method.loss(network, x, y, {})
+    found = made.method.loss(Rationales(), network, x, y, {})
     torch.manual_seed(0)
-    plain, _ = network.losses(x, y)
+    plain = Rationales().loss(network, x, y, {})
     g, p = network.encoders()
     apart = sum(float((a - b).abs().sum().detach()) for a, b in zip(g, p, strict=True))
     torch.testing.assert_close(found, plain + 3.0 * apart)
@@ -233,9 +239,9 @@ def test_moon_adds_its_term_to_the_models_losses(reviews: Path) -> None:
     model.load(own)
     network.train()
     torch.manual_seed(0)
-    found = made.method.loss(network, x, y, {**others, "mu": torch.tensor([mu])})
+    found = made.method.loss(Rationales(), network, x, y, {**others, "mu": torch.tensor([mu])})
     torch.manual_seed(0)
-    losses, z = network.losses(x, y)
+    losses, z, _ = Rationales().forward(network, x, y)
     for k in range(len(x)):
         a, b = (
             torch.exp(torch.cosine_similarity(z[k], read[n][k], dim=0) / tau)

@@ -621,7 +621,9 @@ def test_of_equals_the_first_by_client_and_task_is_chosen() -> None:
         knowledge={place: {} for place in places},
         centres={**dict.fromkeys(places, same), "3/0": -same},
     )
-    fed: Any = SimpleNamespace(task=12, gather=lambda _, new: dict.fromkeys(new, same))
+    fed: Any = SimpleNamespace(
+        splits=SimpleNamespace(task=12), gather=lambda _, new: dict.fromkeys(new, same)
+    )
     found = FedSeIT(top_k=4).choose(fed, state, [3, 7])
     for k in ("3", "7"):
         assert [place[:2] for place in found.chosen[k]] == [(0, 2), (0, 11), (1, 0), (2, 0)]
@@ -880,7 +882,7 @@ def test_the_learning_rate_falls_after_epochs_without_improvement(
     fallen: dict[tuple[int, int], float] = {}
     expected = []
     for seen in SEEN:
-        k, t, task = seen["client"].id, seen["client"].round, seen["client"].task
+        k, t, task = seen["client"].id, seen["client"].round, seen["client"].splits.task
         lr = 0.3 if t in (1, 4) else fallen[k, task]
         expected.append(lr)
         best, waited = math.inf, 0
@@ -946,7 +948,10 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
         ({"method": {"similarity": "cosine"}}, "method.similarity"),
         ({"method": {"compat": {"frozn": True}}}, "method.compat.*frozn"),
         ({"method": {"name": "fedweit", "top_k": 2}}, "top_k"),
-        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "method.name=fedseit takes more"),
+        (
+            {"privacy": {"clip": 1, "noise_multiplier": 1}},
+            "sends more than sums",
+        ),
         ({"partition": {"tasks": [[["a", "e"]]]}}, "there is no class 'e'"),
         ({"partition": {"tasks": [[["a", "b"]], [["a"], ["b"]]]}}, "client 1 has 2 tasks"),
         ({"train": {"participation": 0.1}}, "samples nobody"),

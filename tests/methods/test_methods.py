@@ -16,6 +16,7 @@ from experiments import NETWORK_METHODS, federation, server_states, small_experi
 from fedsim import Experiment, Run, resume, run
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
+from fedsim.objectives import Classification
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
 from fedsim.simulate import Progress
@@ -377,7 +378,7 @@ class TestMathematics:
         x, y = torch.randn(5, 1, 8, 8), torch.arange(5)
         others = [fed.model.vector + 0.3 * torch.randn(fed.model.size) for _ in range(2)]
         context = {"global": others[0], "previous": others[1], "mu": torch.tensor([3.0])}
-        found = experiment.method.loss(network, x, y, context)  # type: ignore[attr-defined]
+        found = experiment.method.loss(Classification(), network, x, y, context)  # type: ignore[attr-defined]
         zs = []
         for weights in (fed.model.vector, *others):
             twin = prepare(experiment)[2].build_model()

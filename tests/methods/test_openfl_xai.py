@@ -304,13 +304,13 @@ def test_a_client_may_have_a_single_example(finish: Callable[..., Run], clients:
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"method": {"name": "fedavg"}},
-        r"method.name=fedavg learns networks, model.name=tsk is a rule model; methods for it: "
+        r"method.name=fedavg learns networks, and model.name=tsk is a rule model; methods for it: "
         "centralised_rules, local_rules, openfl_xai",
     ),
     (
         {"model": {"name": "mlp"}},
-        r"method.name=openfl_xai learns rule models, model.name=mlp is a network; methods for "
-        "it: centralised, .*fedavg",
+        r"method.name=openfl_xai learns rule models, and model.name=mlp is a network; methods "
+        "for it: centralised, .*fedavg",
     ),
     (
         {"train": {"rounds": 2}},
@@ -318,8 +318,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"data": {"name": "synthetic"}},
-        r"method.name=openfl_xai learns a number, and the target of the data set is one of 10 "
-        r"classes \(a table's number is data.target\)",
+        "method.name=openfl_xai learns regression, and the objective is classification; no method "
+        "learns it",
     ),
     (
         {"data": {"name": "table", "path": "wide.csv", "target": "y"}},
@@ -413,7 +413,7 @@ def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> No
     [n for n in NETWORK_METHODS if Classification in dict(methods.items())[n].learns.objectives],
 )
 def test_methods_for_classes_refuse_numbers(finish: Callable[..., Run], name: str) -> None:
-    message = f"method.name={name} learns classes.*methods for it: .*fedavg"
+    message = f"method.name={name} learns classification, and the objective is regression; methods for it: .*fedavg"
     sections = {"method": {"name": name}, **NEEDS.get(name, {}), "train": {"rounds": 20}}
     partition = {**SMALL["partition"], **sections.pop("partition", {})}
     with pytest.raises(ExperimentError, match=message):

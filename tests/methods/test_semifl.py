@@ -59,7 +59,7 @@ def server_states(
     for t in range(1, experiment.train.rounds + 1):
         fed.begin_round(t)
         states.append(method.round(fed, states[-1], t))
-        rows.append(fed.records()[1]["clients"])
+        rows.append(fed.records({})[1]["clients"])
     return states, rows
 
 

@@ -77,7 +77,7 @@ def test_sizes_are_those_of_the_paper() -> None:
 def test_chooses_and_reads_as_written_out(shared: bool) -> None:
     network = build(shared=shared).eval()
     features = network.features
-    z = features.choice(DOCUMENTS)
+    z = features.select(DOCUMENTS)
     logits = network(DOCUMENTS)
     for x, chosen, found in zip(DOCUMENTS, z, logits, strict=True):
         words = features.reader.vectors[x]
@@ -148,7 +148,7 @@ def test_gradients_go_straight_through_the_choice() -> None:
     (expected,) = torch.autograd.grad(soft.sum(), features.chooser.bias)
     torch.testing.assert_close(found, expected)
     torch.manual_seed(3)
-    losses, _ = network.losses(DOCUMENTS, LABELS)
+    losses = Rationales().forward(network, DOCUMENTS, LABELS).losses
     gradients = torch.autograd.grad(losses.mean(), list(network.parameters()))
     assert all(g.abs().sum() > 0 for g in gradients)
 
@@ -164,10 +164,10 @@ def test_evaluation_draws_nothing_unless_asked_to() -> None:
 def test_documents_without_words_and_of_one() -> None:
     network = build()
     x = torch.tensor([[0, 0], [2, 0], [1, 1]]).int()  # the last of unknown words
-    losses, _ = network.losses(x, LABELS)
+    losses = Rationales().forward(network, x, LABELS).losses
     assert losses.isfinite().all()
     assert losses.abs().max() < 100
-    alone, _ = network.losses(torch.zeros(1, 1).int(), LABELS[:1])
+    alone = Rationales().forward(network, torch.zeros(1, 1).int(), LABELS[:1]).losses
     assert alone.isfinite().all()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from experiments import federation, small_experiment
 from fedsim import Run
-from fedsim.data import Dataset
+from fedsim.data import Dataset, DataSpec
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Update
 from fedsim.methods.fedavg import FedAvg
@@ -380,7 +380,7 @@ def test_a_model_of_documents_needs_documents(data: dict[str, Any]) -> None:
 
 def test_a_model_of_documents_builds_nothing_of_a_shape() -> None:
     with pytest.raises(ExperimentError, match=r"model\.name=text_cnn takes documents"):
-        models.parse(TINY).build((1, 8, 8), 3)
+        models.parse(TINY).build_for(DataSpec((1, 8, 8), 3, np.dtype(np.float32)), 3)
 
 
 def test_documents_in_a_stream_of_tasks(finish: Callable[..., Run], texts: dict[str, Any]) -> None:
@@ -395,7 +395,7 @@ def test_documents_in_a_stream_of_tasks(finish: Callable[..., Run], texts: dict[
 def test_a_network_reads_with_the_vectors_of_its_data(texts: dict[str, Any]) -> None:
     data, _, spec = prepare(small_experiment(**of_texts(texts)))
     assert isinstance(data, Dataset)
-    assert spec.words is not None
+    assert spec.data.embeddings is not None
     network = spec.build_model()
     features = network.get_submodule("features")
     assert isinstance(features, TextFeatures)

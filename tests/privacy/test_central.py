@@ -138,7 +138,7 @@ def test_nothing_is_kept_or_told_of_who_only_shows_what_would_be_sent() -> None:
     (t, *_) = [t for t in range(1, 31) if len(fed.sample(t)) == 0]
     fed.begin_round(t)
     made.method.round(fed, state, t)
-    record, tables = fed.records()
+    record, tables = fed.records({})
     rows = tables["clients"]
     assert (record, rows, fed.states()) == ({}, [], {})
     assert fed.releases == [(0.1, 1)]

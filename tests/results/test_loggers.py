@@ -29,10 +29,11 @@ import fedsim
 from experiments import small_experiment
 from fedsim import Experiment, Run
 from fedsim.cli import main
+from fedsim.cluster.connection import connect
+from fedsim.cluster.placement import Node
 from fedsim.errors import ExperimentError
 from fedsim.experiment import LOGGERS
-from fedsim.federation.placement import Node
-from fedsim.launch import Driver, connect
+from fedsim.launch import Driver
 from fedsim.results import loggers
 from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import with_loggers

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsim.cluster.placement import Node
 from fedsim.errors import ClusterError
 from fedsim.federation import EngineSettings
-from fedsim.federation.placement import Node
 from fedsim.sweep import preflight
 from fedsim.sweep.preflight import Plan, Watchdog, placement, plan_trials, silence
 

@@ -84,7 +84,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     # It would turn tokens on for this whole process, if its user has one.
-    monkeypatch.setattr(submit, "maybe_enable_token_auth_if_token_available", lambda **_: None)
+    monkeypatch.setattr(submit, "use_token_if_there", lambda: None)
     return folder
 
 

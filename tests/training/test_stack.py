@@ -27,6 +27,9 @@ from fedsim.training import (
 
 CPU = torch.device("cpu")
 
+CROSS_ENTROPY = Classification().loss
+PLAIN = Hooks(CROSS_ENTROPY)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -166,7 +169,7 @@ def agree(alone: list[Trained], stacked: list[Trained]) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: "-".join(map(str, o.values())))
 def test_a_stack_is_the_loop(network: Any, sizes: list[int], optimizer: dict[str, Any]) -> None:
     section = Train.model_validate({"optimizer": optimizer, "batch_size": 4, "local_epochs": 2})
-    alone, stacked, after, states = both(network, sizes, Hooks(), section)
+    alone, stacked, after, states = both(network, sizes, PLAIN, section)
     agree(alone, stacked)
     assert all(torch.equal(a, b) for a, b in zip(after, states, strict=True))
 
@@ -180,7 +183,9 @@ def test_hooks_act_on_a_stack_as_in_the_loop(
     section = Train.model_validate(
         {"optimizer": {"momentum": 0.5}, "batch_size": 4, "local_epochs": 2, "clip_norm": clip}
     )
-    alone, stacked, _, _ = both(network, SIZES["ragged"], Hooks(**hooks), section)
+    alone, stacked, _, _ = both(
+        network, SIZES["ragged"], Hooks(**{"loss": CROSS_ENTROPY, **hooks}), section
+    )
     agree(alone, stacked)
 
 
@@ -192,7 +197,7 @@ def test_hooks_act_on_a_stack_as_in_the_loop(
 @settings(max_examples=30, deadline=None)
 def test_any_sizes(sizes: list[int], batch_size: int, local_epochs: int) -> None:
     section = Train(batch_size=batch_size, local_epochs=local_epochs)
-    alone, stacked, _, _ = both(mlp, sizes, Hooks(gradient=proximal), section)
+    alone, stacked, _, _ = both(mlp, sizes, Hooks(CROSS_ENTROPY, gradient=proximal), section)
     agree(alone, stacked)
 
 
@@ -261,7 +266,9 @@ OBSTACLES = {
 def test_what_cannot_be_stacked_says_why(build: Any, words: str) -> None:
     torch.manual_seed(0)
     model = FlatModel(build(), CPU)
-    obstacle = Stack(model).obstacle(torch.randn(5, 5), torch.arange(5) % 3, Train())
+    obstacle = Stack(model).obstacle(
+        torch.randn(5, 5), torch.arange(5) % 3, Train(), CROSS_ENTROPY
+    )
     assert obstacle is not None
     assert words in obstacle
     assert "\n" not in obstacle
@@ -271,7 +278,7 @@ def test_what_cannot_be_stacked_says_why(build: Any, words: str) -> None:
 def test_what_does_not_run_under_vmap(build: Any) -> None:
     model = FlatModel(build(), CPU)
     with pytest.raises(RuntimeError, match="vmap"):
-        Stack(model).obstacle(torch.randn(5, 5), torch.arange(5) % 3, Train())
+        Stack(model).obstacle(torch.randn(5, 5), torch.arange(5) % 3, Train(), CROSS_ENTROPY)
 
 
 def test_a_dropout_of_the_user_s_own_stays() -> None:
@@ -289,5 +296,8 @@ def test_what_can_be_stacked_has_no_obstacle(network: Any) -> None:
     module, shape = network()
     model = FlatModel(module, CPU)
     before = model.vector.clone()
-    assert Stack(model).obstacle(torch.randn(5, *shape), torch.arange(5) % 3, Train()) is None
+    assert (
+        Stack(model).obstacle(torch.randn(5, *shape), torch.arange(5) % 3, Train(), CROSS_ENTROPY)
+        is None
+    )
     assert torch.equal(model.vector, before)

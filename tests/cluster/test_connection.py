@@ -12,8 +12,8 @@ import pytest
 import ray
 from ray.exceptions import AuthenticationError
 
+from fedsim.cluster.connection import connect
 from fedsim.errors import ClusterError
-from fedsim.launch import connect
 
 TOKEN = (
     "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its token in "

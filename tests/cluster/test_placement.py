@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private.state import actors
 
 from experiments import small_experiment
 from fedsim import launch, run
+from fedsim.cluster.compat import actor_table
+from fedsim.cluster.placement import Free, Node, free_now, live_nodes, why_waiting
 from fedsim.federation import Federation, ray_engine
-from fedsim.federation.placement import Free, Node, free_now, live_nodes, why_waiting
 from fedsim.federation.ray_engine import RayEngine
 from fedsim.prepare import prepare
 
@@ -72,8 +72,11 @@ def held(cpus: float) -> Iterator[Any]:
 
 
 def client_actors() -> list[dict[str, Any]]:
-    table = actors(actor_state_name="ALIVE").values()
-    return [actor for actor in table if actor["ActorClassName"] == "ClientActor"]
+    return [
+        actor
+        for actor in actor_table().values()
+        if actor["ActorClassName"] == "ClientActor" and actor["State"] == "ALIVE"
+    ]
 
 
 class Reader(logging.Handler):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedsim.cluster.compat import free_resources
+from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
-from fedsim.federation.engine import EngineSettings
+
+if TYPE_CHECKING:  # this room lies below that of the federation
+    from fedsim.cluster.settings import EngineSettings
 
 ACTOR_BYTES = 300e6  # memory of an actor that has imported torch, as measured: about 270 MB
 
@@ -114,9 +118,7 @@ def live_nodes() -> dict[str, Node]:
 
 def free_now() -> list[Free]:
     """What is free on each node of the cluster that this process is connected to."""
-    from ray._private.state import available_resources_per_node  # Ray shows it nowhere else
-
-    free = available_resources_per_node()
+    free = free_resources()
     return [
         Free(node, free.get(id, {}).get("CPU", 0.0), free.get(id, {}).get("GPU", 0.0))
         for id, node in live_nodes().items()

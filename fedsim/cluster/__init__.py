@@ -1,0 +1,1 @@
+"""The Ray cluster: reaching one, what fits it, what gets lost on it, and Ray's private sides."""

@@ -1,0 +1,63 @@
+"""What fedsim uses of Ray that Ray does not promise to keep: all of it is here, and only here.
+
+The one exception is `sweep.submit.Cluster`, which overrides two private methods of Ray's client of
+a dashboard. tests/cluster/test_compat.py tells what a new version of Ray has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Loggers, below `ray`, of modules that would tell of every step of a job's submission.
+SUBMISSION_LOGGERS = (
+    "dashboard.modules.dashboard_sdk",
+    "dashboard.modules.job.sdk",
+    "_private.authentication.authentication_token_setup",
+    "_private.runtime_env.packaging",
+)
+
+
+def actor_table() -> dict[str, dict[str, Any]]:
+    """All actors of the cluster, dead ones too, by id; `ray.util.state` needs a dashboard."""
+    from ray._private.state import actors
+
+    table: dict[str, dict[str, Any]] = actors()
+    return table
+
+
+def actor_id(handle: Any) -> str:
+    """The id by which the table of actors knows the actor behind a handle."""
+    id: str = handle._actor_id.hex()
+    return id
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """What nobody has taken on each node at the moment, by the node's id."""
+    from ray._private.state import available_resources_per_node
+
+    free: dict[str, dict[str, float]] = available_resources_per_node()
+    return free
+
+
+def set_concurrent_trials(tuner: Any, count: int) -> None:
+    """Let a restored Tuner run so many trials at once, rather than as many as before."""
+    tuner._local_tuner._tune_config.max_concurrent_trials = count
+
+
+def use_token_if_there() -> None:
+    """Authenticate with the user's token if there is one; clients do so only if told to."""
+    from ray._private.authentication.authentication_token_setup import (
+        maybe_enable_token_auth_if_token_available,
+    )
+
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def request_options(client: Any) -> Mapping[str, Any]:
+    """The headers and certificates with which a JobSubmissionClient sends its own requests.
+
+    Returns:
+        Keyword arguments for `requests`.
+    """
+    return {"headers": client._headers, "verify": client._verify}

@@ -1,0 +1,156 @@
+"""Reaching a Ray cluster: the one at hand, or a private one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.cluster.placement import Node, plan_actors
+from fedsim.cluster.settings import EngineSettings
+from fedsim.errors import ClusterError
+
+if TYPE_CHECKING:  # this room lies below that of the federation
+    from fedsim.cluster.settings import EngineSettings
+
+TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
+
+
+@contextmanager
+def planned_actors(settings: EngineSettings) -> Iterator[int]:
+    """Have a Ray cluster, as `connected`, and plan the client actors of a run on it.
+
+    Yields:
+        How many client actors to make.
+
+    Raises:
+        ClusterError: the cluster cannot be reached, or not one actor fits it.
+    """
+    if settings.kind == "local":
+        yield 0
+        return
+    import ray
+
+    with connected(settings):
+        nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
+        yield plan_actors(settings, nodes)
+
+
+@contextmanager
+def connected(settings: EngineSettings) -> Iterator[None]:
+    """Have a Ray cluster: the one at hand, or a private one for as long as the context lasts.
+
+    A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or this user
+    ran `ray start` on this machine) is used as it is; with RAY_ADDRESS=local none is. A private
+    one gets at least as many CPUs as the experiment asks for: that more actors than cores take
+    turns is the user's choice on a machine of their own.
+
+    Raises:
+        ClusterError: the cluster cannot be reached.
+    """
+    import ray
+
+    mine = not ray.is_initialized()
+    if mine:
+        connect(settings)
+    try:
+        yield
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def connect(settings: EngineSettings | None) -> None:
+    """Connect to the Ray cluster at hand, or start a private one.
+
+    Args:
+        settings: what a private one must have room for.
+
+    Raises:
+        ClusterError: there is one, and it cannot be reached.
+    """
+    import ray
+
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
+    os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+    # The user's own modules lie in the folder that the command was given in.
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    common: dict[str, Any] = {
+        "runtime_env": {"env_vars": {"PYTHONPATH": path}},  # which Ray logs, and shows to all
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+    }
+    address = _cluster_address()
+    if address is not None:
+        try:
+            ray.init(address=address, **common)
+        except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+            complaint = f"the Ray cluster at {address} does not let us in: {error}"
+            # A token that is refused, Ray tells as a connection that failed, and no more.
+            if isinstance(error, ConnectionError | ray.exceptions.AuthenticationError):
+                complaint += (
+                    "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its "
+                    "token in RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+                )
+            if not os.environ.get("RAY_ADDRESS"):
+                complaint += "\n(to leave it alone and start a private one: RAY_ADDRESS=local)"
+            raise ClusterError(complaint) from error
+        return
+    cpus = os.cpu_count() or 1
+    if settings is not None and settings.actors != "auto":
+        cpus = max(cpus, settings.actors * settings.cpus_per_actor)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **common)
+
+
+def _cluster_address() -> str | None:
+    """Where a Ray cluster answers: RAY_ADDRESS, or one that `ray start` left word of here.
+
+    Returns:
+        None if a private one is to be started.
+
+    Raises:
+        ClusterError: RAY_ADDRESS names what cannot be used from here.
+    """
+    given = os.environ.get("RAY_ADDRESS")
+    if given == "local":
+        return None
+    if given == "auto":  # which Ray resolves
+        return given
+    if given:
+        if "://" in given:
+            raise ClusterError(
+                f"RAY_ADDRESS={given}: `fedsim run` works on a machine of the cluster; from "
+                "elsewhere use `fedsim submit FILE --address http://head:8265`"
+            )
+        reason = _silent(given)
+        if reason:
+            raise ClusterError(f"RAY_ADDRESS={given}: no Ray answers there ({reason})")
+        return given
+    word = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    try:
+        if word.stat().st_uid != os.getuid():  # of somebody else on a machine that we share
+            return None
+        found = word.read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return None if _silent(found) else found
+
+
+def _silent(address: str) -> str | None:
+    """Why nothing answers at host:port, or None if something does.
+
+    Ray itself would try for most of a minute.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError:
+        return "it is not host:port"
+    return None

@@ -1,0 +1,33 @@
+"""What the server sends, as Ray objects: what is sent again is not stored again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from fedsim.federation.wire import NotCounted
+
+
+class ObjectCache:
+    """Ray objects of the arguments of calls."""
+
+    def __init__(self) -> None:
+        self._sent: list[tuple[NDArray[np.generic], type, Any]] = []
+
+    def put(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """Objects of the arguments; an array of the call before (the weights) is put once only."""
+        known, self._sent = self._sent, []
+        objects = []
+        for value in arguments.values():
+            array = value.value if isinstance(value, NotCounted) else value
+            same = (ref for sent, kind, ref in known if sent is array and isinstance(value, kind))
+            ref = next(same, None) or ray.put(value)
+            # It is frozen, so still the same, unless it is a view of what may change.
+            if isinstance(array, np.ndarray) and array.base is None:
+                self._sent.append((array, type(value), ref))
+            objects.append(ref)
+        return objects

@@ -1,0 +1,142 @@
+"""Which worker gets which blocks of a call, and which are run again when one is lost."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fedsim.errors import RunError
+from fedsim.federation.engine import Block
+
+IN_FLIGHT = 2  # items a worker holds: one it works on, and one so that it need not wait
+MAX_DEATHS = 3  # workers that a block may take down, one after the other
+
+W = TypeVar("W", bound=Hashable)
+
+
+@dataclass(eq=False)
+class WorkItem:
+    """Blocks that one worker is given at once.
+
+    Attributes:
+        deaths: how many workers they took down.
+        answer: what came back of them.
+    """
+
+    blocks: list[Block]
+    deaths: int = 0
+    answer: Any = None
+
+    @property
+    def clients(self) -> list[int]:
+        return [id for block in self.blocks for id in block]
+
+
+class Scheduler(Generic[W]):
+    """The blocks of one call, from the first that is handed out to the last that is accepted.
+
+    A block waits, is under way, is done, and is accepted once what its worker held of it has been
+    handed over. A worker that is lost takes with it whatever of its blocks was not accepted yet;
+    these wait again, before all others.
+
+    Args:
+        blocks: of the call, in the order in which they are handed out.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._waiting = deque(WorkItem([block]) for block in blocks)
+        self._under_way: dict[WorkItem, W] = {}  # in the order handed out
+        self._in_flight: Counter[W] = Counter()  # how many items of these each worker has
+        self._done: dict[W, list[WorkItem]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that wait for a worker."""
+        return sum(len(item.blocks) for item in self._waiting)
+
+    @property
+    def all_done(self) -> bool:
+        """Whether no block waits or is under way; accepted they need not be."""
+        return not (self._waiting or self._under_way)
+
+    @property
+    def all_accepted(self) -> bool:
+        return self.all_done and not self._done
+
+    def hand_out(self, ready: Sequence[W], count: int) -> Iterator[tuple[W, WorkItem]]:
+        """Give blocks to workers that have room, one round of them at a time.
+
+        A message costs as much as a small client. So many blocks go out at once while many are
+        left, and few towards the end, when they even out who is done when.
+
+        Args:
+            ready: the workers that have started.
+            count: of all workers, the others included.
+        """
+        for room in range(1, IN_FLIGHT + 1):
+            for worker in ready:
+                if not self._waiting or self._in_flight[worker] >= room:
+                    continue
+                item = self._next_item(max(1, len(self._waiting) // (IN_FLIGHT * count)))
+                self._under_way[item] = worker
+                self._in_flight[worker] += 1
+                yield worker, item
+
+    def done(self, item: WorkItem, answer: Any) -> None:
+        """A worker has done what it was given; what it summed up, it still holds."""
+        worker = self._under_way.pop(item)
+        self._in_flight[worker] -= 1
+        item.answer = answer
+        self._done.setdefault(worker, []).append(item)
+
+    def holds_results(self, worker: W) -> bool:
+        """Whether a worker has done blocks that are not accepted yet."""
+        return worker in self._done
+
+    def accept(self, worker: W) -> list[WorkItem]:
+        """What a worker held has arrived: its items count, and are not run again."""
+        return self._done.pop(worker)
+
+    def lose(self, worker: W, why: str) -> int:
+        """Put back all blocks whose results a lost worker still held or worked on.
+
+        Args:
+            why: it was lost, in words.
+
+        Returns:
+            How many blocks.
+
+        Raises:
+            RunError: there is a block that took down worker after worker.
+        """
+        under_way = [item for item, holder in self._under_way.items() if holder == worker]
+        for item in under_way:
+            del self._under_way[item]
+        del self._in_flight[worker]
+        done = self._done.pop(worker, [])
+        for item in under_way[:1] or done:  # the one that it was at, or all that it held
+            item.deaths += 1
+            if item.deaths == MAX_DEATHS:
+                raise RunError(
+                    f"clients {item.clients} took down {MAX_DEATHS} actors, one after the "
+                    f"other (out of memory?): {why}"
+                )
+        # One by one, so that a block that takes down its worker does not take others with it.
+        back = [
+            WorkItem([block], item.deaths) for item in (*done, *under_way) for block in item.blocks
+        ]
+        self._waiting.extendleft(reversed(back))
+        return len(back)
+
+    def _next_item(self, count: int) -> WorkItem:
+        """The next blocks as one item; those that were lost before go alone."""
+        item = self._waiting.popleft()
+        while (
+            self._waiting
+            and len(item.blocks) < count
+            and not (item.deaths or self._waiting[0].deaths)
+        ):
+            item.blocks += self._waiting.popleft().blocks
+        return item

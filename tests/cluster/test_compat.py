@@ -1,0 +1,91 @@
+"""Ray's private sides are still what we take them for: a new version may have moved them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import tune
+from ray.job_submission import JobSubmissionClient
+
+from fedsim.cluster import compat
+
+MOVED = "Ray {version} no longer has what {name} uses ({error}); mend fedsim/cluster/compat.py"
+
+
+def still_there(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of compat; fail in plain words if Ray has changed beneath it."""
+    try:
+        return function(*arguments)
+    except (ImportError, AttributeError, TypeError) as error:
+        pytest.fail(MOVED.format(version=ray.__version__, name=function.__name__, error=error))
+
+
+def trainable(_: dict[str, Any]) -> None:
+    pass
+
+
+@pytest.mark.usefixtures("own_ray")
+class TestOfTheCluster:
+    def test_the_table_of_actors(self) -> None:
+        class Someone:
+            def up(self) -> None:
+                pass
+
+        actor = ray.remote(Someone).options(num_cpus=1).remote()
+        ray.get(actor.up.remote())
+        table = still_there(compat.actor_table)
+        entry = table[still_there(compat.actor_id, actor)]
+        here = ray.get_runtime_context().get_node_id()
+        assert entry["State"] == "ALIVE"
+        assert entry["ActorClassName"].endswith("Someone")
+        assert entry["Pid"] > 0
+        assert entry["Address"]["NodeID"] == here
+        assert set(entry["OwnerAddress"]) == set(entry["Address"])
+        ray.kill(actor)
+
+    def test_what_is_free_on_each_node(self) -> None:
+        free = still_there(compat.free_resources)
+        assert set(free) == {ray.get_runtime_context().get_node_id()}
+
+    def test_how_many_trials_a_restored_tuner_runs(self, tmp_path: Path) -> None:
+        config = tune.RunConfig(name="few", storage_path=str(tmp_path), verbose=0)
+        first = tune.Tuner(trainable, run_config=config)
+        first.fit()
+        again = tune.Tuner.restore(str(tmp_path / "few"), trainable)
+        still_there(compat.set_concurrent_trials, again, 3)
+        assert again._local_tuner._tune_config.max_concurrent_trials == 3
+
+
+class TestOfTheDashboard:
+    def test_a_token_is_used_if_there_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # said by the user: nothing is changed
+        still_there(compat.use_token_if_there)
+
+    def test_how_requests_are_sent(self) -> None:
+        (parent,) = JobSubmissionClient.__bases__  # whose constructor does not connect
+        client = parent("http://127.0.0.1:1", headers={"name": "value"}, verify=False)
+        options = still_there(compat.request_options, client)
+        assert options["headers"].items() >= {("name", "value")}
+        assert options["verify"] is False
+
+    @pytest.mark.parametrize(
+        ("name", "leading"),
+        [("_do_request", ["self", "method", "endpoint"]), ("_raise_error", ["self", "r"])],
+    )
+    def test_what_our_client_overrides(self, name: str, leading: list[str]) -> None:
+        method = getattr(JobSubmissionClient, name, None)
+        assert method is not None, f"fedsim/sweep/submit.py overrides {name}, which Ray has not"
+        parameters = inspect.signature(method).parameters
+        assert list(parameters)[: len(leading)] == leading
+        kinds = {parameter.kind for parameter in parameters.values()}
+        assert name != "_do_request" or inspect.Parameter.VAR_KEYWORD in kinds, "takes no timeout"
+
+    @pytest.mark.parametrize("name", compat.SUBMISSION_LOGGERS)
+    def test_loggers_are_named_after_modules(self, name: str) -> None:
+        assert find_spec(f"ray.{name}"), f"ray.{name} is gone; who logs in its place?"

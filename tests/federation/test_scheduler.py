@@ -1,0 +1,212 @@
+"""Which worker gets which blocks, and which are run again: without any cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.errors import RunError
+from fedsim.federation.scheduler import IN_FLIGHT, MAX_DEATHS, Scheduler, WorkItem
+
+
+def blocks(count: int) -> list[list[int]]:
+    """Blocks of two clients each, [0, 1], [2, 3], …"""
+    return [[2 * i, 2 * i + 1] for i in range(count)]
+
+
+def send(
+    scheduler: Scheduler[str], ready: Sequence[str], count: int = 0
+) -> list[tuple[str, WorkItem]]:
+    return list(scheduler.hand_out(ready, count or len(ready)))
+
+
+def content(sent: Sequence[tuple[str, WorkItem]]) -> list[tuple[str, list[int]]]:
+    """What was sent to whom: blocks by the half of their first client."""
+    return [(worker, [block[0] // 2 for block in item.blocks]) for worker, item in sent]
+
+
+def test_ray_is_not_needed() -> None:
+    code = "import sys, fedsim.federation.scheduler; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class TestHandOut:
+    def test_in_order_one_round_of_workers_at_a_time(self) -> None:
+        sent = send(Scheduler(blocks(4)), ["a", "b"])
+        assert content(sent) == [("a", [0]), ("b", [1]), ("a", [2]), ("b", [3])]
+
+    def test_many_at_once_while_many_wait(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(16))
+        sent = send(scheduler, ["a", "b"])
+        assert content(sent) == [
+            ("a", [0, 1, 2, 3]),
+            ("b", [4, 5, 6]),
+            ("a", [7, 8]),
+            ("b", [9]),
+        ]
+        assert scheduler.waiting == 6
+
+    def test_what_is_left_goes_one_by_one(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(3))
+        sent = send(scheduler, ["a"])
+        assert content(sent) == [("a", [0]), ("a", [1])]
+        scheduler.done(sent[0][1], None)
+        assert content(send(scheduler, ["a"])) == [("a", [2])]
+
+    def test_nobody_holds_more_than_may_be_in_flight(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(50))
+        assert Counter(worker for worker, _ in send(scheduler, ["a", "b"])) == {
+            "a": IN_FLIGHT,
+            "b": IN_FLIGHT,
+        }
+        assert send(scheduler, ["a", "b"]) == []
+
+    def test_room_is_taken_as_it_comes(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(6))
+        sent = send(scheduler, ["a", "b"])
+        scheduler.done(sent[1][1], None)
+        assert content(send(scheduler, ["a", "b"])) == [("b", [4])]
+
+    def test_workers_that_have_not_started_are_left_their_share(self) -> None:
+        sent = send(Scheduler(blocks(16)), ["a"], count=4)
+        assert content(sent) == [("a", [0, 1]), ("a", [2])]
+
+    def test_none_without_workers(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(2))
+        assert send(scheduler, [], count=2) == []
+        assert not scheduler.all_done
+
+
+class TestTheEnd:
+    def test_of_nothing_to_do(self) -> None:
+        assert Scheduler[str]([]).all_accepted
+
+    def test_done_is_not_accepted(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(2))
+        sent = send(scheduler, ["a", "b"])
+        for worker, item in sent:
+            assert not scheduler.all_done
+            assert not scheduler.holds_results(worker)
+            scheduler.done(item, f"of {worker}")
+            assert scheduler.holds_results(worker)
+        assert scheduler.all_done
+        assert not scheduler.all_accepted
+        assert [item.answer for item in scheduler.accept("a")] == ["of a"]
+        assert not scheduler.holds_results("a")
+        assert not scheduler.all_accepted
+        assert [item.answer for item in scheduler.accept("b")] == ["of b"]
+        assert scheduler.all_accepted
+
+
+class TestALoss:
+    def test_blocks_wait_again_before_all_others(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(16))
+        sent = send(scheduler, ["a", "b"])  # as above
+        scheduler.done(sent[0][1], None)
+        assert scheduler.lose("a", "gone") == 6  # four done, two under way
+        assert scheduler.waiting == 12
+        (again,) = send(scheduler, ["b", "c"])[:1]
+        assert content([again]) == [("c", [0, 1, 2])]
+
+    def test_the_first_under_way_is_blamed_and_goes_alone(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(16))
+        send(scheduler, ["a"])  # eight blocks, and four
+        assert scheduler.lose("a", "gone") == 12
+        sent = send(scheduler, ["b"])
+        assert content(sent) == [("b", [0]), ("b", [1])]
+        assert [item.deaths for _, item in sent] == [1, 1]
+
+    def test_what_waited_behind_it_is_not_blamed(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(2))
+        send(scheduler, ["a"])
+        assert scheduler.lose("a", "gone") == 2
+        assert [item.deaths for _, item in send(scheduler, ["b"])] == [1, 0]
+
+    def test_all_that_it_held_is_blamed_if_it_was_at_none(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(2))
+        for _, item in send(scheduler, ["a"]):
+            scheduler.done(item, None)
+        assert scheduler.lose("a", "gone") == 2
+        assert [item.deaths for _, item in send(scheduler, ["b"])] == [1, 1]
+
+    def test_of_one_that_holds_nothing(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(1))
+        send(scheduler, ["a"])
+        assert scheduler.lose("b", "gone") == 0
+        assert scheduler.waiting == 0
+
+    def test_others_keep_what_they_have(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(2))
+        sent = send(scheduler, ["a", "b"])
+        scheduler.done(sent[1][1], "of b")
+        scheduler.lose("a", "gone")
+        assert [item.answer for item in scheduler.accept("b")] == ["of b"]
+        assert scheduler.waiting == 1
+
+    def test_a_block_that_takes_down_one_after_the_other_stops_the_run(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(1))
+        for n in range(MAX_DEATHS - 1):
+            send(scheduler, [f"worker {n}"])
+            scheduler.lose(f"worker {n}", "gone")
+        send(scheduler, ["last"])
+        with pytest.raises(RunError) as told:
+            scheduler.lose("last", "it was killed")
+        assert str(told.value) == (
+            "clients [0, 1] took down 3 actors, one after the other (out of memory?): "
+            "it was killed"
+        )
+
+
+@given(st.integers(0, 30), st.integers(1, 5), st.integers(0, 20), st.data())
+def test_every_block_is_accepted_once_whatever_is_lost(
+    count: int, most: int, losses: int, data: st.DataObject
+) -> None:
+    scheduler: Scheduler[int] = Scheduler(blocks(count))
+    workers = list(range(most))
+    held: dict[WorkItem, int] = {}  # under way or done, and with whom
+    under_way: list[WorkItem] = []
+    accepted: list[Sequence[int]] = []
+
+    def maybe_lose(worker: int) -> bool:
+        nonlocal losses
+        if not losses or not data.draw(st.booleans()):
+            return False
+        losses -= 1
+        gone = [item for item, holder in held.items() if holder == worker]
+        assert scheduler.lose(worker, "gone") == sum(len(item.blocks) for item in gone)
+        for item in gone:
+            del held[item]
+        under_way[:] = [item for item in under_way if item in held]
+        workers[workers.index(worker)] = max(workers) + 1
+        return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsim.federation.scheduler.MAX_DEATHS", 1000)
+        while not scheduler.all_accepted:
+            ready = [w for w in workers if data.draw(st.booleans())] or workers[:1]
+            for worker, item in scheduler.hand_out(ready, most):
+                assert worker in ready
+                held[item] = worker
+                under_way.append(item)
+            assert max(Counter(held[item] for item in under_way).values(), default=0) <= IN_FLIGHT
+            if scheduler.all_done:
+                assert not under_way
+                for worker in filter(scheduler.holds_results, list(workers)):
+                    if not maybe_lose(worker):
+                        for item in scheduler.accept(worker):
+                            assert held.pop(item) == worker
+                            accepted += item.blocks
+            elif not maybe_lose(data.draw(st.sampled_from(workers))) and under_way:
+                item = data.draw(st.sampled_from(under_way))
+                under_way.remove(item)
+                scheduler.done(item, None)
+            there = [*accepted, *(block for item in held for block in item.blocks)]
+            assert len(there) + scheduler.waiting == count
+            assert len({block[0] for block in there}) == len(there)
+    assert sorted(accepted) == blocks(count)
