@@ -101,12 +101,13 @@ def simulate(
         except StateLost as lost:
             yield f"{lost}; falling back to the last checkpoint"
     arrays = method.global_model(fed, state)
+    layers = {"layers": json.dumps(list(arrays))}  # their order, which safetensors changes
     with _writing(folder):
         for table in tables.values():
             table.finish()
         atomic.write(
             folder.path / "weights" / "final.safetensors",
-            save({n: np.ascontiguousarray(array) for n, array in arrays.items()}),
+            save({n: np.ascontiguousarray(array) for n, array in arrays.items()}, layers),
         )
         folder.update(result_hash=result_hash(ledger["chain"], state))
 

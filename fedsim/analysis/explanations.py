@@ -151,7 +151,8 @@ class RuleBase:
     def why(self, inputs: Inputs) -> list[LocalExplanation]:
         """Why the rules predict what they predict for these."""
         rows = inputs.x.astype(np.float64)
-        return [local_explanation(self.model, self.rules, row, self.names) for row in rows]
+        about = self.names, self.dataset.target_scaling
+        return [local_explanation(self.model, self.rules, row, *about) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -427,7 +428,8 @@ class Attributed:
             chances = outputs.softmax(dim=1).amax(dim=1).tolist()
             decisions = tuple(classes[c] for c in best.tolist())
         else:
-            chances, decisions = [], tuple(f"{value:.6g}" for value in outputs[:, 0].tolist())
+            values = subject.dataset.target_scaling.undo(outputs[:, 0].double().numpy())
+            chances, decisions = [], tuple(f"{value:.6g}" for value in values)
         found = relevance.numpy()
         return cls(subject, explainer.name, inputs, found, decisions, tuple(chances))
 

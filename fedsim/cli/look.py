@@ -31,7 +31,7 @@ from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.explain.attribution import Attribution, attributions
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.rules import measures_in_words, row_in_words
+from fedsim.explain.rules import measures_in_words, row_in_words, scale_in_words
 from fedsim.explain.tasks import draw_tasks
 from fedsim.federation import cohort_size
 from fedsim.federation.cohort import cut_blocks
@@ -411,6 +411,8 @@ def _explain_rules(subject: ModelSnapshot, inputs: Inputs, most: int, npy: Path 
             "this run"
         )
     out.print(f"{subject.title}:\n{measures_in_words(base.measures())}", markup=False)
+    if scale := scale_in_words(base.target, base.dataset.target_scaling):
+        out.print(scale, markup=False)
     rules = base.table()
     for rule in rules[:most]:
         out.print(f"\n{row_in_words(rule)}", markup=False)

@@ -11,6 +11,41 @@ from numpy.typing import NDArray
 from fedsim.registry import Config, Registry
 
 
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """What a source does to the numbers of its files, column by column: (v - low) / span.
+
+    A column whose span is 0 becomes 0. By default nothing is changed.
+
+    Args:
+        low: (F,), or one for all.
+        span: the same.
+    """
+
+    low: NDArray[Any] | float = 0.0
+    span: NDArray[Any] | float = 1.0
+
+    @classmethod
+    def minmax(cls, train: NDArray[Any]) -> Scaling:
+        """By the least and greatest value that each column of (N, F) or (N,) has, to [0, 1]."""
+        low = train.min(axis=0)
+        return cls(low, train.max(axis=0) - low)
+
+    def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Floats as the files have them, (n, F) or (n,), as the data set has them."""
+        span = np.where(np.greater(self.span, 0), self.span, np.inf).astype(values.dtype)
+        scaled: NDArray[Any] = (values - self.low) / span
+        return scaled
+
+    def undo(self, scaled: NDArray[Any]) -> NDArray[Any]:
+        """Floats as the data set has them in the units of the files."""
+        values: NDArray[Any] = scaled * self.span + self.low
+        return values
+
+
+UNSCALED = Scaling()
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Examples to train on, which a partition deals out to clients, and a central test set.
@@ -39,6 +74,9 @@ class Dataset:
             `fedsim.data.text.tokenise` makes of a text.
         test_columns: facts of each test example, (M,) each, by name.
         marks: (M, L) which words of each test document its label is about, if that is known.
+        scaling: what `x` was made with of the numbers in the source's files; not of uint8.
+        target_scaling: what a regression's `y` was made with.
+        resized: images of any size were resized to that of `x`.
     """
 
     x: NDArray[np.generic]
@@ -57,6 +95,9 @@ class Dataset:
     spaced: bool = False
     test_columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     marks: NDArray[np.bool_] | None = None
+    scaling: Scaling = UNSCALED
+    target_scaling: Scaling = UNSCALED
+    resized: bool = False
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "test_x", "test_y"):

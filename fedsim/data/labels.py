@@ -19,9 +19,10 @@ def label_names(dataset: Dataset) -> tuple[str, ...]:
     """The classes; for a regression the bins of its targets, such as «0.0-0.1».
 
     They are ten of equal width between the least and the greatest training target, or one if all
-    targets are the same. A bin holds its lower end; the last holds its upper end too.
+    targets are the same, in the target's own units. A bin holds its lower end; the last holds its
+    upper end too.
     """
-    return dataset.classes or _bin_names(_edges(dataset.y))
+    return dataset.classes or _bin_names(_edges(dataset.target_scaling.undo(dataset.y)))
 
 
 def label_table(dataset: Dataset, splits: ClientSplits) -> NDArray[np.int64]:
@@ -31,10 +32,11 @@ def label_table(dataset: Dataset, splits: ClientSplits) -> NDArray[np.int64]:
     """
     labels, num_labels = dataset.y, len(dataset.classes)
     if not dataset.classes:
-        edges = _edges(dataset.y)
+        targets = dataset.target_scaling.undo(dataset.y)
+        edges = _edges(targets)
         num_labels = len(edges) - 1
         # The greatest target is an edge as well, so only what lies between counts.
-        labels = np.searchsorted(edges[1:-1], dataset.y, side="right")
+        labels = np.searchsorted(edges[1:-1], targets, side="right")
     table = np.zeros((len(splits), num_labels), dtype=np.int64)
     for part in (splits.train, splits.unlabelled, splits.test):
         clients = np.repeat(np.arange(len(part)), part.lengths)

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim._torchvision import import_torchvision
 from fedsim.data import files
-from fedsim.data.dataset import Dataset, Source, datasets
+from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, datasets
 from fedsim.errors import DataError
 from fedsim.registry import nearest
 from fedsim.rng import keyed_rng
@@ -165,30 +165,23 @@ def _regression(
     scale: Scale,
     columns: Mapping[str, NDArray[np.generic]],
 ) -> Dataset:
-    x, test_x = _scaled(train.x, test.x, scale)
-    y, test_y = _scaled(train.y, test.y, scale)
+    x, y = _scaling(train.x, scale), _scaling(train.y, scale)
     return Dataset(
-        x=x,
-        y=y,
-        test_x=test_x,
-        test_y=test_y,
+        x=x(train.x),
+        y=y(train.y),
+        test_x=x(test.x),
+        test_y=y(test.y),
         classes=(),
         columns=dict(columns),
         features=train.features,
         target=train.target,
+        scaling=x,
+        target_scaling=y,
     )
 
 
-def _scaled(
-    train: NDArray[Any], test: NDArray[Any], scale: Scale
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Each column by the least and greatest value it has in `train`; a constant one becomes 0."""
-    if scale == "none":
-        return train, test
-    low = train.min(axis=0)
-    span = train.max(axis=0) - low
-    divisor = np.where(span > 0, span, np.inf).astype(train.dtype)
-    return (train - low) / divisor, (test - low) / divisor
+def _scaling(train: NDArray[Any], scale: Scale) -> Scaling:
+    return Scaling.minmax(train) if scale == "minmax" else UNSCALED
 
 
 @datasets.register
@@ -207,9 +200,11 @@ class Digits(Source):
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        x = (digits.images[:, np.newaxis] / 16).astype(np.float32)
+        scaling = Scaling(span=16.0)
+        x = scaling(digits.images[:, np.newaxis]).astype(np.float32)
         y = digits.target.astype(np.int64)
-        return _split_dataset(x, y, DIGITS, self.test_fraction, self.name)
+        data = _split_dataset(x, y, DIGITS, self.test_fraction, self.name)
+        return replace(data, scaling=scaling)
 
 
 @datasets.register
@@ -669,14 +664,15 @@ class Folder(Source):
         if empty:
             raise DataError(f"{train / classes[empty[0]]}: holds no image")
         if not tests:
-            return _split_dataset(x, y, classes, self.test_fraction, str(train))
+            data = _split_dataset(x, y, classes, self.test_fraction, str(train))
+            return replace(data, resized=True)
         for name in _class_folders(tests[0]):
             if name not in classes:
                 raise DataError(f"{tests[0] / name}: no class of {train}{nearest(name, classes)}")
         test_x, test_y = self._read(tests[0], classes)
         if len(test_x) == 0:
             raise DataError(f"{tests[0]}: holds no image")
-        return Dataset(x, y, test_x, test_y, classes)
+        return Dataset(x, y, test_x, test_y, classes, resized=True)
 
     def _read(
         self, folder: Path, classes: Sequence[str]
@@ -690,18 +686,8 @@ class Folder(Source):
         )
         x = np.empty((len(samples), self.channels, self.size, self.size), np.uint8)
         for row, (path, _) in zip(x, samples, strict=True):
-            row[:] = self._image(Path(path))
+            row[:] = files.read_image(Path(path), row.shape, resize=True)
         return x, np.array([label for _, label in samples], np.int64)
-
-    def _image(self, path: Path) -> NDArray[np.uint8]:
-        from PIL import Image
-
-        with files.reading(path), Image.open(path) as image:
-            resized = image.convert("RGB" if self.channels == 3 else "L").resize(
-                (self.size, self.size), Image.Resampling.BILINEAR
-            )
-        pixels = np.asarray(resized).reshape(self.size, self.size, self.channels)
-        return pixels.transpose(2, 0, 1)
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
@@ -879,7 +865,7 @@ class Table(Source):
     def load(self) -> Dataset:
         """x is as in the file: float32 (N, features), or float64 for a regression."""
         path = self.path.expanduser()
-        frame = _read_table(path)
+        frame = read_table(path)
         columns = {name: _column(path, frame, name) for name in self.columns}
         if self.target is not None:
             return self._load_numbers(path, frame, self.target, columns)
@@ -895,24 +881,31 @@ class Table(Source):
     ) -> Dataset:
         labels = _column(path, frame, label)
         features = self.features or _numeric(path, frame, {label, *self.columns})
-        x = _features(path, frame, features, np.float32)
+        x = table_features(path, frame, features, np.float32, WHICH_COLUMNS)
         if self.test_path is None:
             classes, y = _named_by_label(labels)
             data = _split_dataset(x, y, classes, self.test_fraction, str(path), columns)
         else:
             test_path = self.test_path.expanduser()
-            test = _read_table(test_path)
+            test = read_table(test_path)
             test_labels = _column(test_path, test, label)
             if labels.dtype.kind != test_labels.dtype.kind:
                 raise DataError(
                     f"{test_path}: label column '{label}' is {test_labels.dtype}, "
                     f"but {labels.dtype} in {path}"
                 )
-            test_x = _features(test_path, test, features, np.float32)
+            test_x = table_features(test_path, test, features, np.float32, WHICH_COLUMNS)
             classes, y = _named_by_label(np.concatenate([labels, test_labels]))
             data = Dataset(x, y[: len(x)], test_x, y[len(x) :], classes, columns=columns)
-        x, test_x = _scaled(data.x, data.test_x, self.scale)
-        return replace(data, x=x, test_x=test_x, features=features, target=label)
+        scaling = _scaling(data.x, self.scale)
+        return replace(
+            data,
+            x=scaling(data.x),
+            test_x=scaling(data.test_x),
+            features=features,
+            target=label,
+            scaling=scaling,
+        )
 
     def _load_numbers(
         self,
@@ -923,20 +916,25 @@ class Table(Source):
     ) -> Dataset:
         y = _numbers(path, frame, target, np.float64)
         features = self.features or _numeric(path, frame, {target, *self.columns})
-        x = _features(path, frame, features, np.float64)
+        x = table_features(path, frame, features, np.float64, WHICH_COLUMNS)
         train = files.Numbers(x, y, features, target)
         if self.test_path is None:
             return _split_numbers(train, self.test_fraction, self.scale, str(path), columns)
         test_path = self.test_path.expanduser()
-        frame = _read_table(test_path)
+        frame = read_table(test_path)
         test = train._replace(
-            x=_features(test_path, frame, features, np.float64),
+            x=table_features(test_path, frame, features, np.float64, WHICH_COLUMNS),
             y=_numbers(test_path, frame, target, np.float64),
         )
         return _regression(train, test, self.scale, columns)
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
+    """A table, CSV with a header line or Parquet.
+
+    Raises:
+        DataError: it is neither, cannot be read, or has no rows.
+    """
     import pandas as pd
 
     if path.suffix not in (".csv", ".parquet"):
@@ -1004,18 +1002,34 @@ def _not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataErr
     )
 
 
-def _features(
-    path: Path, frame: pd.DataFrame, names: Sequence[str], dtype: type[Float]
+def table_features(
+    path: Path,
+    frame: pd.DataFrame,
+    names: Sequence[str],
+    dtype: type[Float] | np.dtype[Float],
+    hint: str = "",
 ) -> NDArray[Float]:
-    """(N, features) the columns of those names."""
+    """(N, features) the columns of those names.
+
+    Args:
+        path: of the table, for messages.
+        hint: what messages about a column that is not numeric end with.
+
+    Raises:
+        DataError: one is missing, or a value of it is, or is no finite number of that type.
+    """
     x = np.empty((len(frame), len(names)), dtype)
     for i, name in enumerate(names):
-        x[:, i] = _numbers(path, frame, name, dtype, WHICH_COLUMNS)
+        x[:, i] = _numbers(path, frame, name, dtype, hint)
     return x
 
 
 def _numbers(
-    path: Path, frame: pd.DataFrame, name: str, dtype: type[Float], hint: str = ""
+    path: Path,
+    frame: pd.DataFrame,
+    name: str,
+    dtype: type[Float] | np.dtype[Float],
+    hint: str = "",
 ) -> NDArray[Float]:
     """(N,) a column of finite numbers."""
     import pandas as pd
@@ -1029,7 +1043,7 @@ def _numbers(
     if len(wrong):
         raise DataError(
             f"{path}: column '{name}' has {series.iloc[int(wrong[0])]} in row {wrong[0] + 1}, "
-            f"not finite in {dtype.__name__}"
+            f"not finite in {np.dtype(dtype)}"
         )
     return values
 

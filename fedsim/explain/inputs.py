@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset, files
+from fedsim.data.sources import read_table, table_features
 from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
 from fedsim.models.rules import feature_names
@@ -25,7 +25,8 @@ class Inputs:
     Args:
         x: (n, ...) as in the data set.
         names: what each is called.
-        labels: the true class of each, or its target; None where that is not known.
+        labels: the true class of each, or its target in its own units; None where that is not
+            known.
         words: of documents, each as far as the model reads it; else empty.
         marks: of documents, which of these words the label is about; empty where that is not
             known.
@@ -59,7 +60,10 @@ class Inputs:
             if data.marks is not None:
                 own = data.marks[list(rows)].tolist()
                 marks = tuple(tuple(m[: len(w)]) for m, w in zip(own, words, strict=True))
-        labels = tuple(data.classes[y] if data.classes else f"{y:.6g}" for y in truth)
+        if data.classes:
+            labels = tuple(data.classes[y] for y in truth)
+        else:
+            labels = tuple(f"{y:.6g}" for y in data.target_scaling.undo(truth))
         return cls(x, tuple(f"row {row}" for row in rows), labels, words, marks)
 
     @classmethod
@@ -94,22 +98,25 @@ class Inputs:
     def of_file(cls, data: Dataset, path: Path) -> Inputs:
         """From a file: documents as .txt, rows of a table as .csv, others as .npy, images as .png.
 
+        All are as in the source's own files, and what the source does to these is done to them:
+        numbers of a table before `scale`, digits from 0 to 16, images of any size if the source
+        resizes them. Only EMNIST's, which lie on their side in its files, are expected upright.
+
         A .txt has a document a line; a .csv the names of the features in its first line; a .npy
-        an input or several, (n, ...), numbers as in the data set; a .png an image of the data's
-        height and width.
+        an input or several, (n, ...); a .png an image.
 
         Raises:
             DataError: it cannot be read, or holds something else.
         """
         if data.words:
             _expect(path, ".txt", "documents are .txt, one a line")
-            lines = files.read_text(path, "utf-8-sig").splitlines()
+            lines = files.read_lines(path, "utf-8-sig")
             names = [f"line {k}" for k in range(1, len(lines) + 1)]
             found = cls.of_texts(data, lines, names)
         elif path.suffix == ".csv" and len(data.shape) == 1:
             found = cls.of_arrays(_rows(path, data), "row")
         elif path.suffix == ".png" and _has_pictures(data):
-            found = cls.of_arrays(_image(path, data.shape), "image")
+            found = cls.of_arrays(files.read_image(path, data.shape, data.resized)[None], "image")
         else:
             _expect(path, ".npy", _ways(data))
             found = cls.of_arrays(_array(path, data), "input")
@@ -145,8 +152,7 @@ def _expect(path: Path, ending: str, ways: str) -> None:
 
 
 def _rows(path: Path, data: Dataset) -> NDArray[Any]:
-    with files.reading(path):
-        table = pd.read_csv(path)
+    table = read_table(path)
     names = feature_names(data.shape[0], data.features)
     missing = [name for name in names if name not in table]
     if missing:
@@ -154,23 +160,12 @@ def _rows(path: Path, data: Dataset) -> NDArray[Any]:
             f"{path}: has no column '{missing[0]}'; its first line must name the features: "
             + ", ".join(names)
         )
-    with files.reading(path):
-        rows: NDArray[Any] = table[list(names)].to_numpy(dtype=data.x.dtype)
-    return rows
-
-
-def _image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    C, H, W = shape
-    with files.reading(path), Image.open(path) as image:
-        if image.size != (W, H):
-            raise DataError(
-                f"{path}: is {image.size[0]} pixels wide and {image.size[1]} high; those of the "
-                f"data are {W} and {H}"
-            )
-        pixels = np.asarray(image.convert("L" if C == 1 else "RGB"))
-    return pixels.reshape(1, H, W, -1).transpose(0, 3, 1, 2).astype(np.uint8)
+    if data.x.dtype != np.uint8:
+        return data.scaling(table_features(path, table, names, data.x.dtype))
+    rows = table_features(path, table, names, np.float64)
+    if not np.isin(rows, np.arange(256)).all():
+        raise DataError(f"{path}: the data are whole numbers from 0 to 255, and not all of it is")
+    return rows.astype(np.uint8)
 
 
 def _array(path: Path, data: Dataset) -> NDArray[Any]:
@@ -185,6 +180,6 @@ def _array(path: Path, data: Dataset) -> NDArray[Any]:
             f"{path}: holds an array of shape {x.shape}; one input of the data is {data.shape}, n "
             f"of them (n, {', '.join(map(str, data.shape))})"
         )
-    if (x.dtype == np.uint8) != (data.x.dtype == np.uint8) or x.dtype.kind not in "uif":
+    if (x.dtype == np.uint8) != (data.x.dtype == np.uint8) or x.dtype.kind not in "buif":
         raise DataError(f"{path}: holds {x.dtype}; the data are {data.x.dtype}")
-    return x.astype(data.x.dtype)
+    return x if x.dtype == np.uint8 else data.scaling(x.astype(data.x.dtype))

@@ -8,12 +8,13 @@ each feature contributes to its output.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.data.dataset import UNSCALED, Scaling
 from fedsim.models.rules import Array, Prediction, Rule, RuleModel, Rules, quality
 
 NEGLIGIBLE = 1e-9  # a coefficient, relative to the greatest of its rule
@@ -124,9 +125,19 @@ def measures_in_words(found: Mapping[str, Any]) -> str:
     )
 
 
+def scale_in_words(target: str, scaling: Scaling) -> str:
+    """What the target of rules is in its own units, as a sentence; nothing if it is in these."""
+    low, high = scaling.undo(np.array([0.0, 1.0]))
+    if (low, high) == (0, 1):
+        return ""
+    return f"in the rules {target} is scaled, 0 for {low:.6g} and 1 for {high:.6g}"
+
+
 @dataclass(frozen=True)
 class LocalExplanation:
     """Why the rules predict what they predict for one input.
+
+    What is predicted is in the target's own units, inputs lie in [0, 1] as the rules have them.
 
     Args:
         prediction: of the rule base.
@@ -161,7 +172,7 @@ class LocalExplanation:
         if not np.isclose(self.output, self.prediction):
             lines.append(f"  (the mean of all rules that fire; alone it says {self.output:.6g})")
         width = max((len(condition.words) for condition in self.rule.conditions), default=0)
-        lines.append("  its conditions, and how well they hold:")
+        lines.append("  its conditions, of inputs in [0, 1], and how well they hold:")
         for condition, membership in zip(self.rule.conditions, self.memberships, strict=True):
             value = f"{names[condition.feature]} = {self.x[condition.feature]:.4g}"
             lines.append(f"    {condition.words:{width}}  {membership:5.3f}   {value}")
@@ -176,19 +187,32 @@ class LocalExplanation:
 
 
 def local_explanation(
-    model: RuleModel, rules: Rules, x: Array, names: Sequence[str]
+    model: RuleModel,
+    rules: Rules,
+    x: Array,
+    names: Sequence[str],
+    scaling: Scaling = UNSCALED,
 ) -> LocalExplanation:
-    """Why the rules predict what they predict for one (F,) input."""
+    """Why the rules predict what they predict for one (F,) input.
+
+    Args:
+        x: as the data set has it.
+        names: of the features.
+        scaling: of the target.
+    """
     found = model.predict(rules, x[None])
     j = int(found.deciding[0])
     rule = model.explain(rules, names)[j]
+    consequent = rule.consequent * scaling.span
+    consequent[0] += scaling.low
+    rule = replace(rule, consequent=consequent)
     return LocalExplanation(
-        prediction=float(found.values[0]),
+        prediction=float(scaling.undo(found.values[0])),
         number=j + 1,
         rule=rule,
         firing=float(found.firing[0, j]),
         active=int((found.firing[0] > 0).sum()),
-        output=float(found.outputs[0, j]),
+        output=float(scaling.undo(found.outputs[0, j])),
         x=x,
         memberships=np.array([float(c.membership(x[c.feature])) for c in rule.conditions]),
         contributions=rule.consequent * np.concatenate([[1.0], x]),

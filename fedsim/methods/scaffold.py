@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
 from fedsim.methods.method import Method, State, methods
-from fedsim.training import Train
+from fedsim.training import Optimizer, Train
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Scaffold(Method[ScaffoldState]):
     """Local SGD corrected by control variates: y ← y − η·(g − c_k + c) (Karimireddy et al. 2020).
 
     The corrections refer to trainable parameters; batch norm's statistics are averaged. The local
-    optimiser is plain SGD, as in the paper; with momentum m a local step is worth η/(1 − m), which
-    the new c_k allows for.
+    optimiser is plain SGD, as in the paper, or SGD with momentum: the new c_k divides y − x by
+    what τ steps are worth (`steps_worth`), which is τ without momentum.
 
     Args:
         server_lr: η_g, learning rate of the server.
@@ -47,12 +47,6 @@ class Scaffold(Method[ScaffoldState]):
             raise ExperimentError(
                 "method.name=scaffold needs train.optimizer.name=sgd: its control variates are "
                 f"averages of SGD steps, which {train.optimizer.name}'s are not"
-            )
-
-        if train.optimizer.nesterov:
-            raise ExperimentError(
-                "method.name=scaffold takes no train.optimizer.nesterov=true: what a local step "
-                "is worth is known for plain momentum only"
             )
 
     def init(self, fed: Federation) -> ScaffoldState:
@@ -74,11 +68,35 @@ class Scaffold(Method[ScaffoldState]):
         """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
         own = client.state.get("control", torch.zeros_like(control))
         y = client.train(weights, gradient=self.correct, context={"own": own, "server": control})
-        eta = client.lr / (1 - client.settings.optimizer.momentum)
-        drift = client.parameters(weights - y) / (client.steps * eta)
+        worth = steps_worth(client.steps, client.settings.optimizer)
+        drift = client.parameters(weights - y) / (client.lr * worth)
         client.state["control"] = own - control + drift
         return Update(delta=y - weights, delta_control=client.state["control"] - own)
 
     def correct(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
         """g − c_k + c."""
         return g - context["own"] + context["server"]
+
+
+def steps_worth(steps: int, optimizer: Optimizer) -> float:
+    """How many plain SGD steps τ local steps amount to: w_0 − w_τ = η·worth·g for a constant g.
+
+    From v_0 = 0, the velocity after step t is v_t = m·v_{t−1} + g = g·(1 − m^t)/(1 − m).
+
+    - Without momentum each step is η·g, and worth = τ.
+    - With momentum m it is η·v_t, and worth = Σ_t v_t/g = (τ − m·(1 − m^τ)/(1 − m))/(1 − m).
+    - In Nesterov's form it is η·(g + m·v_t), and worth = Σ_t (1 + m·v_t/g)
+      = (τ − m²·(1 − m^τ)/(1 − m))/(1 − m).
+
+    For gradients that change, (w_0 − w_τ)/(η·worth) is their average, in which earlier ones count
+    more, as they stay in the velocity. η does not change within a round (`train.lr_decay`).
+
+    Args:
+        steps: τ ≥ 1.
+        optimizer: SGD.
+    """
+    m, velocity, worth = optimizer.momentum, 0.0, 0.0
+    for _ in range(steps):  # the closed forms cancel where m is close to 1
+        velocity = m * velocity + 1
+        worth += 1 + m * velocity if optimizer.nesterov else velocity
+    return worth

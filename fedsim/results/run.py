@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 
 from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
@@ -74,16 +75,25 @@ class Run:
     def weights(self) -> dict[str, torch.Tensor]:
         """The final weights by layer, as the network's `load_state_dict` takes them.
 
+        In the order of the flat vector: the trainable parameters in that of the network, and then
+        the buffers, so that all of them, flattened and put end to end, are the global model's
+        weights (size,). In folders written before the order was kept, by name.
+
         Of a rule model, the arrays of its rules.
 
         Raises:
-            RunFolderError: the run is not finished.
+            RunFolderError: the run is not finished, or its weights cannot be read.
         """
         path = self.path / "weights" / "final.safetensors"
         if not path.exists():
             raise RunFolderError(f"{self.path}: the run is not finished; it has no weights yet")
-        tensors: dict[str, torch.Tensor] = load_file(path)
-        return tensors
+        try:
+            with safe_open(path, framework="pt") as file:
+                layers = (file.metadata() or {}).get("layers")
+                names = sorted(file.keys()) if layers is None else json.loads(layers)
+                return {name: file.get_tensor(name) for name in names}
+        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+            raise RunFolderError(f"{path}: cannot be read: {error}") from error
 
 
 def load(path: str | Path) -> Run:

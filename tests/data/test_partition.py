@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsim.data import ClientSplits, Dataset, Partition, Ragged, partitions
+from fedsim.data.dataset import Scaling
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.data.partition import take_stratified
 from fedsim.data.task_sequence import TaskPartition
@@ -629,6 +631,15 @@ def test_labels_are_the_classes(data: Dataset) -> None:
 def test_bins_have_readable_names(low: float, high: float, first: str, last: str) -> None:
     names = label_names(regression(np.array([high, low])))
     assert (len(names), names[0], names[-1]) == (10, first, last)
+
+
+def test_bins_are_in_the_target_s_own_units() -> None:
+    y = np.array([77.0, 100, 143, 90])
+    scaling = Scaling.minmax(y)
+    data = replace(regression(scaling(y)), target_scaling=scaling)
+    assert label_names(data) == label_names(regression(y))
+    splits = make("iid", clients=2).deal(data, 0)
+    np.testing.assert_array_equal(label_table(data, splits), label_table(regression(y), splits))
 
 
 @given(y=st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=20))

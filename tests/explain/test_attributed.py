@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +124,33 @@ def test_rows_of_a_table(finish: Finish, say: Say) -> None:
     assert any(f"{name} +" in text for name in features)
     picture = done.path / "explanations" / "integrated_gradients.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("predicts", [{"label": "grown"}, {"target": "cells"}])
+def test_a_row_of_the_file_is_the_row_of_the_test_set(
+    finish: Finish, say: Say, predicts: dict[str, str]
+) -> None:
+    """Of a table that is scaled: what is said of it is the same, in the units of the file."""
+    rng = np.random.default_rng(0)
+    size, cells = rng.normal(900, 300, 80), rng.normal(5, 1, 80)
+    rows = [f"{a:.1f},{b:.4f},{a > 900}" for a, b in zip(size, cells, strict=True)]
+    Path("all.csv").write_text("\n".join(["size,cells,grown", *rows]))
+    Path("test.csv").write_text("\n".join(["size,cells,grown", *rows[:6]]))
+    done = finish(
+        data={"name": "table", "path": "all.csv", "test_path": "test.csv", "scale": "minmax"}
+        | predicts,
+        partition={"kind": "iid", "clients": 4},
+        train={"rounds": 2},
+    )
+    chosen = [word for k in range(6) for word in ("--row", str(k))]
+    _, of_rows, _ = say("explain", str(done.path), *chosen)
+    code, of_file, _ = say("explain", str(done.path), "--input", "test.csv")
+    assert code == 0
+    assert of_file == re.sub(r"(?<=\S), is .*", "", of_rows) != of_rows
+    if "target" in predicts:
+        said = re.findall(r"^row \d: (\S+), is (\S+)$", of_rows, re.MULTILINE)
+        assert [float(truth) for _, truth in said] == [round(float(b), 4) for b in cells[:6]]
+        assert all(2 < float(predicted) < 8 for predicted, _ in said)
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,13 @@ def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
     model = done.experiment.model
     assert isinstance(model, Tsk)
     found = model.predict(rules, dataset.test_x.astype(float))
+    truth = done.experiment.data.model_copy(update={"scale": "none"}).load().test_y
+    values = dataset.target_scaling.undo(found.values)
+    low, high = dataset.target_scaling.undo(np.array([0, 1]))
+    assert f"\nin the rules rate is scaled, 0 for {low:.6g} and 1 for {high:.6g}\n" in text
     for k in (5, 0):
-        assert f"row {k}, where rate is {dataset.test_y[k]:.6g}:" in text
-        assert f"rate = {found.values[k]:.6g}, by rule {found.deciding[k] + 1}: " in text
+        assert f"row {k}, where rate is {truth[k]:.6g}:" in text
+        assert f"rate = {values[k]:.6g}, by rule {found.deciding[k] + 1}: " in text
     for name in ("partitions", "rules", "activations"):
         picture = done.path / "explanations" / f"{name}.png"
         assert f"written: {picture.relative_to(Path.cwd())}" in text
@@ -167,5 +171,6 @@ def test_a_clients_own_rules(say: Say, name: str) -> None:
     first = base.table()[0]
     assert first["text"] in text
     found = base.model.predict(base.rules, base.test_x[7:8])
-    assert f"rate = {found.values[0]:.6g}, by rule {found.deciding[0] + 1}: " in text
+    value = base.dataset.target_scaling.undo(found.values[0])
+    assert f"rate = {value:.6g}, by rule {found.deciding[0] + 1}: " in text
     assert (done.path / "explanations" / "rules-2.png").exists()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from fedsim.data import Dataset
+from fedsim.data.sources import Digits, Folder, Keel, Mnist, Mortgage, Npz, Scale, Table
+from fedsim.data.text_sources import Text
 from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs
+from fedsim.models.rules import feature_names
 
 
 def images(channels: int = 1) -> Dataset:
@@ -96,6 +104,141 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Inputs.of_file(table(), path).x, [[1, 2, 3], [4, 5, 6]])
 
 
+RNG = np.random.default_rng(1)
+MEASURED = pd.DataFrame(
+    {
+        "size": RNG.normal(900, 300, 60).round(1),
+        "same": 7.5,
+        "count": RNG.integers(0, 40, 60),
+        "smokes": RNG.random(60) < 0.5,
+        "ward": RNG.choice(["a", "b"], 60),
+    }
+)
+
+
+def as_the_files_have_it(data: Dataset, raw: Dataset, path: Path) -> Inputs:
+    """Test rows of a source that does nothing to them, from a file, as the other has them."""
+    if path.suffix == ".csv":
+        names = feature_names(raw.shape[0], raw.features)
+        pd.DataFrame(raw.test_x, columns=list(names)).to_csv(path, index=False)
+    else:
+        np.save(path, raw.test_x)
+    return Inputs.of_file(data, path)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".npy"])
+@pytest.mark.parametrize("predicts", [{"label": "ward"}, {"target": "size"}])
+@pytest.mark.parametrize("scale", ["none", "minmax"])
+def test_rows_of_a_table_as_its_file_has_them(
+    tmp_path: Path, scale: Scale, predicts: dict[str, str], ending: str
+) -> None:
+    path = tmp_path / "all.csv"
+    MEASURED.to_csv(path, index=False)
+    data = Table(path=path, scale=scale, **predicts).load()
+    raw = Table(path=path, **predicts).load()
+    found = as_the_files_have_it(data, raw, tmp_path / f"some{ending}")
+    np.testing.assert_array_equal(found.x, data.test_x)
+    assert data.features[0] == ("same" if "target" in predicts else "size")
+    if ending == ".csv":  # the very file, with the columns that are no features
+        known = {tuple(row) for row in np.concatenate([data.x, data.test_x]).tolist()}
+        assert known == {tuple(row) for row in Inputs.of_file(data, path).x.tolist()}
+    if "target" in predicts:
+        labels = Inputs.of_rows(data, range(len(raw.test_y))).labels
+        assert labels == tuple(f"{y:.6g}" for y in raw.test_y)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".npy"])
+def test_rows_of_keel_s_files_as_they_have_them(tmp_path: Path, ending: str) -> None:
+    lines = [f"@attribute {name} real" for name in ("row", "same", "rate")]
+    rows = [f"{3 * k + 0.1},7.5,{2 * k - 5}" for k in range(50)]
+    path = tmp_path / "mortgage.dat"
+    path.write_text("\n".join(["@relation numbers", *lines, "@data", *rows]))
+    raw = Keel(path=path).load()
+    for source in (Keel(path=path, scale="minmax"), Mortgage(root=tmp_path)):
+        data = source.load()
+        found = as_the_files_have_it(data, raw, tmp_path / f"some{ending}")
+        np.testing.assert_array_equal(found.x, data.test_x)
+        labels = Inputs.of_rows(data, [3, 0]).labels
+        assert labels == tuple(f"{raw.test_y[k]:.6g}" for k in (3, 0))
+
+
+def test_digits_as_scikit_learn_has_them(tmp_path: Path) -> None:
+    images, data = load_digits().images[:, None], Digits().load()
+    path = tmp_path / "all.npy"
+    np.save(path, images)
+    known = {x.tobytes() for x in (*data.x, *data.test_x)}
+    found = Inputs.of_file(data, path)
+    assert found.x.dtype == np.float32
+    assert known == {x.tobytes() for x in found.x}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int64, np.float64])
+@pytest.mark.parametrize("ending", [".csv", ".npy"])
+def test_arrays_as_their_file_has_them(tmp_path: Path, dtype: type[Any], ending: str) -> None:
+    x, y = (255 * RNG.random((20, 3))).astype(dtype), np.arange(20) % 2
+    np.savez(tmp_path / "all.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
+    data = Npz(path=tmp_path / "all.npz").load()
+    raw = replace(data, test_x=x[:5])
+    found = as_the_files_have_it(data, raw, tmp_path / f"some{ending}")
+    assert found.x.dtype == data.x.dtype
+    np.testing.assert_array_equal(found.x, data.test_x)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("split", [True, False])
+def test_images_of_a_folder_as_they_are(
+    tmp_path: Path, channels: Literal[1, 3], split: bool
+) -> None:
+    for k, part in enumerate(["cat", "dog"] if split else ["train/cat", "train/dog", "test/dog"]):
+        (tmp_path / part).mkdir(parents=True)
+        for i in range(3):
+            pixels = RNG.integers(0, 256, (9 + k, 21 - i, 4), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / part / f"{i}.png")  # with transparency
+    data = Folder(path=tmp_path, size=8, channels=channels, test_fraction=0.4).load()
+    known = {x.tobytes() for x in (*data.x, *data.test_x)}
+    found = {Inputs.of_file(data, path).x.tobytes() for path in tmp_path.rglob("*.png")}
+    assert len(known) == len(found) > 5
+    assert known == found
+
+
+def test_images_of_official_files_as_they_have_them(tmp_path: Path) -> None:
+    x = RNG.integers(0, 256, (12, 28, 28), dtype=np.uint8)
+    for part, rows in (("train", 12), ("t10k", 4)):
+        for kind, array in (("images-idx3", x[:rows]), ("labels-idx1", np.arange(rows) % 10)):
+            header = struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape)
+            content = header + array.astype(np.uint8).tobytes()
+            (tmp_path / f"{part}-{kind}-ubyte").write_bytes(content)
+    data = Mnist(root=tmp_path).load()
+    Image.fromarray(x[2]).save(tmp_path / "it.png")
+    np.save(tmp_path / "it.npy", x[2:3])
+    for name in ("it.png", "it.npy"):
+        np.testing.assert_array_equal(Inputs.of_file(data, tmp_path / name).x, data.test_x[2:3])
+
+
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+def test_documents_as_their_file_has_them(tmp_path: Path) -> None:
+    texts = ["Good, good beer\x85 and more", "", "BAD\u2028 beer!", "so-so", "don't", "fine"]
+    lines = [f"{'ab'[k % 2]}\t{text}" for k, text in enumerate(texts)]
+    (tmp_path / "all.txt").write_text("\n".join(lines), "utf-8")
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", "utf-8")
+    path = tmp_path / "all.txt"
+    data = Text(path=path, test_path=path).load()
+    np.testing.assert_array_equal(Inputs.of_file(data, tmp_path / "texts.txt").x, data.test_x)
+
+
+def test_what_was_done_to_inputs_travels(tmp_path: Path) -> None:
+    MEASURED.to_csv(tmp_path / "all.csv", index=False)
+    data = Table(path=tmp_path / "all.csv", target="size", scale="minmax").load()
+    packed = pickle.dumps((data.scaling, data.target_scaling))
+    assert len(packed) < 1000
+    scaling, target = pickle.loads(packed)
+    raw = MEASURED[list(data.features)].to_numpy(np.float64)
+    np.testing.assert_array_equal(scaling(raw), data.scaling(raw))
+    np.testing.assert_allclose(scaling.undo(scaling(raw)), raw, rtol=1e-12)
+    size = MEASURED["size"].to_numpy()
+    np.testing.assert_allclose(target.undo(target(size)), size, rtol=1e-12)
+
+
 def test_files_that_will_not_do(tmp_path: Path) -> None:
     def write(name: str, content: bytes) -> Path:
         (tmp_path / name).write_bytes(content)
@@ -104,6 +247,8 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
     Image.new("L", (7, 4)).save(tmp_path / "wide.png")
     np.save(tmp_path / "wide.npy", np.zeros((2, 1, 4, 7), np.uint8))
     np.save(tmp_path / "real.npy", np.zeros((2, 1, 4, 5)))
+    x, y = np.zeros((2, 2), np.uint8), np.arange(2)
+    bytes_ = Dataset(x, y, x, y, ("no", "yes"))
     np.save(tmp_path / "none.npy", np.zeros((0, 1, 4, 5), np.uint8))
     for data, path, message in [
         (images(), tmp_path / "nowhere.png", "cannot be read: "),
@@ -118,13 +263,21 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         (images(), tmp_path / "none.npy", "there is nothing in it"),
         (images(), write("no.npy", b""), "cannot be read: "),
         (images(2), tmp_path / "wide.png", "inputs of these data are .npy"),
-        (table(), write("gaps.csv", b"a,b,c\n1,,3\n"), "holds missing or infinite numbers"),
+        (table(), write("gaps.csv", b"a,b,c\n1,,3\n"), "column 'b' has no value in row 1"),
+        (table(), write("long.csv", b"a,b,c\n1,2,3,4\n"), "cannot be read: Length of header"),
+        (table(), write("none.csv", b"a,b,c\n"), "has no rows"),
         (images(), write("it.jpeg", b""), "images are .png or .npy"),
         (table(), write("it.txt", b""), "rows of a table are .csv or .npy"),
         (table(), write("few.csv", b"a,b\n1,2\n"), "has no column 'c'; its first line must name"),
-        (table(), write("words.csv", b"a,b,c\n1,2,x\n"), "cannot be read: could not convert"),
+        (
+            table(),
+            write("words.csv", b"a,b,c\n1,2,x\n"),
+            "column 'c' has 'x' in row 1, expected a",
+        ),
+        (bytes_, write("half.csv", b"x1,x2\n1,0.5\n"), "the data are whole numbers from 0 to 255"),
+        (bytes_, write("many.csv", b"x1,x2\n1,256\n"), "the data are whole numbers from 0 to 255"),
         (documents(), write("it.doc", b""), "documents are .txt, one a line"),
-        (documents(), write("empty.txt", b""), "there is nothing in it"),
+        (documents(), write("empty.txt", b""), "holds no line"),
         (documents(), write("latin.txt", b"caf\xe9"), "byte 0xe9 is not utf-8; save the"),
     ]:
         with pytest.raises(DataError, match=f"^{path}:.*{message}"):

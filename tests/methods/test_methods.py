@@ -16,10 +16,12 @@ from experiments import NETWORK_METHODS, federation, server_states, small_experi
 from fedsim import Experiment, Run, resume, run
 from fedsim.federation import Federation, LocalEngine
 from fedsim.federation.checkpoint import Checkpoints
+from fedsim.methods.scaffold import steps_worth
 from fedsim.objectives import Classification
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
 from fedsim.simulate import Progress
+from fedsim.training import Optimizer
 
 Finish = Callable[..., Run]
 
@@ -229,6 +231,14 @@ class TestEquivalences:
         np.testing.assert_allclose(last.weights, expected.numpy(), atol=2e-6)
 
 
+SGD: list[dict[str, Any]] = [
+    {},
+    {"momentum": 0.5},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "nesterov": True},
+]
+
+
 class TestMathematics:
     """Each method against its formulas, written out client by client in plain PyTorch."""
 
@@ -306,18 +316,50 @@ class TestMathematics:
             w = w - 0.5 * v
             np.testing.assert_allclose(states[t].weights, w, atol=1e-5)
 
-    def test_scaffold_allows_for_momentum(self) -> None:
-        """With momentum m, c_k after a first round is still an average gradient in size."""
-        norms = []
-        for momentum in (0.0, 0.9):
-            optimizer = {"lr": 0.001, "momentum": momentum}
-            experiment = small_experiment(
-                method={"name": "scaffold"},
-                train={"rounds": 1, "local_epochs": 20, "optimizer": optimizer},
-            )
-            _, state = server_states(experiment)
-            norms.append(np.linalg.norm(state.control))
-        assert norms[1] == pytest.approx(norms[0], rel=0.3)
+    @pytest.mark.parametrize("optimizer", SGD, ids=str)
+    def test_scaffold_keeps_gradients(self, optimizer: dict[str, Any]) -> None:
+        """Of a linear loss, c_k⁺ is its gradient in every round, and c is their mean."""
+        experiment = small_experiment(
+            method={"name": "scaffold"},
+            model={"name": "networks:linear_loss"},
+            train={"rounds": 3, "local_epochs": 7, "batch_size": 2000, "lr_decay": 0.5}
+            | {"optimizer": {"lr": 0.1, **optimizer}},
+        )
+        fed, method = federation(experiment), experiment.method
+        dataset, splits, _ = prepare(experiment)
+        gradients = []
+        for k in range(10):
+            x, y = dataset.x[splits.train[k]], dataset.y[splits.train[k]]
+            chosen = np.eye(10)[y]
+            g = -chosen.T @ x.reshape(len(x), -1) / len(x)
+            gradients.append(np.concatenate([g.ravel(), -chosen.mean(axis=0)]))
+        state = method.init(fed)
+        for t in (1, 2, 3):
+            fed.begin_round(t)
+            state = method.round(fed, state, t)
+            for k, handle in fed.states().items():
+                own = fed.fetch(handle)["control"]
+                np.testing.assert_allclose(own, gradients[k], atol=2e-5)
+            np.testing.assert_allclose(state.control, np.mean(gradients, axis=0), atol=2e-5)
+
+    @pytest.mark.parametrize("steps", [1, 2, 20, 300])
+    @pytest.mark.parametrize("optimizer", SGD, ids=str)
+    def test_what_local_steps_are_worth(self, optimizer: dict[str, Any], steps: int) -> None:
+        """w_0 − w_τ = η·worth·g, by the optimiser itself and by the closed forms."""
+        settings = Optimizer.model_validate(optimizer)
+        g = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+        w = nn.Parameter(torch.zeros_like(g))
+        sgd = settings.build(w, lr=0.01)
+        for _ in range(steps):
+            (w.grad,) = torch.autograd.grad(g @ w, [w])
+            sgd.step()
+        worth = steps_worth(steps, settings)
+        np.testing.assert_allclose(-w.detach(), 0.01 * worth * g, rtol=1e-9)
+        m = settings.momentum
+        lag = (m if settings.nesterov else 1) * m * (1 - m**steps) / (1 - m)
+        assert worth == pytest.approx((steps - lag) / (1 - m), rel=1e-9)
+        if not m:
+            assert worth == steps
 
     def test_feddyn(self) -> None:
         experiment = small_experiment(

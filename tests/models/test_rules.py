@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsim.data.dataset import Scaling
 from fedsim.errors import DataError
 from fedsim.explain.rules import (
     global_explanation,
     in_words,
     local_explanation,
     measures,
+    scale_in_words,
 )
 from fedsim.models import RuleModel, models
 from fedsim.models.rules import Condition, Rule, Rules, quality
@@ -284,13 +286,29 @@ def test_a_local_explanation_adds_up() -> None:
     text = why.in_words(["a", "b"], "rate")
     assert text.splitlines() == [
         "rate = 0.9, by rule 1: it fires with strength 0.48",
-        "  its conditions, and how well they hold:",
+        "  its conditions, of inputs in [0, 1], and how well they hold:",
         "    a is LOW   0.600   a = 0.2",
         "    b is HIGH  0.800   b = 0.9",
         "  its output, 0.9, is the sum of:",
         "          +0.5   constant",
         "          +0.4   2 × a (0.2)",
     ]
+
+
+def test_a_local_explanation_in_the_target_s_own_units() -> None:
+    model, rules = hand_made()
+    for x in ([0.2, 0.9], [0.9, 0.5]):
+        plain = local_explanation(model, rules, np.array(x), ["a", "b"])
+        why = local_explanation(model, rules, np.array(x), ["a", "b"], Scaling(70.0, 20.0))
+        assert why.prediction == pytest.approx(70 + 20 * plain.prediction)
+        assert (
+            why.contributions.sum() == pytest.approx(why.output) == pytest.approx(why.prediction)
+        )
+        assert why.contributions[1:] == pytest.approx(20 * plain.contributions[1:])
+    assert scale_in_words("y", Scaling(70.0, 20.0)) == (
+        "in the rules y is scaled, 0 for 70 and 1 for 90"
+    )
+    assert scale_in_words("y", Scaling()) == ""
 
 
 def test_a_local_explanation_where_no_rule_fires() -> None:

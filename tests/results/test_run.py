@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import fedsim
 from fedsim import Experiment, Run, State
+from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import RunError, RunFolderError
 from fedsim.prepare import prepare
 from fedsim.records import chained, new_ledger, result_hash, summarise
@@ -206,6 +209,33 @@ def test_the_weights_reproduce_the_accuracy_on_record(done: Run) -> None:
     assert int((logits.argmax(dim=1) == y).sum()) == round(last["accuracy"] * 700)
     loss = torch.nn.functional.cross_entropy(logits, y)
     assert last["loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["done", "scaffold"])
+def test_the_weights_end_to_end_are_the_flat_vector(
+    method: str, request: pytest.FixtureRequest
+) -> None:
+    run: Run = request.getfixturevalue(method)
+    found = run.weights()
+    network = prepare(run.experiment)[2].build_model()
+    parameters = [name for name, _ in network.named_parameters()]
+    assert list(found)[: len(parameters)] == parameters
+    assert list(found) != sorted(found)
+    state = ModelSnapshot.of(run).again.state
+    flat = torch.cat([layer.flatten() for layer in found.values()])
+    np.testing.assert_array_equal(flat.numpy(), state.weights)
+
+
+def test_weights_of_folders_that_keep_no_order(done: Run, tmp_path: Path) -> None:
+    shutil.copytree(done.path, tmp_path / "old")
+    path = tmp_path / "old" / "weights" / "final.safetensors"
+    save_file(load_file(path), path)
+    found, expected = fedsim.load(tmp_path / "old").weights(), done.weights()
+    assert list(found) == sorted(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    path.write_bytes(b"no weights")
+    with pytest.raises(RunFolderError, match=f"^{path}: cannot be read: "):
+        fedsim.load(tmp_path / "old").weights()
 
 
 # the hash
