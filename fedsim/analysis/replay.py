@@ -19,7 +19,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -456,12 +456,12 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
     for k in whom:
         insist_on_client(run, k)
 
-    def prepare_raw(x: NDArray[Any]) -> Tensor:
-        return _prepared(replay(run, dataset=dataset).fed, x)
+    @cache  # it takes time, and few explainers ask for it
+    def again() -> Replay:
+        return replay(run, dataset=dataset)
 
     def shared(method: ShowsShared) -> SharedItems:
-        again = replay(run, dataset=dataset)
-        return method.shared_items(again.fed, again.state, whom)
+        return method.shared_items(again().fed, again().state, whom)
 
     model = ExplainedModel(
         section=experiment.model,
@@ -472,7 +472,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
     )
     data = ExplainedData(
         dataset,
-        prepare_raw,
+        lambda x: _prepared(again().fed, x),
         tables={"tasks": run.tasks, "explanations": run.explanations},
         shared=partial(shared, method) if isinstance(method, ShowsShared) else None,
     )

@@ -73,7 +73,8 @@ def explain_command(
         if chosen is not None and client and not chosen.takes_clients:
             chosen = None
     chosen = chosen or _find(run, explainer)
-    chosen = _with_settings(chosen, {} if most is None else {"most": most})
+    if most is not None:
+        chosen = _with_setting(chosen, "most", most)
     if ways and not chosen.takes_inputs:
         what = first_line(type(chosen))
         raise BadInput(
@@ -128,12 +129,16 @@ def _find(run: Run, name: str | None) -> Explainer:
     return found
 
 
-def _with_settings(explainer: Explainer, settings: dict[str, Any]) -> Explainer:
-    for name in settings:
-        if name not in type(explainer).model_fields:
-            raise BadInput(f"--{name} is no setting of --explainer={explainer.name}")
+def _with_setting(explainer: Explainer, key: str, value: Any) -> Explainer:
+    """The explainer with one field changed.
+
+    Raises:
+        BadInput: it has no such field, or takes no such value.
+    """
+    if key not in type(explainer).model_fields:
+        raise BadInput(f"--{key} is no setting of --explainer={explainer.name}")
     try:
-        return type(explainer).model_validate({**dict(explainer), **settings})
+        return type(explainer).model_validate({**dict(explainer), key: value})
     except ValidationError as error:
         raise BadInput(f"--explainer {explainer.name}: {error}") from None
 

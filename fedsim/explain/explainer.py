@@ -3,6 +3,11 @@
 An explainer of one's own, which `fedsim explain RUN --explainer my_module:Ablation` finds, and
 whose pictures `fedsim report` shows:
 
+    from dataclasses import dataclass
+
+    from fedsim.explain import Explainer, Explanation
+
+
     class Ablation(Explainer):
         '''What the outputs lose with each feature of a table.'''
 

@@ -130,7 +130,7 @@ class TasksExplainer(Explainer):
     whole_run: ClassVar[bool] = True
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
-        if data.tables["tasks"].empty:
+        if "tasks" not in data.tables or data.tables["tasks"].empty:
             raise ExperimentError(f"{model.title}: its clients learn no tasks in turn")
 
     def explain(
