@@ -20,23 +20,22 @@ class GradientNorm(Explainer):
     ) -> Explanation:
         x = data.prepare(inputs.x).requires_grad_()
         model.network(x).amax(dim=1).sum().backward()
-        return Norms(model, inputs.names, x.grad.flatten(1).norm(dim=1).cpu().numpy())
+        norms = x.grad.flatten(1).norm(dim=1).tolist()
+        return Norms(model.title, dict(zip(inputs.names, norms, strict=True)))
 
 
 @dataclass(frozen=True)
 class Norms(Explanation):
-    model: ExplainedModel
-    names: tuple[str, ...]
-    norms: np.ndarray
+    title: str
+    norms: dict[str, float]
 
     def text(self) -> str:
-        return "\n".join(f"{self.model.title}, {r['input']}: {r['norm']:.4f}" for r in self.rows())
+        return "\n".join(f"{self.title}, {name}: {v:.4f}" for name, v in self.norms.items())
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        return [
-            {"input": n, "norm": float(g)} for n, g in zip(self.names, self.norms, strict=True)
-        ]
+        return [{"input": name, "norm": norm} for name, norm in self.norms.items()]
 
     def save(self, folder: Path) -> list[Path]:
-        draw_bars(self.norms[None], self.names, [self.model.title], folder / "norms.png")
-        return [folder / "norms.png"]
+        path = folder / "norms.png"
+        draw_bars(np.array([[*self.norms.values()]]), [*self.norms], [self.title], path)
+        return [path]
