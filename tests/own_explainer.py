@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.figures import draw_bars
@@ -19,9 +20,8 @@ class GradientNorm(Explainer):
         self, model: ExplainedModel, data: ExplainedData, inputs: Inputs, rng: np.random.Generator
     ) -> Explanation:
         x = data.prepare(inputs.x).requires_grad_()
-        model.network(x).amax(dim=1).sum().backward()
-        norms = x.grad.flatten(1).norm(dim=1).tolist()
-        return Norms(model.title, dict(zip(inputs.names, norms, strict=True)))
+        grad = torch.autograd.grad(model.network(x).amax(dim=1).sum(), x)[0].flatten(1)
+        return Norms(model.title, dict(zip(inputs.names, grad.norm(dim=1).tolist(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,5 @@ class Norms(Explanation):
         return [{"input": name, "norm": norm} for name, norm in self.norms.items()]
 
     def save(self, folder: Path) -> list[Path]:
-        path = folder / "norms.png"
-        draw_bars(np.array([[*self.norms.values()]]), [*self.norms], [self.title], path)
-        return [path]
+        draw_bars(np.array([[*self.norms.values()]]), [*self.norms], [""], folder / "norms.png")
+        return [folder / "norms.png"]
