@@ -10,6 +10,7 @@ and around these three lines: records, checkpoints, and a hash of all that was c
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -21,6 +21,7 @@ from fedsim._torchvision import import_torchvision
 from fedsim.cli import runs
 from fedsim.cli.console import short
 from fedsim.data import datasets, partitions
+from fedsim.explain import explainers
 from fedsim.explain.attribution import attributions
 from fedsim.methods import methods
 from fedsim.models import models
@@ -56,6 +57,7 @@ def say(
         ("models", models),
         ("partitions", partitions),
         ("attributions", attributions),
+        ("explainers", explainers),
     ],
 )
 def test_list_names_everything_with_keys_and_first_lines(

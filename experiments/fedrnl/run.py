@@ -16,7 +16,6 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from fedsim.analysis.explanations import Rationales
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.config_file import RawConfig
 from fedsim.explain.rationales import encoder_similarity
@@ -136,7 +135,7 @@ def similarity(grids: list[GridFolder]) -> pd.DataFrame:
         K, T = run.manifest["clients"], run.experiment.train.rounds
         for t in (1, T // 2, T):
             clients = ModelSnapshot.of_clients(run, range(K), t)
-            networks = [Rationales.of(client).network for client in clients]
+            networks = [client.network() for client in clients]
             again = clients[0].again
             tests = again.fed.prepare(again.dataset.test_x, again.dataset.test_y).x
             probe = tests[torch.linspace(0, len(tests) - 1, PROBED).long()]  # of all aspects

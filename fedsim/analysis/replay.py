@@ -3,6 +3,12 @@
 again = replay(run, after=3)              # the server's state after round 3, and the clients
 models, again = client_models(run, [2, 7], after=3)
 
+client = ModelSnapshot.of(run, client=3, after=7)         # its model after round 7
+inputs = Inputs.of_rows(client.dataset, [0, 1])
+client.explain(IntegratedGradients(), inputs).save(folder)
+print(client.explain(TreeExplainer()).text())             # a tree that mimics it
+print(explain_run(run, SharedImagesExplainer()).text())   # of a run as a whole
+
 What a run draws at random depends on names and round numbers alone, so rounds that are carried
 out once more come to the same bits. Each is compared with what the run has put on record.
 """
@@ -11,16 +17,23 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache, partial
 from typing import Any, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
+from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
+from fedsim.explain.explainer import SharedItems
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.rules import Sourced
+from fedsim.explain.shared_images import ShowsShared
 from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
@@ -345,16 +358,70 @@ class ModelSnapshot:
         return f"{title}, for its task {task} ({names})"
 
     @property
-    def folder(self) -> Path:
-        """Where pictures of it go."""
-        return self.again.run.path / "explanations"
-
-    @property
     def suffix(self) -> str:
         """For names of files: whose model, and of which round, if not the last."""
         whose = "" if self.client is None else f"-{self.client}"
         last = self.again.after == self.again.experiment.train.rounds
         return whose if last else f"{whose}-round-{self.again.after}"
+
+    def explain(self, explainer: Explainer, inputs: Inputs | None = None) -> Explanation:
+        """What an explainer says of it.
+
+        Args:
+            inputs: whose predictions are explained; by default some of the central test set, if
+                it explains any.
+
+        Raises:
+            BadInput: it does not apply.
+        """
+        model, data = self.explained(), self.data()
+        explainer.check(model, data)
+        if inputs is None:
+            inputs = usual_inputs(explainer, self.dataset)
+        return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
+
+    def explained(self) -> ExplainedModel:
+        """It, without the run, as explainers take it."""
+        again, own = self.again, self.own
+        experiment, state = again.experiment, again.state
+        sources = None  # of a client's rules: itself
+        if self.client is None and isinstance(state, Sourced):
+            sources = state.sources
+        beside = {}
+        if self.client is not None and isinstance(own, Tensor):
+            arrays = experiment.method.global_model(again.fed, state)
+            if arrays:
+                beside["global model"] = self._flat(again.fed.tensor(state.weights)).module.eval()
+        return ExplainedModel(
+            section=again.spec.model,
+            title=self.title,
+            round=again.after,
+            seed=experiment.seed,
+            client=self.client,
+            suffix=self.suffix,
+            network=None if isinstance(own, Mapping) else self.network(),
+            rules=dict(own) if isinstance(own, Mapping) else None,
+            sources=sources,
+            beside=beside,
+            scores=self.scores,
+            record=None if self.suffix else again.run.path / "explanations.parquet",
+        )
+
+    def data(self) -> ExplainedData:
+        """What it was made of, as explainers take it."""
+        own = None
+        if self.client is not None:
+            splits = self.again.splits
+            rows = [splits.train[self.client], splits.unlabelled[self.client]]
+            own = self.dataset.x[np.concatenate(rows)]
+        return ExplainedData(self.dataset, partial(_prepared, self.again.fed), own)
+
+    def scores(self) -> dict[str, float]:
+        """Its scores on the central test set, as of `Federation.evaluate`, if it has weights."""
+        if not isinstance(self.own, Tensor):
+            return {}
+        self.again.fed.begin_round(self.again.after)  # so that it draws what it drew then
+        return self.again.fed.evaluate(self.own.cpu().numpy())
 
     def network(self) -> nn.Module:
         """Its own, in evaluation.
@@ -366,31 +433,71 @@ class ModelSnapshot:
             raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
         if isinstance(self.own, nn.Module):
             return self.own.eval()
-        return self.flat_model().module.eval()
+        return self._flat(self.own, self._task[1] if self._task else None).module.eval()
 
-    def flat_model(self) -> FlatModel:
-        """Its weights in a network of its own, apart from that which the run goes on with.
+    def _flat(self, weights: Tensor, labels: tuple[int, ...] | None = None) -> FlatModel:
+        """Weights in a network of its own, apart from that which the run goes on with.
 
-        Of a stream of tasks, it chooses among the classes of the task.
+        Args:
+            labels: of a stream of tasks: the classes that it chooses among.
         """
-        assert isinstance(self.own, Tensor)
         model = FlatModel(self.again.spec.build_model(), self.again.fed.device)
-        model.restrict_classes(self._task[1] if self._task else None)
-        model.load(self.own)
+        model.restrict_classes(labels)
+        model.load(weights)
         return model
 
-    def rules(self) -> Rules:
-        """Its rules.
 
-        Raises:
-            BadInput: the model is a network.
-        """
-        if not isinstance(self.own, Mapping):
-            raise RunFolderError(
-                f"{self.again.run.path}: model.name={self.again.experiment.model.name} is a "
-                "network, and has no rules"
-            )
-        return self.own
+def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> Explanation:
+    """What an explainer says of a finished run as a whole.
+
+    Args:
+        explainer: of whole runs.
+        clients: whom it is about, of those that are about clients; by default the first four.
+
+    Raises:
+        BadInput: it does not apply, the run is not finished, or there is no such client.
+    """
+    experiment, dataset = run.experiment, run.experiment.data.load()
+    method, K = experiment.method, run.manifest["clients"]
+    whom = sorted(set(clients or range(min(4, K))))
+    for k in whom:
+        insist_on_client(run, k)
+
+    @cache  # it takes time, and few explainers ask for it
+    def again() -> Replay:
+        return replay(run, dataset=dataset)
+
+    def shared(method: ShowsShared) -> SharedItems:
+        return method.shared_items(again().fed, again().state, whom)
+
+    model = ExplainedModel(
+        section=experiment.model,
+        title=str(run.path),
+        round=experiment.train.rounds,
+        seed=experiment.seed,
+        record=run.path / "explanations.parquet",
+    )
+    data = ExplainedData(
+        dataset,
+        lambda x: _prepared(again().fed, x),
+        tables={"tasks": run.tasks, "explanations": run.explanations},
+        shared=partial(shared, method) if isinstance(method, ShowsShared) else None,
+    )
+    explainer.check(model, data)
+    inputs = Inputs.of_rows(dataset, [])
+    return explainer.explain(model, data, inputs, explainer.rng(model.seed))
+
+
+def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
+    """Inputs of the central test set for an explainer to explain, if nobody says which."""
+    n = explainer.usual_inputs if explainer.takes_inputs else 0
+    spread = np.linspace(0, len(dataset.test_y) - 1, n).astype(int)
+    return Inputs.of_rows(dataset, np.unique(spread).tolist())
+
+
+def _prepared(fed: Federation, x: NDArray[Any]) -> Tensor:
+    """Raw inputs as the network takes them."""
+    return fed.prepare(x, np.zeros(len(x), np.int64)).x
 
 
 def _rounds_of(run: Run, client: int) -> list[int]:

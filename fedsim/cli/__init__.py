@@ -14,12 +14,18 @@ from fedsim.cli import runs as _runs  # they add their commands, in the order of
 from fedsim.cli import look as _look
 
 # isort: split
+from fedsim.cli import explain as _explain
+
+# isort: split
+from fedsim.cli import audit as _audit
+
+# isort: split
 from fedsim.cli import jobs as _jobs
 from fedsim.cli.console import app, err
 from fedsim.errors import FedsimError, FedsimWarning
 
 __all__ = ["app", "main"]
-del _jobs, _look, _runs
+del _audit, _explain, _jobs, _look, _runs
 
 
 def main() -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from fedsim.errors import RunError
+from fedsim.explain.words import short as short
 
 app = typer.Typer(
     add_completion=False,
@@ -40,6 +45,20 @@ def size(count: float) -> str:
     return f"{count:.3g} {units[0]}"
 
 
-def short(path: Path) -> str:
-    """A path as a person would type it from here."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+@contextmanager
+def writing() -> Iterator[None]:
+    """Within, files that cannot be written are one message.
+
+    Raises:
+        RunError: it names the file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{error.filename}: cannot be written: {error.strerror}") from error
+
+
+def say_written(paths: Iterable[Path]) -> None:
+    """Say where files have been written."""
+    for path in paths:
+        out.print(f"written: {short(path.absolute())}", markup=False)

@@ -26,8 +26,19 @@ from torch import Tensor, nn
 
 from fedsim._torchvision import import_torchvision
 from fedsim.errors import ExperimentError
+from fedsim.explain.attributed import Attributed
+from fedsim.explain.explainer import (
+    ExplainedData,
+    ExplainedModel,
+    Explainer,
+    Explanation,
+    explainers,
+)
+from fedsim.explain.inputs import Inputs
 from fedsim.models.networks import ResidualBlock
-from fedsim.registry import Config, Registry, import_object
+from fedsim.models.rationale import RationaleClassifier
+from fedsim.registry import Registry, import_object
+from fedsim.training import logits
 
 # Rows at a time: always the same, because the bits of a matrix product depend on how many.
 BATCH = 64
@@ -35,12 +46,10 @@ BATCH = 64
 _COMPARED = 8  # rows on which a canonised network must do what the network does
 
 
-class Attribution(Config, ABC):
+class Attribution(Explainer, ABC):
     """How much each entry of an input matters to a network: one way to measure it."""
 
-    name: str
-
-    def check(self, network: nn.Module) -> None:
+    def check_network(self, network: nn.Module) -> None:
         """Refuse networks that the attribution cannot explain, before anything starts.
 
         Raises:
@@ -68,6 +77,45 @@ class Attribution(Config, ABC):
         Raises:
             ExperimentError: the inputs, or the network, cannot be explained in this way.
         """
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        if model.network is None:
+            raise ExperimentError(
+                f"attribution {self.name} explains networks; model.name={model.section.name}: its "
+                "models are rules, not networks"
+            )
+        self.check_network(model.network)
+        if isinstance(model.network, RationaleClassifier) and model.network.features.sampled:
+            raise ExperimentError(
+                "model.evaluate=sampled draws the words that it decides by; what an attribution "
+                "says of it would be chance"
+            )
+
+    def explain(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        inputs: Inputs,
+        rng: np.random.Generator,
+    ) -> Explanation:
+        """The relevance of each part of the inputs for the class that is decided upon."""
+        assert model.network is not None
+        x, classes = data.prepare(inputs.x), data.dataset.classes
+        outputs = torch.from_numpy(logits(model.network, x))
+        best = outputs.argmax(dim=1)
+        relevance = self.relevance(model.network, x, best.to(x.device), rng).cpu()
+        if len(data.dataset.shape) == 3:
+            relevance = heatmap(relevance)
+        if classes:
+            chances = tuple(outputs.softmax(dim=1).amax(dim=1).tolist())
+            decisions = tuple(classes[c] for c in best.tolist())
+        else:
+            values = data.dataset.target_scaling.undo(outputs[:, 0].double().numpy())
+            chances, decisions = (), tuple(f"{value:.6g}" for value in values)
+        return Attributed(
+            *(model.title, f"{self.name}{model.suffix}", self.name, data.dataset, inputs),
+            *(relevance.numpy(), decisions, chances),
+        )
 
 
 attributions: Registry[Attribution] = Registry("attribution", Attribution)  # type: ignore[type-abstract]
@@ -104,6 +152,7 @@ class _OfGradients(Attribution):
         """
 
 
+@explainers.register
 @attributions.register
 class Gradient(_OfGradients):
     """How the logit changes with each entry: R = ∂f_y(x)/∂x.
@@ -119,6 +168,7 @@ class Gradient(_OfGradients):
         return gradient(x)
 
 
+@explainers.register
 @attributions.register
 class GradientXInput(_OfGradients):
     """Gradient times input: R = x ⊙ ∂f_y(x)/∂x.
@@ -136,6 +186,7 @@ class GradientXInput(_OfGradients):
         return x * gradient(x)
 
 
+@explainers.register
 @attributions.register
 class SmoothGrad(_OfGradients):
     """The mean gradient around an input: R = 1/n Σ_i ∂f_y(x + ε_i)/∂x, ε_i ~ N(0, σ²).
@@ -167,6 +218,7 @@ class SmoothGrad(_OfGradients):
         return total / self.samples
 
 
+@explainers.register
 @attributions.register
 class IntegratedGradients(_OfGradients):
     """Gradients along the way from zero to an input: R = x ⊙ 1/m Σ_{k=1..m} ∂f_y(k/m·x)/∂x.
@@ -192,6 +244,7 @@ class IntegratedGradients(_OfGradients):
         return x * total / self.steps
 
 
+@explainers.register
 @attributions.register
 class Random(Attribution):
     """A control that knows nothing of the network: R ~ U[−1, 1) for each entry."""
@@ -206,6 +259,7 @@ class Random(Attribution):
         return 2 * torch.from_numpy(draws).to(x) - 1
 
 
+@explainers.register
 @attributions.register
 class Occlusion(Attribution):
     """What the logit loses with a part of the input: R = f_y(x) − f_y(x without it).
@@ -265,6 +319,7 @@ class Occlusion(Attribution):
             yield part, without
 
 
+@explainers.register
 @attributions.register
 class Lrp(Attribution):
     """Layer-wise relevance propagation: f_y(x) handed down layer by layer, by Zennit's rules.
@@ -344,7 +399,7 @@ class Lrp(Attribution):
             raise ValueError("low must be below high")
         return self
 
-    def check(self, network: nn.Module) -> None:
+    def check_network(self, network: nn.Module) -> None:
         """Refuse layers without a rule.
 
         Raises:

@@ -1,20 +1,122 @@
-"""How good chosen words are, against those that people have marked; how alike encoders are."""
+"""Models that choose words, explained by these; how alike clients' encoders are."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.errors import ExperimentError
+from fedsim.explain.explainer import (
+    ExplainedData,
+    ExplainedModel,
+    Explainer,
+    Explanation,
+    explainers,
+)
+from fedsim.explain.highlight import Chosen, draw_rationales
+from fedsim.explain.inputs import Inputs
 from fedsim.models.rationale import RationaleClassifier
+from fedsim.rng import keyed_torch_rng
 
-BATCH = 500  # documents at once
-OF = "\n"  # between an aspect and what is of it, in names of totals
+MOST_DRAWN = 24  # documents in a picture
+
+
+@explainers.register
+class RationaleExplainer(Explainer):
+    """By which words a model decides that chooses words, and how good its choice is."""
+
+    name: str = "rationale"
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        if not isinstance(model.network, RationaleClassifier):
+            raise ExperimentError(f"model.name={model.section.name} chooses no words")
+
+    @torch.no_grad()
+    def explain(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        inputs: Inputs,
+        rng: np.random.Generator,
+    ) -> Explanation:
+        assert isinstance(model.network, RationaleClassifier)
+        features, x = model.network.features, data.prepare(inputs.x)
+        found = []
+        for k, words in enumerate(inputs.words):
+            with keyed_torch_rng(model.seed, "explained", k, device=x.device):
+                z = features.select(x[k : k + 1])
+            probabilities = model.network.head(features.encode(x[k : k + 1], z)).softmax(dim=1)[0]
+            decided = int(probabilities.argmax())
+            found.append(
+                Chosen(
+                    words,
+                    data.dataset.classes[decided],
+                    float(probabilities[decided]),
+                    inputs.labels[k],
+                    tuple(z[0, : len(words)].bool().tolist()),
+                    inputs.marks[k],
+                )
+            )
+        return Rationales(model.title, model.suffix, inputs.names, tuple(found), model.scores())
+
+
+@dataclass(frozen=True)
+class Rationales(Explanation):
+    """Documents with the words that a model decides by.
+
+    Args:
+        title, suffix: of the model; see `ExplainedModel`.
+        names: of the documents.
+        documents: with the words.
+        scores: of the model on the central test set; of tasks in turn, `loss` and `accuracy`
+            alone.
+    """
+
+    title: str
+    suffix: str
+    names: tuple[str, ...]
+    documents: tuple[Chosen, ...]
+    scores: Mapping[str, float]
+
+    def text(self) -> str:
+        """The scores, and the documents with the words marked."""
+        lines = [f"{self.title}, on the test set:"]
+        for name in ("accuracy", "balanced_accuracy", "majority", "chosen"):
+            if name in self.scores:
+                lines.append(f"{name.replace('_', ' ')}: {self.scores[name]:.4f}")
+        if "rationale_f1" in self.scores:
+            f1, chance = self.scores["rationale_f1"], self.scores["chance_f1"]
+            lines.append(f"chosen words against marked ones: F1 {f1:.4f}, at random {chance:.4f}")
+        for name, found in zip(self.names, self.documents, strict=True):
+            lines.append(f"\n{name}: {found.in_words()}")
+        return "\n".join(lines)
+
+    def rows(self) -> list[dict[str, float | int | str | None]]:
+        """Of each document: the decision, and the words chosen."""
+        return [
+            {
+                "input": name,
+                "decision": found.decision,
+                "probability": found.probability,
+                "label": found.label,
+                "chosen": " ".join(itertools.compress(found.words, found.chosen)),
+            }
+            for name, found in zip(self.names, self.documents, strict=True)
+        ]
+
+    def save(self, folder: Path) -> list[Path]:
+        """Draw the documents, the first ones if there are many, with the words chosen."""
+        path = folder / f"rationales{self.suffix}.png"
+        draw_rationales(self.documents[:MOST_DRAWN], path)
+        return [path]
 
 
 @torch.no_grad()

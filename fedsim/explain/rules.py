@@ -9,13 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from fedsim.data import Dataset
 from fedsim.data.dataset import UNSCALED, Scaling
-from fedsim.models.rules import Array, Prediction, Rule, RuleModel, Rules, quality
+from fedsim.errors import ExperimentError
+from fedsim.explain.explainer import (
+    ExplainedData,
+    ExplainedModel,
+    Explainer,
+    Explanation,
+    explainers,
+)
+from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.words import short
+from fedsim.models.rules import (
+    Array,
+    Prediction,
+    Rule,
+    RuleModel,
+    Rules,
+    count,
+    feature_names,
+    quality,
+)
+from fedsim.models.tsk import Tsk, write_published
 
 NEGLIGIBLE = 1e-9  # a coefficient, relative to the greatest of its rule
 
@@ -217,3 +242,148 @@ def local_explanation(
         memberships=np.array([float(c.membership(x[c.feature])) for c in rule.conditions]),
         contributions=rule.consequent * np.concatenate([[1.0], x]),
     )
+
+
+@explainers.register
+class RulesExplainer(Explainer):
+    """All rules in words, how readable they are, and the rule behind a prediction.
+
+    Args:
+        most: rules in the text, the weightiest first.
+    """
+
+    name: str = "rules"
+    usual_inputs: ClassVar[int] = 0
+    most: int = Field(10, ge=1)
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        if model.rules is None:
+            raise ExperimentError(
+                f"model.name={model.section.name} is a network, and has no rules"
+            )
+
+    def explain(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        inputs: Inputs,
+        rng: np.random.Generator,
+    ) -> Explanation:
+        assert isinstance(model.section, RuleModel)
+        assert model.rules is not None
+        sources = model.sources
+        if sources is None:
+            sources = np.ones(count(model.rules), np.int64)
+        return RuleBase(
+            model.section, model.rules, sources, model, data.dataset, inputs, self.most
+        )
+
+
+@runtime_checkable
+class Sourced(Protocol):
+    """A server's state that says from how many clients' bases each rule comes: (R,)."""
+
+    sources: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RuleBase(Explanation):
+    """Rules, the global ones or a client's.
+
+    Args:
+        model: what kind of rules they are.
+        rules: R of them.
+        sources: (R,) how many clients' bases each comes from.
+        about: whose they are.
+        dataset: what they were learnt from.
+        inputs: whose predictions are explained.
+        most: rules in the text.
+    """
+
+    model: RuleModel
+    rules: Rules
+    sources: NDArray[np.int64]
+    about: ExplainedModel
+    dataset: Dataset
+    inputs: Inputs
+    most: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the features."""
+        return feature_names(self.dataset.shape[0], self.dataset.features)
+
+    @property
+    def target(self) -> str:
+        """The name of what is predicted."""
+        return self.dataset.target or "y"
+
+    @property
+    def test_x(self) -> Array:
+        """(M, F) the inputs of the central test set."""
+        return self.dataset.test_x.astype(np.float64)
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """What the rules make of the central test set."""
+        return self.model.predict(self.rules, self.test_x)
+
+    @cached_property
+    def readable(self) -> list[Rule]:
+        """The rules as a person reads them, in their order."""
+        return self.model.explain(self.rules, self.names)
+
+    def text(self) -> str:
+        """How readable they are, the weightiest rules, and why they predict what they predict."""
+        measured = measures_in_words(measures(self.readable, self.prediction, self.sources))
+        lines = [f"{self.about.title}:\n{measured}"]
+        if scale := scale_in_words(self.target, self.dataset.target_scaling):
+            lines.append(scale)
+        rules = self.rows()
+        lines += [f"\n{row_in_words(rule)}" for rule in rules[: self.most]]
+        if len(rules) > self.most:
+            record = self.about.record
+            where = "--most shows more" if record is None else f"in {short(record)}"
+            lines.append(f"\n… and {len(rules) - self.most} more, {where}")
+        for name, label, found in zip(
+            self.inputs.names, self.inputs.labels, self.why(), strict=True
+        ):
+            truth = "" if label is None else f", where {self.target} is {label}"
+            lines.append(f"\n{name}{truth}:\n{found.in_words(self.names, self.target)}")
+        return "\n".join(lines)
+
+    def rows(self) -> list[dict[str, float | int | str | None]]:
+        """The rules in words, the weightiest first: see `global_explanation`."""
+        return global_explanation(
+            *(self.readable, self.prediction, self.dataset.test_y),
+            *(self.sources, self.names, self.target),
+        )
+
+    def why(self) -> list[LocalExplanation]:
+        """Why the rules predict what they predict for the inputs."""
+        rows = self.inputs.x.astype(np.float64)
+        about = self.names, self.dataset.target_scaling
+        return [local_explanation(self.model, self.rules, row, *about) for row in rows]
+
+    def save(self, folder: Path) -> list[Path]:
+        """Draw partitions, rules and activations."""
+        names = ("partitions", "rules", "activations")
+        paths = [folder / f"{name}{self.about.suffix}.png" for name in names]
+        draw_partitions(self.readable, self.test_x, self.names, paths[0])
+        draw_rules(self.readable, self.sources, self.names, paths[1])
+        draw_activations(self.prediction, paths[2])
+        return paths
+
+    def export(self, folder: Path) -> None:
+        """Write the rules as OpenFL-XAI's three .npy files.
+
+        Raises:
+            ExperimentError: it knows no such rules.
+            OSError: they cannot be written.
+        """
+        if not (isinstance(self.model, Tsk) and self.model.terms == 3):
+            raise ExperimentError(
+                "--npy: OpenFL-XAI knows rules of model.name=tsk with model.terms=3, not those of "
+                "this run"
+            )
+        write_published(folder, self.rules)

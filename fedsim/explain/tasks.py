@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedsim.errors import ExperimentError
 from fedsim.explain.canvas import class_colours, new_figure, place, save
+from fedsim.explain.explainer import (
+    ExplainedData,
+    ExplainedModel,
+    Explainer,
+    Explanation,
+    explainers,
+)
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.words import MOST_ROWS, columns, short
+from fedsim.results.continual import continual
 
 SIDE = 0.32  # inches, of a cell
 MOST_DRAWN = 12  # clients whose curves are drawn
@@ -107,20 +121,93 @@ def draw_transfer(rows: pd.DataFrame, path: Path) -> None:
     save(figure, path)
 
 
-def draw_tasks(tasks: pd.DataFrame, given: pd.DataFrame, folder: Path) -> list[Path]:
-    """Draw the curves into a folder, and who learns from whom, if anyone does; their paths.
+@explainers.register
+class TasksExplainer(Explainer):
+    """How accuracy on tasks that clients learn in turn develops, and who learns from whom."""
+
+    name: str = "tasks"
+    takes_inputs: ClassVar[bool] = False
+    whole_run: ClassVar[bool] = True
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        if "tasks" not in data.tables or data.tables["tasks"].empty:
+            raise ExperimentError(f"{model.title}: its clients learn no tasks in turn")
+
+    def explain(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        inputs: Inputs,
+        rng: np.random.Generator,
+    ) -> Explanation:
+        given = data.tables["explanations"]
+        if not given.empty:
+            given = given[given["explainer"] == "transfer"]
+        return Tasks(data.tables["tasks"], given, model.record)
+
+
+@dataclass(frozen=True)
+class Tasks(Explanation):
+    """Tasks that clients have learnt in turn.
 
     Args:
-        tasks: of a run, at least one row.
-        given: of explainer `transfer`.
-
-    Raises:
-        OSError: they cannot be written.
+        tasks: accuracy on them, as the run has it on record; at least one row.
+        given: rows of explainer `transfer`, in explanations.parquet.
+        record: this file, if there is one.
     """
-    folder.mkdir(exist_ok=True)
-    paths = [folder / "tasks.png"]
-    draw_curves(tasks, paths[0])
-    if not given.empty:
-        paths.append(folder / "transfer.png")
-        draw_transfer(given, paths[1])
-    return paths
+
+    tasks: pd.DataFrame
+    given: pd.DataFrame
+    record: Path | None
+
+    def text(self) -> str:
+        """Accuracy and transfer over all tasks, and who learns from whom."""
+        measures = continual(self.tasks)
+        lines = [
+            f"{what}: {value:.4f}"
+            for what, value in (
+                ("accuracy over all tasks of all clients", measures.tta),
+                ("after a task's first round", measures.first_round),
+                ("forgotten since the best round, of tasks before the last", measures.forgetting),
+                ("backward transfer", measures.backward),
+                ("forward transfer", measures.forward),
+            )
+            if not math.isnan(value)
+        ]
+        if self.given.empty:
+            return "\n".join(lines)
+        rows = [
+            (
+                f"{found['client']}/{found['task']}",
+                f"{found['from_client']}/{found['from_task']}",
+                str(found["shared_classes"]),
+                f"{found['score']:.4f}",
+                f"{found['attention']:.4f}",
+            )
+            for found in self.given.head(MOST_ROWS).to_dict("records")
+        ]
+        shared = self.given.groupby(["client", "task"])["of_best_choice"].first().mean()
+        lines += [
+            f"classes in common with what was given, of the most possible: {shared:.1%}",
+            "\nwho learns from whom (client/task):",
+            columns(("learns", "from", "classes in common", "score", "attention"), rows),
+        ]
+        if len(self.given) > MOST_ROWS:
+            where = f", in {short(self.record)}" if self.record else ""
+            lines.append(f"… and {len(self.given) - MOST_ROWS} more{where}")
+        return "\n".join(lines)
+
+    def rows(self) -> list[dict[str, float | int | str | None]]:
+        """Accuracy of each client on each of its tasks after the last round."""
+        last = self.tasks[self.tasks["round"] == self.tasks["round"].max()]
+        found = last[["client", "task", "accuracy"]].to_dict("records")
+        return [{str(name): value for name, value in row.items()} for row in found]
+
+    def save(self, folder: Path) -> list[Path]:
+        """Draw the curves, and who learns from whom, if anyone does."""
+        paths = [folder / "tasks.png"]
+        draw_curves(self.tasks, paths[0])
+        if not self.given.empty:
+            paths.append(folder / "transfer.png")
+            draw_transfer(self.given, paths[1])
+        return paths

@@ -24,16 +24,19 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.data.partition import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
+from fedsim.explain.explainer import Explainer, SharedItems
 from fedsim.explain.masking import keep_relevant, scaled
+from fedsim.explain.shared_images import SharedImagesExplainer
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, check_rounds_left, methods
 from fedsim.methods.pixels import pixel_range, to_pixels
 from fedsim.objectives import Classification
-from fedsim.privacy.gaussian import analytic_sigma, clip
+from fedsim.privacy.gaussian import analytic_sigma, clip, guarantee
 from fedsim.training import Loss, Train
 
 Pool = NDArray[Any]  # float32, or uint8 levels
+DELTA = 1e-5  # of the guarantee that is named, where the experiment gives σ
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,12 @@ class FedXDS(Method[FedXDSState]):
             raise PydanticCustomError("noise", "epsilon and delta belong together")
         return self
 
+    def explainer(self) -> Explainer | None:
+        return self.attribution
+
+    def overview(self, tasks_in_turn: bool) -> Explainer | None:
+        return SharedImagesExplainer()
+
     @property
     def noise(self) -> float:
         """σ: as given, or for (ε, δ); 0.15, the released code's, if neither is."""
@@ -144,7 +153,7 @@ class FedXDS(Method[FedXDSState]):
                 f"method.name={self.name} takes images (channels, height, width); the data's "
                 f"inputs have shape {dataset.shape}"
             )
-        self.attribution.check(network)
+        self.attribution.check_network(network)
         self._insist_on_differences(network)
         images = int(np.round(self.fraction * splits.train.lengths).sum())
         pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
@@ -253,6 +262,25 @@ class FedXDS(Method[FedXDSState]):
         return Update(weights=trained, weight=client.num_samples)
 
     # -- within --------------------------------------------------------------------------------
+
+    def shared_items(
+        self, fed: Federation, state: FedXDSState, clients: Sequence[int]
+    ) -> SharedItems:
+        """What these clients shared, once more; see `fedsim.explain.shared_images`."""
+        if not len(state.labels):
+            raise ExperimentError("nothing was shared (method.fraction=0)")
+        images = {
+            k: {"held": items["x"], **{n: items[n] for n in items if n != "x"}}
+            for k, items in self.share_again(fed, state, clients).items()
+        }
+        promise = "there is no noise (σ = 0): nothing is guaranteed"
+        if self.noise:
+            promise = guarantee(self.noise, self.delta or DELTA, self.clip).in_words()
+        words = (
+            f"of each, {self.removed:g} % of the pixels are removed, the least relevant by "
+            f"{self.attribution.name}\n\n{promise}"
+        )
+        return SharedItems(images, fed.num_clients, words)
 
     def share_again(
         self, fed: Federation, state: FedXDSState, clients: Sequence[int]

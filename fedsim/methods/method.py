@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError, RunError
+from fedsim.explain import Explainer
+from fedsim.explain.tasks import TasksExplainer
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns, Problem, check_fit
 from fedsim.models import Rules
@@ -95,6 +98,29 @@ class Method(Config, ABC, Generic[S]):
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
         """The arrays of the global model by name, as the run's `weights/` keep them."""
         return fed.model.named_arrays(state.weights)
+
+    def explainer(self) -> Explainer | None:
+        """What explains a model of a run, if nobody says what; by default what its kind asks for.
+
+        See `Model.explainer`.
+        """
+        return None
+
+    def explained_clients(self, clients: pd.DataFrame) -> list[int]:
+        """Whose models of a run are explained, if nobody says whose; by default the global one.
+
+        Args:
+            clients: rows of clients.parquet up to the round in question.
+        """
+        return []
+
+    def overview(self, tasks_in_turn: bool) -> Explainer | None:
+        """What there is to see of a run as a whole; none: a model is explained.
+
+        Args:
+            tasks_in_turn: whether clients have learnt tasks one after another.
+        """
+        return TasksExplainer() if tasks_in_turn else None
 
     def check(self, train: Train) -> None:
         """Refuse training settings that the method cannot work with.

@@ -9,21 +9,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import pandas as pd
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
-from fedsim.explain.embedding import Embedding, embed
-from fedsim.explain.tree import Tree, build_tree, fidelity
+from fedsim.explain import Explainer
+from fedsim.explain.mimic import Mimic, TreeExplainer, embedded
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
 from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.learns import Learns
@@ -38,8 +38,6 @@ from fedsim.training import (
     Loss,
     Optimizer,
     TrainingJob,
-    logits,
-    representation,
     train,
 )
 
@@ -113,61 +111,6 @@ class Xfed(Config):
     perplexity: float = Field(30.0, gt=0)
     iterations: int = Field(1000, ge=300)
     chi: float = Field(1.0, ge=0)
-
-
-@dataclass(frozen=True)
-class Mimic:
-    """A tree grown on what a model predicts for most of some images.
-
-    Args:
-        tree: grown on the first `known` of them.
-        images: (n, D) as the network takes them.
-        predicted: (n,) the model's classes.
-        known: how many of them the tree was grown on.
-    """
-
-    tree: Tree
-    images: NDArray[np.float32]
-    predicted: NDArray[np.int64]
-    known: int
-
-    @classmethod
-    def of(cls, model: FlatModel, weights: Tensor, x: Tensor, classes: int, xfed: Xfed) -> Mimic:
-        """Of a model with these weights, which are left in it."""
-        model.load(weights)
-        predicted = logits(model.module, x).argmax(axis=1)
-        images = x.flatten(1).cpu().numpy()
-        known = max(1, round((1 - xfed.held_out) * len(images)))
-        return cls(
-            build_tree(images[:known], predicted[:known], classes), images, predicted, known
-        )
-
-    @property
-    def fidelity(self) -> float:
-        """The share of the images that it was grown on for which tree and model agree."""
-        seen = slice(self.known)
-        return fidelity(self.tree, self.images[seen], self.predicted[seen])
-
-    @property
-    def held_out_fidelity(self) -> float | None:
-        """That of the other images; none if there are none."""
-        rest = slice(self.known, None)
-        if self.known == len(self.images):
-            return None
-        return fidelity(self.tree, self.images[rest], self.predicted[rest])
-
-    def measures(self) -> dict[str, float]:
-        """As columns of explanations.parquet."""
-        found = {"fidelity": self.fidelity}
-        if self.held_out_fidelity is not None:
-            found["held_out_fidelity"] = self.held_out_fidelity
-        return found | {"depth": self.tree.depth, "leaves": self.tree.leaves}
-
-
-def embedded(model: FlatModel, weights: Tensor, x: Tensor, xfed: Xfed, seed: int) -> Embedding:
-    """t-SNE of what a model with these weights makes of images."""
-    features = representation(model.module, weights, x).flatten(1).cpu().numpy()
-    return embed(features, xfed.perplexity, xfed.iterations, seed)
 
 
 class Student(nn.Module):
@@ -379,6 +322,22 @@ class XPFL(Method[State]):
         client.report(psi=psi)
         client.state["weights"] = fused
 
+    def explainer(self) -> Explainer | None:
+        if self.xfed is None:
+            return TreeExplainer()
+        return TreeExplainer(
+            images=self.xfed.images,
+            held_out=self.xfed.held_out,
+            perplexity=self.xfed.perplexity,
+            iterations=self.xfed.iterations,
+        )
+
+    def explained_clients(self, clients: pd.DataFrame) -> list[int]:
+        """The first that has a personal model."""
+        if "psi" not in clients:
+            return []
+        return [int(k) for k in sorted(clients.loc[clients["psi"].notna(), "client"])[:1]]
+
     @property
     def stackable(self) -> bool:
         return self.lam == 0
@@ -396,15 +355,20 @@ class XPFL(Method[State]):
         images = torch.cat([client.data.x, client.unlabelled])
         order = client.rng("xfed").permutation(len(images))[: self.xfed.images]
         x = images[torch.from_numpy(order).to(images.device)]
-        tree = Mimic.of(client.model, own, x, client.num_classes, self.xfed)
+        client.model.load(own)
+        tree = Mimic.of(client.model.module, x, client.num_classes, self.xfed.held_out)
         after, _ = self.fused(client, weights)
         rng = client.rng("t-SNE")
         rows = rng.permutation(len(client.central_test))[: self.xfed.images]
         x = client.central_test.x[torch.from_numpy(rows).to(client.device)]
         seed = int(rng.integers(2**31))
-        before, fused = (
-            embedded(client.model, w, x, self.xfed, seed).divergence for w in (own, after)
-        )
+        found = []
+        for weights in (own, after):
+            client.model.load(weights)
+            network = needs_classifier(self.name, client.model.module)
+            tsne = embedded(network, x, self.xfed.perplexity, self.xfed.iterations, seed)
+            found.append(tsne.divergence)
+        before, fused = found
         size = client.model.num_parameters
         held = client.num_samples + len(client.unlabelled)
         return {

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from experiments import NETWORK_METHODS, server_states, small_experiment, with_method
 from fedsim import Run, replay, simulate
-from fedsim.analysis.explanations import Mimicked
 from fedsim.analysis.replay import ClientModel, ModelSnapshot, Replay, client_models
 from fedsim.errors import BadInput
+from fedsim.explain.mimic import Mimicked, TreeExplainer
 from fedsim.federation import Client
 from fedsim.federation.worker import Worker
 from fedsim.simulate import evaluate_round
@@ -218,7 +218,9 @@ def test_a_client_chooses_among_its_own_tasks_classes(finish: Finish) -> None:
         data, fed = subject.dataset, subject.again.fed
         x = fed.prepare(data.test_x, data.test_y).x
         assert set(subject.network()(x).argmax(dim=1).tolist()) <= classes
-        assert set(Mimicked.of(subject).mimic.predicted.tolist()) <= classes
+        mimicked = subject.explain(TreeExplainer())
+        assert isinstance(mimicked, Mimicked)
+        assert set(mimicked.mimic.predicted.tolist()) <= classes
 
 
 def test_what_there_is_not(finish: Finish) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from experiments import NETWORK_METHODS, Say, with_method
 from fedsim import Run
-from fedsim.analysis.explanations import Attributed
 from fedsim.analysis.replay import ModelSnapshot, client_models
+from fedsim.explain.attributed import Attributed
 from fedsim.explain.attribution import IntegratedGradients, Occlusion, heatmap
 from fedsim.explain.inputs import Inputs
 from fedsim.models.rules import feature_names
@@ -36,13 +36,14 @@ def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> N
     expected = heatmap(IntegratedGradients().relevance(network, test.x, decided, rng))
     subject = ModelSnapshot.of(done, client=3, after=2)
     inputs = Inputs.of_rows(subject.dataset, [5, 9])
-    found = Attributed.of(subject, IntegratedGradients(), inputs)
+    found = subject.explain(IntegratedGradients(), inputs)
+    assert isinstance(found, Attributed)
     np.testing.assert_array_equal(found.relevance, expected)
     code, text, _ = say(
         *("explain", str(done.path), "--client", "3", "--round", "2", "--row", "5", "--row", "9")
     )
     assert code == 0
-    assert text.startswith(f"{found.in_words()}\nwritten: ")
+    assert text.startswith(f"{found.text()}\nwritten: ")
     assert text.startswith("client 3's model after round 2, integrated_gradients:\n\nrow 5: ")
     assert "half of the relevance is in " in text
     picture = done.path / "explanations" / "integrated_gradients-3-round-2.png"
@@ -71,7 +72,8 @@ class TestDocuments:
         )
         subject = ModelSnapshot.of(done)
         inputs = Inputs.of_texts(subject.dataset, ["a lovely golden head"], ["text"])
-        found = Attributed.of(subject, Occlusion(), inputs)
+        found = subject.explain(Occlusion(), inputs)
+        assert isinstance(found, Attributed)
         network = subject.network()
         with torch.no_grad():
             whole = network(torch.tensor(inputs.x))[0]
@@ -82,7 +84,7 @@ class TestDocuments:
                 assert found.relevance[0, i] == pytest.approx(float(lost), abs=1e-5)
         code, text, _ = say("explain", str(done.path), "--text", "a lovely golden head")
         assert code == 0
-        assert found.in_words() in text
+        assert found.text() in text
         assert f"text: {subject.dataset.classes[label]} (" in text
         assert "\n  for it: " in text or "\n  against it: " in text
         Path("some.txt").write_text("a murky head\n\n")

@@ -175,7 +175,7 @@ class TestConformance:
         make, shape = NETWORKS[of]
         net, (x, y) = make(), examples(shape, 6)
         chosen = parse(name)
-        chosen.check(net)
+        chosen.check_network(net)
         found = chosen.relevance(net, x, y, rng())
         assert found.shape == x.shape
         assert found.dtype == x.dtype
@@ -372,7 +372,7 @@ class TestGradients:
                 return logits
 
         net, (x, y) = Recurrent(), examples((5, 4), 3)
-        parse(name).check(net)
+        parse(name).check_network(net)
         assert explain(name, net, x, y).abs().sum() > 0
 
     @pytest.mark.parametrize("name", OF_GRADIENTS)
@@ -548,7 +548,7 @@ class TestLrp:
             net = resnet.ResNet(getattr(resnet, block), [1, 1, 1, 1], num_classes=CLASSES)
         without_biases(net.eval())
         chosen, (x, y) = Lrp(composite=composite), examples((3, 32, 32), 3)
-        chosen.check(net)
+        chosen.check_network(net)
         found, logit = chosen.relevance(net, x, y, rng()), own_logit(net, x, y)
         assert ((total(found) - logit) / logit).abs().max() < 5e-3
 
@@ -556,7 +556,7 @@ class TestLrp:
     def test_of_a_users_residual_network(self, composite: str) -> None:
         net, (x, y) = residual(), examples((3, 8, 8))
         chosen = Lrp(composite=composite, canonizer=f"{__name__}:own_canonizer")
-        chosen.check(net)
+        chosen.check_network(net)
         found = total(chosen.relevance(net, x, y, rng()))
         torch.testing.assert_close(found, own_logit(net, x, y), rtol=1e-3, atol=1e-4)
         assert "sum" not in net.features[2]._modules
@@ -708,15 +708,15 @@ class TestRefusals:
     )
     def test_layers_without_a_rule_are_named(self, net: nn.Module, named: str) -> None:
         with pytest.raises(ExperimentError, match=re.escape(named)) as refusal:
-            parse("lrp").check(net)
+            parse("lrp").check_network(net)
         assert "gradient" in str(refusal.value)  # what would do
         for name in (*OF_GRADIENTS, "random"):
-            parse(name).check(net)
+            parse(name).check_network(net)
 
     def test_dropout_of_any_sort_and_empty_shortcuts_pass(self) -> None:
         net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Sequential(), nn.AlphaDropout())
-        parse("lrp").check(net)
-        parse("lrp").check(FlatModel(net, torch.device("cpu")).module)
+        parse("lrp").check_network(net)
+        parse("lrp").check_network(FlatModel(net, torch.device("cpu")).module)
 
     @pytest.mark.parametrize("name", [name for name in NAMES if name != "occlusion"])
     def test_integers(self, name: str) -> None:
@@ -767,7 +767,7 @@ class TestRegistry:
     def test_a_users_own(self) -> None:
         chosen = parse(f"{__name__}:PerClient")
         x, y = examples((3, 8, 8), 2)
-        chosen.check(nn.GRU(4, 4))
+        chosen.check_network(nn.GRU(4, 4))
         assert torch.equal(chosen.relevance(nn.Identity(), x, y, rng()), x)
 
     @pytest.mark.parametrize(

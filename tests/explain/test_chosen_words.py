@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 
 from experiments import Say, small_experiment
 from fedsim import Experiment, Run, run
-from fedsim.analysis.explanations import Attributed, Rationales
 from fedsim.analysis.replay import ModelSnapshot, client_models
-from fedsim.errors import RunFolderError
+from fedsim.errors import BadInput
 from fedsim.explain import highlight
 from fedsim.explain.attribution import Occlusion
 from fedsim.explain.highlight import CHOSEN, MARKED, Chosen, draw_rationales
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.rationales import RationaleExplainer, Rationales
+from fedsim.models.rationale import RationaleClassifier
 from fedsim.results.report import Report
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -34,20 +35,31 @@ def chosen_words(rounds: int) -> Experiment:
     )
 
 
+def explained(subject: ModelSnapshot, inputs: Inputs | None = None) -> Rationales:
+    found = subject.explain(RationaleExplainer(), inputs)
+    assert isinstance(found, Rationales)
+    return found
+
+
+def documents(subject: ModelSnapshot, inputs: Inputs) -> list[Chosen]:
+    return list(explained(subject, inputs).documents)
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(chosen_words(rounds=1), tmp_path_factory.mktemp("runs"))
 
 
 def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
-    rationales = Rationales.of(ModelSnapshot.of(done))
-    data, network = rationales.subject.dataset, rationales.network
+    subject = ModelSnapshot.of(done)
+    data, network = subject.dataset, subject.network()
+    assert isinstance(network, RationaleClassifier)
     for row in (0, 17, 39):
         x = torch.tensor(data.test_x[row : row + 1])
         with torch.no_grad():
             z = network.features.select(x)[0].bool().tolist()
             probabilities = network(x).softmax(dim=1)[0]
-        (found,) = rationales.explain(Inputs.of_rows(data, [row]))
+        (found,) = documents(subject, Inputs.of_rows(data, [row]))
         n = int((x != 0).sum())
         assert found.words == tuple(data.words[w] for w in x[0, :n].tolist())
         assert found.chosen == tuple(z[:n])
@@ -57,11 +69,11 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
         assert found.probability == pytest.approx(float(probabilities.max()))
         assert found.label == data.classes[data.test_y[row]]
         text = Inputs.of_texts(data, [" ".join(found.words)], [""])
-        (again,) = rationales.explain(text)
+        (again,) = documents(subject, text)
         assert (again.words, again.chosen) == (found.words, found.chosen)
         assert (again.decision, again.probability) == (found.decision, found.probability)
         longer = [" ".join(found.words), "a " * data.shape[0]]  # what is beside it is no matter
-        assert rationales.explain(Inputs.of_texts(data, longer, ["", ""]))[0] == again
+        assert documents(subject, Inputs.of_texts(data, longer, ["", ""]))[0] == again
     # The weights are those of the run, not initial ones.
     named = done.weights()
     assert torch.equal(network.head.weight, named["head.weight"])
@@ -69,7 +81,7 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
 
 def test_in_words(done: Run) -> None:
     subject = ModelSnapshot.of(done)
-    (found,) = Rationales.of(subject).explain(Inputs.of_rows(subject.dataset, [3]))
+    (found,) = documents(subject, Inputs.of_rows(subject.dataset, [3]))
     text = found.in_words()
     assert text.startswith(f"{found.decision} ({found.probability:.0%}), is {found.label}: ")
     plain = [w.strip("[]_") for w in text.partition(": ")[2].split()]
@@ -89,9 +101,9 @@ def test_in_words(done: Run) -> None:
     ],
 )
 def test_any_text_can_be_asked_about(done: Run, say: Say, text: str, words: int | None) -> None:
-    rationales = Rationales.of(ModelSnapshot.of(done))
-    data = rationales.subject.dataset
-    (found,) = rationales.explain(Inputs.of_texts(data, [text], ["text"]))
+    subject = ModelSnapshot.of(done)
+    data = subject.dataset
+    (found,) = documents(subject, Inputs.of_texts(data, [text], ["text"]))
     assert len(found.words) == (data.shape[0] if words is None else words)
     assert 0.5 <= found.probability <= 1
     code, said, _ = say("explain", str(done.path), "--text", text)
@@ -179,12 +191,12 @@ def test_words_that_are_drawn(tmp_path: Path) -> None:
     )
     drawn = run(made, tmp_path)
     subject = ModelSnapshot.of(drawn)
-    rationales, last = Rationales.of(subject), drawn.rounds.iloc[-1]
-    assert {name: last[name] for name in rationales.scores()} == rationales.scores()
+    scores, last = explained(subject).scores, drawn.rounds.iloc[-1]
+    assert {name: last[name] for name in scores} == scores
     inputs = Inputs.of_rows(subject.dataset, [0, 1])
-    assert rationales.explain(inputs) == rationales.explain(inputs)
-    with pytest.raises(RunFolderError, match=r"model\.evaluate=sampled draws the words"):
-        Attributed.of(subject, Occlusion(), inputs)
+    assert documents(subject, inputs) == documents(subject, inputs)
+    with pytest.raises(BadInput, match=r"model\.evaluate=sampled draws the words"):
+        subject.explain(Occlusion(), inputs)
 
 
 def test_words_are_chosen_of_tasks_in_turn_as_well(tmp_path: Path, say: Say) -> None:
@@ -206,8 +218,8 @@ def test_other_models_choose_no_words(
     finish: Callable[..., Run], say: Say, tmp_path: Path
 ) -> None:
     other = finish(train={"rounds": 1})
-    with pytest.raises(RunFolderError, match=r"model\.name=mlp chooses no words"):
-        Rationales.of(ModelSnapshot.of(other))
+    with pytest.raises(BadInput, match=r"model\.name=mlp chooses no words"):
+        ModelSnapshot.of(other).explain(RationaleExplainer())
     code, _, complaint = say("explain", str(other.path), "--explainer", "rationale")
     assert code == 2
     assert "model.name=mlp chooses no words" in complaint
@@ -218,15 +230,15 @@ def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:
         code, said, _ = say("explain", str(done.path), "--client", "2", "--row", "5", *words)
         assert code == 0
         assert said.startswith("client 2's model after round 1, on the test set:\naccuracy: ")
-    whole = Rationales.of(ModelSnapshot.of(done))
-    own = Rationales.of(ModelSnapshot.of(done, client=2))
-    assert not torch.equal(whole.network.head.weight, own.network.head.weight)
+    whole = ModelSnapshot.of(done)
+    own = ModelSnapshot.of(done, client=2)
+    assert not torch.equal(whole.network().head.weight, own.network().head.weight)
     models, again = client_models(done, [2])
     again.fed.model.load(models[2])
-    features, data = again.fed.model.module.eval().features, own.subject.dataset
-    for row, found in enumerate(own.explain(Inputs.of_rows(data, range(20)))):
+    features, data = again.fed.model.module.eval().features, own.dataset
+    for row, found in enumerate(documents(own, Inputs.of_rows(data, range(20)))):
         z = features.select(torch.tensor(data.test_x[row : row + 1]))[0]
         assert found.chosen == tuple(z[: len(found.words)].bool().tolist())
     last = done.rounds.iloc[-1]
-    for name, value in whole.scores().items():
+    for name, value in explained(whole).scores.items():
         assert value == pytest.approx(last[name], abs=1e-6)

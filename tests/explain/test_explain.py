@@ -11,8 +11,8 @@ import pytest
 
 from experiments import Say, small_experiment
 from fedsim import Run, run
-from fedsim.analysis.explanations import RuleBase
 from fedsim.analysis.replay import ModelSnapshot
+from fedsim.explain.rules import RuleBase, RulesExplainer
 from fedsim.models.tsk import FILES, Tsk, read_published
 from fedsim.results.report import Report
 
@@ -167,8 +167,9 @@ def test_a_clients_own_rules(say: Say, name: str) -> None:
     code, text, _ = say("explain", str(done.path), "--client", "2", "--row", "7")
     assert code == 0
     assert text.startswith("client 2's model after round 1:\n")
-    base = RuleBase.of(ModelSnapshot.of(done, client=2))
-    first = base.table()[0]
+    base = ModelSnapshot.of(done, client=2).explain(RulesExplainer())
+    assert isinstance(base, RuleBase)
+    first = base.rows()[0]
     assert first["text"] in text
     found = base.model.predict(base.rules, base.test_x[7:8])
     value = base.dataset.target_scaling.undo(found.values[0])

@@ -10,8 +10,8 @@ import torch
 
 from experiments import Say, small_experiment
 from fedsim import Run, run
-from fedsim.analysis.explanations import Mimicked
 from fedsim.analysis.replay import ModelSnapshot, replay
+from fedsim.explain.mimic import Mimicked
 
 XFED = {"images": 60, "perplexity": 5, "iterations": 300, "held_out": 0.25}
 
@@ -22,10 +22,17 @@ def personal(out: Path, **sections: Any) -> Run:
     return run(small_experiment(**sections), out)
 
 
+def mimicked(done: Run, client: int) -> Mimicked:
+    usual = done.experiment.method.explainer()
+    assert usual is not None
+    found = ModelSnapshot.of(done, client).explain(usual)
+    assert isinstance(found, Mimicked)
+    return found
+
+
 def test_the_tree_mimics_the_clients_own_model(tmp_path: Path) -> None:
     done = personal(tmp_path)
-    personal_model = Mimicked.of(ModelSnapshot.of(done, 2))
-    found = personal_model.mimic
+    found = mimicked(done, 2).mimic
     again = replay(done)
     own = again.fed.fetch(again.fed.states()[2])["weights"]
     again.fed.model.load(torch.tensor(own))
@@ -45,7 +52,7 @@ def test_in_words_and_in_pictures(say: Say) -> None:
     code, text, _ = say("explain", str(done.path), "--client", "1", "--client", "4")
     assert code == 0
     for k in (1, 4):
-        assert Mimicked.of(ModelSnapshot.of(done, k)).in_words() in text
+        assert mimicked(done, k).text() in text
         for name in ("tree", "confusion", "embedding"):
             picture = done.path / "explanations" / f"{name}-{k}.png"
             assert picture.read_bytes().startswith(b"\x89PNG")

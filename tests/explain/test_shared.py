@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 
 from experiments import Say, small_experiment
 from fedsim import Run, run
-from fedsim.analysis.explanations import SharedImages
-from fedsim.analysis.replay import replay
+from fedsim.analysis.replay import explain_run, replay
 from fedsim.errors import BadInput
 from fedsim.explain.masking import keep_relevant
+from fedsim.explain.shared_images import SharedImages, SharedImagesExplainer
 from fedsim.methods.fedxds import FedXDS
 from fedsim.methods.pixels import pixel_range
 
@@ -27,6 +28,12 @@ def shared(out: Path, **sections: Any) -> Run:
     return run(small_experiment(**sections), out)
 
 
+def shown(done: Run, clients: Sequence[int]) -> SharedImages:
+    found = explain_run(done, SharedImagesExplainer(), clients)
+    assert isinstance(found, SharedImages)
+    return found
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, {"fraction": 0.5}, {"attribute_with": "local"}, {"attribution": {"name": "random"}}],
@@ -34,7 +41,7 @@ def shared(out: Path, **sections: Any) -> Run:
 def test_what_is_shown_is_what_was_shared(tmp_path: Path, fields: dict[str, Any]) -> None:
     done = shared(tmp_path, method={**METHOD, **fields})
     again = replay(done)
-    found = SharedImages.of(done, range(10))
+    found = shown(done, range(10))
     assert found.pool.sum() == len(again.state.labels)
     np.testing.assert_array_equal(
         found.pool.sum(axis=0), np.bincount(again.state.labels, minlength=10)
@@ -56,10 +63,11 @@ def test_what_is_shown_is_what_was_shared(tmp_path: Path, fields: dict[str, Any]
 def test_a_client_without_a_class_shares_nothing_of_it(tmp_path: Path) -> None:
     partition = {"kind": "pathological", "clients": 10, "classes_per_client": 1}
     done = shared(tmp_path, partition=partition)
-    found = SharedImages.of(done, [0, 3])
+    found = shown(done, [0, 3])
+    (tmp_path / "pictures").mkdir()
     assert ((found.pool > 0).sum(axis=1) == 1).all()
     assert [e.client for e in found.examples] == [0, 3]
-    assert found.draw(tmp_path / "pictures")[0].stat().st_size > 5000
+    assert found.save(tmp_path / "pictures")[0].stat().st_size > 5000
 
 
 def test_in_words_and_in_pictures(say: Say) -> None:
@@ -95,11 +103,11 @@ def test_what_there_is_not(say: Say, words: list[str], message: str) -> None:
 def test_clients_that_shared_nothing(tmp_path: Path) -> None:
     partition = {"kind": "dirichlet", "clients": 10, "alpha": 0.1, "min_samples": 1}
     done = shared(tmp_path, partition=partition, method={**METHOD, "fraction": 0.01})
-    pool = SharedImages.of(done, range(10)).pool
+    pool = shown(done, range(10)).pool
     empty = np.flatnonzero(pool.sum(axis=1) == 0).tolist()
     assert 0 < len(empty) < 10
     with pytest.raises(BadInput, match="none of these clients shared an image"):
-        SharedImages.of(done, empty)
+        shown(done, empty)
 
 
 def test_colours_of_other_numbers_are_drawn_grey(tmp_path: Path) -> None:
@@ -108,11 +116,12 @@ def test_colours_of_other_numbers_are_drawn_grey(tmp_path: Path) -> None:
     np.savez(tmp_path / "two.npz", x=x, y=y)
     data = {"name": "npz", "path": str(tmp_path / "two.npz")}
     done = shared(tmp_path, data=data, partition={"kind": "iid", "clients": 2})
-    assert SharedImages.of(done, [1, 1]).draw(tmp_path / "pictures")[0].exists()
+    (tmp_path / "pictures").mkdir()
+    assert shown(done, [1, 1]).save(tmp_path / "pictures")[0].exists()
 
 
 def test_nothing_shared(tmp_path: Path) -> None:
     done = shared(tmp_path, method={**METHOD, "fraction": 0.0})
     assert isinstance(done.experiment.method, FedXDS)
     with pytest.raises(BadInput, match=r"nothing was shared \(method.fraction=0\)"):
-        SharedImages.of(done, [0])
+        shown(done, [0])

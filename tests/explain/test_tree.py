@@ -15,16 +15,16 @@ from matplotlib.image import imread
 
 from fedsim.errors import ExperimentError
 from fedsim.explain import tree as module
+from fedsim.explain import tree_figures
 from fedsim.explain.tree import (
     LEAF,
     Tree,
     build_tree,
     confusion,
-    draw_confusion,
-    draw_tree,
     fidelity,
     pixel_names,
 )
+from fedsim.explain.tree_figures import draw_confusion, draw_tree
 
 NEIGHBOURS = [1.0, math.nextafter(1.0, 2), math.nextafter(math.nextafter(1.0, 2), 2)]
 COLUMNS = st.sampled_from(
@@ -399,7 +399,7 @@ def said(figure: Any) -> list[str]:
 def test_the_drawn_tree_says_what_is_left_out() -> None:
     x, y = some()
     tree = build_tree(x, y, 4)
-    texts = said(module._drawn_tree(tree, NAMES, None, 3))
+    texts = said(tree_figures._drawn_tree(tree, NAMES, None, 3))
     assert f"feature {tree.feature[0]} ≤ {tree.threshold[0]:.4g}?" in texts
     assert "300 rows" in texts
     shown = sum(text.endswith(" rows") for text in texts)
@@ -407,7 +407,7 @@ def test_the_drawn_tree_says_what_is_left_out() -> None:
     assert shown + more == len(tree.feature)
     assert f"Nodes left out here: {more}" in texts[-1]
 
-    whole = said(module._drawn_tree(tree, NAMES, None, tree.depth + 1))
+    whole = said(tree_figures._drawn_tree(tree, NAMES, None, tree.depth + 1))
     assert sum(text.endswith(" rows") for text in whole) == len(tree.feature)
     assert not any(text.startswith("…") for text in whole)
 
@@ -421,7 +421,7 @@ def test_rows_tested_at_each_pixel() -> None:
     y = np.array([0, 0, 1, 1, 2, 3, 2, 3])
     tree = build_tree(x, y, 4, 1)
     assert sorted(tree.feature[tree.feature != LEAF]) == [1, 5, 7]
-    assert module._asked(tree, (2, 2, 3)).tolist() == [[0, 12, 0], [0, 0, 4]]
+    assert tree_figures._asked(tree, (2, 2, 3)).tolist() == [[0, 12, 0], [0, 0, 4]]
 
 
 @pytest.mark.filterwarnings("error")
@@ -453,7 +453,7 @@ def test_pictures_of_confusion(tmp_path: Path, classes: int) -> None:
     matrix = np.arange(classes**2).reshape(classes, classes) + 1
     draw_confusion(matrix, names, tmp_path / "confusion.png")
     assert imread(tmp_path / "confusion.png").std() > 0.05
-    figure = module._drawn_confusion(matrix, names)
+    figure = tree_figures._drawn_confusion(matrix, names)
     cells = [f"{count:,}" for count in matrix.ravel()]
     assert said(figure) == (cells if classes <= 40 else [])
     same, total = int(np.trace(matrix)), int(matrix.sum())

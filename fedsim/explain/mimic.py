@@ -1,0 +1,216 @@
+"""A tree that mimics a model, and t-SNE of the model's features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.data import Dataset
+from fedsim.errors import ExperimentError
+from fedsim.explain.embedding import Embedding, draw_embeddings, embed
+from fedsim.explain.explainer import (
+    ExplainedData,
+    ExplainedModel,
+    Explainer,
+    Explanation,
+    explainers,
+)
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.tree import Tree, build_tree, confusion, fidelity
+from fedsim.explain.tree_figures import draw_confusion, draw_tree
+from fedsim.models import Classifier
+from fedsim.rng import keyed_rng
+from fedsim.training import logits
+
+PERPLEXITY = 30.0  # of t-SNE
+
+
+@dataclass(frozen=True)
+class Mimic:
+    """A tree grown on what a model predicts for most of some images.
+
+    Args:
+        tree: grown on the first `known` of them.
+        images: (n, D) as the network takes them.
+        predicted: (n,) the model's classes.
+        known: how many of them the tree was grown on.
+    """
+
+    tree: Tree
+    images: NDArray[np.float32]
+    predicted: NDArray[np.int64]
+    known: int
+
+    @classmethod
+    def of(cls, network: nn.Module, x: Tensor, classes: int, held_out: float) -> Mimic:
+        """Of a network.
+
+        Args:
+            x: (n, ...) inputs as it takes them.
+            held_out: share of them that the tree is not grown on.
+        """
+        predicted = logits(network, x).argmax(axis=1)
+        images = x.flatten(1).cpu().numpy()
+        known = max(1, round((1 - held_out) * len(images)))
+        return cls(
+            build_tree(images[:known], predicted[:known], classes), images, predicted, known
+        )
+
+    @property
+    def fidelity(self) -> float:
+        """The share of the images that it was grown on for which tree and model agree."""
+        seen = slice(self.known)
+        return fidelity(self.tree, self.images[seen], self.predicted[seen])
+
+    @property
+    def held_out_fidelity(self) -> float | None:
+        """That of the other images; none if there are none."""
+        rest = slice(self.known, None)
+        if self.known == len(self.images):
+            return None
+        return fidelity(self.tree, self.images[rest], self.predicted[rest])
+
+    def measures(self) -> dict[str, float]:
+        """As columns of explanations.parquet."""
+        found = {"fidelity": self.fidelity}
+        if self.held_out_fidelity is not None:
+            found["held_out_fidelity"] = self.held_out_fidelity
+        return found | {"depth": self.tree.depth, "leaves": self.tree.leaves}
+
+
+@torch.no_grad()
+def embedded(
+    network: Classifier, x: Tensor, perplexity: float, iterations: int, seed: int
+) -> Embedding:
+    """t-SNE of what the features of a network, in evaluation, make of inputs."""
+    features = network.eval().features(x).flatten(1).cpu().numpy()
+    return embed(features, perplexity, iterations, seed)
+
+
+@explainers.register
+class TreeExplainer(Explainer):
+    """A tree mimics all decisions of a classifier; t-SNE shows its features beside.
+
+    For a client's model the tree is grown on what it predicts for the client's own inputs, for
+    the global one on what it predicts for those of the central test set.
+
+    Args:
+        images: inputs for the tree, and of the central test set for t-SNE, at most.
+        held_out: share of the inputs that the tree is not grown on.
+        perplexity: of t-SNE; if not given 30, or a third of the central test set if that is less.
+        iterations: of t-SNE.
+
+    Sources: see `fedsim.explain.tree` and `fedsim.methods.xpfl`.
+    """
+
+    name: str = "tree"
+    takes_inputs: ClassVar[bool] = False
+    images: int = Field(1000, ge=2)
+    held_out: float = Field(0.2, gt=0, lt=1)
+    perplexity: float | None = Field(None, gt=0)
+    iterations: int = Field(1000, ge=300)
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        if model.network is None:
+            reason = f"the models of model.name={model.section.name} are rules"
+        elif not data.dataset.classes:
+            reason = f"the target {data.dataset.target or 'y'} is a number"
+        elif data.dataset.words:
+            reason = "the inputs are documents"
+        else:
+            return
+        raise ExperimentError(f"a tree mimics classifiers of images and tables, and {reason}")
+
+    def explain(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        inputs: Inputs,
+        rng: np.random.Generator,
+    ) -> Explanation:
+        assert model.network is not None
+        dataset = data.dataset
+        held = dataset.test_x if data.own is None else data.own
+        x = data.prepare(held[rng.permutation(len(held))[: self.images]])
+        mimic = Mimic.of(model.network, x, len(dataset.classes), self.held_out)
+        drawn = rng.permutation(len(dataset.test_y))[: self.images]
+        test = data.prepare(dataset.test_x[drawn])
+        perplexity = self.perplexity
+        if perplexity is None:
+            perplexity = min(PERPLEXITY, max(1.0, (len(dataset.test_y) - 1) / 3))
+        name = "global model" if model.client is None else f"client {model.client}'s"
+        embeddings = {
+            name: embedded(network, test, perplexity, self.iterations, seed=0)
+            for name, network in {**model.beside, name: model.network}.items()
+            if isinstance(network, Classifier)  # whose features are known
+        }
+        return Mimicked(
+            *(model.title, model.suffix, dataset, mimic, embeddings, dataset.test_y[drawn])
+        )
+
+    def rng(self, seed: int, client: int | None = None) -> np.random.Generator:
+        return keyed_rng(seed, "explained", 0, client or 0)
+
+
+@dataclass(frozen=True)
+class Mimicked(Explanation):
+    """A classifier, and a tree that mimics it.
+
+    Args:
+        title, suffix: of the classifier; see `ExplainedModel`.
+        dataset: of the run.
+        mimic: grown on what it predicts.
+        embeddings: of m inputs of the central test set, by what model they are of.
+        labels: (m,) their true classes.
+    """
+
+    title: str
+    suffix: str
+    dataset: Dataset
+    mimic: Mimic
+    embeddings: Mapping[str, Embedding]
+    labels: NDArray[np.int64]
+
+    def text(self) -> str:
+        """How well the tree mimics the model."""
+        mimic = self.mimic
+        lines = [
+            f"{self.title}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} "
+            f"deep, says what it predicts for {mimic.known} inputs: {mimic.fidelity:.1%} agree"
+        ]
+        if mimic.held_out_fidelity is not None:
+            unseen = len(mimic.images) - mimic.known
+            lines.append(f"of {unseen} that it has not seen {mimic.held_out_fidelity:.1%}")
+        for name, embedding in self.embeddings.items():
+            lines.append(f"t-SNE, {name}: KL {embedding.divergence:.4f} nats")
+        return "\n  ".join(lines)
+
+    def rows(self) -> list[dict[str, float | int | str | None]]:
+        """One: the tree's fidelity and size, and the divergence of each embedding, in nats."""
+        found = {f"divergence, {name}": e.divergence for name, e in self.embeddings.items()}
+        return [{**self.mimic.measures(), **found}]
+
+    def save(self, folder: Path) -> list[Path]:
+        """Draw the tree, where it and the model differ, and the embeddings."""
+        dataset, mimic = self.dataset, self.mimic
+        paths = [folder / f"{n}{self.suffix}.png" for n in ("tree", "confusion", "embedding")]
+        shape = None
+        if len(dataset.shape) == 3:
+            C, H, W = dataset.shape
+            shape = (C, H, W)
+        draw_tree(mimic.tree, dataset.classes, paths[0], shape)
+        by_tree = mimic.tree.predict(mimic.images)
+        counts = confusion(mimic.predicted, by_tree, len(dataset.classes))
+        draw_confusion(counts, dataset.classes, paths[1])
+        if not self.embeddings:
+            return paths[:2]
+        draw_embeddings(self.embeddings, self.labels, dataset.classes, paths[2])
+        return paths

@@ -1,0 +1,120 @@
+"""What clients share of their images, beside what they held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.labels import draw_labels
+from fedsim.errors import ExperimentError
+from fedsim.explain.explainer import (
+    ExplainedData,
+    ExplainedModel,
+    Explainer,
+    Explanation,
+    SharedItems,
+    explainers,
+)
+from fedsim.explain.images import Example, draw_shared
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.words import MOST_ROWS, columns
+
+if TYPE_CHECKING:
+    from fedsim.federation import Federation
+
+
+@runtime_checkable
+class ShowsShared(Protocol):
+    """A method that can say after a run what its clients shared."""
+
+    def shared_items(self, fed: Federation, state: Any, clients: Sequence[int]) -> SharedItems:
+        """What these clients shared, once more.
+
+        Rows of explanations.parquet (`client`, `class`, `images`) say how much everyone shared.
+
+        Raises:
+            BadInput: nothing was shared.
+        """
+
+
+@explainers.register
+class SharedImagesExplainer(Explainer):
+    """What clients shared beside what they held, and who shared how many images of which class."""
+
+    name: str = "shared_images"
+    takes_inputs: ClassVar[bool] = False
+    whole_run: ClassVar[bool] = True
+    takes_clients: ClassVar[bool] = True
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        if data.shared is None:
+            raise ExperimentError(f"{model.title}: its method shares no masked images")
+
+    def explain(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        inputs: Inputs,
+        rng: np.random.Generator,
+    ) -> Explanation:
+        assert data.shared is not None
+        shared = data.shared()
+        examples = []
+        for k, items in shared.images.items():
+            labels, first = np.unique(items["labels"], return_index=True)
+            for label, i in zip(labels.tolist(), first.tolist(), strict=True):
+                one = (items[name][i] for name in ("held", "heatmaps", "masks", "shared"))
+                examples.append(Example(k, label, *one))
+        if not examples:
+            raise ExperimentError(f"{model.title}: none of these clients shared an image")
+        pool = np.zeros((shared.clients, len(data.dataset.classes)), dtype=np.int64)
+        table = data.tables["explanations"]
+        pool[table["client"], table["class"]] = table["images"]
+        return SharedImages(tuple(examples), pool, data.dataset.classes, shared.words)
+
+
+@dataclass(frozen=True)
+class SharedImages(Explanation):
+    """What clients shared, beside what they held.
+
+    Args:
+        examples: for each client asked for and each class that it shared, its first image.
+        pool: (K, classes) how many images of each class each client shared.
+        classes: their names.
+        words: how the images came about, and what noise guarantees.
+    """
+
+    examples: tuple[Example, ...]
+    pool: NDArray[np.int64]
+    classes: tuple[str, ...]
+    words: str
+
+    def text(self) -> str:
+        """Who shared how many images of which class, and how they came about."""
+        rows = [
+            [str(k), *(str(n) if n else "·" for n in row), str(sum(row))]
+            for k, row in enumerate(self.pool[:MOST_ROWS].tolist())
+        ]
+        lines = [columns(("client", *self.classes, "all"), rows)]
+        if len(self.pool) > MOST_ROWS:
+            lines.append(f"… and {len(self.pool) - MOST_ROWS} clients more")
+        return "\n".join([*lines, f"\n{self.pool.sum():,} images are shared; {self.words}"])
+
+    def rows(self) -> list[dict[str, float | int | str | None]]:
+        """Of each client: how many images of each class it shared."""
+        return [
+            {"client": k, **dict(zip(self.classes, row, strict=True))}
+            for k, row in enumerate(self.pool.tolist())
+        ]
+
+    def save(self, folder: Path) -> list[Path]:
+        """Draw the images, and who shared how many of which class."""
+        images, pool = folder / "shared_images.png", folder / "pool.png"
+        draw_shared(self.examples, self.classes, images)
+        draw_labels(self.pool, self.classes, pool)
+        return [images, pool]

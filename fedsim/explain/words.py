@@ -1,0 +1,21 @@
+"""What texts of explanations have in common: paths and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+MOST_ROWS = 30  # of a table
+
+
+def short(path: Path) -> str:
+    """A path as a person would type it from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in text, its columns flush right."""
+    table = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ("  ".join(map(str.rjust, row, widths)) for row in table)
+    return "\n".join(lines)

@@ -1,0 +1,146 @@
+"""The contract of explainers: one of a user's own, what each one refuses, rows of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from own_explainer import GradientNorm
+
+from experiments import Say
+from fedsim import Run
+from fedsim.analysis.replay import ModelSnapshot, explain_run
+from fedsim.errors import BadInput
+from fedsim.explain import Explainer, explainer, explainers
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.mimic import TreeExplainer
+from fedsim.explain.shared_images import SharedImagesExplainer
+from fedsim.explain.tasks import TasksExplainer
+from fedsim.methods import methods
+from fedsim.models import models
+from fedsim.registry import Registry
+from fedsim.results.report import Report
+
+Finish = Callable[..., Run]
+TABLE: dict[str, Any] = {
+    "data": {"name": "friedman"},
+    "partition": {"kind": "iid", "clients": 4},
+    "train": {"rounds": 2, "optimizer": {"lr": 0.01}},
+}
+
+
+def test_an_explainer_of_ones_own(finish: Finish, say: Say) -> None:
+    name = "own_explainer:GradientNorm"
+    assert explainers.find(name) is GradientNorm
+    done = finish(**TABLE)
+    code, text, _ = say("explain", str(done.path), "--explainer", name, "--row", "3")
+    assert code == 0
+    subject = ModelSnapshot.of(done)
+    (row,) = subject.explain(GradientNorm(), Inputs.of_rows(subject.dataset, [3])).rows()
+    assert text.startswith(f"the global model after round 2, row 3: {row['norm']:.4f}\nwritten: ")
+    picture = done.path / "explanations" / "norms.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    ((_, _, pictures),) = Report([done.path]).explanations()
+    assert [picture.words for picture in pictures] == ["norms"]
+
+
+def test_the_example_of_the_contract_runs(finish: Finish, say: Say) -> None:
+    example = (explainer.__doc__ or "").partition(":\n\n")[2]
+    Path("my_example.py").write_text(dedent(example))
+    code, text, _ = say("explain", str(finish(**TABLE).path), "--explainer", "my_example:Ablation")
+    assert code == 0
+    assert text.startswith("the global model after round 2: [")
+    assert text.count(",") == 9
+
+
+def test_a_tree_mimics_classifiers(finish: Finish, say: Say) -> None:
+    done = finish(**TABLE)
+    code, text, complaint = say("explain", str(done.path), "--explainer", "tree")
+    assert (code, text) == (2, "")
+    assert complaint == (
+        "error: a tree mimics classifiers of images and tables, and the target y is a number\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--explainer", "tasks"], "its clients learn no tasks in turn"),
+        (["--explainer", "shared_images"], "its method shares no masked images"),
+        (["--explainer", "tasks", "--round", "1"], "--round: --explainer=tasks explains the run"),
+        (["--explainer", "tasks", "--client", "1"], "--client: --explainer=tasks explains the"),
+        (["--explainer", "tree", "--row", "1"], "--explainer=tree takes none: a tree mimics all"),
+        (["--most", "3"], "--most is no setting of --explainer=integrated_gradients"),
+        (["--explainer", "own_explainer:nothing"], "--explainer own_explainer:nothing: "),
+        (["--explainer", "own_explainer:Norms"], "it must be a class that extends Explainer"),
+    ],
+)
+def test_what_does_not_apply(finish: Finish, say: Say, words: list[str], message: str) -> None:
+    code, text, complaint = say("explain", str(finish(train={"rounds": 2}).path), *words)
+    assert (code, text) == (2, "")
+    assert message in complaint
+
+
+def test_explaining_leaves_the_network_as_it_is_and_is_the_same_twice(finish: Finish) -> None:
+    subject = ModelSnapshot.of(finish(train={"rounds": 2}), client=3)
+    model, data = subject.explained(), subject.data()
+    inputs = Inputs.of_rows(subject.dataset, [0, 1])
+    assert model.network is not None
+    before = {name: value.clone() for name, value in model.network.state_dict().items()}
+    for name, component in explainers.items():
+        made: Explainer = component()
+        try:
+            made.check(model, data)
+        except BadInput:
+            continue
+        if not made.whole_run:
+            first, again = (
+                made.explain(model, data, inputs, made.rng(model.seed, 3)) for _ in range(2)
+            )
+            assert first.text() == again.text(), name
+            assert first.rows() == again.rows(), name
+            assert first.rows()
+    assert all(map(torch.equal, before.values(), model.network.state_dict().values()))
+
+
+def test_rows_of_runs_as_a_whole(finish: Finish) -> None:
+    shared = finish(
+        method={"name": "fedxds", "warmup_rounds": 1},
+        model={"name": "cnn", "channels": [4, 4]},
+        train={"rounds": 3},
+    )
+    rows = explain_run(shared, SharedImagesExplainer()).rows()
+    labels = np.bincount(shared.experiment.data.load().y, minlength=10)
+    assert [sum(int(row[str(c)] or 0) for row in rows) for c in range(10)] == labels.tolist()
+    in_turn = finish(
+        partition={"kind": "own_tasks", "tasks": [[["0", "1"], ["2", "3"]]] * 2},
+        train={"rounds": 2},
+    )
+    found = explain_run(in_turn, TasksExplainer()).rows()
+    assert [(row["client"], row["task"]) for row in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_who_says_which_is_usual() -> None:
+    usual = {name: models.parse({"name": name}).explainer().name for name, _ in models.items()}
+    assert (usual["mlp"], usual["text_cnn"]) == ("integrated_gradients", "occlusion")
+    assert (usual["tsk"], usual["rationale"]) == ("rules", "rationale")
+    method: Any = methods.parse({"name": "xpfl", "xfed": {"images": 50, "perplexity": 5}})
+    assert method.explainer() == TreeExplainer(images=50, perplexity=5)
+    method = methods.parse({"name": "fedxds", "attribution": {"name": "occlusion", "size": 2}})
+    assert method.explainer() is method.attribution
+    assert methods.parse({"name": "fedavg"}).explainer() is None
+
+
+def test_the_core_names_no_explainer() -> None:
+    import fedsim.cli.explain as command
+
+    source = Path(command.__file__).read_text()
+    for registry in (explainers, methods, models):
+        assert isinstance(registry, Registry)
+        for _, component in registry.items():
+            assert component.__name__ not in source
