@@ -32,7 +32,7 @@ RESIDENTS = {
     *(f"fedsim.models.{name}" for name in ("networks", "rationale", "text", "tsk", "tree_rules")),
     *(f"fedsim.data.{name}" for name in ("sources", "text_sources", "reviews", "text", "files")),
     *(f"fedsim.objectives.{name}" for name in ("classification", "regression", "rationales")),
-    "fedsim.explain",
+    *(f"fedsim.explain.{name}" for name in ("attribution", "mimic", "rules", "tasks", "tree")),
 }
 # Names of residents that are words of the field as well.
 WORDS = {"local", "tasks", "gradient", "text", "random", "rules", "column", "natural", "iid"}
@@ -45,9 +45,9 @@ LAYERS = [
     {"errors", "atomic", "registry", "rng", "_torchvision"},
     {"config_file", "data"},
     {"objectives"},
-    {"models", "explain"},
+    {"models"},
     {"training"},
-    {"privacy"},
+    {"privacy", "explain"},
     {"cluster"},
     {"federation"},
     {"methods"},

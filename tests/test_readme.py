@@ -12,7 +12,7 @@ import pytest
 
 from fedsim import Experiment, Run, load, run
 from fedsim.methods.method import methods
-from fedsim.results.continual import continual
+from fedsim.objectives.continual import continual
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from scipy.stats import ttest_rel
 import fedsim
 from fedsim.config_file import RawConfig
 from fedsim.explain.canvas import class_colours, new_figure, place, save
-from fedsim.results.continual import continual
+from fedsim.objectives.continual import continual
 from fedsim.results.summary import of_run
 from fedsim.sweep.grid import GridFolder
 

@@ -33,11 +33,11 @@ from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import Sourced
-from fedsim.explain.shared_images import ShowsShared
 from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
 from fedsim.methods import Method, State
+from fedsim.methods.sharing import ShowsShared
 from fedsim.models import Rules
 from fedsim.prepare import prepare
 from fedsim.records import new_ledger, result_hash

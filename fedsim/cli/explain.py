@@ -69,7 +69,10 @@ def explain_command(
         raise BadInput("--row, --input and --text are three ways to say what is to be explained")
     chosen = None
     if explainer is None and not round and not ways and npy is None:
-        chosen = method.overview(not run.tasks.empty)
+        partition = run.experiment.partition.overview
+        chosen = method.overview() or (
+            explainers.parse({"name": partition}) if partition else None
+        )
         if chosen is not None and client and not chosen.takes_clients:
             chosen = None
     chosen = chosen or _find(run, explainer)
@@ -115,7 +118,10 @@ def _find(run: Run, name: str | None) -> Explainer:
     Raises:
         BadInput: there is none of that name.
     """
-    usual = run.experiment.method.explainer() or run.experiment.model.explainer()
+    experiment = run.experiment
+    usual: Explainer = experiment.method.explainer() or explainers.parse(
+        {"name": experiment.model.explainer}
+    )
     if name in (None, usual.name):
         return usual
     assert name is not None

@@ -20,7 +20,7 @@ from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.launch import resume, run
-from fedsim.results.continual import continual
+from fedsim.objectives.continual import continual
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.run import Run
 from fedsim.results.summary import digits, in_words, score_of, scores_of

@@ -177,6 +177,7 @@ class Partition(Config):
     """
 
     kind: str
+    overview: ClassVar[str | None] = None
     test_fraction: float = Field(0.0, ge=0, lt=1)
     labelled_fraction: float = Field(1.0, gt=0, le=1)
     server_fraction: float = Field(0.0, ge=0, lt=1)

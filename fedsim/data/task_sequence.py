@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
@@ -39,6 +39,7 @@ class TaskPartition(Partition):
         validation_fraction: share of each task's training examples.
     """
 
+    overview: ClassVar[str | None] = "tasks"
     validation_fraction: float = Field(0.125, ge=0, lt=1)
 
     @model_validator(mode="after")

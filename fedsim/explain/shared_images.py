@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +16,11 @@ from fedsim.explain.explainer import (
     ExplainedModel,
     Explainer,
     Explanation,
-    SharedItems,
     explainers,
 )
 from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.words import MOST_ROWS, columns
-
-if TYPE_CHECKING:
-    from fedsim.federation import Federation
-
-
-@runtime_checkable
-class ShowsShared(Protocol):
-    """A method that can say after a run what its clients shared."""
-
-    def shared_items(self, fed: Federation, state: Any, clients: Sequence[int]) -> SharedItems:
-        """What these clients shared, once more.
-
-        Rows of explanations.parquet (`client`, `class`, `images`) say how much everyone shared.
-
-        Raises:
-            BadInput: nothing was shared.
-        """
 
 
 @explainers.register

@@ -22,7 +22,7 @@ from fedsim.explain.explainer import (
 )
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.words import MOST_ROWS, columns, short
-from fedsim.results.continual import continual
+from fedsim.objectives.continual import continual
 
 SIDE = 0.32  # inches, of a cell
 MOST_DRAWN = 12  # clients whose curves are drawn

@@ -131,7 +131,7 @@ class FedXDS(Method[FedXDSState]):
     def explainer(self) -> Explainer | None:
         return self.attribution
 
-    def overview(self, tasks_in_turn: bool) -> Explainer | None:
+    def overview(self) -> Explainer | None:
         return SharedImagesExplainer()
 
     @property

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError, RunError
 from fedsim.explain import Explainer
-from fedsim.explain.tasks import TasksExplainer
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns, Problem, check_fit
 from fedsim.models import Rules
@@ -100,10 +99,7 @@ class Method(Config, ABC, Generic[S]):
         return fed.model.named_arrays(state.weights)
 
     def explainer(self) -> Explainer | None:
-        """What explains a model of a run, if nobody says what; by default what its kind asks for.
-
-        See `Model.explainer`.
-        """
+        """What explains a model of a run, if nobody says what; by default what the model says."""
         return None
 
     def explained_clients(self, clients: pd.DataFrame) -> list[int]:
@@ -114,13 +110,9 @@ class Method(Config, ABC, Generic[S]):
         """
         return []
 
-    def overview(self, tasks_in_turn: bool) -> Explainer | None:
-        """What there is to see of a run as a whole; none: a model is explained.
-
-        Args:
-            tasks_in_turn: whether clients have learnt tasks one after another.
-        """
-        return TasksExplainer() if tasks_in_turn else None
+    def overview(self) -> Explainer | None:
+        """What shows a run as a whole; None for what the partition says, if anything."""
+        return None
 
     def check(self, train: Train) -> None:
         """Refuse training settings that the method cannot work with.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, model_validator
@@ -15,9 +15,6 @@ from fedsim.data import Dataset, DataSpec
 from fedsim.errors import ExperimentError
 from fedsim.objectives import Objective, default_objective
 from fedsim.registry import Config, Registry, import_object, nearest
-
-if TYPE_CHECKING:
-    from fedsim.explain import Explainer
 
 
 class Classifier(nn.Module):
@@ -58,18 +55,14 @@ class Model(Config):
         kind: what methods must be able to learn; see `fedsim.methods.Learns`.
         builds_network: whether there are weights to train.
         inputs: what it takes, `numbers` or `documents`.
+        explainer: the name of what explains it, if neither a person nor the method says what.
     """
 
     name: str
     kind: ClassVar[str] = "network"
     builds_network: ClassVar[bool] = True
     inputs: ClassVar[str] = "numbers"
-
-    def explainer(self) -> Explainer:
-        """What explains it, if neither a person nor the method says what."""
-        from fedsim.explain.attribution import IntegratedGradients  # explainers know models
-
-        return IntegratedGradients()
+    explainer: ClassVar[str] = "integrated_gradients"
 
     def objective(self, data: Dataset) -> Objective:
         """What it learns from data, unless the experiment says otherwise."""
@@ -121,11 +114,7 @@ class TextModel(Model):
     """A network that reads documents: inputs are token ids, rows of a table of word vectors."""
 
     inputs: ClassVar[str] = "documents"
-
-    def explainer(self) -> Explainer:
-        from fedsim.explain.attribution import Occlusion
-
-        return Occlusion()
+    explainer: ClassVar[str] = "occlusion"
 
 
 class UserModel(Model):

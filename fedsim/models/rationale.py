@@ -7,7 +7,7 @@ which FedRNL (ECML-PKDD 2025) builds upon.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,9 +18,6 @@ from fedsim.data import Dataset
 from fedsim.models.model import Classifier, TextModel, models
 from fedsim.models.text import Reader
 from fedsim.objectives import Objective, Rationales
-
-if TYPE_CHECKING:
-    from fedsim.explain import Explainer
 
 PADDED = -1e6  # what the predictor's maximum over a document takes padding for
 TINY = 1e-12  # below a norm's root, whose gradient is no number where encoders are equal
@@ -161,6 +158,7 @@ class RationaleModel(TextModel):
     """
 
     name: str = "rationale"
+    explainer: ClassVar[str] = "rationale"
     hidden: int = Field(100, ge=1)
     dropout: float = Field(0.2, ge=0, lt=1)
     shared: bool = False
@@ -169,11 +167,6 @@ class RationaleModel(TextModel):
     continuity: float = Field(10.0, ge=0)
     weight: float = Field(0.9, gt=0)
     evaluate: Literal["argmax", "sampled"] = "argmax"
-
-    def explainer(self) -> Explainer:
-        from fedsim.explain.rationales import RationaleExplainer  # explainers know models
-
-        return RationaleExplainer()
 
     def objective(self, data: Dataset) -> Objective:
         return Rationales()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from torch import nn
 from fedsim.data import DataSpec
 from fedsim.errors import DataError
 from fedsim.models.model import Model
-
-if TYPE_CHECKING:
-    from fedsim.explain import Explainer
 
 Array = NDArray[np.float64]
 ROUNDING = 1e-12  # relative errors of this size are no errors of a rule
@@ -88,6 +85,7 @@ class RuleModel(Model, ABC):
 
     kind: ClassVar[str] = "rule model"
     builds_network: ClassVar[bool] = False
+    explainer: ClassVar[str] = "rules"
 
     @abstractmethod
     def train(self, x: Array, y: Array, rng: np.random.Generator) -> Rules:
@@ -121,11 +119,6 @@ class RuleModel(Model, ABC):
         Args:
             names: of the F features.
         """
-
-    def explainer(self) -> Explainer:
-        from fedsim.explain.rules import RulesExplainer  # explainers know models
-
-        return RulesExplainer()
 
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
         """A network without weights: there is none."""

@@ -126,7 +126,7 @@ def test_rows_of_runs_as_a_whole(finish: Finish) -> None:
 
 
 def test_who_says_which_is_usual() -> None:
-    usual = {name: models.parse({"name": name}).explainer().name for name, _ in models.items()}
+    usual = {name: model.explainer for name, model in models.items()}
     assert (usual["mlp"], usual["text_cnn"]) == ("integrated_gradients", "occlusion")
     assert (usual["tsk"], usual["rationale"]) == ("rules", "rationale")
     method: Any = methods.parse({"name": "xpfl", "xfed": {"images": 50, "perplexity": 5}})

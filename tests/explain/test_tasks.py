@@ -13,7 +13,7 @@ import pytest
 from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.explain.tasks import transfer_table
-from fedsim.results.continual import continual
+from fedsim.objectives.continual import continual
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 

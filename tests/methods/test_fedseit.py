@@ -23,8 +23,8 @@ from fedsim.methods.fedseit import FedSeIT
 from fedsim.methods.fedweit import Compat, Documents, FedWeIT, FedWeITState, dense, sparse
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
+from fedsim.objectives.continual import continual
 from fedsim.prepare import prepare
-from fedsim.results.continual import continual
 from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import FlatModel
 

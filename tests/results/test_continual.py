@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim import Run
-from fedsim.results.continual import Continual, continual
+from fedsim.objectives.continual import Continual, continual
 
 # client -> round -> (task under way, accuracy of each task)
 Rounds = dict[int, dict[int, tuple[int, list[float]]]]
