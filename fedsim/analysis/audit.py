@@ -18,9 +18,8 @@ from fedsim.analysis.replay import replay
 from fedsim.data.partition import Indices
 from fedsim.errors import RunFolderError
 from fedsim.federation import Examples
-from fedsim.methods.fedfed import FedFed, FedFedState
-from fedsim.methods.fedxds import FedXDS, FedXDSState
 from fedsim.methods.pixels import pixel_range, to_pixels
+from fedsim.methods.sharing import SharesImages
 from fedsim.objectives import Classification
 from fedsim.privacy.inversion import (
     Fidelity,
@@ -95,8 +94,15 @@ class PrivacyAudit:
 
     @property
     def shares_images(self) -> bool:
-        """Whether the method shares images that can be inverted."""
-        return isinstance(self.state, FedFedState | FedXDSState) and len(self.state.labels) > 0
+        """Whether the run has shared images that can be inverted."""
+        return self._sharing is not None
+
+    @property
+    def _sharing(self) -> SharesImages | None:
+        method = self.experiment.method
+        if isinstance(method, SharesImages) and method.has_shared(self.state):
+            return method
+        return None
 
     def infer_membership(self, shadows: int = 0) -> dict[str, Outcome]:
         """Tell clients' training examples from test examples by the final global model.
@@ -141,19 +147,20 @@ class PrivacyAudit:
 
         The attacker knows the mechanism and the models that it uses (the global one, where each
         client attributes by its own), and has images of the same kind (of the central test set),
-        with labels, to train its denoiser on. Of FedFed it takes both items of an image together.
+        with labels, to train its denoiser on.
 
         Raises:
             RunFolderError: the run shared no images.
         """
-        if not self.shares_images:
+        sharing = self._sharing
+        if sharing is None:
             raise RunFolderError(f"{self._path}: shares no images to invert")
         rng = keyed_rng(self.experiment.seed, "attack/inversion")
-        originals, items, y = self._shared_pairs(rng)
+        originals, items, y = self._shared_pairs(sharing, rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
         own = self._test_examples(rng.choice(len(self._dataset.test_y), many, replace=False))
         denoiser = train_denoiser(
-            torch.cat([self._shared(own, f"draw {k}") for k in range(DRAWS)]),
+            torch.cat([self._shared(sharing, own, f"draw {k}") for k in range(DRAWS)]),
             torch.cat([self._pixels(own.x)] * DRAWS),
             epochs=EPOCHS,
             seed=self.experiment.seed,
@@ -163,32 +170,18 @@ class PrivacyAudit:
         shared, reconstructed = fidelity(originals, items), fidelity(originals, found)
         return Inversion(originals, items, found, labels, shared, reconstructed)
 
-    def _shared_pairs(self, rng: np.random.Generator) -> tuple[Tensor, Tensor, list[int]]:
+    def _shared_pairs(
+        self, sharing: SharesImages, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor, list[int]]:
         """Clients' images, what they shared of them, both in pixels, and their labels."""
-        method, state = self.experiment.method, self.state
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for k in rng.permutation(self.fed.num_clients).tolist():
             if sum(len(y) for *_, y in parts) >= VICTIMS:
                 break
-            if isinstance(method, FedXDS) and isinstance(state, FedXDSState):
-                sent = method.share_again(self.fed, state, [k])[k]
-                x, items, y = (self.fed.tensor(sent[n]) for n in ("x", "shared", "labels"))
-            else:
-                x, items, y = self._of_fedfed(k)
-            parts.append((x, items, y.long()))
+            parts.append(sharing.shared_pairs(self.fed, self.state, k))
         x, items, y = (torch.cat(part) for part in zip(*parts, strict=True))
         rows = torch.from_numpy(rng.permutation(len(y))[:VICTIMS]).to(x.device)
         return x[rows].clamp(0, 1), items[rows], y[rows].tolist()
-
-    def _of_fedfed(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What client k holds, and its part of FedFed's pool, which is in the clients' order."""
-        method, state = self.experiment.method, self.state
-        assert isinstance(method, FedFed)
-        assert isinstance(state, FedFedState)
-        rows = slice(*self._holdings.train.offsets[k : k + 2])
-        held = self._training_examples(self._holdings.train[k])
-        items = (self.fed.tensor(pool[rows]) for pool in (state.shared1, state.shared2))
-        return self._pixels(held.x), method.combined(*items), held.y
 
     def _training_examples(self, rows: Indices) -> Examples:
         return self.fed.prepare(self._dataset.x[rows], self._dataset.y[rows])
@@ -200,12 +193,7 @@ class PrivacyAudit:
         """Pixels in [0, 1] of the network's inputs."""
         return to_pixels(x, self.fed.tensor(pixel_range(self.fed))).clamp(0, 1)
 
-    def _shared(self, examples: Examples, draw: str) -> Tensor:
+    def _shared(self, sharing: SharesImages, examples: Examples, draw: str) -> Tensor:
         """What would be shared of images, in pixels."""
-        method, state = self.experiment.method, self.state
         rng = keyed_rng(self.experiment.seed, f"attack/{draw}")
-        if isinstance(method, FedXDS) and isinstance(state, FedXDSState):
-            return method.obscured(self.fed, state, examples.x, examples.y, rng)
-        assert isinstance(method, FedFed)
-        assert isinstance(state, FedFedState)
-        return method.obscured(self.fed, state, examples.x, rng)
+        return sharing.obscured(self.fed, self.state, examples.x, examples.y, rng)

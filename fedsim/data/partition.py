@@ -174,6 +174,9 @@ class Partition(Config):
             labelled set).
         train_fraction: share of the training examples that take part at all, stratified and fixed
             by the seed; the rest is left out.
+
+    Attributes:
+        overview: the name of the explainer that shows a run as a whole, if there is one.
     """
 
     kind: str

@@ -334,8 +334,23 @@ class FedFed(Method[FedFedState]):
 
     # -- within --------------------------------------------------------------------------------
 
+    def has_shared(self, state: FedFedState) -> bool:
+        """See `fedsim.methods.sharing`."""
+        return len(state.labels) > 0
+
+    def shared_pairs(
+        self, fed: Federation, state: FedFedState, client: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `fedsim.methods.sharing`; the pool is in the clients' order."""
+        train = fed.splits.train
+        rows, part = train[client], slice(*train.offsets[client : client + 2])
+        held = fed.prepare(fed.data.x[rows], fed.data.y[rows])
+        items = (fed.tensor(pool[part]) for pool in (state.shared1, state.shared2))
+        pixels = to_pixels(held.x, fed.tensor(pixel_range(fed))).clamp(0, 1)
+        return pixels, self.combined(*items), held.y
+
     def obscured(
-        self, fed: Federation, state: FedFedState, x: Tensor, rng: np.random.Generator
+        self, fed: Federation, state: FedFedState, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
         """(n, C, H, W) both shared items of any images, as one with the least noise.
 

@@ -282,6 +282,18 @@ class FedXDS(Method[FedXDSState]):
         )
         return SharedItems(images, fed.num_clients, words)
 
+    def has_shared(self, state: FedXDSState) -> bool:
+        """See `fedsim.methods.sharing`."""
+        return len(state.labels) > 0
+
+    def shared_pairs(
+        self, fed: Federation, state: FedXDSState, client: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `fedsim.methods.sharing`."""
+        sent = self.share_again(fed, state, [client])[client]
+        held, shared, labels = (fed.tensor(sent[n]) for n in ("x", "shared", "labels"))
+        return held, shared, labels.long()
+
     def share_again(
         self, fed: Federation, state: FedXDSState, clients: Sequence[int]
     ) -> dict[int, dict[str, Any]]:
