@@ -49,7 +49,6 @@ from fedsim.experiment import Experiment, to_yaml
 from fedsim.registry import Config, Registry
 from fedsim.results.folder import RunFolder, new_path
 from fedsim.results.run import load
-from fedsim.results.summary import SCORES
 from fedsim.sweep import pareto
 from fedsim.sweep.trials import (
     Trial,
@@ -283,9 +282,8 @@ def read(sheet: RawConfig) -> tuple[Search, list[Trial]]:
             "and search.space has train.rounds; leave out one of them"
         )
     if not experiment.evaluate.clients:
-        of_clients = [f"{which}client_{s.column}" for s in SCORES for which in ("worst_", "")]
-        for name in of_clients:
-            if name in search.objectives:
+        for name in search.objectives:
+            if name.removeprefix("worst_").startswith("client_"):
                 raise ExperimentError(
                     f"{sheet.where(('search', 'objectives', name))}: search.objectives.{name}: "
                     "needs evaluate.clients=true and partition.test_fraction above 0"

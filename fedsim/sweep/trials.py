@@ -263,9 +263,10 @@ def _key(source: Source) -> str:
     return json.dumps(source.model_dump(mode="json"), sort_keys=True)
 
 
-def _evaluated(row: Mapping[Any, Any]) -> bool:
-    """Whether the model was tested in that round (R² alone does not tell: it may be NaN)."""
-    return any(pd.notna(row.get(name)) for name in ("accuracy", "r2", "rmse"))
+def _evaluated(row: Mapping[Any, Any], path: Path) -> bool:
+    """Whether the model was tested in that round of the run at `path`; some metric tells."""
+    metrics = RunFolder.open(path).manifest["metrics"]
+    return any(pd.notna(row.get(metric["column"])) for metric in metrics)
 
 
 def _trial(
@@ -293,7 +294,7 @@ def _trial(
         tune.report({**values, "round": int(row["round"])})
 
     def follow(event: Progress) -> None:
-        if isinstance(event, str) or not _evaluated(event):
+        if isinstance(event, str) or not _evaluated(event, trial.path):
             return
         for name in work.objectives:  # at once, not at the end, if there is no such thing
             value(event, name)
@@ -303,7 +304,7 @@ def _trial(
 
     if work.by_round and begun:  # what Tune was told before is told again
         for row in load(trial.path).rounds.to_dict("records"):
-            if _evaluated(row) and row["round"] < experiment.train.rounds:
+            if _evaluated(row, trial.path) and row["round"] < experiment.train.rounds:
                 report(row)
     (reference,) = data.get(_key(experiment.data)) or [ray.put(experiment.data.load())]
     actors = plans[_needs(experiment.engine)].actors
