@@ -142,6 +142,11 @@ class Federation:
     @property
     def splits(self) -> ClientSplits:
         """Who holds what in this round, as far as a simulation may tell."""
+        self._aggregation.allow("reads who holds which examples")
+        return self._splits
+
+    @property
+    def _splits(self) -> ClientSplits:
         return self._context.splits_at(self.round)
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
@@ -154,13 +159,13 @@ class Federation:
     @property
     def server_data(self) -> Examples:
         """The server's own examples (`partition.server_fraction`)."""
-        return self._context.examples(self.splits.server)
+        return self._context.examples(self._splits.server)
 
     @property
     def labelled_data(self) -> Examples:
         """All clients' labelled examples together, for baselines that no federation could run."""
         self._aggregation.allow("reads the clients' examples")
-        return self._context.examples(np.sort(self.splits.train.values))
+        return self._context.examples(np.sort(self._splits.train.values))
 
     @property
     def test_data(self) -> Examples:
@@ -198,7 +203,7 @@ class Federation:
     def num_unlabelled(self) -> NDArray[np.int64]:
         """(K,) examples of each client whose labels it does not know."""
         self._aggregation.allow("reads how many examples each client holds")
-        return self.splits.unlabelled.lengths
+        return self._splits.unlabelled.lengths
 
     def sample(self, t: int) -> Cohort:
         """The clients that take part in round t, drawn without replacement.
@@ -303,7 +308,7 @@ class Federation:
         _freeze(arguments)
         found = self._engine.run(call, [[shard] for shard in self._shards], arguments, {})
         totals = found.partial.result({}, {})
-        scores, rows = self._context.slices.scores(totals, self.splits.task)
+        scores, rows = self._context.slices.scores(totals, self._splits.task)
         for table, added in rows.items():
             self.record(table, added)
         return scores
@@ -381,7 +386,7 @@ class Federation:
     @property
     def _samples(self) -> NDArray[np.int64]:
         """(K,) labelled training examples that each client holds in this round."""
-        return self.splits.train.lengths
+        return self._splits.train.lengths
 
     def _next_call(
         self, function: str, reduction: Reduction, unit: Literal["clients", "shards"] = "clients"

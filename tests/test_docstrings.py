@@ -1,0 +1,24 @@
+"""Examples in docstrings of what users extend run as they stand."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedsim.federation import client_function
+from fedsim.federation.reduction import Reduction
+from fedsim.federation.wire import to_arrays
+from fedsim.objectives import Metric, Objective
+
+KNOWN = {"np": np, "nn": nn, "Metric": Metric, "to_arrays": to_arrays}
+
+
+@pytest.mark.parametrize("documented", [Objective, Reduction, client_function])
+def test_examples_run(documented: object) -> None:
+    globs = {**KNOWN, documented.__name__: documented}  # type: ignore[attr-defined]
+    (test,) = (t for t in doctest.DocTestFinder(recurse=False).find(documented, globs=globs))
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
