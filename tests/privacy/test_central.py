@@ -138,10 +138,10 @@ def test_nothing_is_kept_or_told_of_who_only_shows_what_would_be_sent() -> None:
     (t, *_) = [t for t in range(1, 31) if len(fed.sample(t)) == 0]
     fed.begin_round(t)
     made.method.round(fed, state, t)
-    record, tables = fed.records({})
-    rows = tables["clients"]
-    assert (record, rows, fed.states()) == ({}, [], {})
-    assert fed.releases == [(0.1, 1)]
+    ledger: dict[str, Any] = {}
+    record, tables = fed.records(ledger)
+    assert (set(record), tables["clients"], fed.states()) == ({"epsilon"}, [], {})
+    assert ledger == {"releases": [[0.1, 1, 1]]}
 
 
 def test_a_tensor_is_a_reference_as_well() -> None:
