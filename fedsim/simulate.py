@@ -35,6 +35,8 @@ from fedsim.federation.checkpoint import Checkpoints, pack
 from fedsim.federation.engine import Engine
 from fedsim.methods import Method, State, methods
 from fedsim.models.rationale import Rationaliser
+from fedsim.objectives.classification import Classification
+from fedsim.objectives.regression import Regression
 from fedsim.privacy.central import Privacy, Release
 from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import check_loggers
@@ -166,7 +168,9 @@ def simulate(
             yield why
         folder.update(clients_per_step=V)
     device = pick_device(experiment.engine)
-    folder.update(server_device=str(device))
+    objective = Classification() if dataset.classes else Regression()
+    metrics = [dataclasses.asdict(metric) for metric in objective.metrics(dataset)]
+    folder.update(server_device=str(device), metrics=metrics)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(folder.path / "weights", experiment.checkpoint.keep)
     tables = {
