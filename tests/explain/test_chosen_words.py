@@ -19,7 +19,8 @@ from fedsim.explain import highlight
 from fedsim.explain.attribution import Occlusion
 from fedsim.explain.highlight import CHOSEN, MARKED, Chosen, draw_rationales
 from fedsim.explain.inputs import Inputs
-from fedsim.results.report import Report
+from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.explanations import explanations
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
@@ -137,7 +138,7 @@ def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say)
     for t in (1, 2):
         for k in (0, 3):
             assert f"client {k}'s model after round {t}, on the test set:" in said
-    ((heading, _, pictures),) = Report([done.path]).explanations()
+    ((heading, _, pictures),) = explanations(Comparison([done.path]))
     assert heading == "fedrnl, seed 0"
     assert {picture.words for picture in pictures} == {
         "rationales 0",
