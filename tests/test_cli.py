@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from fedsim.explain import explainers
 from fedsim.explain.attribution import attributions
 from fedsim.methods import methods
 from fedsim.models import models
+from fedsim.objectives.regression import Regression
+from fedsim.results.folder import RunFolder
 from fedsim.results.summary import summarise, tidy
 from fedsim.sweep.grid import GridFolder
 from fedsim.sweep.trials import write_tables
@@ -95,6 +98,8 @@ def make_regression(path: Path, r2: list[float]) -> None:
     """Write other rounds into a run's folder: those of a regression."""
     rounds = load(path).rounds.drop(columns="accuracy")
     rounds.assign(r2=r2, rmse=2.0, mae=1.5).to_parquet(path / "rounds.parquet")
+    metrics = Regression().metrics(None)  # type: ignore[arg-type]
+    RunFolder.open(path).update(metrics=[asdict(metric) for metric in metrics])
 
 
 def test_a_regression_is_judged_by_r2(
@@ -103,8 +108,10 @@ def test_a_regression_is_judged_by_r2(
     done = finish(train={"rounds": 3})
     make_regression(done.path, [-12345.678, 0.52, 0.5])
     regression = load(done.path)
+    screen = runs._Screen()
+    screen._folder = RunFolder.open(done.path)
     for row in regression.rounds.to_dict("records"):
-        runs._Screen().show({str(key): value for key, value in row.items()})
+        screen.show({str(key): value for key, value in row.items()})
     runs._summary(regression)
     text = capsys.readouterr().out
     assert re.search(r"^round 1/0  R² -12345\.7  [\d.]+ kB sent$", text, re.MULTILINE)
@@ -122,7 +129,9 @@ def test_targets_that_are_all_the_same_have_no_r2(
     make_regression(done.path, [math.nan] * 3)
     regression = load(done.path)
     (*_, last) = regression.rounds.to_dict("records")
-    runs._Screen().show({str(key): value for key, value in last.items()})
+    screen = runs._Screen()
+    screen._folder = RunFolder.open(done.path)
+    screen.show({str(key): value for key, value in last.items()})
     runs._summary(regression)
     text = capsys.readouterr().out
     assert re.search(r"^round 3/0  [\d.]+ kB sent$", text, re.MULTILINE)
@@ -137,10 +146,11 @@ def test_a_grid_of_regressions_is_judged_by_r2(
         done = finish(train={"rounds": 3}, seed=seed)
         make_regression(done.path, [-3e9, 0.3, 0.5 + seed / 10])
         entries.append(({"mu": 1}, seed, load(done.path)))
-    rounds = tidy(entries)
-    facts = {"name": "g", "axes": ["mu"], "baseline": None, "target": 0.4, "cells": []}
+    rows = [{"folder": str(run.path), "status": "finished"} for _, _, run in entries]
+    facts = {"name": "g", "axes": ["mu"], "baseline": None, "target": 0.4, "cells": rows}
     folder = GridFolder.make(tmp_path / "g" / "1", "name: g\n", facts)
-    write_tables(folder.path, {"rounds": rounds, "summary": summarise(rounds, ["mu"], target=0.4)})
+    summary = summarise(entries, ["mu"], target=0.4)
+    write_tables(folder.path, {"rounds": tidy(entries), "summary": summary})
     runs._grid_summary(folder)
     text = capsys.readouterr().out
     assert "R²: mean ± standard deviation over seeds" in text

@@ -41,7 +41,7 @@ def collect(grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFrame]:
     for cell, run in finished(grids):
         clients = run.manifest["clients"]
         row = {**cell, **asdict(continual(run.tasks))}
-        row["megabytes"] = of_run(run.rounds)["total_bytes"] / clients / 1e6
+        row["megabytes"] = of_run(run.rounds, run.primary_metric)["total_bytes"] / clients / 1e6
         for kind in KINDS:  # of one client
             if f"{kind}_bytes" in run.clients:
                 row[kind] = run.clients[f"{kind}_bytes"].sum() / clients / 1e6

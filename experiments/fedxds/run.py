@@ -50,7 +50,7 @@ def row_of(run: fedsim.Run) -> dict[str, Any]:
     late = scores[rounds["round"] > 12].diff().dropna()  # after the pool is shared
     reached = rounds["round"][scores.index[scores >= TARGET]]
     once = sum(rounds[c].sum() for c in ("one_off_up", "one_off_down") if c in rounds)
-    found = of_run(rounds)
+    found = of_run(rounds, run.primary_metric)
     return {
         "accuracy": found["last5"],
         "best": found["best"],

@@ -6,10 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import pandas as pd
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -20,10 +22,11 @@ from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.launch import resume, run
+from fedsim.objectives import Metric
 from fedsim.objectives.continual import continual
 from fedsim.results.folder import Folder, RunFolder
-from fedsim.results.run import Run
-from fedsim.results.summary import digits, in_words, score_of, scores_of
+from fedsim.results.run import Run, load
+from fedsim.results.summary import digits, in_words
 from fedsim.simulate import Progress
 
 if TYPE_CHECKING:  # they take a second to import, and few commands need them
@@ -183,11 +186,15 @@ def _grid_summary(folder: GridFolder) -> None:
             cells.append("" if np.isnan(row["p_value"]) else f"{row['p_value']:.3f}")
         table.add_row(*cells)
     out.print(table)
-    score = in_words(scores_of(folder.table("rounds")))
-    words = f"{score}: mean ± standard deviation over seeds"
+    done = [row["folder"] for row in folder.manifest["cells"] if row["status"] == "finished"]
+    metrics = list(dict.fromkeys(load(folder.path / run).primary_metric for run in done))
+    words = f"{in_words(metrics)}: mean ± standard deviation over seeds"
     if tested:
         against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
-        words += f"; p: one-tailed Welch test, mean of last 5 above that of {against}"
+        better = " or ".join(
+            dict.fromkeys({"max": "above", "min": "below"}[m.best] for m in metrics)
+        )
+        words += f"; p: one-tailed Welch test, mean of last 5 {better} that of {against}"
     out.print(words, markup=False)
     out.print(f"grid folder: {short(folder.path)}", markup=False)
 
@@ -285,9 +292,15 @@ class _Screen:
         else:
             out.print(f"round {self._latest}/{self._rounds}  {line}", markup=False)
 
+    @cached_property
+    def _metric(self) -> Metric:
+        assert self._folder is not None
+        # Loaded anew, because the driver has written its part of the manifest.
+        return load(self._folder.path).primary_metric
+
     def _line(self, row: dict[str, Any]) -> str:
-        score = score_of(row)
-        parts = [] if score is None else [f"{score.words} {digits(row[score.column])}"]
+        score = row.get(self._metric.column)
+        parts = [] if pd.isna(score) else [f"{self._metric.label} {digits(score)}"]
         traffic = row["total_bytes_up"] + row["total_bytes_down"]
         parts.append(f"{size(traffic)} sent")
         if self._latest > self._first:
@@ -317,17 +330,17 @@ def _summary(done: Run) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")  # a path that is cut off opens nothing
-    score = score_of(rounds)
-    if score is not None:
-        scores = rounds[score.column].dropna()
-        best = int(scores.argmax())
-        table.add_row(f"{score.words}, last round", digits(scores.iloc[-1]))
-        table.add_row(f"{score.words}, mean of last 5", digits(scores.iloc[-5:].mean()))
+    metric = done.primary_metric
+    scores = rounds.get(metric.column, pd.Series(dtype=float)).dropna()
+    if len(scores):
+        best = int(scores.argmax() if metric.best == "max" else scores.argmin())
+        table.add_row(f"{metric.label}, last round", digits(scores.iloc[-1]))
+        table.add_row(f"{metric.label}, mean of last 5", digits(scores.iloc[-5:].mean()))
         table.add_row(
-            f"{score.words}, best",
+            f"{metric.label}, best",
             f"{digits(scores.iloc[best])} (round {rounds.loc[scores.index[best], 'round']})",
         )
-    if not done.tasks.empty:
+    if "accuracy" in done.tasks:
         found = continual(done.tasks)
         table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")
     last = rounds.iloc[-1]

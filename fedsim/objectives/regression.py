@@ -39,8 +39,8 @@ class Regression(Objective):
         return (
             Metric("r2", "R²", primary=True, sliced=True),
             Metric("loss", "loss", best="min"),
-            Metric("rmse", "root mean squared error (RMSE)", best="min"),
-            Metric("mae", "mean absolute error (MAE)", best="min"),
+            Metric("rmse", "error, root mean square (RMSE)", best="min"),
+            Metric("mae", "error, mean absolute (MAE)", best="min"),
         )
 
     def loss(

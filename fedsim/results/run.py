@@ -12,11 +12,25 @@ from safetensors import SafetensorError, safe_open
 
 from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
+from fedsim.objectives import Metric
 from fedsim.results.folder import RunFolder
 from fedsim.results.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Of runs from before manifests named their metrics: those of a regression if R² is on record, and
+# otherwise those of a classification.
+_OF_REGRESSION = (
+    Metric("r2", "R²", primary=True),
+    Metric("loss", "loss", best="min"),
+    Metric("rmse", "error, root mean square (RMSE)", best="min"),
+    Metric("mae", "error, mean absolute (MAE)", best="min"),
+)
+_OF_CLASSIFICATION = (
+    Metric("accuracy", "accuracy", primary=True),
+    Metric("loss", "loss", best="min"),
+)
 
 
 class Run:
@@ -36,6 +50,19 @@ class Run:
     def experiment(self) -> Experiment:
         """As it was run; needs the modules of the user's own components, if it names any."""
         return self._folder.experiment
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The scores of its objective that are shown, as the manifest names them."""
+        found = self.manifest.get("metrics")
+        if found is None:
+            return _OF_REGRESSION if "r2" in self.rounds else _OF_CLASSIFICATION
+        return tuple(Metric(**metric) for metric in found)
+
+    @property
+    def primary_metric(self) -> Metric:
+        """The one that models are compared by."""
+        return next(metric for metric in self.metrics if metric.primary)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:

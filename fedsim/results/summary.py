@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from scipy.stats import ttest_ind
 
+from fedsim.objectives import Metric
 from fedsim.results.run import Run
 
 LAST = 5  # rounds that «mean of the last five» is the mean of
 
 
-@dataclass(frozen=True)
-class Score:
-    """The number that models are judged by first: the higher the better, and at most 1.
-
-    Attributes:
-        column: of the table of rounds.
-        words: what a person calls it.
-    """
-
-    column: str
-    words: str
+def in_words(metrics: Sequence[Metric]) -> str:
+    """What a person calls them."""
+    return " or ".join(metric.label for metric in metrics) or "score"
 
 
-# Of a classification, of a regression. R² = 1 - Σ(y - ŷ)² / Σ(y - ȳ)² has no lower bound, and is
-# NaN where all targets are the same.
-SCORES = (Score("accuracy", "accuracy"), Score("r2", "R²"))
-
-
-def scores_of(rounds: pd.DataFrame | Mapping[str, Any]) -> list[Score]:
-    """The scores on record in a table of rounds, or in the row of one; a run has one at most."""
-    return [s for s in SCORES if s.column in rounds and not np.all(pd.isna(rounds[s.column]))]
-
-
-def score_of(rounds: pd.DataFrame | Mapping[str, Any]) -> Score | None:
-    """The score on record in a run's table of rounds, or in the row of one, if there is any."""
-    return next(iter(scores_of(rounds)), None)
-
-
-def in_words(scores: Sequence[Score]) -> str:
-    """What a person calls them; accuracy, as long as none is on record."""
-    return " or ".join(score.words for score in scores or SCORES[:1])
+def sign(metric: Metric) -> int:
+    """1 if much is good, -1 if little is: of scores times it the greatest is the best."""
+    return 1 if metric.best == "max" else -1
 
 
 def digits(score: float) -> str:
@@ -76,11 +53,12 @@ def tidy(
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def of_run(rounds: pd.DataFrame, target: float | None = None) -> dict[str, float]:
+def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) -> dict[str, float]:
     """The figures of one run that papers report.
 
     Args:
         rounds: a row for each round; rounds without evaluation have no score.
+        metric: what is reported.
         target: a score to be reached.
 
     Returns:
@@ -89,24 +67,24 @@ def of_run(rounds: pd.DataFrame, target: float | None = None) -> dict[str, float
         sent by the end of the first round that reached it, NaN if none did.
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]
-    score = score_of(rounds)
-    scores = pd.Series(dtype=float) if score is None else rounds[score.column].dropna()
+    known = metric.column in rounds
+    scores = rounds[metric.column].dropna() if known else pd.Series(dtype=float)
     found = dict.fromkeys(("last", "best", "last5"), np.nan)
     if len(scores):
         found = {
             "last": float(scores.iloc[-1]),
-            "best": float(scores.max()),
+            "best": float(scores.max() if metric.best == "max" else scores.min()),
             "last5": float(scores.iloc[-LAST:].mean()),
         }
     found["total_bytes"] = float(sent.iloc[-1])
     if target is not None:
-        reached = scores.index[scores >= target]
+        reached = scores.index[scores >= target if metric.best == "max" else scores <= target]
         found["bytes_to_target"] = float(sent.loc[reached[0]]) if len(reached) else np.nan
     return found
 
 
 def summarise(
-    rounds: pd.DataFrame,
+    runs: Sequence[tuple[Mapping[str, Any], int, Run]],
     axes: Sequence[str],
     baseline: Mapping[str, Any] | None = None,
     target: float | None = None,
@@ -114,8 +92,9 @@ def summarise(
     """A row for each cell of a grid: mean and standard deviation over its seeds.
 
     Args:
-        rounds: as `tidy` makes them.
-        axes: the columns that say which cell a row belongs to.
+        runs: as `tidy` takes them. Each is reported by its primary metric; those without a round
+            are left out.
+        axes: what cells have values of.
         baseline: the values of some axes. Each cell is compared with the cell that has these
             values and is otherwise equal to it.
         target: a score, for `bytes_to_target`.
@@ -124,31 +103,35 @@ def summarise(
         The axes' columns, `seeds` (how many), `<figure>_mean` and `<figure>_std` for the figures
         of `of_run` (standard deviations of samples, ddof 1; NaN for a single seed); with a target
         `reached`, how many seeds reached it (the mean of bytes is over these); with a baseline
-        `p_value` of the one-tailed Welch t-test that the mean of the last five rounds is greater
+        `p_value` of the one-tailed Welch t-test that the mean of the last five rounds is better
         than the baseline's.
     """
-    if rounds.empty:
-        return pd.DataFrame()
-    by_run = pd.DataFrame(
-        [
-            {**_cell(axes, key), "seed": key[-1], **of_run(rows, target)}
-            for key, rows in rounds.groupby([*axes, "seed"], sort=False)
-        ]
-    )
-    groups = by_run.groupby(list(axes), sort=False) if axes else [((), by_run)]
-    cells = [(_cell(axes, key), runs) for key, runs in groups]
+    by_cell: dict[tuple[Any, ...], list[Run]] = {}
+    for cell, _, run in runs:
+        if len(run.rounds):
+            by_cell.setdefault(tuple(cell[axis] for axis in axes), []).append(run)
+    metrics = {key: of_cell[0].primary_metric for key, of_cell in by_cell.items()}
+    by_run = {
+        key: pd.DataFrame([of_run(run.rounds, metrics[key], target) for run in of_cell])
+        for key, of_cell in by_cell.items()
+    }
     table = []
-    for cell, runs in cells:
-        row: dict[str, Any] = {**cell, "seeds": len(runs)}
-        for figure in [c for c in by_run if c not in (*axes, "seed")]:
-            row[f"{figure}_mean"] = runs[figure].mean()
-            row[f"{figure}_std"] = runs[figure].std(ddof=1)
+    for key, figures in by_run.items():
+        cell = dict(zip(axes, key, strict=True))
+        row: dict[str, Any] = {**cell, "seeds": len(figures)}
+        for figure, values in figures.items():
+            row[f"{figure}_mean"] = values.mean()
+            row[f"{figure}_std"] = values.std(ddof=1)
         if target is not None:
-            row["reached"] = int(runs["bytes_to_target"].notna().sum())
+            row["reached"] = int(figures["bytes_to_target"].notna().sum())
         if baseline is not None:
-            others = {**cell, **baseline}
-            against = next((r for c, r in cells if c == others and c != cell), None)
-            row["p_value"] = np.nan if against is None else _welch(runs["last5"], against["last5"])
+            other = tuple({**cell, **baseline}[axis] for axis in axes)
+            tested = other != key and metrics.get(other) == metrics[key]
+            row["p_value"] = (
+                _welch(figures["last5"], by_run[other]["last5"], metrics[key])
+                if tested
+                else np.nan
+            )
         table.append(row)
     return pd.DataFrame(table)
 
@@ -161,15 +144,12 @@ def cell_label(cell: Mapping[str, Any]) -> str:
     )
 
 
-def _cell(axes: Sequence[str], key: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(axes, key, strict=False))
-
-
-def _welch(runs: pd.Series[float], against: pd.Series[float]) -> float:
-    """P-value of «the mean of these runs is not greater than that of the others»."""
+def _welch(runs: pd.Series[float], against: pd.Series[float], metric: Metric) -> float:
+    """P-value of «the mean of these runs is not better than that of the others»."""
     if min(len(runs), len(against)) < 2:
         return float("nan")  # no variance to be had of one run
+    better = "greater" if metric.best == "max" else "less"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal seeds cost it precision
-        test = ttest_ind(runs, against, equal_var=False, alternative="greater")
+        test = ttest_ind(runs, against, equal_var=False, alternative=better)
     return float(test.pvalue)

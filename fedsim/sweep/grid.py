@@ -327,7 +327,7 @@ def _conclude(
         about = {"cell": cell.values, "seed": cell.seed, "folder": cell.folder}
         known.append({**about, "status": status, "error": error})
     rounds = tidy(done)
-    table = summarise(rounds, list(grid.axes), grid.shown_baseline(), grid.target)
+    table = summarise(done, list(grid.axes), grid.shown_baseline(), grid.target)
     write_tables(folder.path, {"rounds": rounds, "summary": table})
     states = {about["status"] for about in known}
     left = "interrupted" if "missing" in states else "failed" if "failed" in states else "finished"

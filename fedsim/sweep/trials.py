@@ -35,7 +35,7 @@ from fedsim.prepare import prepare
 from fedsim.results.folder import Folder, RunFolder, alone
 from fedsim.results.loggers import environment
 from fedsim.results.run import load
-from fedsim.results.summary import digits, score_of
+from fedsim.results.summary import digits
 from fedsim.simulate import Progress
 from fedsim.sweep.preflight import Plan, Watchdog, cluster, placement, plan_trials
 
@@ -370,12 +370,12 @@ class _Teller(tune.Callback):  # type: ignore[misc]
     def _completed(self, trial: Trial, tunes: Any) -> str:
         folder = RunFolder.open(trial.path)
         if folder.manifest["status"] == "finished":
-            rounds = load(trial.path).rounds
+            run = load(trial.path)
+            rounds = run.rounds
             after = f"after round {rounds['round'].iloc[-1]}"
-            score = score_of(rounds)
-            if score is None:
-                return after
-            return f"{score.words} {digits(rounds[score.column].dropna().iloc[-1])} {after}"
+            metric = run.primary_metric
+            scores = rounds.get(metric.column, pd.Series(dtype=float)).dropna()
+            return f"{metric.label} {digits(scores.iloc[-1])} {after}" if len(scores) else after
         # What the scheduler went by; the run itself has only what its last checkpoint has.
         last = {name: tunes.last_result[name] for name in (*self.work.objectives, "round")}
         folder.update(status="stopped", last=last)

@@ -14,7 +14,9 @@ from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.rules import RuleBase, RulesExplainer
 from fedsim.models.tsk import FILES, Tsk, read_published
-from fedsim.results.report import Report
+from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.curves import curves
+from fedsim.results.report.explanations import explanations
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +103,7 @@ def test_crisp_rules(say: Say) -> None:
 def test_the_report_shows_them(say: Say) -> None:
     done = learn()
     say("explain", str(done.path))
-    ((heading, table, pictures),) = Report([done.path]).explanations()
+    ((heading, table, pictures),) = explanations(Comparison([done.path]))
     assert heading == "openfl_xai, seed 0"
     assert table is not None
     assert table.caption.startswith("Rules, after the last round")
@@ -109,7 +111,7 @@ def test_the_report_shows_them(say: Say) -> None:
         str(number) for number in done.explanations["rule"].head(8)
     ]
     assert [picture.words for picture in pictures] == ["activations", "partitions", "rules"]
-    assert Report([done.path]).curves() == []  # a single round
+    assert curves(Comparison([done.path])) == []  # a single round
     code, _, _ = say("report", str(done.path))
     assert code == 0
     assert "IF bond is" in (done.path / "report.html").read_text()

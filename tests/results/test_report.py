@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import re
@@ -10,6 +11,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,18 @@ from matplotlib.figure import Figure
 
 from experiments import small_experiment
 from fedsim import Run, cli, run
-from fedsim.results.figures import Line, draw_clients, draw_lines
+from fedsim.objectives.regression import Regression
 from fedsim.results.report import Report
+from fedsim.results.report.clients import ClientScores
+from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.curves import curves, legend, traffic
+from fedsim.results.report.figures import Line, draw_clients, draw_lines
+from fedsim.results.report.results import finding, missing, results
 from fedsim.results.summary import summarise
 
 PROX = '<b onclick="alert(1)">prox & co</b>'  # a named variant of somebody who means no good
+# The metrics of a regression; they depend on no data.
+REGRESSION = Regression().metrics(None)  # type: ignore[arg-type]
 Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
 
 
@@ -346,14 +355,14 @@ def test_what_comes_from_files_is_escaped(page: Path) -> None:
 
 def test_the_table_is_the_summary(grid: Path, runs: Mapping[tuple[str, float, int], Run]) -> None:
     report = Report([grid])
-    tables = []
+    entries = []
     for (method, alpha, seed), done in runs.items():
         keys = {"method": PROX if method == "fedprox" else method, "partition.alpha": alpha}
-        tables.append(done.rounds.assign(**keys, seed=seed))
+        entries.append((keys, seed, done))
     axes = ["method", "partition.alpha"]
-    expected = summarise(pd.concat(tables), axes, {"method": "fedavg"}, 0.3)
-    pd.testing.assert_frame_equal(report.summary, expected)
-    row = [datum.text for datum in report.results().rows[2]]
+    expected = summarise(entries, axes, {"method": "fedavg"}, 0.3)
+    pd.testing.assert_frame_equal(report.compared.summary, expected)
+    row = [datum.text for datum in results(report.compared).rows[2]]
     values = expected.iloc[2]
     assert row[:3] == [PROX, "0.3", f"{values.last5_mean:.4f} ± {values.last5_std:.4f}"]
     assert row[3] == f"{values.p_value:.3f}"
@@ -374,7 +383,7 @@ def test_the_worst_client_is_named(grid: Path, runs: Mapping[tuple[str, float, i
         clients = runs["fedavg", 0.3, seed].clients
         last.append(clients[clients["round"] == 6].assign(seed=seed))
     worst = pd.concat(last).sort_values("test_accuracy", kind="stable").iloc[0]
-    table = Report([grid]).client_table()
+    table = ClientScores(Comparison([grid])).table()
     assert table.columns[4].title == "10 % quantile"
     row = [datum.text for datum in table.rows[0]]
     assert row[2] == "12"
@@ -386,8 +395,8 @@ def test_runs_that_differ_in_seed_alone_are_one_cell(
     runs: Mapping[tuple[str, float, int], Run],
 ) -> None:
     report = Report([done.path for done in runs.values()])
-    assert report.axes == ["method", "partition.alpha"]
-    assert [(cell.label, len(cell.entries)) for cell in report.cells] == [
+    assert report.compared.axes == ["method", "partition.alpha"]
+    assert [(cell.label, len(cell.entries)) for cell in report.compared.cells] == [
         ("fedavg, partition.alpha=0.3", 2),
         ("fedavg, partition.alpha=10.0", 2),
         ("fedprox, partition.alpha=0.3", 2),
@@ -401,10 +410,10 @@ def test_a_setting_that_only_some_methods_have(tmp_path: Path) -> None:
         run(small_experiment(method=method, train={"rounds": 1}), tmp_path).path
         for method in methods
     ]
-    labels = [cell.label for cell in Report(paths).cells]
+    labels = [cell.label for cell in Comparison(paths).cells]
     assert labels == ["fedavg", "fedprox, method.mu=0.1", "fedprox, method.mu=1.0"]
-    assert [row[1].text for row in Report(paths).results().rows] == ["–", "0.1", "1.0"]
-    assert [cell.label for cell in Report(paths[:2]).cells] == ["fedavg", "fedprox"]
+    assert [row[1].text for row in results(Comparison(paths)).rows] == ["–", "0.1", "1.0"]
+    assert [cell.label for cell in Comparison(paths[:2]).cells] == ["fedavg", "fedprox"]
 
 
 def test_runs_alike_in_all_but_their_names(tmp_path: Path) -> None:
@@ -412,11 +421,11 @@ def test_runs_alike_in_all_but_their_names(tmp_path: Path) -> None:
         run(small_experiment(name=name, train={"rounds": 1}), tmp_path)
         for name in ("before", "after")
     )
-    assert [cell.label for cell in Report([one.path, other.path]).cells] == [
+    assert [cell.label for cell in Comparison([one.path, other.path]).cells] == [
         "fedavg, name=before",
         "fedavg, name=after",
     ]
-    assert len(Report([one.path, one.path]).cells[0].entries) == 1
+    assert len(Comparison([one.path, one.path]).cells[0].entries) == 1
 
 
 def test_copies_of_a_run_count_once(
@@ -425,15 +434,15 @@ def test_copies_of_a_run_count_once(
     one = runs["fedavg", 10, 0].path
     copy = shutil.copytree(one, tmp_path / "fetched" / one.parent.name / one.name)
     (tmp_path / "link").symlink_to(one)
-    assert len(Report([one, copy, tmp_path / "link"]).entries) == 1
+    assert len(Comparison([one, copy, tmp_path / "link"]).entries) == 1
     again = shutil.copytree(grid, tmp_path / "fetched" / "skew" / "1")
-    both = Report([grid, again])
-    pd.testing.assert_frame_equal(both.summary, Report([grid]).summary)
-    assert len(both.missing().rows) == 1
+    both = Comparison([grid, again])
+    pd.testing.assert_frame_equal(both.summary, Comparison([grid]).summary)
+    assert len(missing(both).rows) == 1
     # Another result of the same experiment is another run.
     change_manifest(copy, result_hash="0123456789abcdef")
     told = f"{one.parent.parent.name}/small/{one.name}", f"fetched/small/{one.name}"
-    labels = [cell.label for cell in Report([one, copy]).cells]
+    labels = [cell.label for cell in Comparison([one, copy]).cells]
     assert labels == [f"fedavg, folder={folder}" for folder in told]
 
 
@@ -449,14 +458,14 @@ def test_grids_of_other_bases_are_not_pooled(
         for alpha, seed in ((0.3, 0), (10, 1))
     ]
     report = Report(folders)
-    assert report.axes == ["lr", "partition.alpha"]
-    assert [(cell.label, len(cell.entries)) for cell in report.cells] == [
+    assert report.compared.axes == ["lr", "partition.alpha"]
+    assert [(cell.label, len(cell.entries)) for cell in report.compared.cells] == [
         ("lr=1, partition.alpha=0.3", 1),
         ("lr=2, partition.alpha=0.3", 1),
         ("lr=1, partition.alpha=10.0", 1),
         ("lr=2, partition.alpha=10.0", 1),
     ]
-    assert report.summary["seeds"].tolist() == [1, 1]
+    assert report.compared.summary["seeds"].tolist() == [1, 1]
 
 
 def test_where_logs_and_data_are_makes_no_other_cell(
@@ -474,7 +483,7 @@ def test_where_logs_and_data_are_makes_no_other_cell(
         text = yaml.safe_dump(content)
         (folder / "experiment.yaml").write_text(text)
         change_manifest(folder, experiment_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
-    assert [(c.label, len(c.entries)) for c in Report(folders).cells] == [("fedavg", 2)]
+    assert [(c.label, len(c.entries)) for c in Comparison(folders).cells] == [("fedavg", 2)]
 
 
 def test_how_far_the_seeds_of_a_cell_have_come(tmp_path: Path) -> None:
@@ -487,8 +496,8 @@ def test_how_far_the_seeds_of_a_cell_have_come(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             run(experiment, tmp_path, partial(stop, last=last))
     report = Report(sorted(tmp_path.glob("small/*")))
-    assert [cell.label for cell in report.cells] == ["fedavg"]
-    assert report.results().rows[0][0].note == "(interrupted, 2 to 3 of 4 rounds)"
+    assert [cell.label for cell in report.compared.cells] == ["fedavg"]
+    assert results(report.compared).rows[0][0].note == "(interrupted, 2 to 3 of 4 rounds)"
 
 
 def test_runs_of_a_resumed_grid_say_themselves_how_they_are(
@@ -504,7 +513,7 @@ def test_runs_of_a_resumed_grid_say_themselves_how_they_are(
     for row in rows[:2]:
         change_manifest(folder / row["folder"], status="running")
     report = Report([folder])
-    assert [(e.status, e.error) for e in report.entries] == [
+    assert [(e.status, e.error) for e in report.compared.entries] == [
         ("running", ""),
         ("failed", "killed"),  # its process could not say so any more
         ("finished", ""),
@@ -524,7 +533,7 @@ def test_a_single_run_without_tests_of_clients(finish: Callable[..., Run]) -> No
     done = finish(train={"rounds": 3})
     report = Report([done.path])
     text = report.html()
-    assert report.judged.startswith("training loss of each client")
+    assert ClientScores(report.compared).judged.startswith("training loss of each client")
     assert done.result_hash in text
     assert (done.path / "experiment.yaml").read_text().splitlines()[3] in text
     assert "Not finished" not in text
@@ -551,9 +560,9 @@ def test_an_unfinished_run_does_not_count_beside_a_finished_one(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         run(small_experiment(train={"rounds": 2}, checkpoint={"every": 1}, seed=1), tmp_path, stop)
     report = Report(sorted(tmp_path.glob("small/*")))
-    assert len(report.entries) == 2
-    assert report.summary["seeds"].tolist() == [1]
-    assert report.summary["last_mean"].tolist() == [done.rounds["accuracy"].iloc[-1]]
+    assert len(report.compared.entries) == 2
+    assert report.compared.summary["seeds"].tolist() == [1]
+    assert report.compared.summary["last_mean"].tolist() == [done.rounds["accuracy"].iloc[-1]]
 
 
 def test_a_run_without_a_round_yet(tmp_path: Path, say: Say) -> None:
@@ -575,10 +584,10 @@ def test_a_grid_that_goes_on_shows_what_there_is(grid: Path, tmp_path: Path) -> 
     (copy / "manifest.json").write_text(json.dumps({**manifest, "cells": [], "status": "running"}))
     report = Report([copy])
     assert "The grid 2 is marked as running" in report.html()
-    assert len(report.entries) == 8
-    assert len(report.cells) == 4
-    assert "method" in report.axes
-    assert "partition.alpha" in report.axes
+    assert len(report.compared.entries) == 8
+    assert len(report.compared.cells) == 4
+    assert "method" in report.compared.axes
+    assert "partition.alpha" in report.compared.axes
 
 
 def test_a_grid_of_which_everything_failed(tmp_path: Path) -> None:
@@ -594,13 +603,13 @@ def test_too_many_lines_for_one_figure(
     source = runs["fedavg", 10, 0].path
     by_two = [({"method": m, "lr": lr}, 0, source) for m in "abcde" for lr in (1, 2)]
     report = Report([make_grid(tmp_path / "two" / "1", by_two)])  # type: ignore[arg-type]
-    figures = report.curves()
+    figures = curves(report.compared)
     assert [panel for panel, _ in figures[0].panels] == ["lr=1", "lr=2"]
-    assert [line for _, line in report.legend()] == list("abcde")
+    assert [line for _, line in legend(report.compared)] == list("abcde")
     by_one = [({"lr": lr}, 0, source) for lr in range(11)]
     report = Report([make_grid(tmp_path / "one" / "1", by_one)])  # type: ignore[arg-type]
-    assert len(report.curves()[0].panels) == 1
-    assert [line for _, line in report.legend()][7:] == ["lr=7", "3 others"]
+    assert len(curves(report.compared)[0].panels) == 1
+    assert [line for _, line in legend(report.compared)][7:] == ["lr=7", "3 others"]
 
 
 @pytest.fixture
@@ -618,6 +627,7 @@ def as_regression(
             client_r2=r2s - 1, worst_client_r2=worst,
         )  # fmt: skip
         rounds.to_parquet(path / "rounds.parquet")
+        change_manifest(path, metrics=[asdict(metric) for metric in REGRESSION])
         clients = done.clients.drop(columns="test_accuracy")
         tested = clients["test_loss"].notna()
         values = np.where(clients["client"] == 3, worst, 0.5 - clients["client"] / 10)
@@ -644,12 +654,15 @@ class TestRegression:
         assert "accuracy" not in words.lower()
         assert "R² on the central test set" in words
         assert "R² against communication" in words
-        assert report.results().caption == "Test R² and communication"
-        assert report.finding.startswith(
+        assert results(report.compared).caption == "Test R² and communication"
+        assert finding(report.compared).startswith(
             "Highest test R², as mean of the last 5 rounds evaluated: 0.0900 ±"
         )
-        assert report.judged == "test R² of each client, in the round evaluated last"
-        assert [figure.heading for figure in report.curves()] == [
+        assert (
+            ClientScores(report.compared).judged
+            == "test R² of each client, in the round evaluated last"
+        )
+        assert [figure.heading for figure in curves(report.compared)] == [
             "Test R² by round (from −1 up)",
             "Test loss by round (logarithmic)",
             "Test error, root mean square (RMSE) by round (logarithmic)",
@@ -668,46 +681,46 @@ class TestRegression:
             for seed in (0, 1)
         ]
         report = Report(folders)
-        (curve,) = report.traffic()
+        (curve,) = traffic(report.compared)
         assert curve.heading == "Test R² by bytes sent (from −1 up)"
         ((_, svg),) = curve.panels
         heights = [float(y) for y in re.findall(r"[ML] -?[\d.]+ (-?[\d.]+)", svg)]
         assert 3e4 < max(map(abs, heights)) < 1e6  # browsers can draw that, and it is cut off
         assert {"−1.0", "0.0", "0.4"} <= set(re.findall(r">([−\d.]+)</text>", svg))
-        (clients,) = report.client_figures()
+        (clients,) = ClientScores(report.compared).figures()
         assert clients.heading == "Clients by test R² (from −1 up)"
         assert "worst: client 3 (seed 0), -1e+30" in clients.panels[0][1]
-        row = [datum.text for datum in report.client_table().rows[0]]
+        row = [datum.text for datum in ClientScores(report.compared).table().rows[0]]
         assert row[2] == "-1e+30"
 
     def test_where_nothing_is_above_0_all_is_shown(
         self, as_regression: Callable[..., Path]
     ) -> None:
         report = Report([as_regression("fedavg", 0, [-60, -50, -40, -30, -20, -10])])
-        curve = report.curves()[0]
+        curve = curves(report.compared)[0]
         assert curve.heading == "Test R² by round"
         assert {"−60", "−20"} <= set(re.findall(r">([−\d.]+)</text>", curve.panels[0][1]))
-        assert report.finding == (
+        assert finding(report.compared) == (
             "Test R²: -10.0000 in the last round, -30.0000 as mean of the last 5 evaluated."
         )
 
     def test_constant_targets_have_no_r2(self, as_regression: Callable[..., Path]) -> None:
         report = Report([as_regression("fedavg", 0, [np.nan] * 6, np.nan)])
         assert "R² against" not in report.html()
-        assert report.results().rows[0][1].text == "–"
+        assert results(report.compared).rows[0][1].text == "–"
 
     def test_beside_a_classification(
         self, as_regression: Callable[..., Path], runs: Mapping[tuple[str, float, int], Run]
     ) -> None:
         one = as_regression("fedprox", 0, [-2, -1, 0, 0.3, 0.5, 0.6])
         report = Report([runs["fedavg", 10, 0].path, one])
-        assert report.score == "accuracy or R²"
+        assert report.compared.score == "accuracy or R²"
         assert "Accuracy or R² against communication" in report.html()
-        assert report.finding == ""
-        last = [row[2] for row in report.results().rows]
+        assert finding(report.compared) == ""
+        last = [row[2] for row in results(report.compared).rows]
         assert [(datum.note, datum.best) for datum in last] == [("accuracy", False), ("R²", False)]
         assert last[1].text == "0.6000"
-        assert [f.heading for f in report.traffic()] == [
+        assert [f.heading for f in traffic(report.compared)] == [
             "Test accuracy by bytes sent",
             "Test R² by bytes sent (from −1 up)",
         ]
@@ -727,6 +740,102 @@ class TestRegression:
         assert "Log.entryAdded" not in events
         assert "Runtime.exceptionThrown" not in events
         assert browser.run("document.querySelectorAll('svg.figure').length") == 9
+
+
+@pytest.fixture
+def by_error(runs: Mapping[tuple[str, float, int], Run], tmp_path: Path) -> Callable[..., Path]:
+    """A grid of runs of somebody's own objective, whose primary metric is best at its lowest."""
+    metrics = [
+        {"column": "hamming", "label": "Hamming loss", "best": "min", "primary": True},
+        {"column": "macro_f1", "label": "macro F1"},
+    ]
+
+    def by_error(hamming: Mapping[str, float], **facts: Any) -> Path:
+        cells: list[tuple[dict[str, Any], int, Path | None]] = []
+        for (method, last), seed in itertools.product(hamming.items(), (0, 1)):
+            done = runs["fedavg", 10, seed]
+            path = shutil.copytree(done.path, tmp_path / "own" / f"{method}-{seed}")
+            change_manifest(path, metrics=metrics, result_hash=f"{method}-{seed}")
+            errors = np.linspace(0.9, last + seed / 100, 6)
+            done.rounds.drop(columns=[c for c in done.rounds if "accuracy" in c]).assign(
+                hamming=errors, macro_f1=1 - errors, client_hamming=errors,
+                worst_client_hamming=errors + 0.05,
+            ).to_parquet(path / "rounds.parquet")  # fmt: skip
+            clients = done.clients.drop(columns=["test_accuracy", "test_loss"])
+            clients.assign(test_hamming=clients["client"] / 10).to_parquet(
+                path / "clients.parquet"
+            )
+            cells.append(({"method": method}, seed, path))
+        return make_grid(tmp_path / "errors" / "1", cells, **facts)
+
+    return by_error
+
+
+class TestLessIsBetter:
+    """Runs of an objective that nothing here knows."""
+
+    def test_the_lowest_is_the_best(self, by_error: Callable[..., Path]) -> None:
+        folder = by_error({"a": 0.4, "b": 0.1}, baseline={"method": "a"}, target=0.2)
+        report = Report([folder])
+        compared = report.compared
+        assert compared.score == "Hamming loss"
+        assert compared.summary["best_mean"].tolist() == pytest.approx([0.405, 0.105])
+        assert compared.summary["reached"].tolist() == [0, 2]
+        assert compared.summary["p_value"][1] < 0.05
+        assert finding(compared).startswith("Lowest test Hamming loss, as mean of the last 5 ")
+        assert finding(compared).endswith(", by b.")
+        table = results(compared)
+        assert table.caption == "Test Hamming loss and communication"
+        best = [[column.title for column, datum in zip(table.columns, row, strict=True)
+                 if datum.best] for row in table.rows]  # fmt: skip
+        assert best == [[], ["mean of last 5", "last", "best"]]
+        assert not any(column.high for column in table.columns)  # a click puts the lowest first
+        latex = report.latex()
+        assert "Hamming loss is mean ± standard deviation over seeds" in latex
+        assert r"\textbf{0.1050 $\pm$ 0.0071}" in latex
+        assert latex.count(r"\textbf") == 3
+        row = pd.read_csv(io.StringIO(report.csv())).set_index("method").loc["b"]
+        assert row["last_mean"] == pytest.approx(0.105)
+
+    def test_the_page_speaks_of_it(self, by_error: Callable[..., Path]) -> None:
+        report = Report([by_error({"a": 0.4, "b": 0.1}, baseline={"method": "a"}, target=0.2)])
+        words = re.sub(r"<style.*?</style>|<script.*?</script>", "", report.html(), flags=re.S)
+        assert "accuracy" not in words.lower()
+        assert "Hamming loss on the central test set" in words
+        assert "Hamming loss against communication" in words
+        assert "is below that of the baseline" in words
+        assert [figure.heading for figure in curves(report.compared)] == [
+            "Test Hamming loss by round",
+            "Test macro F1 by round",
+            "Training loss, mean over examples by round",
+            "Hamming loss on the clients’ own tests, mean by round",
+            "Hamming loss of the worst client by round",
+        ]
+        (plot,) = traffic(report.compared)
+        assert plot.heading == "Test Hamming loss by bytes sent"
+        assert "target 0.2" in plot.panels[0][1]
+
+    def test_the_worst_client_has_the_highest(self, by_error: Callable[..., Path]) -> None:
+        clients = ClientScores(Comparison([by_error({"a": 0.4})]))
+        assert clients.judged == "test Hamming loss of each client, in the round evaluated last"
+        table = clients.table()
+        row = dict(zip([c.title for c in table.columns], table.rows[0], strict=True))
+        assert (row["worst"].text, row["worst client"].text) == ("0.5000", "client 5 (seed 0)")
+        assert "90 % quantile" in row
+        assert "worst: client 5 (seed 0), 0.5" in clients.figures()[0].panels[0][1]
+
+    def test_of_too_many_lines_the_lowest_are_told_apart(
+        self, by_error: Callable[..., Path]
+    ) -> None:
+        compared = Comparison([by_error({f"m{k}": 0.01 * k for k in range(10)})])
+        assert [cell.label for cell in compared.cells if cell.style is None] == ["m8", "m9"]
+
+    def test_beside_a_classification(
+        self, by_error: Callable[..., Path], runs: Mapping[tuple[str, float, int], Run]
+    ) -> None:
+        compared = Comparison([by_error({"a": 0.4}), runs["fedprox", 10, 0].path])
+        assert compared.score == "Hamming loss or accuracy"
+        assert not any(datum.best for row in results(compared).rows for datum in row)
 
 
 def test_a_target_far_out_of_sight_leaves_the_figure_as_it_is() -> None:
@@ -776,7 +885,9 @@ def test_the_command_writes_page_and_tables(say: Say, grid: Path, page: Path) ->
     assert code == 0
     assert text == "written: a.html\nwritten: a.tex\nwritten: a.csv\n"
     assert Path("a.html").read_text() == page.read_text()  # made before: the same bytes
-    pd.testing.assert_frame_equal(pd.read_csv("a.csv"), Report([grid]).summary, check_dtype=False)
+    pd.testing.assert_frame_equal(
+        pd.read_csv("a.csv"), Comparison([grid]).summary, check_dtype=False
+    )
     lines = Path("a.tex").read_text().splitlines()
     assert lines[1:3] == [r"\begin{tabular}{lrrrrrrrr}", r"\toprule"]
     row = next(line for line in lines if "prox" in line)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import fedsim
 from fedsim import Experiment, Run, State
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import RunError, RunFolderError
+from fedsim.objectives import Metric
 from fedsim.prepare import prepare
 from fedsim.records import chained, new_ledger, result_hash, summarise
 from fedsim.results.folder import RunFolder
@@ -358,3 +359,25 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
             fedsim.run(experiment(model={"name": "mlp", "hidden": [64, 64]}), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_metrics_are_those_of_the_manifest(finish: Callable[..., Run]) -> None:
+    done = finish(train={"rounds": 1})
+    assert [metric.column for metric in done.metrics] == ["accuracy", "loss"]
+    assert done.primary_metric.label == "accuracy"
+    own = {"column": "hamming", "label": "Hamming loss", "best": "min", "primary": True}
+    RunFolder.open(done.path).update(metrics=[{"column": "loss", "label": "loss"}, own])
+    again = fedsim.load(done.path)
+    assert again.primary_metric == Metric("hamming", "Hamming loss", best="min", primary=True)
+
+
+def test_metrics_of_a_run_of_before_are_those_of_its_rounds(finish: Callable[..., Run]) -> None:
+    done = finish(train={"rounds": 1})
+    manifest = json.loads((done.path / "manifest.json").read_text())
+    del manifest["metrics"]
+    (done.path / "manifest.json").write_text(json.dumps(manifest))
+    assert fedsim.load(done.path).primary_metric.column == "accuracy"
+    done.rounds.assign(r2=0.5).to_parquet(done.path / "rounds.parquet")
+    assert [metric.column for metric in fedsim.load(done.path).metrics] == [
+        "r2", "loss", "rmse", "mae"
+    ]  # fmt: skip

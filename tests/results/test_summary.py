@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -11,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.results.summary import (
-    cell_label,
-    digits,
-    in_words,
-    of_run,
-    score_of,
-    scores_of,
-    summarise,
-)
+from fedsim import Run
+from fedsim.objectives import Metric
+from fedsim.results.summary import cell_label, digits, in_words, of_run, summarise
+
+ACCURACY = Metric("accuracy", "accuracy", primary=True)
+R2 = Metric("r2", "R²", primary=True)
+ERROR = Metric("hamming", "Hamming loss", best="min", primary=True)
+
+Runs = list[tuple[dict[str, Any], int, Run]]
 
 
 def rounds(accuracy: list[float], bytes_each: int = 10) -> pd.DataFrame:
@@ -39,17 +40,21 @@ def regression(r2: list[float]) -> pd.DataFrame:
     return rounds(r2).rename(columns={"accuracy": "r2"}).assign(loss=2.0, rmse=1.4, mae=1.0)
 
 
-def table(runs: dict[tuple[str, float, int], list[float]]) -> pd.DataFrame:
-    parts = [
-        rounds(accuracy).assign(method=method, alpha=alpha, seed=seed)
+def a_run(rounds: pd.DataFrame, metric: Metric) -> Run:
+    """What is summarised of a run."""
+    return cast(Run, SimpleNamespace(rounds=rounds, primary_metric=metric))
+
+
+def table(runs: dict[tuple[str, float, int], list[float]]) -> Runs:
+    return [
+        ({"method": method, "alpha": alpha}, seed, a_run(rounds(accuracy), ACCURACY))
         for (method, alpha, seed), accuracy in runs.items()
     ]
-    return pd.concat(parts, ignore_index=True)
 
 
 class TestOneRun:
     def test_its_figures(self) -> None:
-        found = of_run(rounds([0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6]), target=0.5)
+        found = of_run(rounds([0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6]), ACCURACY, target=0.5)
         assert found == {
             "last": 0.6,
             "best": 0.9,
@@ -60,16 +65,16 @@ class TestOneRun:
 
     def test_rounds_that_were_not_evaluated_are_passed_over(self) -> None:
         nan = math.nan
-        found = of_run(rounds([nan, 0.2, nan, 0.4, nan]), target=0.3)
+        found = of_run(rounds([nan, 0.2, nan, 0.4, nan]), ACCURACY, target=0.3)
         assert found["last"] == 0.4
         assert found["last5"] == pytest.approx(0.3)
         assert (found["total_bytes"], found["bytes_to_target"]) == (100, 80)
 
     def test_a_target_that_is_not_reached_costs_no_bytes(self) -> None:
-        assert math.isnan(of_run(rounds([0.1, 0.2]), target=0.5)["bytes_to_target"])
+        assert math.isnan(of_run(rounds([0.1, 0.2]), ACCURACY, target=0.5)["bytes_to_target"])
 
     def test_a_run_without_accuracy_has_bytes_only(self) -> None:
-        found = of_run(rounds([0.1, 0.2]).drop(columns="accuracy"), target=0.1)
+        found = of_run(rounds([0.1, 0.2]).drop(columns="accuracy"), ACCURACY, target=0.1)
         assert found["total_bytes"] == 40
         assert all(math.isnan(found[k]) for k in ("last", "best", "last5", "bytes_to_target"))
 
@@ -78,60 +83,75 @@ class TestRegression:
     """R² stands where accuracy does, and may be far below 0, or NaN."""
 
     def test_figures_of_a_run(self) -> None:
-        found = of_run(regression([-40.0, math.nan, -1.0, 0.2, 0.6]), target=0.5)
+        found = of_run(regression([-40.0, math.nan, -1.0, 0.2, 0.6]), R2, target=0.5)
         assert (found["last"], found["best"]) == (0.6, 0.6)
         assert found["last5"] == pytest.approx(-40.2 / 4)
         assert found["bytes_to_target"] == 100
 
     def test_constant_targets_leave_no_score(self) -> None:
-        rows = regression([math.nan, math.nan])
-        assert score_of(rows) is None
-        found = of_run(rows, target=0.5)
+        found = of_run(regression([math.nan, math.nan]), R2, target=0.5)
         assert all(math.isnan(found[k]) for k in ("last", "best", "last5", "bytes_to_target"))
 
     def test_cells_are_compared_by_it(self) -> None:
         runs = {"fedavg": ([-9.0, -7.0], [-8.0, -6.0]), "fedprox": ([0.1, 0.3], [0.1, 0.5])}
-        table = pd.concat(
-            regression(r2).assign(method=method, seed=seed)
+        table: Runs = [
+            ({"method": method}, seed, a_run(regression(r2), R2))
             for method, seeds in runs.items()
             for seed, r2 in enumerate(seeds)
-        )
+        ]
         found = summarise(table, ["method"], {"method": "fedavg"}, target=0.4)
         assert list(found["last_mean"]) == [-6.5, 0.4]
         assert list(found["reached"]) == [0, 1]
         assert found["p_value"][1] < 0.05
 
     def test_runs_of_both_kinds_keep_their_own(self) -> None:
-        both = pd.concat(
-            [rounds([0.5, 0.7]).assign(seed=0, data="a"), regression([-2, 0.1]).assign(data="b")]
-        ).fillna({"seed": 0})
-        assert [score.words for score in scores_of(both)] == ["accuracy", "R²"]
-        assert in_words(scores_of(both)) == "accuracy or R²"
+        both: Runs = [
+            ({"data": "a"}, 0, a_run(rounds([0.5, 0.7]), ACCURACY)),
+            ({"data": "b"}, 0, a_run(regression([-2, 0.1]), R2)),
+        ]
+        assert in_words([ACCURACY, R2]) == "accuracy or R²"
         assert list(summarise(both, ["data"])["last_mean"]) == [0.7, 0.1]
+        tested = summarise(both * 2, ["data"], {"data": "a"})
+        assert tested["p_value"].isna().all()  # which of them is better nobody can say
 
     @given(st.lists(st.floats(-1e9, 1), min_size=1, max_size=30))
     def test_the_best_is_the_highest(self, r2: list[float]) -> None:
-        found = of_run(regression(r2), target=0.5)
+        found = of_run(regression(r2), R2, target=0.5)
         assert found["best"] == max(r2)
         assert (found["best"] >= 0.5) == (not math.isnan(found["bytes_to_target"]))
 
 
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [
-        ({"accuracy": 0.0}, "accuracy"),
-        ({"accuracy": None, "r2": -3.0}, "r2"),
-        ({"r2": math.nan, "rmse": 1.0}, None),
-        ({"round": 1}, None),
-    ],
-)
-def test_the_score_of_a_round(row: dict[str, Any], column: str | None) -> None:
-    score = score_of(row)
-    assert (score.column if score else None) == column
+def errors(values: list[float]) -> pd.DataFrame:
+    """The same of an objective whose primary metric is the better the lower."""
+    return rounds(values).rename(columns={"accuracy": "hamming"})
 
 
-def test_before_anything_is_on_record_a_score_is_called_accuracy() -> None:
-    assert in_words(scores_of(pd.DataFrame())) == "accuracy"
+class TestLessIsBetter:
+    def test_figures_of_a_run(self) -> None:
+        found = of_run(errors([0.9, 0.2, math.nan, 0.1, 0.3]), ERROR, target=0.2)
+        assert (found["last"], found["best"]) == (0.3, 0.1)
+        assert found["bytes_to_target"] == 40
+        assert math.isnan(of_run(errors([0.9, 0.3]), ERROR, 0.2)["bytes_to_target"])
+
+    def test_lower_than_the_baseline_is_better(self) -> None:
+        runs = {"fedavg": (0.5, 0.6, 0.55), "fedprox": (0.1, 0.2, 0.15)}
+        table: Runs = [
+            ({"method": method}, seed, a_run(errors([value]), ERROR))
+            for method, values in runs.items()
+            for seed, value in enumerate(values)
+        ]
+        p = summarise(table, ["method"], {"method": "fedavg"})["p_value"]
+        assert p[1] < 0.001
+        p = summarise(table, ["method"], {"method": "fedprox"})["p_value"]
+        assert p[0] > 0.999
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0, 1))
+    def test_a_target_is_reached_exactly_if_the_best_round_reaches_it(
+        self, values: list[float], target: float
+    ) -> None:
+        found = of_run(errors(values), ERROR, target)
+        assert found["best"] == min(values)
+        assert (found["best"] <= target) == (not math.isnan(found["bytes_to_target"]))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +203,7 @@ class TestCells:
         assert p["fedavg", 0.1] > 0.99
 
     def test_nothing_finished_is_an_empty_table(self) -> None:
-        assert summarise(pd.DataFrame(), ["method"]).empty
+        assert summarise([], ["method"]).empty
 
 
 def upper_tail(t: float, freedom: float) -> float:
@@ -198,7 +218,7 @@ def upper_tail(t: float, freedom: float) -> float:
 def test_a_target_is_reached_exactly_if_the_best_round_reaches_it(
     accuracy: list[float], target: float
 ) -> None:
-    found = of_run(rounds(accuracy), target)
+    found = of_run(rounds(accuracy), ACCURACY, target)
     assert (found["best"] >= target) == (not math.isnan(found["bytes_to_target"]))
     assert min(accuracy) - 1e-9 <= found["last5"] <= found["best"] + 1e-9
     assert found["last"] <= found["best"]

@@ -288,7 +288,7 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(tmp_path: Path) 
     grid, cells = read(RawConfig(whole))
     runs = [(c.values, c.seed, run(c.experiment, tmp_path / "undisturbed")) for c in cells]
     rounds = tidy(runs)
-    table = summarise(rounds, list(grid.axes), grid.baseline, grid.target)
+    table = summarise(runs, list(grid.axes), grid.baseline, grid.target)
 
     first = command("grid", "grid.yaml", cwd=tmp_path)
     assert first.stdout is not None

@@ -1,4 +1,4 @@
-"""Runs side by side: which of them belong together, and what sets the others apart."""
+"""The runs in folders of runs and grids."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ import yaml
 from fedsim.errors import RunFolderError
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.run import Run
-from fedsim.results.summary import cell_label
 
 Value = str | int | float  # of an axis
 
-DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
-# What changes nothing in a result: names, logs, where data and processes are.
-_IGNORED = ("name", "seed", "loggers", "data.root", "data.download")
 
-
-class _Grid(Folder):
+class _GridFiles(Folder):
     kind = "grid"
 
 
-class _Search(Folder):
+class _SearchFiles(Folder):
     kind = "search"
 
 
@@ -72,45 +67,13 @@ class Entry:
         return {} if self.run is None else self.run.manifest
 
 
-@dataclass
-class Cell:
-    """Runs that differ in nothing but their seeds.
-
-    Attributes:
-        entries: the finished ones; all, if none is: half a run says little beside whole ones.
-        panel: which of the figures it is drawn in, where there are several.
-        line: what its line is called there.
-        style: which of the styles its line has; None among lines too many to be told apart.
-    """
-
-    values: dict[str, Value]
-    entries: list[Entry]
-    panel: str = ""
-    line: str = ""
-    style: int | None = None
-
-    @property
-    def label(self) -> str:
-        return label(self.values)
-
-    @property
-    def runs(self) -> list[tuple[Mapping[str, Any], int, Run]]:
-        """As `tidy` takes them."""
-        return [(self.values, e.seed, e.run) for e in self.entries if e.run is not None]
-
-
-def label(values: Mapping[str, Value]) -> str:
-    """A cell in a few words, without the settings that it does not have."""
-    return cell_label({axis: value for axis, value in values.items() if value != DASH})
-
-
 def open_folder(path: Path) -> Folder:
     """Open the folder of a run, a grid or a search.
 
     Raises:
         RunFolderError: it is none of these.
     """
-    kinds: dict[str, type[Folder]] = {f.kind: f for f in (RunFolder, _Grid, _Search)}
+    kinds: dict[str, type[Folder]] = {f.kind: f for f in (RunFolder, _GridFiles, _SearchFiles)}
     if not path.is_dir():
         raise RunFolderError(f"{path}: there is no such folder")
     try:
@@ -145,7 +108,7 @@ def entries_of(folder: Folder, given: str) -> list[Entry]:
     """
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]
-    if not isinstance(folder, _Grid):
+    if not isinstance(folder, _GridFiles):
         return []
     if not folder.manifest.get("cells"):  # it goes on, or was killed
         found = sorted(folder.path.glob("cells/*/*/manifest.json"))
@@ -190,89 +153,6 @@ def _entry(folder: RunFolder, place: str, given: str) -> Entry:
         manifest.get("error") or "",
         _settings(folder.path),
     )
-
-
-def tell_apart(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Say of each run what sets it apart.
-
-    Within grids of the same axes it is these, and what differs between runs that are alike in
-    them; otherwise whatever the experiments differ in, but for what does not change a result. Runs
-    that are alike in all of it, seed included, are told apart by their names, or by their folders.
-
-    Returns:
-        The runs, without those that are copies of others, and the axes: what a cell has values of.
-    """
-    kinds = {tuple(entry.cell) for entry in entries}
-    if len(kinds) == 1 and kinds != {()}:
-        by_cell: dict[tuple[Value, ...], list[Mapping[str, Value]]] = {}
-        for entry in entries:
-            if entry.run is not None:
-                by_cell.setdefault(tuple(entry.cell.values()), []).append(entry.settings)
-        differing = [key for settings in by_cell.values() for key in _differing(settings)]
-        for entry in entries:
-            # A value of an axis may be a variant's label, which says nothing of the component.
-            more = {f"{k}.name" if k in entry.cell else k: _setting(entry, k, entries)
-                    for k in differing}  # fmt: skip
-            entry.cell = {**entry.cell, **more}
-    else:
-        differing = _differing([entry.settings for entry in entries]) or ["method"]
-        differing.sort(key=lambda axis: axis != "method")
-        for entry in entries:
-            entry.cell = {axis: entry.settings.get(axis, DASH) for axis in differing}
-    keys = [(*e.cell.values(), e.seed, _setting(e, "name", entries)) for e in entries]
-    there = {key for entry, key in zip(entries, keys, strict=True) if entry.run is not None}
-    by_result: dict[tuple[Value, ...], Entry] = {}
-    for entry, key in zip(entries, keys, strict=True):
-        if entry.run is not None:
-            key = (*key, entry.manifest.get("result_hash") or entry.place)
-        elif key in there:  # missing from a copy of the grid alone
-            continue
-        by_result.setdefault(key, entry)
-    found = list(by_result.values())
-    for axis, values in (
-        ("name", [_setting(entry, "name", entries) for entry in found]),
-        ("folder", [entry.given for entry in found]),
-        ("folder", [entry.place for entry in found]),
-    ):
-        alike = len({(*entry.cell.values(), entry.seed) for entry in found}) < len(found)
-        if alike and len(set(values)) > 1:
-            for entry, value in zip(found, values, strict=True):
-                entry.cell[axis] = value
-    return found, list(found[0].cell) if found else []
-
-
-def _setting(entry: Entry, key: str, entries: Sequence[Entry]) -> Value:
-    """A setting of a run; if the run is missing, what the others of its grid agree on."""
-    if entry.run is None:
-        agreed = {e.settings[key] for e in entries if e.given == entry.given and key in e.settings}
-        return agreed.pop() if len(agreed) == 1 else DASH
-    return entry.settings.get(key, DASH)
-
-
-def cells_of(entries: Sequence[Entry]) -> list[Cell]:
-    """The cells, in the order of their first runs."""
-    by_values: dict[tuple[Value, ...], list[Entry]] = {}
-    for entry in entries:
-        by_values.setdefault(tuple(entry.cell.values()), []).append(entry)
-    return [
-        Cell(of_cell[0].cell, [e for e in of_cell if e.finished] or of_cell)
-        for of_cell in by_values.values()
-    ]
-
-
-def _differing(settings: Sequence[Mapping[str, Value]]) -> list[str]:
-    """Keys with several values. One that only some have came with another component."""
-    values: dict[str, set[Value]] = {}
-    for one in settings:
-        for key, value in one.items():
-            values.setdefault(key, set()).add(value)
-    return [
-        key
-        for key, found in values.items()
-        if len(found) > 1
-        and key not in _IGNORED
-        and (key == "engine.clients_per_step" or not key.startswith(("engine", "checkpoint.")))
-    ]
 
 
 def _settings(path: Path) -> dict[str, Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.results.comparison import DASH, Value
-from fedsim.results.figures import size
+from fedsim.results.report.comparison import DASH, ComparedCell, Comparison
+from fedsim.results.report.entries import Value
+from fedsim.results.report.figures import size, swatch
 from fedsim.results.summary import digits
 
 _WORDS = 60  # letters; what is longer is prose
@@ -54,7 +55,7 @@ class Datum:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     caption: str
     columns: list[Column]
     rows: list[list[Datum]]
@@ -92,7 +93,7 @@ class Picture:
         return cls(words, f"data:{kind};base64,{content}")
 
 
-def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> Table:
+def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> PageTable:
     """A table as it stands in a file, without empty columns. `best` are rows, by their first."""
     content = content.dropna(axis="columns", how="all")
     is_figure = {
@@ -123,7 +124,28 @@ def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> Ta
         if values[0] in best:
             row = [replace(d, best=True) for d in row]
         rows.append(row)
-    return Table(caption, columns, rows)
+    return PageTable(caption, columns, rows)
+
+
+def axis_columns(compared: Comparison) -> list[Column]:
+    """The columns that say which cell a row is of."""
+    return [
+        Column(
+            axis,
+            figure=not any(
+                isinstance(value, str) and value != DASH
+                for value in (cell.values[axis] for cell in compared.cells)
+            ),
+        )
+        for axis in compared.axes
+    ]
+
+
+def cell_data(cell: ComparedCell, note: str = "") -> list[Datum]:
+    """What stands in these columns."""
+    first, *others = cell.values.values()
+    style = swatch(cell.style)
+    return [Datum(str(first), first, note=note, swatch=style), *map(datum, others)]
 
 
 def datum(value: Any) -> Datum:
@@ -150,6 +172,21 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def listed(values: Sequence[Any]) -> str:
+    """The first of many."""
+    shown = ", ".join(map(str, values[:8]))
+    return f"{shown}, … ({len(values)} in all)" if len(values) > 8 else shown
+
+
+def capital(text: str) -> str:
+    """As a sentence or a title begins."""
+    return text[:1].upper() + text[1:]
 
 
 _TEX = {

@@ -1,0 +1,5 @@
+"""The report: runs and grids on one HTML page that needs nothing but a browser."""
+
+from fedsim.results.report.report import Report
+
+__all__ = ["Report"]

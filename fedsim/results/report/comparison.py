@@ -1,0 +1,270 @@
+"""Runs side by side: which of them belong together, and what sets the others apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.objectives import Metric
+from fedsim.results.report.entries import (
+    Entry,
+    Value,
+    entries_of,
+    names_of,
+    open_folder,
+    word,
+)
+from fedsim.results.report.figures import STYLES
+from fedsim.results.run import Run
+from fedsim.results.summary import cell_label, in_words, sign, summarise, tidy
+
+DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
+# What changes nothing in a result: names, logs, where data and processes are.
+_IGNORED = ("name", "seed", "loggers", "data.root", "data.download")
+_LINES = 6  # cells in one figure, if there can be several
+
+
+@dataclass
+class ComparedCell:
+    """Runs that differ in nothing but their seeds.
+
+    Attributes:
+        entries: the finished ones; all, if none is: half a run says little beside whole ones.
+        panel: which of the figures it is drawn in, where there are several.
+        line: what its line is called there.
+        style: which of the styles its line has; None among lines too many to be told apart.
+    """
+
+    values: dict[str, Value]
+    entries: list[Entry]
+    panel: str = ""
+    line: str = ""
+    style: int | None = None
+
+    @property
+    def label(self) -> str:
+        return label(self.values)
+
+    @property
+    def metric(self) -> Metric:
+        """What it is judged by."""
+        return self.runs[0][2].primary_metric
+
+    @property
+    def runs(self) -> list[tuple[Mapping[str, Any], int, Run]]:
+        """As `tidy` takes them."""
+        return [(self.values, e.seed, e.run) for e in self.entries if e.run is not None]
+
+
+class Comparison:
+    """Runs and grids, compared; and searches.
+
+    Args:
+        folders: of runs, grids and searches.
+
+    Attributes:
+        grids, searches: their folders.
+        title: what all are called.
+        entries: the runs, each once, however many copies of it were given.
+        axes: what they differ in, seeds aside.
+        cells: those together that differ in nothing but their seeds.
+        metrics: what is shown of them, each once, the primary ones first.
+        primary: what they are judged by; of each cell there is one.
+        baseline: the values of some axes, of the cells that the others are tested against.
+        target: a score to be reached.
+        rounds: the rounds of all.
+        summary: a row for each cell.
+
+    Raises:
+        RunFolderError: one of the folders is none of these.
+    """
+
+    def __init__(self, folders: Sequence[str | Path]) -> None:
+        opened = [open_folder(p) for p in dict.fromkeys(Path(f).resolve() for f in folders)]
+        self.grids = [folder for folder in opened if folder.kind == "grid"]
+        self.searches = [folder for folder in opened if folder.kind == "search"]
+        names = [f.manifest.get("name", f.path.parent.name) for f in opened]
+        self.title = ", ".join(dict.fromkeys(map(str, names)))
+        called = names_of([folder.path for folder in opened])
+        self.entries, self.axes = tell_apart(
+            [
+                entry
+                for folder, name in zip(opened, called, strict=True)
+                for entry in entries_of(folder, name)
+            ]
+        )
+        self.cells = cells_of(self.entries)
+        runs = [run for cell in self.cells for run in cell.runs]
+        self.primary, self.metrics = _metrics_of([run for _, _, run in runs if len(run.rounds)])
+        baseline = self._of_grids("baseline")
+        self.baseline: dict[str, Value] | None = None
+        if isinstance(baseline, dict) and baseline.keys() <= set(self.axes):
+            self.baseline = {axis: word(value) for axis, value in baseline.items()}
+        self.target: float | None = self._of_grids("target")
+        self.rounds: pd.DataFrame = tidy(runs)
+        self.summary: pd.DataFrame = summarise(runs, self.axes, self.baseline, self.target)
+        _arrange(self)
+
+    def _of_grids(self, fact: str) -> Any:
+        """What all grids name alike."""
+        found = [grid.manifest.get(fact) for grid in self.grids]
+        return found[0] if found and all(f == found[0] for f in found) else None
+
+    @property
+    def score(self) -> str:
+        """What the runs are judged by, in words."""
+        return in_words(self.primary)
+
+    @property
+    def seeds(self) -> int:
+        """The most that any cell has."""
+        return max((len(cell.entries) for cell in self.cells), default=0)
+
+    @property
+    def going_on(self) -> list[str]:
+        """Grids that do not know yet which runs they have."""
+        return [grid.path.name for grid in self.grids if grid.manifest["status"] == "running"]
+
+    @property
+    def less_is_better(self) -> bool:
+        """Of whatever the runs are judged by."""
+        return bool(self.primary) and all(metric.best == "min" for metric in self.primary)
+
+    def cell(self, row: pd.Series[Any] | Mapping[str, Any]) -> ComparedCell:
+        """The cell of a row that has the values of the axes."""
+        key = tuple(row[axis] for axis in self.axes)
+        return next(cell for cell in self.cells if tuple(cell.values.values()) == key)
+
+    def is_baseline(self, cell: ComparedCell) -> bool:
+        """Whether others are tested against it."""
+        wanted = self.baseline
+        return wanted is not None and all(cell.values[a] == v for a, v in wanted.items())
+
+
+def _metrics_of(runs: Sequence[Run]) -> tuple[list[Metric], list[Metric]]:
+    """The primary metrics of runs, and all: each column once."""
+    primary = {metric.column: metric for metric in (run.primary_metric for run in runs)}
+    others = {metric.column: metric for run in runs for metric in run.metrics}
+    return list(primary.values()), list((primary | others | primary).values())
+
+
+def _arrange(compared: Comparison) -> None:
+    """Say which cells are drawn in which panel, and in which style.
+
+    If there are too many cells to be seen in one figure, there is a panel for each value of all
+    axes but one. If there are more lines than can be told apart even so, the best are, and the
+    baseline.
+    """
+    cells = compared.cells
+    varied = [a for a in compared.axes if len({cell.values[a] for cell in cells}) > 1]
+    several = len(cells) > _LINES and len(varied) > 1
+    axis = "method" if "method" in varied else next(iter(varied), "")
+    merits: dict[str, float] = {}
+    for cell in cells:
+        cell.line = cell.label
+        if several:
+            cell.line = str(cell.values[axis])
+            cell.panel = label({a: v for a, v in cell.values.items() if a != axis})
+        merits.setdefault(cell.line, -np.inf)
+    for _, row in compared.summary.iterrows():
+        cell = compared.cell(row)
+        is_first = compared.is_baseline(cell)
+        merit = np.inf if is_first else sign(cell.metric) * row["last5_mean"]
+        merits[cell.line] = np.nanmax([merits[cell.line], merit])
+    told = sorted(merits, key=lambda line: -merits[line])[:STYLES]
+    styles = {line: k for k, line in enumerate(line for line in merits if line in told)}
+    for cell in cells:
+        cell.style = styles.get(cell.line)
+
+
+def label(values: Mapping[str, Value]) -> str:
+    """A cell in a few words, without the settings that it does not have."""
+    return cell_label({axis: value for axis, value in values.items() if value != DASH})
+
+
+def tell_apart(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Say of each run what sets it apart.
+
+    Within grids of the same axes it is these, and what differs between runs that are alike in
+    them; otherwise whatever the experiments differ in, but for what does not change a result. Runs
+    that are alike in all of it, seed included, are told apart by their names, or by their folders.
+
+    Returns:
+        The runs, without those that are copies of others, and the axes: what a cell has values of.
+    """
+    kinds = {tuple(entry.cell) for entry in entries}
+    if len(kinds) == 1 and kinds != {()}:
+        by_cell: dict[tuple[Value, ...], list[Mapping[str, Value]]] = {}
+        for entry in entries:
+            if entry.run is not None:
+                by_cell.setdefault(tuple(entry.cell.values()), []).append(entry.settings)
+        differing = [key for settings in by_cell.values() for key in _differing(settings)]
+        for entry in entries:
+            # A value of an axis may be a variant's label, which says nothing of the component.
+            more = {f"{k}.name" if k in entry.cell else k: _setting(entry, k, entries)
+                    for k in differing}  # fmt: skip
+            entry.cell = {**entry.cell, **more}
+    else:
+        differing = _differing([entry.settings for entry in entries]) or ["method"]
+        differing.sort(key=lambda axis: axis != "method")
+        for entry in entries:
+            entry.cell = {axis: entry.settings.get(axis, DASH) for axis in differing}
+    keys = [(*e.cell.values(), e.seed, _setting(e, "name", entries)) for e in entries]
+    there = {key for entry, key in zip(entries, keys, strict=True) if entry.run is not None}
+    by_result: dict[tuple[Value, ...], Entry] = {}
+    for entry, key in zip(entries, keys, strict=True):
+        if entry.run is not None:
+            key = (*key, entry.manifest.get("result_hash") or entry.place)
+        elif key in there:  # missing from a copy of the grid alone
+            continue
+        by_result.setdefault(key, entry)
+    found = list(by_result.values())
+    for axis, values in (
+        ("name", [_setting(entry, "name", entries) for entry in found]),
+        ("folder", [entry.given for entry in found]),
+        ("folder", [entry.place for entry in found]),
+    ):
+        alike = len({(*entry.cell.values(), entry.seed) for entry in found}) < len(found)
+        if alike and len(set(values)) > 1:
+            for entry, value in zip(found, values, strict=True):
+                entry.cell[axis] = value
+    return found, list(found[0].cell) if found else []
+
+
+def _setting(entry: Entry, key: str, entries: Sequence[Entry]) -> Value:
+    """A setting of a run; if the run is missing, what the others of its grid agree on."""
+    if entry.run is None:
+        agreed = {e.settings[key] for e in entries if e.given == entry.given and key in e.settings}
+        return agreed.pop() if len(agreed) == 1 else DASH
+    return entry.settings.get(key, DASH)
+
+
+def cells_of(entries: Sequence[Entry]) -> list[ComparedCell]:
+    """The cells, in the order of their first runs."""
+    by_values: dict[tuple[Value, ...], list[Entry]] = {}
+    for entry in entries:
+        by_values.setdefault(tuple(entry.cell.values()), []).append(entry)
+    return [
+        ComparedCell(of_cell[0].cell, [e for e in of_cell if e.finished] or of_cell)
+        for of_cell in by_values.values()
+    ]
+
+
+def _differing(settings: Sequence[Mapping[str, Value]]) -> list[str]:
+    """Keys with several values. One that only some have came with another component."""
+    values: dict[str, set[Value]] = {}
+    for one in settings:
+        for key, value in one.items():
+            values.setdefault(key, set()).add(value)
+    return [
+        key
+        for key, found in values.items()
+        if len(found) > 1
+        and key not in _IGNORED
+        and (key == "engine.clients_per_step" or not key.startswith(("engine", "checkpoint.")))
+    ]

@@ -1,0 +1,130 @@
+"""Curves: what is on record of each round, by rounds and by what was sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from fedsim.objectives import Metric
+from fedsim.results.report.comparison import ComparedCell, Comparison
+from fedsim.results.report.figures import Line, draw_lines, swatch
+from fedsim.results.report.page import capital
+
+_TRAINING_LOSS = Metric("train_loss", "training loss, mean over examples", best="min")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, or a row of panels with the same vertical axis."""
+
+    heading: str
+    panels: list[tuple[str, Markup]]
+
+
+def legend(compared: Comparison) -> list[tuple[Markup, str]]:
+    """The lines of the figures."""
+    styles = {cell.line: cell.style for cell in compared.cells}
+    named = [(swatch(k), line) for line, k in styles.items() if k is not None]
+    others = len(styles) - len(named)
+    return named + ([(swatch(None), f"{others} others")] if others else [])
+
+
+def band(compared: Comparison) -> str:
+    """What the lines and bands of the figures are."""
+    if compared.seeds > 1:
+        return "Line: mean over seeds; band: from the lowest seed to the highest."
+    return ""
+
+
+def curves(compared: Comparison) -> list[Plot]:
+    """What is on record of each round, of runs with more than one."""
+    shown = [replace(metric, label=f"test {metric.label}") for metric in compared.metrics]
+    if len({cell.panel for cell in compared.cells}) > 1:  # each is a row of figures
+        shown = shown[: len(compared.primary) + 1]
+    else:
+        shown.append(_TRAINING_LOSS)
+        for metric in compared.primary:
+            column, label = metric.column, metric.label
+            shown += [
+                replace(metric, column=f"client_{column}",
+                        label=f"{label} on the clients’ own tests, mean"),
+                replace(metric, column=f"worst_client_{column}",
+                        label=f"{label} of the worst client"),
+            ]  # fmt: skip
+    return [plot for metric in shown if (plot := _draw(compared, metric))]
+
+
+def traffic(compared: Comparison) -> list[Plot]:
+    """Scores against communication, if that is more than a single point."""
+    if len(compared.rounds) < 2:
+        return []
+    shown = [replace(metric, label=f"test {metric.label}") for metric in compared.primary]
+    return [plot for metric in shown if (plot := _draw(compared, metric, in_bytes=True))]
+
+
+def _draw(compared: Comparison, metric: Metric, in_bytes: bool = False) -> Plot | None:
+    """The lines of all cells; None if there are none."""
+    if metric.column not in compared.rounds:
+        return None
+    panels: dict[str, list[tuple[ComparedCell, Line]]] = {}
+    for key, rows in compared.rounds.groupby(compared.axes, sort=False):
+        cell = compared.cell(dict(zip(compared.axes, key, strict=True)))
+        line = _line(rows, metric.column, cell.style, in_bytes)
+        if line is not None and (in_bytes or len(line.x) > 1):
+            panels.setdefault(cell.panel, []).append((cell, line))
+    lines = [line for panel in panels.values() for _, line in panel]
+    if not lines:
+        return None
+    low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
+    middle = float(np.median(np.concatenate([line.mean for line in lines])))
+    log = low > 0 and high > 30 * middle  # a run that diverged would press all others flat
+    low, cut = in_sight(metric, low, high)
+    margin = 0.04 * (high - low) or 0.01
+    heading = capital(metric.label) + (" by bytes sent" if in_bytes else " by round")
+    is_score = metric.column in [m.column for m in compared.primary]
+    found = []
+    for panel, of_panel in panels.items():
+        ends = [f"{c.line} {x.mean[-1]:.4g}" for c, x in of_panel if x.style is not None]
+        svg = draw_lines(
+            f"{', '.join(filter(None, [heading, panel]))}. At the end: {', '.join(ends)}.",
+            [line for _, line in of_panel],
+            xlabel="sent up and down by all clients" if in_bytes else "round",
+            limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
+            in_bytes=in_bytes,
+            log=log,
+            target=compared.target if is_score else None,
+        )
+        found.append((panel, svg))
+    return Plot(heading + (" (logarithmic)" if log else cut), found)
+
+
+def _line(rows: pd.DataFrame, measure: str, style: int | None, in_bytes: bool) -> Line | None:
+    """The line of a cell, over the rounds that all of its seeds have."""
+    rows = rows.assign(
+        sent=rows["total_bytes_up"] + rows["total_bytes_down"],
+        value=rows[measure].replace([np.inf, -np.inf], np.nan),
+    ).dropna(subset="value")
+    if rows.empty:
+        return None
+    rounds = rows.groupby("round")
+    found = rounds["value"].agg(["mean", "min", "max", "count"]).assign(sent=rounds["sent"].mean())
+    found = found[found["count"] == rows["seed"].nunique()]
+    if found.empty:
+        return None
+    x = found["sent"] if in_bytes else found.index.to_series()
+    columns = (x, found["mean"], found["min"], found["max"])
+    return Line(style, *(column.to_numpy(dtype=float) for column in columns))
+
+
+def in_sight(metric: Metric, low: float, high: float) -> tuple[float, str]:
+    """Where an axis begins, and words for what that leaves out.
+
+    Scores that are 1 at best, such as R², may have no lower bound: one run far below 0 would press
+    all others flat.
+    """
+    if metric.best == "max" and low < -1 and 0 < high <= 1:
+        return -1.0, " (from −1 up)"
+    return low, ""
