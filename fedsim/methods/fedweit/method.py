@@ -1,0 +1,419 @@
+"""FedWeIT: clients that learn tasks in turn, and use what others have learnt.
+
+Yoon, Jeong, Lee, Yang and Hwang, Federated Continual Learning with Weighted Inter-client Transfer,
+ICML 2021; as a convolutional network of documents in Chaudhary, Rai, Schubert, Schütze and Gupta,
+Federated Continual Learning for Text Classification via Selective Inter-client Transfer (EMNLP
+Findings 2022), whose FedSeIT is in `fedsim.methods.fedseit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsim.data import ClientSplits, Dataset
+from fedsim.errors import ExperimentError, RunError
+from fedsim.federation import (
+    Client,
+    Federation,
+    PerClient,
+    Update,
+    Vector,
+    client_function,
+)
+from fedsim.federation.wire import nbytes
+from fedsim.methods.fedweit.compat import Compat, first_of_classes, trained
+from fedsim.methods.fedweit.knowledge import (
+    Choice,
+    dense,
+    key,
+    of_task,
+    selection,
+    sparse,
+    transfers,
+)
+from fedsim.methods.fedweit.memory import TaskMemory, begin, pruned, thetas
+from fedsim.methods.fedweit.objective import Plateau, decay, drift, sparsity
+from fedsim.methods.fedweit.tasks import Documents, TaskNetwork, evaluate, read_documents
+from fedsim.methods.method import Method, State, methods
+from fedsim.models.decomposed import Layout, Rest
+from fedsim.models.text import Reader, TextFeatures
+from fedsim.training import FlatModel, Train
+
+LEAST_LR = 1e-10  # below, a client does not train on
+LR_FACTOR = 3.0  # by which the learning rate falls
+
+
+@dataclass(frozen=True)
+class FedWeITState(State):
+    """What the server knows beside B (`weights`).
+
+    Attributes:
+        begun: (K,) the task that each client has begun last; -1 for none.
+        knowledge: A of finished tasks, by «client/task»: which entries are kept, and they.
+        centres: what stands for a task's documents, by «client/task».
+        chosen: what each client was sent in its task under way: client, task, score of each.
+    """
+
+    begun: NDArray[np.int64]
+    knowledge: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict)
+    centres: dict[str, Vector] = field(default_factory=dict)
+    chosen: dict[str, list[Choice]] = field(default_factory=dict)
+
+
+@methods.register
+class FedWeIT(Method[FedWeITState]):
+    """Weights as B ⊙ m + A: B of all clients, m and A of a task; and others' A's, weighed.
+
+    Client c learns its task t with θ = B ⊙ σ(m_t) + A_t + Σ_j α_j·A_j: the A_j are those of all
+    clients' last tasks (its own among them), α_j numbers of its own for each width of windows,
+    m_t has an entry for each filter. Biases, α and the head belong to the task. In a round
+
+    1. it takes B from the server; when a task begins also the A_j. B, A_i and m_i of tasks i ≤ t,
+       and what belongs to task t, are trained to minimise
+
+           CE + λ₁·Σ_{i≤t} ‖A_i‖₁ + mask_l1·‖m_t‖₁ + w/2·(‖m_t‖² + ‖A_t‖² [+ ‖B‖² for t = 1])
+              + λ₂/2·Σ_{i<t} ‖B ⊙ σ(m_i) + A_i − θ_i‖²,
+
+       θ_i what it was when task t began (the paper's Eq. 5 has ΔB ⊙ m − ΔA, which is not the drift
+       of θ; A and m of past tasks are trained, so that they make up for changes of B);
+    2. the server takes the mean of all B;
+    3. in a task's last round clients send A_t, entries up to λ₁ put to zero, as they are for
+       predictions.
+
+    `train.local_epochs` passes a round with Adam; after `patience` of them without a smaller loss
+    on the validation examples the learning rate falls to a third, and Adam begins anew. The next
+    round goes on with it, the next task with the first. Each task is scored on the test examples
+    of its classes, with the client's own B.
+
+    Who has learnt from whom is in explanations.parquet (`transfer`): a row for each A that a task
+    has taken, with the mean of |α| at the task's end. In clients.parquet, `nonzero` is the share
+    of A's entries that is sent; each costs four bytes, and every entry a bit. Of the traffic there
+    (`bytes_up`, `bytes_down`), `adaptive_bytes` are those of A at a task's end, `selected_bytes`
+    those of the A_j at its beginning, both as they are sent and as they would be if they were
+    dense (`…_dense_bytes`); the rest is B, of which the paper's filter-wise sparse form is not
+    here.
+
+    Args:
+        lam1: λ₁.
+        lam2: λ₂.
+        mask_l1: weight of ‖m_t‖₁; λ₁ in the paper, 0 in the released code.
+        weight_decay: w.
+        patience: epochs without improvement before the learning rate falls.
+        compat: do as the released code does.
+    """
+
+    name: str = "fedweit"
+    continual: ClassVar[bool] = True
+    only_sums: ClassVar[bool] = False  # each client's A is sent to others
+    start: ClassVar[float] = 1 / 3  # A_t begins as this share of B
+    rest: ClassVar[type[Rest]] = Rest
+    lam1: float = Field(1e-3, ge=0)
+    lam2: float = Field(1.0, ge=0)
+    mask_l1: float = Field(0.0, ge=0)
+    weight_decay: float = Field(1e-4, ge=0)
+    patience: int = Field(3, ge=1)
+    compat: Compat = Compat()
+
+    def check(self, train: Train) -> None:
+        if train.optimizer.name != "adam" or train.optimizer.weight_decay:
+            raise ExperimentError(
+                f"method.name={self.name} trains with Adam and a weight decay of its own; set "
+                "train.optimizer.name=adam, and method.weight_decay"
+            )
+        if train.lr_decay != 1 or train.clip_norm is not None:
+            raise ExperimentError(
+                f"method.name={self.name} has a rule of its own for the learning rate, and clips "
+                "no gradients: leave out train.lr_decay and train.clip_norm"
+            )
+
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
+        if splits.stream is None:
+            raise ExperimentError(
+                f"method.name={self.name} learns tasks in turn: partition.kind=tasks, or own_tasks"
+            )
+        if not isinstance(getattr(network, "features", None), TextFeatures):
+            raise ExperimentError(f"method.name={self.name} needs model.name=text_cnn")
+
+    # -- the server ----------------------------------------------------------------------------
+
+    def init(self, fed: Federation) -> FedWeITState:
+        begun = np.full(fed.num_clients, -1, dtype=np.int64)
+        layout = self.layout(text_features(fed.model), self.slots(fed.num_clients))
+        return FedWeITState(weights=layout.draw().numpy(), begun=begun)
+
+    def round(self, fed: Federation, state: FedWeITState, t: int) -> FedWeITState:
+        cohort, task = fed.sample(t), fed.task
+        new = [int(k) for k in cohort if state.begun[k] < task]
+        if new:
+            state = self.choose(fed, state, new)
+        failed = [k for k in new if str(k) not in state.chosen]
+        new = [k for k in new if k not in failed]
+        cohort = np.setdiff1d(cohort, failed)
+        if not len(cohort):
+            raise RunError(f"round {t}: every client of the cohort failed as it began its task")
+        parts = {k: selection(state.knowledge, state.chosen[str(k)]) for k in new}
+        mean = fed.mean(self.local_update, cohort, base=state.weights, foreign=PerClient(parts))
+        begun = state.begun.copy()
+        begun[[k for k in new if k in mean.clients]] = task
+        state = replace(state, weights=mean.weights, begun=begun)
+        return self.collect(fed, state) if ends_task(fed, t) else state
+
+    def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
+        """Whose A's clients get that begin their task: those of all clients' last one."""
+        last = of_task(fed.task - 1, state.knowledge, fed.num_clients)
+        return replace(state, chosen={**state.chosen, **{str(k): last for k in new}})
+
+    def slots(self, num_clients: int) -> int:
+        """K, how many A's of other tasks a task can take."""
+        return num_clients
+
+    def collect(self, fed: Federation, state: FedWeITState) -> FedWeITState:
+        """The A's of the task that ends; and on record, who has learnt from whom."""
+        assert fed.stream is not None
+        task, labels = fed.task, fed.stream.labels
+        who = np.flatnonzero(state.begun == task)
+        knowledge, rows = dict(state.knowledge), []
+        for k, item in fed.gather(self.adaptive, who).items():
+            attention = item.pop("attention")
+            knowledge[key(k, task)] = item
+            chosen = state.chosen[str(k)]
+            rows += transfers(k, task, chosen, attention, state.knowledge, labels)
+        fed.explain("transfer", rows)
+        return replace(state, knowledge=knowledge)
+
+    def evaluate(self, fed: Federation, state: FedWeITState) -> None:
+        who = np.flatnonzero(state.begun >= 0)
+        fed.each(self.test_tasks, who)
+        fed.log(**fed.task_scores())
+
+    def evaluate_clients(self, fed: Federation, state: FedWeITState) -> None:
+        """Nothing more: all that is evaluated are clients' own models."""
+
+    def global_model(self, fed: Federation, state: FedWeITState) -> Mapping[str, NDArray[Any]]:
+        return {"base": state.weights}
+
+    # -- the clients ---------------------------------------------------------------------------
+
+    @client_function("local_update")
+    def local_update(
+        self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None
+    ) -> Update:
+        """(client) B after training; all else stays.
+
+        Args:
+            foreign: its `selection`, if its task begins.
+        """
+        memory = memory_of(client)
+        if memory.get("task") != client.task:
+            assert foreign is not None
+            self.begin_task(client, base, foreign)
+        memory["base"] = base
+        self.learn(client)
+        return Update(weights=memory["base"])
+
+    def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any]) -> None:
+        """(client) A, m and all that a task has to itself, anew; what past θ_i are held to."""
+        network, rest = self.network(client, client.task)
+        items = foreign["items"]
+        others = torch.zeros_like(rest.foreign)
+        for j, item in enumerate(items):
+            others[j] = dense(item)
+        client.report(
+            selected_bytes=nbytes(items), selected_dense_bytes=nbytes(others[: len(items)])
+        )
+        rest.reset()
+        self.start_attention(rest, foreign["scores"])
+        begin(
+            memory_of(client),
+            rest.layout,
+            client.task,
+            A=self.start * base,
+            m=rest.layout.draw_mask().to(client.device),
+            rest=network.vector,
+            foreign=others,
+            lr=client.settings.optimizer.lr,
+        )
+
+    def start_attention(self, rest: Rest, scores: Sequence[float]) -> None:
+        """Initial α; those that were drawn, here."""
+
+    def learn(self, client: Client) -> None:
+        """(client) Train B, all A_i and m_i, and what belongs to the task under way."""
+        memory, train = memory_of(client), client.settings
+        network, rest = self.loaded(client, -1)
+        reader, past = text_features(client.model).reader, memory.get("before")
+        B, A, m = (
+            v.clone().requires_grad_()
+            for v in (memory["base"], memory["adaptive"], memory["masks"])
+        )
+        leaves = [B, A, m, *trained(rest, self.compat.frozen)]
+        data, held_out = (
+            read_documents(rest, reader, part, client.labels(client.task), self.compat.frozen)
+            for part in (client.data, client.validation)
+        )
+        rng, lr, plateau = client.rng("batches"), memory["lr"], Plateau(self.patience)
+        adam = torch.optim.Adam(leaves, lr, train.optimizer.betas)
+        steps, visited, total = 0, 0, 0.0
+        for _ in range(train.local_epochs):
+            if lr < LEAST_LR:
+                break
+            rest.train()
+            order = torch.from_numpy(rng.permutation(len(data.y))).to(client.device)
+            for rows in torch.split(order, train.batch_size):
+                loss = self.loss(rest, reader, data.part(rows), B, A, m, past)
+                adam.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                adam.step()
+                steps += 1
+                visited += len(rows)
+                total += float(loss.detach()) * len(rows)
+            if len(held_out.y) == 0:
+                continue
+            rest.eval()
+            with torch.no_grad():
+                validation = float(self.loss(rest, reader, held_out, B, A, m, past, prune=True))
+            if plateau.reached(validation):
+                lr /= LR_FACTOR
+                adam = torch.optim.Adam(leaves, lr, train.optimizer.betas)
+        client.report(steps=steps, lr=lr)
+        if visited:
+            client.report(loss=total / visited)
+        memory["base"], memory["adaptive"], memory["masks"] = (v.detach() for v in (B, A, m))
+        memory["rests"] = [*memory["rests"][:-1], network.vector.clone()]
+        memory["lr"] = lr
+
+    def loss(
+        self,
+        rest: Rest,
+        reader: Reader,
+        documents: Documents,
+        B: Tensor,
+        A: Tensor,
+        m: Tensor,
+        past: Tensor | None,
+        prune: bool = False,
+    ) -> Tensor:
+        """Eq. 5, as the class has it, on documents of the last of n tasks, t.
+
+        Args:
+            B: (P,).
+            A: (n, P).
+            m: (n, rows), before the sigmoid.
+            past: (n-1, P) θ_i of tasks i < t when t began; None if t is the first.
+            prune: read documents as predictions do, without small entries of A_t.
+        """
+        layout, W, A_t, gates = rest.layout, rest.dense, A[-1], m.sigmoid()
+        gate = gates[-1].detach() if self.compat.frozen else gates[-1]
+        theta = layout.masked(B, gate) + (pruned(A_t, self.lam1) if prune else A_t)
+        logits = rest(reader(documents.x), theta, documents.digested)
+        loss = (
+            cross_entropy(logits, documents.y)
+            + self.lam1 * sparsity(A, W)
+            + self.mask_l1 * m[-1].abs().sum()
+            + self.weight_decay / 2 * decay(B, A, m, W)
+        )
+        if past is not None and self.lam2:
+            loss = loss + self.lam2 / 2 * drift(layout, B, A[:-1], gates[:-1], past)
+        return loss
+
+    @client_function("adaptive")
+    def adaptive(self, client: Client) -> dict[str, Any]:
+        """(client) A of the task under way without small entries; and α's, which are not sent."""
+        _, rest = self.loaded(client, -1)
+        A = pruned(memory_of(client)["adaptive"][-1], self.lam1)
+        alpha = rest.attention.detach().abs().mean(dim=1).tolist()
+        message = sparse(A)
+        client.report(
+            nonzero=float((A != 0).float().mean()),
+            adaptive_bytes=nbytes(message),
+            adaptive_dense_bytes=nbytes(A),
+        )
+        return {**message, "attention": alpha}
+
+    @client_function("test_tasks")
+    def test_tasks(self, client: Client) -> None:
+        """(client) Score all tasks that it has begun, on the test examples of their classes."""
+        reader, theta = text_features(client.model).reader, self.thetas(client)
+        for i, task in enumerate(memory_of(client)["begun"]):
+            _, rest = self.loaded(client, i)
+            test, labels = client.task_test(task), client.labels(task)
+            if self.compat.eval:
+                order = client.stream.order[client.id][task]
+                test = first_of_classes(test, order, len(client.validation))
+            scores = evaluate(rest, reader, theta[i], test, labels, self.compat.frozen)
+            client.report_task(task, **scores)
+
+    @property
+    def stackable(self) -> bool:
+        return False
+
+    def own_model(self, client: Client) -> TaskNetwork | None:
+        """(client) Its network for the task that it has begun last."""
+        begun = memory_of(client).get("begun")
+        if not begun:
+            return None
+        _, rest = self.loaded(client, -1)
+        theta, labels = self.thetas(client)[-1], client.labels(begun[-1])
+        reader, frozen = text_features(client.model).reader, self.compat.frozen
+        return TaskNetwork(rest, reader, theta, labels, client.num_classes, frozen)
+
+    # -- networks ------------------------------------------------------------------------------
+
+    def layout(self, features: TextFeatures, slots: int) -> Layout:
+        """Where B, A and θ have what."""
+        return Layout.of(features)
+
+    def build(self, features: TextFeatures, slots: int, labels: int) -> Rest:
+        """The network of what a task of so many classes has to itself."""
+        layout, hidden = self.layout(features, slots), features.dense.out_features
+        return self.rest(layout, slots, labels, features.dropout.p, hidden)
+
+    def network(self, client: Client, task: int) -> tuple[FlatModel, Rest]:
+        """(client) That of one of its tasks, with whatever weights were left in it."""
+        labels, slots = len(client.labels(task)), self.slots(len(client.stream.labels))
+        build = partial(self.build, text_features(client.model), slots, labels)
+        network = client.network(f"rest of {labels}", build)
+        assert isinstance(network.module, Rest)
+        return network, network.module
+
+    def loaded(self, client: Client, i: int) -> tuple[FlatModel, Rest]:
+        """(client) That of the i-th task that it has begun, with its weights and others' A's."""
+        memory = memory_of(client)
+        network, rest = self.network(client, memory["begun"][i])
+        network.load(memory["rests"][i])
+        rest.foreign.copy_(memory["foreign"][i])
+        return network, rest
+
+    def thetas(self, client: Client) -> Tensor:
+        """(client) (n, P) θ_i of its tasks, as predictions take them: A_i pruned."""
+        slots = self.slots(len(client.stream.labels))
+        layout = self.layout(text_features(client.model), slots)
+        return thetas(memory_of(client), layout, prune=self.lam1)
+
+
+def ends_task(fed: Federation, t: int) -> bool:
+    """Whether round t is the last one of a task."""
+    assert fed.stream is not None
+    return t * fed.stream.tasks % fed.settings.rounds == 0
+
+
+def memory_of(client: Client) -> TaskMemory:
+    """The client's state, whose keys are those of a `TaskMemory`."""
+    return cast(TaskMemory, client.state)
+
+
+def text_features(model: FlatModel) -> TextFeatures:
+    """The features of a network that was found to be a `TextCnn`."""
+    features = model.module.get_submodule("features")
+    assert isinstance(features, TextFeatures)
+    return features
