@@ -1,4 +1,4 @@
-"""Federated methods, a file each."""
+"""Federated methods, a module each; a package where one has several parts."""
 
 from fedsim.methods import (  # fills the registry
     centralised,

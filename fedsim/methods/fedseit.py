@@ -6,7 +6,7 @@ via Selective Inter-client Transfer, EMNLP Findings 2022.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -17,13 +17,18 @@ from pydantic import Field
 from threadpoolctl import threadpool_limits
 
 from fedsim.federation import Client, Federation, client_function
-from fedsim.methods.fedweit import FedWeIT, FedWeITState, place, text_features
+from fedsim.methods.fedweit import FedWeIT, FedWeITState
+from fedsim.methods.fedweit.knowledge import Choice, key, place
+from fedsim.methods.fedweit.method import text_features
 from fedsim.methods.method import methods
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
-from fedsim.training import FlatModel
+from fedsim.models.text import TextFeatures
 
 MOST_CENTRES = 200  # Q, of a task's documents
 ALIKE = 0.7  # the least cosine that counts in `rectified`
+
+Centres = NDArray[np.float32]  # (Q, D), of a task's documents
+Similarity = Literal["mean", "rectified"]
 
 
 @methods.register
@@ -55,17 +60,20 @@ class FedSeIT(FedWeIT):
     rest: ClassVar[type[Rest]] = ProjectedRest
     top_k: int | None = Field(None, ge=1)
     share_dense: bool = False
-    similarity: Literal["mean", "rectified"] = "mean"
+    similarity: Similarity = "mean"
+
+    # -- DLS -----------------------------------------------------------------------------------
+
+    def layout(self, features: TextFeatures, slots: int) -> Layout:
+        layout = super().layout(features, slots)
+        if not self.share_dense:
+            return layout
+        return replace(layout, dense=(features.dense.out_features, (slots + 1) * layout.features))
+
+    # -- selection -----------------------------------------------------------------------------
 
     def slots(self, num_clients: int) -> int:
         return num_clients if self.top_k is None else self.top_k
-
-    def layout(self, model: FlatModel, slots: int) -> Layout:
-        layout = super().layout(model, slots)
-        if not self.share_dense:
-            return layout
-        hidden = text_features(model).dense.out_features
-        return replace(layout, dense=(hidden, (slots + 1) * layout.features))
 
     def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
         if self.top_k is None:
@@ -74,48 +82,21 @@ class FedSeIT(FedWeIT):
         for k in new:  # nothing is left of the last choice for who does not answer
             chosen.pop(str(k), None)
         for k, found in fed.gather(self.centres, new).items():
-            centres[f"{k}/{fed.splits.task}"] = found
-            scores = [(*place(key), self.alike(found, centres[key])) for key in state.knowledge]
-            # Of equal ones the first: by client, then by task.
-            chosen[str(k)] = sorted(scores, key=lambda s: (-s[2], s[0], s[1]))[: self.top_k]
+            centres[key(k, fed.splits.task)] = found
+            ranked = most_similar(found, state.knowledge, centres, self.similarity)
+            chosen[str(k)] = ranked[: self.top_k]
         return replace(state, centres=centres, chosen=chosen)
-
-    def alike(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-        """How much two sets of centres (n, D) are alike."""
-        a, b = (
-            v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12)
-            for v in (a.astype(np.float64), b.astype(np.float64))
-        )
-        if self.similarity == "mean":  # of all cosines, which is the cosine of means
-            return float(a.mean(axis=0) @ b.mean(axis=0))
-        cosines = a @ b.T
-        return float(np.where(cosines > ALIKE, cosines, 0).mean())
-
-    # -- the clients ---------------------------------------------------------------------------
 
     @torch.no_grad()
     @client_function("centres")
-    def centres(self, client: Client) -> NDArray[np.float32]:
+    def centres(self, client: Client) -> Centres:
         """(client) (Q, D) centres of the documents of the task that begins."""
         reader = text_features(client.model).reader
-        vectors: NDArray[np.float32] = reader.document_vectors(client.data.x).cpu().numpy()
+        vectors: Centres = reader.document_vectors(client.data.x).cpu().numpy()
         if len(vectors) > MOST_CENTRES:
-            vectors = self.clusters(client, vectors)
+            vectors = clusters(vectors, int(client.rng("centres").integers(2**31)))
         client.report(centres_bytes=vectors.nbytes)
         return vectors
-
-    def clusters(self, client: Client, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(client) (Q, D) centres of more vectors than that."""
-        from sklearn.cluster import KMeans
-
-        different: NDArray[np.float32] = np.unique(vectors, axis=0)
-        if len(different) <= MOST_CENTRES:
-            return different
-        seed = int(client.rng("centres").integers(2**31))
-        with threadpool_limits(1):  # more may change a last bit
-            found = KMeans(MOST_CENTRES, max_iter=100, n_init=3, random_state=seed).fit(vectors)
-        centres: NDArray[np.float32] = found.cluster_centers_.astype(np.float32)
-        return centres
 
     def start_attention(self, rest: Rest, scores: Sequence[float]) -> None:
         if self.top_k is None:
@@ -125,3 +106,45 @@ class FedSeIT(FedWeIT):
             total = sum(abs(score) for score in scores)
             for j, score in enumerate(scores):
                 rest.attention[j] = score / total if total else 1 / len(scores)
+
+
+def clusters(vectors: Centres, seed: int) -> Centres:
+    """(Q, D) centres of more than Q vectors (n, D): of K-means, or all different ones if fewer."""
+    from sklearn.cluster import KMeans
+
+    different: Centres = np.unique(vectors, axis=0)
+    if len(different) <= MOST_CENTRES:
+        return different
+    with threadpool_limits(1):  # more may change a last bit
+        found = KMeans(MOST_CENTRES, max_iter=100, n_init=3, random_state=seed).fit(vectors)
+    centres: Centres = found.cluster_centers_.astype(np.float32)
+    return centres
+
+
+def most_similar(
+    own: Centres,
+    finished: Collection[str],
+    centres: Mapping[str, Centres],
+    kind: Similarity,
+) -> list[Choice]:
+    """Finished tasks, the most similar to a task first; of equal ones by client, then by task.
+
+    Args:
+        own: centres of the task.
+        finished: keys «client/task».
+        centres: of these, and perhaps other, tasks.
+    """
+    scores = [(*place(name), similarity(own, centres[name], kind)) for name in finished]
+    return sorted(scores, key=lambda choice: (-choice[2], choice[0], choice[1]))
+
+
+def similarity(a: Centres, b: Centres, kind: Similarity) -> float:
+    """The mean cosine of all pairs of two sets of centres; see `FedSeIT.similarity`."""
+    a, b = (
+        v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12)
+        for v in (a.astype(np.float64), b.astype(np.float64))
+    )
+    if kind == "mean":  # of all cosines, which is the cosine of means
+        return float(a.mean(axis=0) @ b.mean(axis=0))
+    cosines = a @ b.T
+    return float(np.where(cosines > ALIKE, cosines, 0).mean())

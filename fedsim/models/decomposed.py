@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fedsim.models.text import Reader, convolved, most
+from fedsim.models.text import Reader, TextFeatures, convolved, most
 
 CUT_OFF = 0.87962566103423978  # standard deviation of a normal one that is cut off at ±2
 Read = tuple[Tensor, Tensor]  # documents, as of `Reader`
@@ -36,6 +36,13 @@ class Layout:
     filters: int
     vectors: int
     dense: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, features: TextFeatures) -> Layout:
+        """That of the convolutions of a `TextCnn`, without its dense layer."""
+        convolutions = [c for c in features.convolutions if isinstance(c, nn.Conv1d)]
+        kernels = tuple(c.kernel_size[0] for c in convolutions)
+        return cls(kernels, convolutions[0].out_channels, convolutions[0].in_channels)
 
     @property
     def blocks(self) -> list[tuple[int, int]]:

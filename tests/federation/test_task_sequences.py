@@ -26,7 +26,7 @@ from fedsim.errors import ClientError, ExperimentError
 from fedsim.federation import Client, Federation, LocalEngine, PerClient, Update
 from fedsim.methods import State, centralised, methods
 from fedsim.methods.fedavg import FedAvg
-from fedsim.methods.fedweit import task_test
+from fedsim.methods.fedweit.method import task_test
 from fedsim.methods.local import Local
 from fedsim.models import Classifier
 from fedsim.objectives import Batch, Classification, evaluate

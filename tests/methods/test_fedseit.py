@@ -17,10 +17,14 @@ from torch import Tensor, nn
 from experiments import federation, small_experiment
 from fedsim import Client, Experiment, Federation, Run, resume, run
 from fedsim.errors import BadInput, RunError
-from fedsim.federation import Update
+from fedsim.federation import Examples, Update
 from fedsim.federation.cohort import draw_cohort
-from fedsim.methods.fedseit import FedSeIT
-from fedsim.methods.fedweit import Compat, Documents, FedWeIT, FedWeITState, dense, sparse
+from fedsim.methods.fedseit import FedSeIT, similarity
+from fedsim.methods.fedweit import FedWeIT, FedWeITState
+from fedsim.methods.fedweit.compat import first_of_classes
+from fedsim.methods.fedweit.knowledge import dense, sparse
+from fedsim.methods.fedweit.method import text_features
+from fedsim.methods.fedweit.tasks import Documents, read_documents
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
 from fedsim.objectives.continual import continual
@@ -183,8 +187,8 @@ def test_the_loss_is_that_of_the_docstring(kind: str, tasks: int) -> None:
     method = (FedWeIT if kind == "fedweit" else FedSeIT)(**COEFFICIENTS)
     rest, reader, documents, leaves = setup_of_loss(method.rest, tasks, kind == "dls")
     B, A, m, before = leaves.values()
-    client: Any = SimpleNamespace(state={"before": before} if tasks > 1 else {})
-    found = method.loss(client, rest, B, A, m, reader, documents)
+    past = before if tasks > 1 else None
+    found = method.loss(rest, reader, documents, B, A, m, past)
     expected = loss_by_hand(method, rest, reader, documents, B, A, m, before)
     torch.testing.assert_close(found, expected)
     trained = [B, A, m, *rest.parameters()]
@@ -196,7 +200,7 @@ def test_the_loss_is_that_of_the_docstring(kind: str, tasks: int) -> None:
         if coefficient == "lam2" and tasks == 1:
             continue
         without = method.model_copy(update={coefficient: 0.0})
-        assert without.loss(client, rest, B, A, m, reader, documents) < found - 1e-3
+        assert without.loss(rest, reader, documents, B, A, m, past) < found - 1e-3
 
 
 @both
@@ -207,11 +211,10 @@ def test_validation_reads_as_predictions_do_and_adds_no_drift(name: str) -> None
     B, A, m, _ = leaves.values()
     gate = torch.stack([gates(rest.layout, row) for row in m])
     theta = (B * gate + A).detach()
-    client: Any = SimpleNamespace(state={"before": theta[:-1]})
 
     def found(lam2: float, prune: bool) -> Tensor:
         method = kind(lam1=0.5, lam2=lam2)
-        return method.loss(client, rest, B, A, m, reader, documents, prune=prune)
+        return method.loss(rest, reader, documents, B, A, m, theta[:-1], prune=prune)
 
     torch.testing.assert_close(found(0, prune=True), found(1, prune=True))
     read = torch.where(A[-1].abs() > 0.5, theta[-1], (B * gate[-1]).detach())
@@ -230,8 +233,7 @@ def test_the_task_reaches_all_that_belongs_to_it(kind: str) -> None:
     method = (FedWeIT if kind == "fedweit" else FedSeIT)(**none)
     rest, reader, documents, leaves = setup_of_loss(method.rest, 3, kind == "dls")
     B, A, m, before = leaves.values()
-    client: Any = SimpleNamespace(state={"before": before})
-    method.loss(client, rest, B, A, m, reader, documents).backward()
+    method.loss(rest, reader, documents, B, A, m, before).backward()
     assert B.grad is not None
     assert B.grad.any()
     for of_tasks in (A.grad, m.grad):
@@ -260,7 +262,9 @@ def changed(made: Experiment, first: int, second: int, client: int = 0) -> set[s
     for i, (a, b) in enumerate(zip(one["masks"], other["masks"], strict=True)):
         if (a != b).any():
             found.add(f"mask {i}")
-    network = FlatModel(method.build(fed.model, method.slots(2), 2), torch.device("cpu"))
+    network = FlatModel(
+        method.build(text_features(fed.model), method.slots(2), 2), torch.device("cpu")
+    )
     before, after = (network.named(torch.tensor(state["rests"][-1])) for state in (one, other))
     found |= {n for n in before if (before[n] != after[n]).any()}
     for i in range(len(one["rests"]) - 1):  # past tasks keep theirs
@@ -305,10 +309,9 @@ def test_frozen_masks_learn_nothing_of_the_task(path: Path, name: str) -> None:
 
 
 def test_frozen_nothing_of_others_reaches_the_network(path: Path) -> None:
-    method = FedSeIT(compat=Compat(frozen=True))
     rest, reader, documents, _ = setup_of_loss(ProjectedRest, 1)
     examples: Any = SimpleNamespace(x=documents.x, y=documents.y)
-    found = method.documents(rest, reader, examples, (0, 1, 2))
+    found = read_documents(rest, reader, examples, (0, 1, 2), frozen=True)
     assert found.digested.shape == documents.digested.shape
     assert documents.digested.any()
     assert not found.digested.any()
@@ -337,8 +340,8 @@ class Spied(FedSeIT):
         super().learn(client)
         noted["after"] = dict(client.state)
 
-    def loss(self, client: Client, *arguments: Any, **further: Any) -> Tensor:
-        found = super().loss(client, *arguments, **further)
+    def loss(self, *arguments: Any, **further: Any) -> Tensor:
+        found = super().loss(*arguments, **further)
         if not torch.is_grad_enabled():
             SEEN[-1]["held out"].append(float(found))
         return found
@@ -359,7 +362,7 @@ def test_a_round_of_training_step_by_step(path: Path, top_k: int | None) -> None
         k, task, t = client.id, client.splits.task, client.round
         np.testing.assert_array_equal(before["base"], states[t - 1].weights)
         labels = splits.sequence.labels[k][task]
-        rest = made.method.build(fed.model, made.method.slots(2), 2)
+        rest = made.method.build(text_features(fed.model), made.method.slots(2), 2)
         network = FlatModel(rest, torch.device("cpu"))
         network.load(before["rests"][-1])
         rest.foreign.copy_(before["foreign"][-1])
@@ -397,7 +400,7 @@ def test_how_a_task_begins(path: Path, name: str) -> None:
     assert isinstance(method, FedWeIT)
     _, states, kept = played(made)
     fed = federation(made)
-    layout = method.layout(fed.model, method.slots(2))
+    layout = method.layout(text_features(fed.model), method.slots(2))
     for k in (0, 1):
         before = kept[2][k]
         B, A, m = (torch.tensor(before[n]) for n in ("base", "adaptive", "masks"))
@@ -425,7 +428,7 @@ def test_how_a_task_begins(path: Path, name: str) -> None:
     )
     client.network = lambda name, build: FlatModel(build(), torch.device("cpu"))
     base = torch.randn(layout.size)
-    method.begin_task(client, base, None)
+    method.begin_task(client, base, {"items": [], "scores": []})
     share = 3 if name == "fedweit" else 5
     torch.testing.assert_close(client.state["adaptive"][0], base / share)
     # Of variance 1/3 after it was cut off at two standard deviations.
@@ -452,7 +455,7 @@ def test_what_is_sent_and_tested_is_pruned(path: Path, tmp_path: Path, name: str
         pruned += int((sent == 0).sum())
         for task in (0, 1):
             labels = splits.sequence.labels[k][task]
-            rest = method.build(fed.model, method.slots(2), len(labels))
+            rest = method.build(text_features(fed.model), method.slots(2), len(labels))
             FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][task]))
             rest.eval()
             rest.foreign.copy_(torch.tensor(state["foreign"][task]))
@@ -552,7 +555,7 @@ def test_what_holds_past_tasks_lessens_forgetting(tmp_path: Path, name: str) -> 
 # selection
 
 
-def alike_by_hand(a: np.ndarray, b: np.ndarray, rectified: bool) -> float:
+def similarity_by_hand(a: np.ndarray, b: np.ndarray, rectified: bool) -> float:
     total = 0.0
     for u, v in itertools.product(a.astype(float), b.astype(float)):
         norms = math.sqrt(sum(u * u)) * math.sqrt(sum(v * v))
@@ -561,18 +564,18 @@ def alike_by_hand(a: np.ndarray, b: np.ndarray, rectified: bool) -> float:
     return total / len(a) / len(b)
 
 
-@pytest.mark.parametrize("similarity", ["mean", "rectified"])
-def test_alike_is_over_all_pairs(similarity: Any) -> None:
-    method, rng = FedSeIT(similarity=similarity), np.random.default_rng(0)
+@pytest.mark.parametrize("kind", ["mean", "rectified"])
+def test_similarity_is_over_all_pairs(kind: Any) -> None:
+    rng = np.random.default_rng(0)
     for n, q in ((1, 1), (4, 9), (20, 3)):
         a, b = (rng.normal(0.5, 1, (rows, D)).astype(np.float32) for rows in (n, q))
         a[0] = 0 if n > 1 else a[0]  # the vector of an empty document
-        expected = alike_by_hand(a, b, similarity == "rectified")
-        assert method.alike(a, b) == pytest.approx(expected, abs=1e-9)
-        assert method.alike(100 * a, b) == pytest.approx(expected, abs=1e-6)
+        expected = similarity_by_hand(a, b, kind == "rectified")
+        assert similarity(a, b, kind) == pytest.approx(expected, abs=1e-9)
+        assert similarity(100 * a, b, kind) == pytest.approx(expected, abs=1e-6)
     one = np.ones((2, D), np.float32)
-    assert method.alike(one, one) == pytest.approx(1)
-    assert method.alike(one, np.zeros((3, D), np.float32)) == 0
+    assert similarity(one, one, kind) == pytest.approx(1)
+    assert similarity(one, np.zeros((3, D), np.float32), kind) == 0
 
 
 @pytest.mark.parametrize("similarity", ["mean", "rectified"])
@@ -592,7 +595,7 @@ def test_the_most_alike_of_all_finished_tasks_are_chosen(
         assert len(states[t].knowledge) == 3 * (task + (t % 2 == 0))
         for k in range(3):
             scores = {
-                (c, i): alike_by_hand(
+                (c, i): similarity_by_hand(
                     centres[f"{k}/{task}"], centres[f"{c}/{i}"], similarity == "rectified"
                 )
                 for c, i in finished
@@ -948,10 +951,7 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
         ({"method": {"similarity": "cosine"}}, "method.similarity"),
         ({"method": {"compat": {"frozn": True}}}, "method.compat.*frozn"),
         ({"method": {"name": "fedweit", "top_k": 2}}, "top_k"),
-        (
-            {"privacy": {"clip": 1, "noise_multiplier": 1}},
-            "sends more than sums",
-        ),
+        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "sends more than sums"),
         ({"partition": {"tasks": [[["a", "e"]]]}}, "there is no class 'e'"),
         ({"partition": {"tasks": [[["a", "b"]], [["a"], ["b"]]]}}, "client 1 has 2 tasks"),
         ({"train": {"participation": 0.1}}, "samples nobody"),
@@ -1051,20 +1051,15 @@ def test_what_the_released_code_tests_on(path: Path, tmp_path: Path) -> None:
         method={"compat": {"eval": True}},
         train={"rounds": 2},
     )
-    fed = federation(made)
-    method = made.method
-    assert isinstance(method, FedSeIT)
     dataset, splits, _ = prepare(made)
     assert splits.sequence is not None
     assert 0 < len(splits.sequence.validation[0]) <= 64
-    client: Any = SimpleNamespace(
-        id=0, splits=splits, central_test=fed.test_data, device=torch.device("cpu")
-    )
-    for validation, first in ((10, 64), (64, 64), (65, 128), (500, 200)):
-        client.validation = range(validation)
-        found = method.tested(client, 0)
+    b, a = dataset.classes.index("b"), dataset.classes.index("a")
+    assert splits.sequence.order[0][0] == (b, a)
+    x, y = torch.tensor(dataset.test_x), torch.tensor(dataset.test_y)
+    for validation, first in ((0, 64), (10, 64), (64, 64), (65, 128), (500, 200)):
+        found = first_of_classes(Examples(x, y), (b, a), validation)
         assert len(found) == first
-        b, a = dataset.classes.index("b"), dataset.classes.index("a")
         assert found.y.tolist() == ([b] * 100 + [a] * 100)[:first]
     done = run(made, tmp_path)
     assert set((done.tasks["accuracy"] * 64) % 1) == {0}

@@ -8,11 +8,10 @@ Findings 2022), whose FedSeIT is in `fedsim.methods.fedseit`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -34,34 +33,29 @@ from fedsim.federation import (
     client_function,
 )
 from fedsim.federation.wire import nbytes
+from fedsim.methods.fedweit.compat import Compat, first_of_classes, trained
+from fedsim.methods.fedweit.knowledge import (
+    Choice,
+    dense,
+    key,
+    of_task,
+    selection,
+    sparse,
+    transfers,
+)
+from fedsim.methods.fedweit.memory import TaskMemory, begin, pruned, thetas
+from fedsim.methods.fedweit.objective import Plateau, decay, drift, sparsity
+from fedsim.methods.fedweit.tasks import Documents, TaskNetwork, evaluate, read_documents
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.models.decomposed import Layout, Rest
 from fedsim.models.text import Reader, TextFeatures
 from fedsim.objectives import Classification
 from fedsim.objectives.slices import mean_over_tasks
-from fedsim.registry import Config
 from fedsim.training import FlatModel, Train
 
 LEAST_LR = 1e-10  # below, a client does not train on
 LR_FACTOR = 3.0  # by which the learning rate falls
-LAST = 64  # documents a batch of the released code's evaluation
-
-
-class Compat(Config):
-    """What the released code of FedSeIT does, instead of what its paper says.
-
-    Args:
-        frozen: masks learn nothing of the task, but from their decay and the drift alone; heads
-            are not trained. Of FedSeIT neither are the projections of all widths but the first,
-            and nothing that others' convolutions find reaches its network.
-        eval: a task is tested on no more documents than the one under way has for validation,
-            rounded up to batches of 64, of a test set that lies class by class: often on one
-            class alone.
-    """
-
-    frozen: bool = False
-    eval: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,103 +72,7 @@ class FedWeITState(State):
     begun: NDArray[np.int64]
     knowledge: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict)
     centres: dict[str, Vector] = field(default_factory=dict)
-    chosen: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
-
-
-class TaskNetwork(nn.Module):
-    """A client's network for one task: documents (B, L) to logits (B, C), −∞ for other classes.
-
-    Args:
-        rest: what is the task's own.
-        reader: of words.
-        theta: (P,) B ⊙ σ(m) + A.
-        labels: the task's classes.
-        classes: C.
-        digest: examples and labels to `Documents`.
-    """
-
-    theta: Tensor
-
-    def __init__(
-        self,
-        rest: Rest,
-        reader: Reader,
-        theta: Tensor,
-        labels: tuple[int, ...],
-        classes: int,
-        digest: Callable[[Examples, tuple[int, ...]], Documents],
-    ) -> None:
-        super().__init__()
-        self.rest, self.reader = rest, reader
-        self.register_buffer("theta", theta)
-        self.labels, self.classes, self._digest = labels, classes, digest
-
-    def forward(self, x: Tensor) -> Tensor:
-        nobody = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        documents = self._digest(Examples(x, nobody), self.labels)
-        found = torch.full((len(x), self.classes), -math.inf, device=x.device)
-        found[:, list(self.labels)] = self.rest(self.reader(x), self.theta, documents.digested)
-        return found
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Documents (n, L), their classes (n,) within the task, and what was digested of them."""
-
-    x: Tensor
-    y: Tensor
-    digested: Tensor
-
-    def part(self, rows: Tensor) -> Documents:
-        return Documents(self.x[rows], self.y[rows], self.digested[rows])
-
-
-def place(key: str) -> tuple[int, int]:
-    """Client and task of «client/task»."""
-    client, task = key.split("/")
-    return int(client), int(task)
-
-
-def transfers(
-    state: FedWeITState, stream: TaskSequence, client: int, task: int, attention: Sequence[float]
-) -> list[dict[str, float | int]]:
-    """A row for each A of others that a task has taken: whose, and how much use was made of it.
-
-    `of_best_choice` is over all rows of the task: the classes that it has in common with the
-    tasks that were chosen, as a share of what the most alike of all tasks before would have had.
-    """
-    own = set(stream.labels[client][task])
-    alike = {(c, i): len(own & set(stream.labels[c][i])) for c, i in map(place, state.knowledge)}
-    chosen = state.chosen[str(client)]
-    best = sum(sorted(alike.values(), reverse=True)[: len(chosen)])
-    reached = sum(alike[c, i] for c, i, _ in chosen)
-    return [
-        {
-            "client": client,
-            "task": task,
-            "from_client": c,
-            "from_task": i,
-            "score": score,
-            "attention": alpha,
-            "shared_classes": alike[c, i],
-            "of_best_choice": reached / best if best else 1.0,
-        }
-        for (c, i, score), alpha in zip(chosen, attention, strict=False)
-    ]
-
-
-def sparse(vector: Tensor) -> dict[str, Tensor]:
-    """A vector as it travels: a bit for each entry, and those that are not zero."""
-    kept = vector != 0
-    return {"kept": kept, "values": vector[kept]}
-
-
-def dense(message: Mapping[str, Tensor]) -> Tensor:
-    """The vector of a `sparse` one."""
-    kept = message["kept"]
-    vector = torch.zeros(len(kept), device=kept.device)
-    vector[kept] = message["values"]
-    return vector
+    chosen: dict[str, list[Choice]] = field(default_factory=dict)
 
 
 @methods.register
@@ -257,7 +155,7 @@ class FedWeIT(Method[FedWeITState]):
 
     def init(self, fed: Federation) -> FedWeITState:
         begun = np.full(fed.num_clients, -1, dtype=np.int64)
-        layout = self.layout(fed.model, self.slots(fed.num_clients))
+        layout = self.layout(text_features(fed.model), self.slots(fed.num_clients))
         return FedWeITState(weights=layout.draw().numpy(), begun=begun)
 
     def round(self, fed: Federation, state: FedWeITState, t: int) -> FedWeITState:
@@ -270,47 +168,33 @@ class FedWeIT(Method[FedWeITState]):
         cohort = np.setdiff1d(cohort, failed)
         if not len(cohort):
             raise RunError(f"round {t}: every client of the cohort failed as it began its task")
-        parts = {k: self.selection(state, k) for k in new}
+        parts = {k: selection(state.knowledge, state.chosen[str(k)]) for k in new}
         mean = fed.mean(self.local_update, cohort, base=state.weights, foreign=PerClient(parts))
         begun = state.begun.copy()
         begun[[k for k in new if k in mean.clients]] = task
         state = replace(state, weights=mean.weights, begun=begun)
-        return self.collect(fed, state) if self.ends_task(fed, t) else state
-
-    def ends_task(self, fed: Federation, t: int) -> bool:
-        assert fed.splits.sequence is not None
-        return t * fed.splits.sequence.num_tasks % fed.settings.rounds == 0
+        return self.collect(fed, state) if ends_task(fed, t) else state
 
     def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
         """Whose A's clients get that begin their task: those of all clients' last one."""
-        last = fed.splits.task - 1
-        before = [
-            (c, last, 0.0) for c in range(fed.num_clients) if f"{c}/{last}" in state.knowledge
-        ]
-        return replace(state, chosen={**state.chosen, **{str(k): before for k in new}})
+        last = of_task(fed.splits.task - 1, state.knowledge, fed.num_clients)
+        return replace(state, chosen={**state.chosen, **{str(k): last for k in new}})
 
     def slots(self, num_clients: int) -> int:
         """K, how many A's of other tasks a task can take."""
         return num_clients
 
-    def selection(self, state: FedWeITState, client: int) -> dict[str, Any]:
-        """What a client is sent when its task begins."""
-        chosen = state.chosen[str(client)]
-        return {
-            "items": [state.knowledge[f"{c}/{i}"] for c, i, _ in chosen],
-            "scores": [score for _, _, score in chosen],
-        }
-
     def collect(self, fed: Federation, state: FedWeITState) -> FedWeITState:
         """The A's of the task that ends; and on record, who has learnt from whom."""
         assert fed.splits.sequence is not None
-        task = fed.splits.task
+        task, labels = fed.splits.task, fed.splits.sequence.labels
         who = np.flatnonzero(state.begun == task)
         knowledge, rows = dict(state.knowledge), []
         for k, item in fed.gather(self.adaptive, who).items():
             attention = item.pop("attention")
-            knowledge[f"{k}/{task}"] = item
-            rows += transfers(state, fed.splits.sequence, k, task, attention)
+            knowledge[key(k, task)] = item
+            chosen = state.chosen[str(k)]
+            rows += transfers(k, task, chosen, attention, state.knowledge, labels)
         fed.explain("transfer", rows)
         return replace(state, knowledge=knowledge)
 
@@ -331,62 +215,70 @@ class FedWeIT(Method[FedWeITState]):
     def local_update(
         self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None
     ) -> Update:
-        """(client) B after training; all else stays."""
-        if client.state.get("task") != client.splits.task:
-            self.begin_task(client, base, foreign)
-        client.state["base"] = base
-        self.learn(client)
-        return Update(weights=client.state["base"])
+        """(client) B after training; all else stays.
 
-    def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None) -> None:
-        """(client) A, m and all that a task has to itself, anew; what others' drift is held to."""
-        kept = client.state
+        Args:
+            foreign: its `selection`, if its task begins.
+        """
+        memory = memory_of(client)
+        if memory.get("task") != client.splits.task:
+            assert foreign is not None
+            self.begin_task(client, base, foreign)
+        memory["base"] = base
+        self.learn(client)
+        return Update(weights=memory["base"])
+
+    def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any]) -> None:
+        """(client) A, m and all that a task has to itself, anew; what past θ_i are held to."""
         network, rest = self.network(client, client.splits.task)
+        items = foreign["items"]
         others = torch.zeros_like(rest.foreign)
-        items = foreign["items"] if foreign else []
         for j, item in enumerate(items):
             others[j] = dense(item)
         client.report(
             selected_bytes=nbytes(items), selected_dense_bytes=nbytes(others[: len(items)])
         )
         rest.reset()
-        self.start_attention(rest, foreign["scores"] if foreign else [])
-        A = self.start * base
-        m = rest.layout.draw_mask().to(client.device)
-        first = "task" not in kept
-        if not first:
-            kept["before"] = self.weights_of(client, prune=False)
-        kept["adaptive"] = A[None] if first else torch.cat([kept["adaptive"], A[None]])
-        kept["masks"] = m[None] if first else torch.cat([kept["masks"], m[None]])
-        kept["rests"] = [*kept.get("rests", []), network.vector.clone()]
-        kept["foreign"] = [*kept.get("foreign", []), others]
-        kept["begun"] = [*kept.get("begun", []), client.splits.task]
-        kept["task"], kept["lr"] = client.splits.task, client.settings.optimizer.lr
+        self.start_attention(rest, foreign["scores"])
+        begin(
+            memory_of(client),
+            rest.layout,
+            client.splits.task,
+            A=self.start * base,
+            m=rest.layout.draw_mask().to(client.device),
+            rest=network.vector,
+            foreign=others,
+            lr=client.settings.optimizer.lr,
+        )
 
     def start_attention(self, rest: Rest, scores: Sequence[float]) -> None:
         """Initial α; those that were drawn, here."""
 
     def learn(self, client: Client) -> None:
         """(client) Train B, all A_i and m_i, and what belongs to the task under way."""
-        kept, train, reader = client.state, client.settings, self.reader(client)
+        memory, train = memory_of(client), client.settings
         network, rest = self.loaded(client, -1)
-        B, A, m = (kept[n].clone().requires_grad_() for n in ("base", "adaptive", "masks"))
-        own = [p for n, p in rest.named_parameters() if not self.is_frozen(rest, n)]
-        leaves = [B, A, m, *own]
+        reader, past = text_features(client.model).reader, memory.get("before")
+        B, A, m = (
+            v.clone().requires_grad_()
+            for v in (memory["base"], memory["adaptive"], memory["masks"])
+        )
+        leaves = [B, A, m, *trained(rest, self.compat.frozen)]
+        labels = labels_of(client, client.splits.task)
         data, held_out = (
-            self.documents(rest, reader, part, labels_of(client, client.splits.task))
+            read_documents(rest, reader, part, labels, self.compat.frozen)
             for part in (client.data, client.validation)
         )
-        rng, lr = client.rng("batches"), kept["lr"]
+        rng, lr, plateau = client.rng("batches"), memory["lr"], Plateau(self.patience)
         adam = torch.optim.Adam(leaves, lr, train.optimizer.betas)
-        best, waited, steps, visited, total = math.inf, 0, 0, 0, 0.0
+        steps, visited, total = 0, 0, 0.0
         for _ in range(train.local_epochs):
             if lr < LEAST_LR:
                 break
             rest.train()
             order = torch.from_numpy(rng.permutation(len(data.y))).to(client.device)
             for rows in torch.split(order, train.batch_size):
-                loss = self.loss(client, rest, B, A, m, reader, data.part(rows))
+                loss = self.loss(rest, reader, data.part(rows), B, A, m, past)
                 adam.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 adam.step()
@@ -397,56 +289,56 @@ class FedWeIT(Method[FedWeITState]):
                 continue
             rest.eval()
             with torch.no_grad():
-                found = float(self.loss(client, rest, B, A, m, reader, held_out, prune=True))
-            if found < best:
-                best, waited = found, 0
-                continue
-            waited += 1
-            if waited == self.patience:
-                lr, waited = lr / LR_FACTOR, 0
+                validation = float(self.loss(rest, reader, held_out, B, A, m, past, prune=True))
+            if plateau.reached(validation):
+                lr /= LR_FACTOR
                 adam = torch.optim.Adam(leaves, lr, train.optimizer.betas)
         client.report(steps=steps, lr=lr)
         if visited:
             client.report(loss=total / visited)
-        kept["base"], kept["adaptive"], kept["masks"] = (v.detach() for v in (B, A, m))
-        kept["rests"] = [*kept["rests"][:-1], network.vector.clone()]
-        kept["lr"] = lr
+        memory["base"], memory["adaptive"], memory["masks"] = (v.detach() for v in (B, A, m))
+        memory["rests"] = [*memory["rests"][:-1], network.vector.clone()]
+        memory["lr"] = lr
 
     def loss(
         self,
-        client: Client,
         rest: Rest,
+        reader: Reader,
+        documents: Documents,
         B: Tensor,
         A: Tensor,
         m: Tensor,
-        reader: Reader,
-        documents: Documents,
+        past: Tensor | None,
         prune: bool = False,
     ) -> Tensor:
-        """The loss of documents, with all terms; with `prune` they are read as by predictions."""
-        layout = rest.layout
-        gate = m.sigmoid()
-        own = gate[-1].detach() if self.compat.frozen else gate[-1]
-        theta = layout.masked(B, own) + (self.pruned(A[-1]) if prune else A[-1])
+        """Eq. 5, as the class has it, on documents of the last of n tasks, t.
+
+        Args:
+            B: (P,).
+            A: (n, P).
+            m: (n, rows), before the sigmoid.
+            past: (n-1, P) θ_i of tasks i < t when t began; None if t is the first.
+            prune: read documents as predictions do, without small entries of A_t.
+        """
+        layout, W, A_t, gates = rest.layout, rest.dense, A[-1], m.sigmoid()
+        gate = gates[-1].detach() if self.compat.frozen else gates[-1]
+        theta = layout.masked(B, gate) + (pruned(A_t, self.lam1) if prune else A_t)
         logits = rest(reader(documents.x), theta, documents.digested)
-        sparsity = A.abs().sum() + sum(w.abs().sum() for w in rest.dense)
-        decayed = [m[-1], A[-1], *rest.dense] + ([B] if len(A) == 1 else [])
         loss = (
             cross_entropy(logits, documents.y)
-            + self.lam1 * sparsity
+            + self.lam1 * sparsity(A, W)
             + self.mask_l1 * m[-1].abs().sum()
-            + self.weight_decay / 2 * sum(v.square().sum() for v in decayed)
+            + self.weight_decay / 2 * decay(B, A, m, W)
         )
-        if len(A) > 1 and self.lam2:
-            drift = layout.masked(B, gate[:-1]) + A[:-1] - client.state["before"]
-            loss = loss + self.lam2 / 2 * drift.square().sum()
+        if past is not None and self.lam2:
+            loss = loss + self.lam2 / 2 * drift(layout, B, A[:-1], gates[:-1], past)
         return loss
 
     @client_function("adaptive")
     def adaptive(self, client: Client) -> dict[str, Any]:
         """(client) A of the task under way without small entries; and α's, which are not sent."""
         _, rest = self.loaded(client, -1)
-        A = self.pruned(client.state["adaptive"][-1])
+        A = pruned(memory_of(client)["adaptive"][-1], self.lam1)
         alpha = rest.attention.detach().abs().mean(dim=1).tolist()
         message = sparse(A)
         client.report(
@@ -459,32 +351,16 @@ class FedWeIT(Method[FedWeITState]):
     @client_function("test_tasks")
     def test_tasks(self, client: Client) -> None:
         """(client) Score all tasks that it has begun, on the test examples of their classes."""
-        reader, theta = self.reader(client), self.weights_of(client, prune=True)
-        for i, task in enumerate(client.state["begun"]):
+        reader, theta = text_features(client.model).reader, self.thetas(client)
+        for i, task in enumerate(memory_of(client)["begun"]):
             _, rest = self.loaded(client, i)
-            rest.eval()
-            test = self.tested(client, task)
-            # Documents of about the same length together, so that little is padding.
-            order = (test.x != 0).sum(dim=1).argsort(stable=True)
-            loss, right = 0.0, 0
-            for rows in torch.split(order, 100):
-                some = Examples(test.x[rows], test.y[rows])
-                part = self.documents(rest, reader, some, labels_of(client, task))
-                with torch.no_grad():
-                    found = rest(reader(part.x), theta[i], part.digested)
-                loss += float(cross_entropy(found, part.y, reduction="sum"))
-                right += int((found.argmax(dim=1) == part.y).sum())
-            n = len(test)
-            client.record(
-                "tasks",
-                **task_row(
-                    sequence_of(client),
-                    client.id,
-                    task,
-                    client.splits.task,
-                    {"loss": loss / n, "accuracy": right / n},
-                ),
-            )
+            test, labels = task_test(client, task), labels_of(client, task)
+            if self.compat.eval:
+                order = sequence_of(client).order[client.id][task]
+                test = first_of_classes(test, order, len(client.validation))
+            scores = evaluate(rest, reader, theta[i], test, labels, self.compat.frozen)
+            row = task_row(sequence_of(client), client.id, task, client.splits.task, scores)
+            client.record("tasks", **row)
 
     @property
     def stackable(self) -> bool:
@@ -492,86 +368,64 @@ class FedWeIT(Method[FedWeITState]):
 
     def own_model(self, client: Client) -> TaskNetwork | None:
         """(client) Its network for the task that it has begun last."""
-        if not client.state.get("begun"):
+        begun = memory_of(client).get("begun")
+        if not begun:
             return None
         _, rest = self.loaded(client, -1)
-        theta = self.weights_of(client, prune=True)[-1]
-        labels = labels_of(client, client.state["begun"][-1])
-        digest = partial(self.documents, rest, self.reader(client))
-        return TaskNetwork(rest, self.reader(client), theta, labels, client.num_classes, digest)
+        theta, labels = self.thetas(client)[-1], labels_of(client, begun[-1])
+        reader, frozen = text_features(client.model).reader, self.compat.frozen
+        return TaskNetwork(rest, reader, theta, labels, client.num_classes, frozen)
 
-    # -- within --------------------------------------------------------------------------------
+    # -- networks ------------------------------------------------------------------------------
 
-    def layout(self, model: FlatModel, slots: int) -> Layout:
+    def layout(self, features: TextFeatures, slots: int) -> Layout:
         """Where B, A and θ have what."""
-        features = text_features(model)
-        convolutions = list(features.convolutions)
-        first = convolutions[0]
-        assert isinstance(first, nn.Conv1d)
-        kernels = tuple(c.kernel_size[0] for c in convolutions if isinstance(c, nn.Conv1d))
-        return Layout(kernels, first.out_channels, first.in_channels)
+        return Layout.of(features)
 
-    def build(self, model: FlatModel, slots: int, labels: int) -> Rest:
-        """The network of what a task has to itself."""
-        features = text_features(model)
-        dropout = features.dropout.p
-        hidden = features.dense.out_features
-        return self.rest(self.layout(model, slots), slots, labels, dropout, hidden)
+    def build(self, features: TextFeatures, slots: int, labels: int) -> Rest:
+        """The network of what a task of so many classes has to itself."""
+        layout, hidden = self.layout(features, slots), features.dense.out_features
+        return self.rest(layout, slots, labels, features.dropout.p, hidden)
 
     def network(self, client: Client, task: int) -> tuple[FlatModel, Rest]:
         """(client) That of one of its tasks, with whatever weights were left in it."""
         labels, slots = len(labels_of(client, task)), self.slots(len(sequence_of(client).labels))
-        build = partial(self.build, client.model, slots, labels)
+        build = partial(self.build, text_features(client.model), slots, labels)
         network = client.network(f"rest of {labels}", build)
         assert isinstance(network.module, Rest)
         return network, network.module
 
     def loaded(self, client: Client, i: int) -> tuple[FlatModel, Rest]:
         """(client) That of the i-th task that it has begun, with its weights and others' A's."""
-        network, rest = self.network(client, client.state["begun"][i])
-        network.load(client.state["rests"][i])
-        rest.foreign.copy_(client.state["foreign"][i])
+        memory = memory_of(client)
+        network, rest = self.network(client, memory["begun"][i])
+        network.load(memory["rests"][i])
+        rest.foreign.copy_(memory["foreign"][i])
         return network, rest
 
-    def reader(self, client: Client) -> Reader:
-        return text_features(client.model).reader
+    def thetas(self, client: Client) -> Tensor:
+        """(client) (n, P) θ_i of its tasks, as predictions take them: A_i pruned."""
+        slots = self.slots(len(sequence_of(client).labels))
+        layout = self.layout(text_features(client.model), slots)
+        return thetas(memory_of(client), layout, prune=self.lam1)
 
-    def pruned(self, A: Tensor) -> Tensor:
-        """A without entries of λ₁ and less."""
-        return A.masked_fill(A.abs() <= self.lam1, 0)
 
-    def weights_of(self, client: Client, prune: bool) -> Tensor:
-        """(client) (tasks, P) θ_i = B ⊙ σ(m_i) + A_i of all tasks that it has begun."""
-        kept = client.state
-        layout = self.layout(client.model, self.slots(len(sequence_of(client).labels)))
-        A = self.pruned(kept["adaptive"]) if prune else kept["adaptive"]
-        return layout.masked(kept["base"], kept["masks"].sigmoid()) + A
+def ends_task(fed: Federation, t: int) -> bool:
+    """Whether round t is the last one of a task."""
+    assert fed.splits.sequence is not None
+    return t * fed.splits.sequence.num_tasks % fed.settings.rounds == 0
 
-    def is_frozen(self, rest: Rest, name: str) -> bool:
-        """Whether the released code leaves a parameter as it was drawn."""
-        return self.compat.frozen and name.startswith(rest.untrained)
 
-    @torch.no_grad()
-    def documents(
-        self, rest: Rest, reader: Reader, examples: Examples, labels: tuple[int, ...]
-    ) -> Documents:
-        """Documents with their classes numbered within the task."""
-        known = torch.tensor(labels, device=examples.y.device)
-        digested = rest.digest(reader, examples.x)
-        if self.compat.frozen and not rest.uses_others:
-            digested = torch.zeros_like(digested)
-        return Documents(examples.x, torch.searchsorted(known, examples.y), digested)
+def memory_of(client: Client) -> TaskMemory:
+    """The client's state, whose keys are those of a `TaskMemory`."""
+    return cast(TaskMemory, client.state)
 
-    def tested(self, client: Client, task: int) -> Examples:
-        """(client) What a task is tested on."""
-        test = task_test(client, task)
-        if not self.compat.eval:
-            return test
-        order = sequence_of(client).order[client.id][task]
-        by_class = torch.cat([(test.y == label).nonzero().flatten() for label in order])
-        count = LAST * max(1, math.ceil(len(client.validation) / LAST))
-        rows = by_class[:count]
-        return Examples(test.x[rows], test.y[rows])
+
+def text_features(model: FlatModel) -> TextFeatures:
+    """The features of a network that was found to be a `TextCnn`."""
+    features = model.module.get_submodule("features")
+    assert isinstance(features, TextFeatures)
+    return features
 
 
 def sequence_of(client: Client) -> TaskSequence:
@@ -591,10 +445,3 @@ def task_test(client: Client, task: int) -> Examples:
     test = client.central_test
     own = torch.from_numpy(rows).to(client.device)
     return Examples(test.x[own], test.y[own])
-
-
-def text_features(model: FlatModel) -> TextFeatures:
-    """The features of a network that was found to be a `TextCnn`."""
-    features = model.module.get_submodule("features")
-    assert isinstance(features, TextFeatures)
-    return features

@@ -1,0 +1,55 @@
+"""What the released code of FedSeIT does, instead of what its paper says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.federation import Examples
+from fedsim.models.decomposed import Rest
+from fedsim.models.text import Reader
+from fedsim.registry import Config
+
+BATCH = 64  # documents a batch of the released code's evaluation
+
+
+class Compat(Config):
+    """What the released code of FedSeIT does, instead of what its paper says.
+
+    Args:
+        frozen: masks learn nothing of the task, but from their decay and the drift alone; heads
+            are not trained. Of FedSeIT neither are the projections of all widths but the first,
+            and nothing that others' convolutions find reaches its network.
+        eval: a task is tested on no more documents than the one under way has for validation,
+            rounded up to batches of 64, of a test set that lies class by class: often on one
+            class alone.
+    """
+
+    frozen: bool = False
+    eval: bool = False
+
+
+def trained(rest: Rest, frozen: bool) -> list[nn.Parameter]:
+    """The parameters that are trained; the others stay as they were drawn."""
+    return [p for n, p in rest.named_parameters() if not (frozen and n.startswith(rest.untrained))]
+
+
+def digest(rest: Rest, reader: Reader, x: Tensor, frozen: bool) -> Tensor:
+    """`Rest.digest`, or zeros where nothing that others' convolutions find is to be used."""
+    digested = rest.digest(reader, x)
+    return torch.zeros_like(digested) if frozen and not rest.uses_others else digested
+
+
+def first_of_classes(test: Examples, order: Sequence[int], validation: int) -> Examples:
+    """The examples that `Compat.eval` leaves.
+
+    Args:
+        order: of the task's classes.
+        validation: how many examples there are for validation.
+    """
+    by_class = torch.cat([(test.y == label).nonzero().flatten() for label in order])
+    rows = by_class[: BATCH * max(1, math.ceil(validation / BATCH))]
+    return Examples(test.x[rows], test.y[rows])

@@ -1,0 +1,78 @@
+"""What a client keeps of the tasks that it has begun."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from fedsim.models.decomposed import Layout
+
+
+class TaskMemory(TypedDict, total=False):
+    """`client.state` of FedWeIT: empty before the first task; n tasks have begun.
+
+    Keys:
+        task: the task that has begun last.
+        begun: (n) all of them; a client that sat out may have missed some.
+        base: (P,) B, the client's own.
+        adaptive: (n, P) A_i.
+        masks: (n, rows) m_i, before the sigmoid.
+        before: (n-1, P) θ_i of past tasks when the last one began; none in the first task.
+        rests: (n) the flat weights of each task's `Rest`: biases, α, head.
+        foreign: (n) of (K, P), the A_j of other tasks that each task has taken.
+        lr: the learning rate that the next round starts with.
+    """
+
+    task: int
+    begun: list[int]
+    base: Tensor
+    adaptive: Tensor
+    masks: Tensor
+    before: Tensor
+    rests: list[Tensor]
+    foreign: list[Tensor]
+    lr: float
+
+
+def begin(
+    memory: TaskMemory,
+    layout: Layout,
+    task: int,
+    *,
+    A: Tensor,
+    m: Tensor,
+    rest: Tensor,
+    foreign: Tensor,
+    lr: float,
+) -> None:
+    """Add a task, with B as it is: past tasks' θ_i are held to what they are now.
+
+    Args:
+        A: (P,) initial values.
+        m: (rows,) likewise.
+        rest: flat weights, likewise.
+        foreign: (K, P) the A_j that the task takes.
+    """
+    if "task" in memory:
+        memory["before"] = thetas(memory, layout)
+        memory["adaptive"] = torch.cat([memory["adaptive"], A[None]])
+        memory["masks"] = torch.cat([memory["masks"], m[None]])
+    else:
+        memory["adaptive"], memory["masks"] = A[None], m[None]
+    memory["rests"] = [*memory.get("rests", []), rest.clone()]
+    memory["foreign"] = [*memory.get("foreign", []), foreign]
+    memory["begun"] = [*memory.get("begun", []), task]
+    memory["task"], memory["lr"] = task, lr
+
+
+def thetas(memory: TaskMemory, layout: Layout, prune: float | None = None) -> Tensor:
+    """(n, P) θ_i = B ⊙ σ(m_i) + A_i of all tasks; A_i without entries of `prune` and less."""
+    A = memory["adaptive"] if prune is None else pruned(memory["adaptive"], prune)
+    return layout.masked(memory["base"], memory["masks"].sigmoid()) + A
+
+
+def pruned(A: Tensor, threshold: float) -> Tensor:
+    """A without entries whose absolute value is `threshold` or less."""
+    return A.masked_fill(A.abs() <= threshold, 0)

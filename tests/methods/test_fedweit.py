@@ -1,0 +1,258 @@
+"""The parts of FedWeIT, each against its formula written out; the whole is in test_fedseit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.federation import Examples
+from fedsim.methods.fedseit import clusters, most_similar
+from fedsim.methods.fedweit.compat import digest, trained
+from fedsim.methods.fedweit.knowledge import key, of_task, place, selection, transfers
+from fedsim.methods.fedweit.memory import TaskMemory, begin, pruned, thetas
+from fedsim.methods.fedweit.objective import Plateau, decay, drift, sparsity
+from fedsim.methods.fedweit.tasks import TaskNetwork, evaluate, read_documents
+from fedsim.models.decomposed import Layout, ProjectedRest, Rest
+from fedsim.models.text import Reader, TextFeatures
+
+LAYOUT = Layout((1, 2), 2, 3)  # 4 rows of 3, 3, 6, 6 entries
+COLUMNS = (3, 3, 6, 6)
+
+
+def theta_by_hand(B: Tensor, A: Tensor, m: Tensor) -> list[float]:
+    """Entry by entry."""
+    found = []
+    for row, columns in enumerate(COLUMNS):
+        gate = 1 / (1 + math.exp(-float(m[row])))
+        for _ in range(columns):
+            i = len(found)
+            found.append(float(B[i]) * gate + float(A[i]))
+    return found
+
+
+def some(n: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """B, A, m of n tasks, and W."""
+    torch.manual_seed(n)
+    P, rows = LAYOUT.size, LAYOUT.rows
+    return torch.randn(P), torch.randn(n, P), torch.randn(n, rows), [torch.randn(2, 3)]
+
+
+def squares(*tensors: Tensor) -> float:
+    return sum(v * v for tensor in tensors for v in tensor.flatten().tolist())
+
+
+# Eq. 5
+
+
+def test_sparsity_is_of_all_tasks() -> None:
+    _, A, _, W = some(3)
+    expected = sum(abs(v) for tensor in (A, *W) for v in tensor.flatten().tolist())
+    assert float(sparsity(A, W)) == pytest.approx(expected, rel=1e-5)
+    assert float(sparsity(A, [])) < expected
+
+
+def test_decay_is_of_the_last_task_and_of_b_in_the_first() -> None:
+    B, A, m, W = some(3)
+    assert float(decay(B, A, m, W)) == pytest.approx(squares(A[2], m[2], *W), rel=1e-5)
+    A, m = A[:1], m[:1]
+    assert float(decay(B, A, m, W)) == pytest.approx(squares(A, m, B, *W), rel=1e-5)
+    assert float(decay(B, A, m, [])) == pytest.approx(squares(A, m, B), rel=1e-5)
+
+
+def test_drift_is_from_what_theta_was() -> None:
+    B, A, m, _ = some(2)
+    before = torch.randn(2, LAYOUT.size)
+    now = torch.tensor([theta_by_hand(B, a, mask) for a, mask in zip(A, m, strict=True)])
+    expected = squares(now - before)
+    assert float(drift(LAYOUT, B, A, m.sigmoid(), before)) == pytest.approx(expected, rel=1e-5)
+    assert float(drift(LAYOUT, B, A, m.sigmoid(), now)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("patience", "losses", "expected"),
+    [
+        (1, [3, 2, 2, 1], [False, False, True, False]),
+        (2, [3, 4, 4, 4, 4], [False, False, True, False, True]),  # waiting begins anew
+        (2, [3, 4, 2, 4, 3], [False, False, False, False, True]),
+        (2, [3, math.nan, math.nan, 2], [False, False, True, False]),
+    ],
+)
+def test_a_plateau(patience: int, losses: list[float], expected: list[bool]) -> None:
+    plateau = Plateau(patience)
+    assert [plateau.reached(loss) for loss in losses] == expected
+
+
+# the client's memory
+
+
+def test_tasks_are_added_to_the_memory() -> None:
+    B, A, m, _ = some(3)
+    memory: TaskMemory = {}
+    foreign = torch.randn(3, 2, LAYOUT.size)
+    for i, task in enumerate((0, 1, 4)):
+        rest = torch.full((5,), float(i))
+        begin(memory, LAYOUT, task, A=A[i], m=m[i], rest=rest, foreign=foreign[i], lr=0.1)
+        rest.zero_()  # the network trains on
+        assert ("before" in memory) == (i > 0)
+        if i:
+            expected = [theta_by_hand((B + i - 1), A[j], m[j]) for j in range(i)]
+            torch.testing.assert_close(memory["before"], torch.tensor(expected))
+        memory["base"], memory["lr"] = B + i, 0.01
+    assert torch.equal(memory["adaptive"], A)
+    assert torch.equal(memory["masks"], m)
+    assert (memory["task"], memory["begun"]) == (4, [0, 1, 4])
+    assert [float(rest[0]) for rest in memory["rests"]] == [0, 1, 2]
+    assert torch.equal(torch.stack(memory["foreign"]), foreign)
+
+
+def test_theta_of_all_tasks() -> None:
+    B, A, m, _ = some(2)
+    memory: TaskMemory = {"base": B, "adaptive": A, "masks": m}
+    for prune in (None, 0.5):
+        kept = A if prune is None else torch.where(A.abs() > prune, A, 0)
+        expected = [theta_by_hand(B, a, mask) for a, mask in zip(kept, m, strict=True)]
+        torch.testing.assert_close(thetas(memory, LAYOUT, prune), torch.tensor(expected))
+
+
+def test_entries_of_the_threshold_are_pruned() -> None:
+    A = torch.tensor([-1.0, -0.5, -0.25, 0.0, 0.5, 0.75])
+    assert pruned(A, 0.5).tolist() == [-1, 0, 0, 0, 0, 0.75]
+    assert torch.equal(pruned(A, 0), A)
+
+
+# the server's knowledge
+
+
+def test_keys() -> None:
+    assert key(12, 3) == "12/3"
+    assert place(key(12, 3)) == (12, 3)
+
+
+def test_the_as_of_one_task_by_client() -> None:
+    finished = ["10/1", "2/1", "0/0", "3/0", "0/1"]
+    assert of_task(1, finished, 11) == [(0, 1, 0.0), (2, 1, 0.0), (10, 1, 0.0)]
+    assert of_task(-1, finished, 11) == []
+
+
+def test_what_is_selected_is_sent_in_the_order_of_choice() -> None:
+    knowledge = {name: {"values": np.ones(1)} for name in ("0/0", "1/0", "2/0")}
+    found = selection(knowledge, [(2, 0, 0.5), (0, 0, 0.25)])
+    assert found["items"][0] is knowledge["2/0"]
+    assert found["items"][1] is knowledge["0/0"]
+    assert found["scores"] == [0.5, 0.25]
+    assert selection(knowledge, []) == {"items": [], "scores": []}
+
+
+def test_rows_of_transfer() -> None:
+    labels = [[(0, 1, 2), (3, 4)], [(0, 3), (4,)], [(3, 4), (0,)]]
+    finished = ["0/0", "1/0", "2/0"]
+    # Client 0's task 1 has 0, 1 and 2 classes in common with them; the best two come to 3.
+    chosen = [(1, 0, 0.7), (0, 0, 0.1)]
+    rows = transfers(0, 1, chosen, [0.3, 0.2, 0.9], finished, labels)
+    common = {"client": 0, "task": 1, "from_task": 0, "of_best_choice": 1 / 3}
+    assert rows == [
+        {**common, "from_client": 1, "score": 0.7, "attention": 0.3, "shared_classes": 1},
+        {**common, "from_client": 0, "score": 0.1, "attention": 0.2, "shared_classes": 0},
+    ]
+    # Where no task before has a class in common, no choice is better than another.
+    (row,) = transfers(0, 1, [(0, 0, 0.1)], [0.5], ["0/0"], labels)
+    assert row["of_best_choice"] == 1
+    assert transfers(0, 0, [], [0.5], [], labels) == []
+
+
+def test_the_most_similar_come_first() -> None:
+    east, north = np.eye(2, dtype=np.float32)[:, None]
+    centres = {"0/0": north, "1/0": east, "0/1": east + north, "0/2": east, "9/9": east}
+    found = most_similar(east, ["0/0", "1/0", "0/1", "0/2"], centres, "mean")
+    assert [choice[:2] for choice in found] == [(0, 2), (1, 0), (0, 1), (0, 0)]
+    assert [choice[2] for choice in found] == pytest.approx([1, 1, math.sqrt(1 / 2), 0])
+
+
+def test_few_different_documents_are_their_own_centres() -> None:
+    vectors = np.repeat(np.arange(6, dtype=np.float32).reshape(3, 2), 100, axis=0)
+    np.testing.assert_array_equal(clusters(vectors, 0), [[0, 1], [2, 3], [4, 5]])
+
+
+# a task's network
+
+
+def a_task(kind: type[Rest]) -> tuple[Rest, Reader, Tensor, Examples]:
+    torch.manual_seed(1)
+    vectors = torch.randn(9, 3)
+    vectors[0] = 0
+    rest = kind(LAYOUT, 2, 3, 0.5, 4)
+    with torch.no_grad():
+        for parameter in rest.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    rest.foreign.copy_(torch.randn_like(rest.foreign))
+    x = torch.randint(1, 9, (230, 6), dtype=torch.int32)
+    for row, length in zip(x, torch.randint(1, 7, (230,)).tolist(), strict=True):
+        row[length:] = 0
+    y = torch.tensor([2, 5, 7])[torch.randint(0, 3, (230,))]
+    return rest, Reader(vectors, torch.arange(9) > 1), torch.randn(LAYOUT.size), Examples(x, y)
+
+
+kinds = pytest.mark.parametrize("kind", [Rest, ProjectedRest])
+
+
+@kinds
+@pytest.mark.parametrize("frozen", [False, True])
+def test_scores_of_a_task_document_by_document(kind: type[Rest], frozen: bool) -> None:
+    rest, reader, theta, test = a_task(kind)
+    found = evaluate(rest.train(), reader, theta, test, (2, 5, 7), frozen)
+    network = TaskNetwork(rest, reader, theta, (2, 5, 7), 9, frozen)
+    loss = right = 0.0
+    for x, y in zip(test.x, test.y, strict=True):
+        digested = rest.digest(reader, x[None])
+        if frozen and kind is ProjectedRest:
+            digested = torch.zeros_like(digested)
+        with torch.no_grad():
+            (logits,) = rest(reader(x[None]), theta, digested)
+            (of_network,) = network(x[None])
+        torch.testing.assert_close(of_network[[2, 5, 7]], logits)
+        assert of_network[[0, 1, 3, 4, 6, 8]].tolist() == [-math.inf] * 6
+        shares = torch.softmax(logits.double(), dim=0)
+        label = [2, 5, 7].index(int(y))
+        loss -= math.log(float(shares[label]))
+        right += int(shares.argmax()) == label
+    assert found["accuracy"] == pytest.approx(right / 230)
+    assert found["loss"] == pytest.approx(loss / 230, rel=1e-4)
+
+
+@kinds
+def test_classes_are_numbered_within_the_task(kind: type[Rest]) -> None:
+    rest, reader, _, test = a_task(kind)
+    found = read_documents(rest, reader, test, (2, 5, 7), frozen=False)
+    assert [(2, 5, 7)[i] for i in found.y] == test.y.tolist()
+    rows = torch.tensor([4, 0])
+    part = found.part(rows)
+    assert torch.equal(part.x, test.x[rows])
+    assert torch.equal(part.digested, found.digested[rows])
+
+
+# the released code
+
+
+@kinds
+def test_what_the_released_code_trains(kind: type[Rest]) -> None:
+    rest, reader, _, test = a_task(kind)
+    names = {id(p): name for name, p in rest.named_parameters()}
+    assert [id(p) for p in trained(rest, frozen=False)] == list(names)
+    left = set(names.values()) - {names[id(p)] for p in trained(rest, frozen=True)}
+    heads = {"head.weight", "head.bias"}
+    further = {"projections.1.weight", "projections.1.bias"} if kind is ProjectedRest else set()
+    assert left == heads | further
+    whole, frozen = (digest(rest, reader, test.x, f) for f in (False, True))
+    assert whole.shape == frozen.shape
+    assert not frozen.any()
+    assert whole.any() == (kind is ProjectedRest)
+
+
+def test_the_layout_of_a_text_cnn() -> None:
+    reader = Reader(torch.zeros(4, 3), torch.ones(4, dtype=torch.bool))
+    features = TextFeatures(reader, kernels=(1, 2), filters=2, hidden=5, dropout=0.1)
+    assert Layout.of(features) == LAYOUT
