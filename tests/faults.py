@@ -102,7 +102,7 @@ class DeadlySums(FedAvg):
     name: str = "faults:DeadlySums"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
-        Worker.take_sums = lambda self, serial: die()  # type: ignore[assignment,return-value]
+        Worker.take_partial = lambda self, serial: die()  # type: ignore[assignment,return-value]
         return super().local_update(client, weights)
 
 

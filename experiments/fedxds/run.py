@@ -226,7 +226,7 @@ def gradients(images: int = 8, steps: int = 600) -> str:
             ]
             low, high = -mean / std, (1 - mean) / std
             inverted = invert_gradient(
-                network, noisy, y[k : k + 1], spec.shape, low, high, steps, seed=k
+                network, noisy, y[k : k + 1], spec.data.shape, low, high, steps, seed=k
             )
             found.append(inverted[0] * std + mean)
         close = fidelity(pixels, torch.stack(found).clamp(0, 1))

@@ -26,6 +26,7 @@ from fedsim.federation import cohort_size
 from fedsim.federation.cohort import cut_blocks
 from fedsim.methods import methods
 from fedsim.models import models
+from fedsim.objectives import objectives
 from fedsim.prepare import prepare
 from fedsim.registry import first_line
 
@@ -39,6 +40,7 @@ class Sort(StrEnum):
     datasets = "datasets"
     models = "models"
     partitions = "partitions"
+    objectives = "objectives"
     attributions = "attributions"
     explainers = "explainers"
 
@@ -53,6 +55,7 @@ def list_command(
         Sort.datasets: datasets,
         Sort.models: models,
         Sort.partitions: partitions,
+        Sort.objectives: objectives,
         Sort.attributions: attributions,
         Sort.explainers: explainers,
     }[sort]
