@@ -23,8 +23,9 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, check_rounds_left, methods
+from fedsim.methods.method import State, check_rounds_left, methods
 from fedsim.methods.pixels import pixel_range, to_network, to_pixels
+from fedsim.methods.sharing import PoolMethod, label_type
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.objectives import Classification
 from fedsim.registry import Config
@@ -98,7 +99,7 @@ class FedFedState(State):
 
 
 @methods.register
-class FedFed(Method[FedFedState]):
+class FedFed(PoolMethod[FedFedState]):
     """FedAvg on local data and a pool of distilled, noisy features (Yang et al. 2023).
 
     An image is split into x = x_r + G(x): a variational autoencoder G keeps what most of x looks
@@ -133,6 +134,7 @@ class FedFed(Method[FedFedState]):
     """
 
     name: str = "fedfed"
+    pooled: ClassVar[tuple[str, ...]] = ("shared1", "shared2", "labels")
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
@@ -171,7 +173,7 @@ class FedFed(Method[FedFedState]):
             generator=fed.network("generator", self.build(fed.shape)).weights(),
             shared1=nothing,
             shared2=nothing,
-            labels=np.empty(0, dtype=np.min_scalar_type(fed.num_classes - 1)),
+            labels=np.empty(0, dtype=label_type(fed.num_classes)),
         )
 
     def round(self, fed: Federation, state: FedFedState, t: int) -> FedFedState:
@@ -211,23 +213,9 @@ class FedFed(Method[FedFedState]):
 
     def sharing_round(self, fed: Federation, state: FedFedState) -> FedFedState:
         """Stage 2: every client's items, pooled and sent to every client."""
-        everyone = np.arange(fed.num_clients)
-        with fed.setup_traffic():
-            sent = fed.gather(
-                self.share,
-                everyone,
-                generator=state.generator,
-                pixels=NotCounted(pixel_range(fed)),
-            )
-            pool = {
-                name: np.concatenate([nothing, *(items[name] for items in sent.values())])
-                for name, nothing in (
-                    ("shared1", state.shared1),
-                    ("shared2", state.shared2),
-                    ("labels", state.labels),
-                )
-            }
-            fed.each(self.receive, everyone, **pool)
+        pool, _ = self.share_all(
+            fed, state, generator=state.generator, pixels=NotCounted(pixel_range(fed))
+        )
         return replace(state, weights=fed.initial_weights(), phase="train", **pool)
 
     # -- the clients ---------------------------------------------------------------------------
@@ -294,7 +282,9 @@ class FedFed(Method[FedFedState]):
         )
 
     @client_function("share")
-    def share(self, client: Client, generator: Tensor, pixels: Tensor) -> Mapping[str, Any]:
+    def share(  # type: ignore[override]
+        self, client: Client, generator: Tensor, pixels: Tensor
+    ) -> Mapping[str, Any]:
         """(client) x_r + N(0, σ1²), x_r + N(0, σ2²) and the labels."""
         vae = self.vae(client)
         vae.load(generator)
@@ -305,16 +295,11 @@ class FedFed(Method[FedFedState]):
             drawn = rng.standard_normal(rx.shape, dtype=np.float32)
             return torch.from_numpy(drawn).to(client.device)
 
-        label = np.min_scalar_type(client.num_classes - 1)  # a byte for up to 256 classes
         return {
             "shared1": rx + self.sigma1 * noise(),
             "shared2": rx + self.sigma2 * noise(),
-            "labels": client.data.y.cpu().numpy().astype(label),
+            "labels": client.data.y.cpu().numpy().astype(label_type(client.num_classes)),
         }
-
-    @client_function("receive")
-    def receive(self, client: Client, shared1: Tensor, shared2: Tensor, labels: Tensor) -> None:
-        """(client) Takes the pool. The simulation hands it out again in each round."""
 
     @client_function("local_update")
     def local_update(
@@ -333,10 +318,6 @@ class FedFed(Method[FedFedState]):
         return Update(weights=trained, weight=weight)
 
     # -- within --------------------------------------------------------------------------------
-
-    def has_shared(self, state: FedFedState) -> bool:
-        """See `fedsim.methods.sharing`."""
-        return len(state.labels) > 0
 
     def shared_pairs(
         self, fed: Federation, state: FedFedState, client: int

@@ -29,8 +29,9 @@ from fedsim.explain.masking import keep_relevant, scaled
 from fedsim.explain.shared_images import SharedImagesExplainer
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
-from fedsim.methods.method import Method, State, check_rounds_left, methods
+from fedsim.methods.method import State, check_rounds_left, methods
 from fedsim.methods.pixels import pixel_range, to_pixels
+from fedsim.methods.sharing import PoolMethod, label_type
 from fedsim.objectives import Classification
 from fedsim.privacy.gaussian import analytic_sigma, clip, guarantee
 from fedsim.training import Loss, Train
@@ -57,7 +58,7 @@ class FedXDSState(State):
 
 
 @methods.register
-class FedXDS(Method[FedXDSState]):
+class FedXDS(PoolMethod[FedXDSState]):
     """FedAvg on local data and a pool of attribution-masked, noisy images.
 
     1. `warmup_rounds` rounds of FedAvg.
@@ -99,6 +100,7 @@ class FedXDS(Method[FedXDSState]):
     """
 
     name: str = "fedxds"
+    pooled: ClassVar[tuple[str, ...]] = ("shared", "labels")
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
@@ -173,7 +175,7 @@ class FedXDS(Method[FedXDSState]):
             weights=fed.initial_weights(),
             phase=("warm up" if self.warmup_rounds else "share") if self.fraction else "train",
             shared=np.empty((0, *fed.shape), dtype=encoding),
-            labels=np.empty(0, dtype=np.min_scalar_type(fed.num_classes - 1)),
+            labels=np.empty(0, dtype=label_type(fed.num_classes)),
             attributor=np.empty(0, dtype=np.float32),
         )
 
@@ -194,21 +196,16 @@ class FedXDS(Method[FedXDSState]):
 
     def sharing_round(self, fed: Federation, state: FedXDSState) -> FedXDSState:
         """Phase 2: every client's masked images, pooled and sent to every client."""
-        everyone = np.arange(fed.num_clients)
-        with fed.setup_traffic():
-            sent = fed.gather(
-                self.share, everyone, weights=state.weights, levels=NotCounted(self.levels(fed))
-            )
-            shared: Pool = np.concatenate([state.shared, *(i["shared"] for i in sent.values())])
-            labels = np.concatenate([state.labels, *(i["labels"] for i in sent.values())])
-            fed.each(self.receive, everyone, shared=shared, labels=labels)
-        fed.log(pool=len(labels))
+        pool, sent = self.share_all(
+            fed, state, weights=state.weights, levels=NotCounted(self.levels(fed))
+        )
+        fed.log(pool=len(pool["labels"]))
         fed.explain(self.attribution.name, label_table(sent))
         return FedXDSState(
             weights=fed.initial_weights() if self.start == "fresh" else state.weights,
             phase="train",
-            shared=shared,
-            labels=labels,
+            shared=pool["shared"],
+            labels=pool["labels"],
             attributor=state.weights,
         )
 
@@ -223,7 +220,7 @@ class FedXDS(Method[FedXDSState]):
     # -- the clients ---------------------------------------------------------------------------
 
     @client_function("share")
-    def share(
+    def share(  # type: ignore[override]
         self, client: Client, weights: Tensor, levels: Tensor, explained: bool = False
     ) -> Mapping[str, Any]:
         """(client) Its masked images with noise, and their labels.
@@ -242,13 +239,9 @@ class FedXDS(Method[FedXDSState]):
         client.report(shared=len(rows))
         message = {
             "shared": encode(f, levels) if self.encoding == "uint8" else f,
-            "labels": y[rows].astype(np.min_scalar_type(client.num_classes - 1)),
+            "labels": y[rows].astype(label_type(client.num_classes)),
         }
         return message | ({"x": x, "heatmaps": heatmaps, "masks": m} if explained else {})
-
-    @client_function("receive")
-    def receive(self, client: Client, shared: Tensor, labels: Tensor) -> None:
-        """(client) Takes the pool. The simulation hands it out again in each round."""
 
     @client_function("local_update")
     def local_update(
@@ -281,10 +274,6 @@ class FedXDS(Method[FedXDSState]):
             f"{self.attribution.name}\n\n{promise}"
         )
         return SharedItems(images, fed.num_clients, words)
-
-    def has_shared(self, state: FedXDSState) -> bool:
-        """See `fedsim.methods.sharing`."""
-        return len(state.labels) > 0
 
     def shared_pairs(
         self, fed: Federation, state: FedXDSState, client: int

@@ -1,15 +1,68 @@
-"""What methods that share images offer to explanations and audits."""
+"""Methods whose clients share images once, and what these offer to explanations and audits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.explain.explainer import SharedItems
-from fedsim.federation import Federation
+from fedsim.federation import Client, Federation, client_function
+from fedsim.methods.method import Method, State
+
+S = TypeVar("S", bound=State)
+
+
+class PoolMethod(Method[S]):
+    """A method whose clients share items once; all clients train with the pool from then on.
+
+    Attributes:
+        pooled: the fields of the state that hold the pool, and the names of what clients share.
+    """
+
+    pooled: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def share(self, client: Client, **arguments: Any) -> Mapping[str, Any]:
+        """(client) Its items and their labels, by name."""
+
+    @client_function("receive")
+    def receive(self, client: Client, **pool: Tensor) -> None:
+        """(client) Takes the pool. The simulation hands it out again in each round."""
+
+    def share_all(
+        self, fed: Federation, state: S, **arguments: Any
+    ) -> tuple[dict[str, NDArray[Any]], dict[int, Any]]:
+        """Every client's items, pooled and sent to every client.
+
+        Args:
+            arguments: of `share`.
+
+        Returns:
+            The pool by name, in the clients' order, and what each client shared.
+        """
+        everyone = np.arange(fed.num_clients)
+        with fed.setup_traffic():
+            sent = fed.gather(self.share, everyone, **arguments)
+            pool = {
+                name: np.concatenate([getattr(state, name), *(own[name] for own in sent.values())])
+                for name in self.pooled
+            }
+            fed.each(self.receive, everyone, **pool)
+        return pool, sent
+
+    def has_shared(self, state: Any) -> bool:
+        """Whether there is anything in the pool; see `SharesImages`."""
+        return len(state.labels) > 0
+
+
+def label_type(num_classes: int) -> np.dtype[Any]:
+    """Of labels as they are sent: a byte for up to 256 classes."""
+    return np.min_scalar_type(num_classes - 1)
 
 
 @runtime_checkable

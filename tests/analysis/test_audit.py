@@ -82,7 +82,8 @@ def test_the_attack_sees_what_was_shared(tmp_path: Path, method: dict[str, Any])
     attacked = PrivacyAudit(trained(tmp_path, {**method, **quiet}))
     state, fed = attacked.state, attacked.fed
     rows = np.concatenate([attacked._holdings.train[k] for k in range(10)])
-    made = attacked._shared(attacked._training_examples(rows), "try")
+    assert attacked._sharing is not None
+    made = attacked._shared(attacked._sharing, attacked._training_examples(rows), "try")
     if method["name"] == "fedfed":
         pool = torch.tensor(state.shared1)
     elif method.get("encoding") == "uint8":
