@@ -35,6 +35,12 @@ def prepare(
         )
     objective = experiment.objective or experiment.model.objective(dataset)
     objective.check(dataset)
+    primary = [metric.column for metric in objective.metrics(dataset) if metric.primary]
+    if len(primary) != 1:
+        raise ExperimentError(
+            f"objective.name={objective.name}: one of its metrics must be the primary one, not "
+            f"{len(primary)}"
+        )
     experiment.method.check_fit(
         Problem(
             experiment.model,
@@ -78,8 +84,8 @@ def _try_model(spec: RunSpec) -> nn.Module:
     """The network, after one input was sent through it, if it has any parameters.
 
     Raises:
-        ExperimentError: it does not take the data's inputs, or returns as many outputs as the
-            objective needs.
+        ExperimentError: it does not take the data's inputs, or returns another number of outputs
+            than the objective needs.
     """
     name = f"model.name={spec.model.name}"
     try:

@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedsim import Client, Federation, Method, State
 from fedsim.data import Dataset, Source
-from fedsim.federation import Reduction
+from fedsim.federation import NothingToReduce, Reduction
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.learns import Learns
 from fedsim.objectives import Batch, Metric, Objective, Totals
@@ -89,6 +89,8 @@ class CoordinateMedian(Reduction):
         self.sent.update(other.sent)
 
     def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Any:
+        if not self.sent:
+            raise NothingToReduce("no client of the cohort sent a vector")
         return np.median([self.sent[k] for k in sorted(self.sent)], axis=0).astype(np.float32)
 
 

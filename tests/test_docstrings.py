@@ -9,11 +9,12 @@ import pytest
 from torch import nn
 
 from fedsim.federation import client_function
-from fedsim.federation.reduction import Reduction
+from fedsim.federation.reduction import NothingToReduce, Reduction
 from fedsim.federation.wire import to_arrays
 from fedsim.objectives import Metric, Objective
 
 KNOWN = {"np": np, "nn": nn, "Metric": Metric, "to_arrays": to_arrays}
+KNOWN["NothingToReduce"] = NothingToReduce
 
 
 @pytest.mark.parametrize("documented", [Objective, Reduction, client_function])

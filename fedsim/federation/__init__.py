@@ -12,7 +12,13 @@ from fedsim.federation.engine import (
     pick_device,
 )
 from fedsim.federation.federation import Federation, Vector
-from fedsim.federation.reduction import Mean, Reduction, Update
+from fedsim.federation.reduction import (
+    InvalidUpdate,
+    Mean,
+    NothingToReduce,
+    Reduction,
+    Update,
+)
 from fedsim.federation.wire import NotCounted, PerClient
 
 __all__ = [
@@ -23,9 +29,11 @@ __all__ = [
     "EngineSettings",
     "Examples",
     "Federation",
+    "InvalidUpdate",
     "LocalEngine",
     "Mean",
     "NotCounted",
+    "NothingToReduce",
     "PerClient",
     "PrivateAggregation",
     "Reduction",

@@ -71,7 +71,6 @@ class Federation:
         round: t.
         model: the network in this process, for its layout and for training on the server.
         device: where `model` and the server's examples are.
-        data: the data set, whose test set and names of classes and features the server knows.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Federation:
         self.seed = spec.seed
         self.device = device
         self.round = 0
-        self.data = dataset
+        self._data = dataset
         self._context = WorkerContext(spec, dataset, splits, device)
         self._initial = self._context.model.weights()
         self._shards = range(math.ceil(len(dataset.test_y) / TEST_SHARD))
@@ -126,18 +125,24 @@ class Federation:
     @cached_property
     def primary_metric(self) -> Metric:
         """The score that models are compared by."""
-        metrics = self.objective.metrics(self.data)
+        metrics = self.objective.metrics(self._data)
         return next(metric for metric in metrics if metric.primary)
+
+    @property
+    def data(self) -> Dataset:
+        """The data set: its test set, the names of its classes and features, and all examples."""
+        self._aggregation.allow("reads the data set")
+        return self._data
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one input."""
-        return self.data.shape
+        return self._data.shape
 
     @property
     def num_classes(self) -> int:
         """C; 0 for a regression."""
-        return len(self.data.classes)
+        return len(self._data.classes)
 
     @property
     def splits(self) -> ClientSplits:
@@ -234,7 +239,8 @@ class Federation:
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
-            RunError: there is nothing to reduce, because every client was skipped.
+            RunError: the reduction needs messages (`NothingToReduce`), and every client was
+                skipped.
         """
         self._aggregation.allow(f"receives what each client sends ({function.__name__})")
         return self._reduce(function, cohort, reduction, arguments)
@@ -276,6 +282,7 @@ class Federation:
         Raises:
             RunError: there is none, because every client was skipped; or one is out of range.
         """
+        self._aggregation.allow("averages models by how many examples each client holds")
         if not models:
             raise RunError(f"round {self.round}: no client of the cohort sent a model")
         total, samples = ExactSum.zeros(self.model.size), self._samples
@@ -332,6 +339,7 @@ class Federation:
 
     def recorded(self, table: str) -> list[dict[str, Any]]:
         """The rows of a further table that this round has put on record so far."""
+        self._aggregation.allow("reads what clients have put on record")
         return list(self._tables.get(table, []))
 
     def explain(
@@ -415,7 +423,10 @@ class Federation:
             outcome = self._engine.run(call, [[0]], arguments, self._states)
             outcome.partial.forget()
         try:
-            return outcome.partial.result(arguments, outcome.failures)
+            to_all = {
+                n: a for n, a in arguments.items() if not isinstance(a, NotCounted | PerClient)
+            }
+            return outcome.partial.result(to_all, outcome.failures)
         except NothingToReduce as nothing:
             raise RunError(f"round {self.round}: {nothing}{_first(outcome)}") from None
         except InvalidUpdate as invalid:

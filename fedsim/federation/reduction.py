@@ -67,6 +67,8 @@ class Reduction(ABC):
         ...     def merge(self, other):
         ...         self.sent.update(other.sent)
         ...     def result(self, arguments, failures):
+        ...         if not self.sent:
+        ...             raise NothingToReduce("no client of the cohort sent a vector")
         ...         return np.median([self.sent[k] for k in sorted(self.sent)], axis=0)
 
     Attributes:

@@ -38,13 +38,13 @@ class Problem:
     Args:
         model: the experiment's.
         objective: None before the data are known.
-        task_sequence: clients learn tasks one after another.
+        task_sequence: clients learn tasks one after another; None before the data are known.
         private: with client-level differential privacy.
     """
 
     model: Model
     objective: Objective | None = None
-    task_sequence: bool = False
+    task_sequence: bool | None = None
     private: bool = False
 
 
@@ -60,6 +60,8 @@ def obstacle(learns: Learns, problem: Problem) -> str | None:
         return f"learns {known}, and the objective is {problem.objective.name}"
     if problem.task_sequence and learns.task_sequences == "no":
         return "cannot learn tasks one after another"
+    if problem.task_sequence is False and learns.task_sequences == "only":
+        return "learns tasks one after another, and the partition is no sequence of tasks"
     if problem.private and not learns.dp_compatible:
         return "sends more than sums, which is all that privacy covers"
     return None

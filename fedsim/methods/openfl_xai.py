@@ -70,7 +70,7 @@ class RuleMethod(Method[RuleState]):
         (x, y), names = fed.test_data.table, feature_names(fed.shape[0], fed.data.features)
         model = rule_model(fed)
         found, rules = model.predict(state.rules, x), model.explain(state.rules, names)
-        fed.log(**Regression().scores_of(found.values, y))
+        fed.log(**regression(fed).scores_of(found.values, y))
         fed.log(**measures(rules, found, state.sources))
         target = fed.data.target or "y"
         rows = global_explanation(rules, found, y, state.sources, names, target)
@@ -166,7 +166,7 @@ class LocalRules(RuleMethod):
         found = model.predict(rules, x)
         names = feature_names(x.shape[1])
         nobody = np.zeros(count(rules), dtype=np.int64)
-        scores = Regression().scores_of(found.values, y)
+        scores = regression(client).scores_of(found.values, y)
         client.report(r2=scores["r2"])
         return scores | measures(model.explain(rules, names), found, nobody)
 
@@ -186,6 +186,12 @@ def rule_model(of: Federation | Client) -> RuleModel:
     return of.learner
 
 
+def regression(of: Federation | Client) -> Regression:
+    """The run's objective; methods of rules are refused on others."""
+    assert isinstance(of.objective, Regression)
+    return of.objective
+
+
 def learn(client: Client) -> Rules:
     """(client) Its own rules, learnt from its labelled examples; reports how many they are."""
     rules = rule_model(client).train(*client.data.table, client.rng("rules"))
@@ -199,4 +205,4 @@ def report_test(client: Client, rules: Rules) -> None:
     if len(client.test):
         x, y = client.test.table
         found = rule_model(client).predict(rules, x)
-        client.report_test(Regression().scores_of(found.values, y))
+        client.report_test(regression(client).scores_of(found.values, y))

@@ -59,13 +59,17 @@ class Classification(Objective):
     def loss(
         self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
     ) -> Tensor:
-        return cross_entropy(network(x), y, reduction="none")
+        return self.losses(network(x), y)
+
+    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        """(B,) of logits (B, C); a classification with another loss overrides this alone."""
+        return cross_entropy(logits, y, reduction="none")
 
     def forward(self, network: TwoParts, x: Tensor, y: Tensor) -> Forward:
         """The loss of each example, with what it is made from, in one pass."""
         features = network.features(x)
         logits = network.head(features)
-        return Forward(cross_entropy(logits, y, reduction="none"), features, logits)
+        return Forward(self.losses(logits, y), features, logits)
 
     def totals(self, outputs: Tensor, batch: Batch) -> Totals:
         y = batch.y

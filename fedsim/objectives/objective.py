@@ -153,6 +153,8 @@ def merged(parts: Iterable[Totals]) -> Totals:
     """The totals of all examples of some batches. Sums are exactly rounded, in any order."""
     found: Totals = {}
     parts = list(parts)
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise ValueError("all batches must have totals of the same names")
     for name in parts[0] if parts else ():
         values = [part[name] for part in parts]
         joined = isinstance(values[0], np.ndarray)
@@ -177,7 +179,7 @@ class Slice:
 
 @torch.no_grad()
 def evaluate(objective: Objective, network: nn.Module, batch: Batch) -> Totals:
-    """The totals of a network on a batch of any length. The network is left in evaluation."""
+    """The totals of a network on a batch that is not empty. It is left in evaluation."""
     return evaluate_slices(objective, network, batch, None)[""]
 
 

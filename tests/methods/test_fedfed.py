@@ -295,7 +295,7 @@ class TestDistillation:
             torch.manual_seed(0)
             found = mosaics(x.float(), 50)
             assert found.shape == (50, 2, H, W)
-            probe_trials = set()
+            corners = set()
             for picture in found[:, 0]:
                 parts = [picture[:h, :w], picture[:h, w:], picture[h:, :w], picture[h:, w:]]
                 images = [int(part[0, 0]) // 1000 for part in parts]
@@ -303,14 +303,14 @@ class TestDistillation:
                 corner = {int(part[0, 0]) % 1000 for part in parts}
                 assert len(corner) == 1  # the same window of all four
                 top, left = divmod(corner.pop(), 10)
-                probe_trials.add((top, left))
+                corners.add((top, left))
                 for image, part in zip(images, parts, strict=True):
                     window = x[image, 0, top : top + h, left : left + w]
                     assert torch.equal(part, window[: part.shape[0], : part.shape[1]].float())
             assert torch.equal(found[:, 0], found[:, 1])
             # Every place where a window fits.
-            assert {top for top, _ in probe_trials} == set(range(H - h + 1))
-            assert {left for _, left in probe_trials} == set(range(W - w + 1))
+            assert {top for top, _ in corners} == set(range(H - h + 1))
+            assert {left for _, left in corners} == set(range(W - w + 1))
 
     @pytest.mark.parametrize(
         ("shape", "latent"),

@@ -144,10 +144,6 @@ class FedWeIT(Method[FedWeITState]):
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        if splits.sequence is None:
-            raise ExperimentError(
-                f"method.name={self.name} learns tasks in turn: partition.kind=tasks, or own_tasks"
-            )
         if not isinstance(getattr(network, "features", None), TextFeatures):
             raise ExperimentError(f"method.name={self.name} needs model.name=text_cnn")
 
