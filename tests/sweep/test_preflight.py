@@ -124,7 +124,7 @@ class TestWatchdog:
 
     def test_names_what_is_pending_and_what_is_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(preflight, "free_now", lambda: [])
-        monkeypatch.setattr(preflight, "describe_free", lambda _: "experiments: 1 of 4 CPUs free")
+        monkeypatch.setattr(preflight, "describe_free", lambda _: "small: 1 of 4 CPUs free")
         assert silence([self.PLACED, self.WAITING, self.WAITING]) == (
             "nothing was heard for 60 s; 1 trial(s) have their place, 2 wait(s) for one of "
             "4 CPU(s); small: 1 of 4 CPUs free"
