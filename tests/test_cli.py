@@ -26,7 +26,7 @@ from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.results.summary import summarise, tidy
 from fedsim.sweep.grid import GridFolder
-from fedsim.sweep.trials import write_tables
+from fedsim.sweep.sweep import write_tables
 
 Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
 

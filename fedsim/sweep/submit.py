@@ -248,13 +248,15 @@ def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
     Raises:
         ExperimentError: the file does not fit the schema.
     """
-    from fedsim.sweep import grid, search  # Tune and Optuna, which nothing else here wants
+    # Tune and Optuna, which nothing else here wants.
+    from fedsim.sweep.grid import GridSweep
+    from fedsim.sweep.search import SearchSweep
 
-    sheet = RawConfig.read(file, overrides)
-    if "grid" in sheet.content:
-        return "grid", grid.read(sheet)[1][0].experiment.name
-    if "search" in sheet.content:
-        return "tune", search.read(sheet)[1][0].experiment.name
+    config = RawConfig.read(file, overrides)
+    if "grid" in config.content:
+        return "grid", GridSweep(config).name
+    if "search" in config.content:
+        return "tune", SearchSweep(config).name
     return "run", Experiment.load(file, overrides).name
 
 
