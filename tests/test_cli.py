@@ -30,7 +30,7 @@ from fedsim.objectives.regression import Regression
 from fedsim.results.folder import RunFolder
 from fedsim.results.summary import summarise, tidy
 from fedsim.sweep.grid import GridFolder
-from fedsim.sweep.trials import write_tables
+from fedsim.sweep.sweep import write_tables
 
 Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
 

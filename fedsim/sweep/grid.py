@@ -15,32 +15,24 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 from pydantic import Field, model_validator
 from ray import tune
 
 from fedsim.config_file import RawConfig
-from fedsim.errors import ExperimentError, RunFolderError
-from fedsim.experiment import Experiment, to_yaml
+from fedsim.errors import ExperimentError
+from fedsim.experiment import Experiment
 from fedsim.registry import Config, nearest
-from fedsim.results.folder import new_path
 from fedsim.results.run import load
 from fedsim.results.summary import cell_label, summarise, tidy
-from fedsim.sweep.trials import (
-    Trial,
-    TrialsFolder,
-    Work,
-    carry_out,
-    ending,
-    run_config,
-    write_tables,
-)
+from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
+from fedsim.sweep.trials import SweepPlan, Trial, run_config, trial_status
 
 # Columns of the tables that a grid leaves; an axis cannot be called so.
 COLUMNS = (
@@ -52,7 +44,7 @@ COLUMNS = (
 )
 
 
-class Grid(Config):
+class GridSettings(Config):
     """The `grid` section: which values to combine, and how the results are compared.
 
     Args:
@@ -74,7 +66,7 @@ class Grid(Config):
     concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
 
     @model_validator(mode="after")
-    def _values_are_known(self) -> Grid:
+    def _values_are_known(self) -> GridSettings:
         if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
             raise ExperimentError("grid.seeds: names a seed twice")
         for axis, given in self.axes.items():
@@ -167,8 +159,8 @@ def _kind(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a grid: its value on each axis, its seed, and its experiment."""
+class CellRun:
+    """One run of a grid: a cell's value on each axis, a seed, and the experiment of both."""
 
     values: dict[str, Any]
     seed: int
@@ -180,133 +172,98 @@ class Cell:
         return f"{cell_label(self.values)}, seed {self.seed}"
 
 
-def read(sheet: RawConfig) -> tuple[Grid, list[Cell]]:
-    """The grid section of an experiment file, and all its runs.
-
-    Raises:
-        ExperimentError: the section, or the experiment of a cell, does not fit the schema.
-    """
-    if "grid" not in sheet.content:
-        raise ExperimentError(f"{sheet.where(())}: has no grid section; fedsim run carries it out")
-    grid = sheet.build(Grid, "grid")
-    _, base = sheet.take("grid")
-    cells = []
-    try:
-        combinations = grid.cells()
-    except ExperimentError as error:
-        raise ExperimentError(f"{sheet.where(('grid',))}: {error}") from None
-    for number, (values, changes) in enumerate(combinations):
-        label = cell_label(values)
-        cell = base.changed(changes, f"{sheet.where(('grid', 'axes'))}: cell {label}")
-        name = re.sub(r"[^\w.=+-]+", "_", label)[:60]
-        for seed in grid.seeds if grid.seeds is not None else [cell.content.get("seed", 0)]:
-            experiment = cell.changed({"seed": seed}, "grid.seeds").build(Experiment)
-            cells.append(Cell(values, seed, experiment, f"cells/{number:03d}-{name}/seed-{seed}"))
-    return grid, cells
-
-
-class GridFolder(TrialsFolder):
+class GridFolder(SweepFolder):
     """The folder of a grid; its tables are `rounds` and `summary`."""
 
     kind = "grid"
 
 
-def run_grid(
-    sheet: RawConfig,
-    out: str | Path = "runs",
-    tell: Callable[[str], None] = lambda _: None,
-    on_start: Callable[[GridFolder], None] = lambda _: None,
-) -> GridFolder:
-    """Carry out a grid.
+class GridSweep(Sweep[GridFolder]):
+    """The grid section of an experiment file, and all its runs.
 
-    Args:
-        sheet: an experiment file with a grid section.
-        out: the folder below which the grid's own is made.
-        tell: is called with lines for the user.
-        on_start: is called with the folder before the first run.
-
-    Returns:
-        Its folder. A run that failed is named in the manifest, and missing in the tables.
-
-    Raises:
-        BadInput: the grid cannot be carried out; nothing was started or written.
+    Attributes:
+        grid: the section.
+        runs: every cell with every seed.
     """
-    grid, cells = read(sheet)
-    name = cells[0].experiment.name
-    path = new_path(out, name).absolute()
-    with ExitStack() as held:
 
-        def begin() -> None:
-            facts = {"name": name, "axes": list(grid.axes), "baseline": grid.shown_baseline()}
-            content = to_yaml(sheet.content)
-            folder = GridFolder.make(path, content, {**facts, "target": grid.target, "cells": []})
-            held.enter_context(folder.alone())
-            on_start(folder)
+    folder_type = GridFolder
 
-        return _carry_out(path, begin, grid, cells, tell)
+    def __init__(self, config: RawConfig) -> None:
+        self.grid, base = read_section(config, "grid", GridSettings)
+        try:
+            cells = self.grid.cells()
+        except ExperimentError as error:
+            raise ExperimentError(f"{config.where(('grid',))}: {error}") from None
+        self.runs: list[CellRun] = []
+        for number, (values, changes) in enumerate(cells):
+            label = cell_label(values)
+            cell = base.changed(changes, f"{config.where(('grid', 'axes'))}: cell {label}")
+            name = re.sub(r"[^\w.=+-]+", "_", label)[:60]
+            for seed in self.grid.seeds or [cell.content.get("seed", 0)]:
+                experiment = cell.changed({"seed": seed}, "grid.seeds").build(Experiment)
+                folder = f"cells/{number:03d}-{name}/seed-{seed}"
+                self.runs.append(CellRun(values, seed, experiment, folder))
+        self.name = self.runs[0].experiment.name
 
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "axes": list(self.grid.axes),
+            "baseline": self.grid.shown_baseline(),
+            "target": self.grid.target,
+            "cells": [],  # until the end the runs' own folders say how they are
+        }
 
-def resume_grid(
-    path: str | Path,
-    tell: Callable[[str], None] = lambda _: None,
-    on_start: Callable[[GridFolder], None] = lambda _: None,
-) -> GridFolder:
-    """Go on with a grid: only what is missing, or has failed, is run.
+    def plan(self, path: Path) -> SweepPlan:
+        trials = [Trial.of(run.label, path / run.folder, run.experiment) for run in self.runs]
+        return SweepPlan(
+            trial_of=partial(_trial_of, trials),
+            examples=list({trial.path.parent: trial for trial in trials}.values()),
+            count=len(trials),
+            finished=len(trials) - len(self._unfinished(path)),
+            concurrent=self.grid.concurrent,
+        )
 
-    Raises:
-        BadInput: the folder is not that of a grid, or was edited.
-    """
-    with GridFolder.open(path).alone():
-        folder = GridFolder.open(path)
-        if folder.manifest["status"] == "finished":
-            raise RunFolderError(f"{folder.path}: the grid is finished; nothing is missing")
-        grid, cells = read(folder.sheet)
-
-        def begin() -> None:
-            folder.update(status="running", cells=[])  # the runs' own folders say how they are
-            on_start(folder)
-
-        return _carry_out(folder.path, begin, grid, cells, tell)
-
-
-def _carry_out(
-    path: Path,
-    begin: Callable[[], None],
-    grid: Grid,
-    cells: Sequence[Cell],
-    tell: Callable[[str], None],
-) -> GridFolder:
-    trials = [Trial(cell.label, path / cell.folder, partial(_experiment, cell)) for cell in cells]
-    first = {
-        cell.folder.rpartition("/")[0]: trial for cell, trial in zip(cells, trials, strict=True)
-    }
-    # The run folders say what is missing; what Tune has kept of an earlier session is no use.
-    missing = [k for k, trial in enumerate(trials) if ending(trial.path, {})[0] != "finished"]
-    work = Work(
-        trial_of=partial(_trial_of, trials),
-        examples=list(first.values()),
-        count=len(trials),
-        before=len(trials) - len(missing),
-        concurrent=grid.concurrent,
-    )
-
-    def make_tuner(trainable: Any, concurrent: int) -> tune.Tuner:
+    def make_tuner(
+        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int
+    ) -> tune.Tuner:
+        # The run folders say what is missing; what Tune has kept of an earlier session is no use.
         shutil.rmtree(path / "tune", ignore_errors=True)
         return tune.Tuner(
             trainable,
-            param_space={"run": tune.grid_search(missing)},
+            param_space={"run": tune.grid_search(self._unfinished(path))},
             tune_config=tune.TuneConfig(
-                max_concurrent_trials=concurrent, reuse_actors=work.take_turns
+                max_concurrent_trials=concurrent, reuse_actors=plan.reuse_processes
             ),
             run_config=run_config(path),
         )
 
-    errors = carry_out(work, path, begin, make_tuner, tell) if missing else {}
-    return _conclude(GridFolder.open(path), grid, cells, errors)
+    def _unfinished(self, path: Path) -> list[int]:
+        """The numbers of the runs that have not finished."""
+        return [
+            number
+            for number, run in enumerate(self.runs)
+            if trial_status(path / run.folder, {})[0] != "finished"
+        ]
 
-
-def _experiment(cell: Cell) -> Experiment:
-    return cell.experiment
+    def conclude(
+        self, folder: GridFolder, plan: SweepPlan, errors: Mapping[Path, str]
+    ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+        known, done = [], []
+        for run in self.runs:
+            path = folder.path / run.folder
+            status, error = trial_status(path, errors)
+            if status == "finished":
+                done.append((run.values, run.seed, load(path)))
+            about = {"cell": run.values, "seed": run.seed, "folder": run.folder}
+            known.append({**about, "status": status, "error": error})
+        rounds = tidy(done)
+        baseline = self.grid.shown_baseline()
+        summary = summarise(done, list(self.grid.axes), baseline, self.grid.target)
+        states = {about["status"] for about in known}
+        left = "failed" if "failed" in states else "finished"
+        status = "interrupted" if "missing" in states else left
+        return {"rounds": rounds, "summary": summary}, {"status": status, "cells": known}
 
 
 def _trial_of(trials: Sequence[Trial], config: Mapping[str, Any]) -> Trial:
@@ -314,22 +271,5 @@ def _trial_of(trials: Sequence[Trial], config: Mapping[str, Any]) -> Trial:
     return trials[number]
 
 
-def _conclude(
-    folder: GridFolder, grid: Grid, cells: Sequence[Cell], errors: Mapping[Path, str]
-) -> GridFolder:
-    """Write the tables of a grid, and how each of its runs ended."""
-    known, done = [], []
-    for cell in cells:
-        path = folder.path / cell.folder
-        status, error = ending(path, errors)
-        if status == "finished":
-            done.append((cell.values, cell.seed, load(path)))
-        about = {"cell": cell.values, "seed": cell.seed, "folder": cell.folder}
-        known.append({**about, "status": status, "error": error})
-    rounds = tidy(done)
-    table = summarise(done, list(grid.axes), grid.shown_baseline(), grid.target)
-    write_tables(folder.path, {"rounds": rounds, "summary": table})
-    states = {about["status"] for about in known}
-    left = "interrupted" if "missing" in states else "failed" if "failed" in states else "finished"
-    folder.update(status=left, cells=known)
-    return folder
+# What callers use; see `Sweep` for their arguments.
+run_grid, resume_grid = GridSweep.run, GridSweep.resume

@@ -34,7 +34,7 @@ PATIENCE = 60.0  # seconds without news of any trial after which the user is tol
 
 
 @dataclass(frozen=True)
-class Plan:
+class Allocation:
     """What trials get.
 
     Attributes:
@@ -46,13 +46,13 @@ class Plan:
     concurrent: int
 
 
-def plan_trials(
+def allocate(
     settings: EngineSettings,
     nodes: Sequence[Node],
     here: Node,
     trials: int,
     concurrent: int | Literal["auto"] = "auto",
-) -> Plan:
+) -> Allocation:
     """Decide how many client actors a trial gets, and how many trials run at once.
 
     With `engine.actors=auto` a trial gets what is left over when as many as possible run at once:
@@ -95,7 +95,9 @@ def plan_trials(
             f"({there}); set concurrent to {max(1, most)} or auto, or lower engine.actors or "
             "engine.cpus_per_actor"
         )
-    return Plan(0 if local else actors, min(trials, most if concurrent == "auto" else concurrent))
+    return Allocation(
+        0 if local else actors, min(trials, most if concurrent == "auto" else concurrent)
+    )
 
 
 def placement(settings: EngineSettings, actors: int, pin: str) -> PlacementGroupFactory:
@@ -150,13 +152,13 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._over.wait(max(0.0, self._heard + PATIENCE - time.monotonic())):
             if time.monotonic() - self._heard >= PATIENCE:
-                line = silence(ray.util.placement_group_table().values())
+                line = describe_pending(ray.util.placement_group_table().values())
                 if line:
                     self._tell(line)
                 self.heard()
 
 
-def silence(groups: Iterable[dict[str, Any]]) -> str | None:
+def describe_pending(groups: Iterable[dict[str, Any]]) -> str | None:
     """What to tell when nothing was heard of any trial for a while; None if none is pending.
 
     Args:

@@ -21,7 +21,6 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,20 +44,18 @@ from fedsim import atomic
 from fedsim.cluster.compat import set_concurrent_trials
 from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunError, RunFolderError
-from fedsim.experiment import Experiment, to_yaml
+from fedsim.experiment import Experiment
 from fedsim.registry import Config, Registry
-from fedsim.results.folder import RunFolder, new_path
+from fedsim.results.folder import RunFolder
 from fedsim.results.run import load
 from fedsim.sweep import pareto
+from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
 from fedsim.sweep.trials import (
+    SweepPlan,
     Trial,
-    TrialsFolder,
-    Work,
-    carry_out,
-    ending,
+    objective_value,
     run_config,
-    value,
-    write_tables,
+    trial_status,
 )
 
 STUDY = "fedsim"  # the name of each study, in a storage of its own
@@ -77,7 +74,7 @@ class Range(Config):
         """
         raise NotImplementedError
 
-    def ends(self) -> list[Any]:
+    def probe_values(self) -> list[Any]:
         """Values that stand for all: what the experiment must take."""
         raise NotImplementedError
 
@@ -104,7 +101,7 @@ class Float(Range):
     def distribution(self) -> BaseDistribution:
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
-    def ends(self) -> list[Any]:
+    def probe_values(self) -> list[Any]:
         return [self.low, self.high]
 
 
@@ -121,7 +118,7 @@ class Int(Range):
     def distribution(self) -> BaseDistribution:
         return IntDistribution(self.low, self.high, log=self.log, step=self.step)
 
-    def ends(self) -> list[Any]:
+    def probe_values(self) -> list[Any]:
         return [self.low, self.high]
 
 
@@ -135,7 +132,7 @@ class Choice(Range):
     def distribution(self) -> BaseDistribution:
         return CategoricalDistribution(self.values)
 
-    def ends(self) -> list[Any]:
+    def probe_values(self) -> list[Any]:
         return list(self.values)
 
 
@@ -158,7 +155,7 @@ class Asha(Config):
     reduction: float = Field(3, gt=1)
 
 
-class Search(Config):
+class SearchSettings(Config):
     """The `search` section: which hyper-parameters to tune, and for what.
 
     Args:
@@ -186,7 +183,7 @@ class Search(Config):
     concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
 
     @model_validator(mode="after")
-    def _can_be_carried_out(self) -> Search:
+    def _can_be_carried_out(self) -> SearchSettings:
         for key, given in self.space.items():
             if key.partition(".")[0] == "engine":
                 raise ExperimentError(
@@ -216,8 +213,8 @@ class Search(Config):
 
 
 @dataclass(frozen=True)
-class Trials:
-    """The trial that values of the space mean; travels to the trials' processes."""
+class TrialFactory:
+    """Makes the trial that values of the space mean; travels to the trials' processes."""
 
     content: Mapping[str, Any]  # of the experiment file
     space: Sequence[str]
@@ -229,14 +226,14 @@ class Trials:
         label = ", ".join(
             f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
         )
-        sheet = RawConfig(self.content).changed(chosen, f"trial {label}")
+        changed = RawConfig(self.content).changed(chosen, f"trial {label}")
         # By its values: proposed again, after a crash or because of few choices, a trial finds its
         # run, and the same need not be computed twice.
         folder = hashlib.sha256(words).hexdigest()[:12]
-        return Trial(label, self.path / "trials" / folder, partial(sheet.build, Experiment))
+        return Trial(label, self.path / "trials" / folder, partial(changed.build, Experiment))
 
 
-class SearchFolder(TrialsFolder):
+class SearchFolder(SweepFolder):
     """The folder of a search; its tables are `trials`, `pareto` and `importance`."""
 
     kind = "search"
@@ -246,254 +243,196 @@ class SearchFolder(TrialsFolder):
         return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{self.path}/study.db")
 
 
-def read(sheet: RawConfig) -> tuple[Search, list[Trial]]:
-    """The search section of an experiment file, and trials at the probe_trials of its space.
+class SearchSweep(Sweep[SearchFolder]):
+    """The search section of an experiment file, and trials that stand for all of its space.
 
-    Raises:
-        ExperimentError: the section does not fit the schema, or a bound of a range does not fit
-            the key that it is for.
+    Attributes:
+        settings: the section.
+        probe_trials: at the bounds of its ranges; each must be an experiment that can be built.
     """
-    if "search" not in sheet.content:
-        raise ExperimentError(
-            f"{sheet.where(())}: has no search section; fedsim run carries it out"
+
+    folder_type = SearchFolder
+
+    def __init__(self, config: RawConfig) -> None:
+        search, self._base = read_section(config, "search", SearchSettings)
+        self.settings = search
+        first: dict[str, Any] = {}
+        others: list[dict[str, Any]] = []
+        for key, given in search.space.items():
+            first[key], *rest = given.probe_values()
+            others += [{key: value} for value in rest]
+        self.probe_trials: list[Trial] = []
+        for corner in ({}, *others):
+            chosen = {**first, **corner}
+            label = ", ".join(f"{key}={v}" for key, v in chosen.items())
+            by = f"{config.where(('search', 'space'))}: with {label}"
+            experiment = self._base.changed(chosen, by).build(Experiment)
+            self.probe_trials.append(Trial.of(label, Path(), experiment))
+        self.name = self.probe_trials[0].experiment.name
+        if search.asha is not None and search.asha.grace >= experiment.train.rounds:
+            raise ExperimentError(
+                f"{config.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: "
+                f"every trial would run to its end; train.rounds is {experiment.train.rounds}"
+            )
+        if search.asha is not None and "train.rounds" in search.space:
+            raise ExperimentError(
+                f"{config.where(('search', 'asha'))}: search.asha: compares trials at the same "
+                "round, and search.space has train.rounds; leave out one of them"
+            )
+        if not experiment.evaluate.clients:
+            for name in search.objectives:
+                if name.removeprefix("worst_").startswith("client_"):
+                    raise ExperimentError(
+                        f"{config.where(('search', 'objectives', name))}: "
+                        f"search.objectives.{name}: needs evaluate.clients=true and "
+                        "partition.test_fraction above 0"
+                    )
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "objectives": self.settings.objectives,
+            "space": list(self.settings.space),
+        }
+
+    def plan(self, path: Path) -> SweepPlan:
+        return SweepPlan(
+            trial_of=TrialFactory(self._base.content, list(self.settings.space), path),
+            examples=self.probe_trials,
+            count=self.settings.trials,
+            concurrent=self.settings.concurrent,
+            objectives=list(self.settings.objectives),
+            every_round=self.settings.asha is not None,
         )
-    search = sheet.build(Search, "search")
-    _, base = sheet.take("search")
-    first: dict[str, Any] = {}
-    others: list[dict[str, Any]] = []
-    for key, given in search.space.items():
-        first[key], *rest = given.ends()
-        others += [{key: end} for end in rest]
-    probe_trials = []
-    for corner in ({}, *others):
-        chosen = {**first, **corner}
-        label = ", ".join(f"{key}={v}" for key, v in chosen.items())
-        by = f"{sheet.where(('search', 'space'))}: with {label}"
-        experiment = base.changed(chosen, by).build(Experiment)
-        probe_trials.append(Trial(label, Path(), partial(_same, experiment)))
-    if search.asha is not None and search.asha.grace >= experiment.train.rounds:
-        raise ExperimentError(
-            f"{sheet.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: every "
-            f"trial would run to its end; train.rounds is {experiment.train.rounds}"
-        )
-    if search.asha is not None and "train.rounds" in search.space:
-        raise ExperimentError(
-            f"{sheet.where(('search', 'asha'))}: search.asha: compares trials at the same round, "
-            "and search.space has train.rounds; leave out one of them"
-        )
-    if not experiment.evaluate.clients:
-        for name in search.objectives:
-            if name.removeprefix("worst_").startswith("client_"):
-                raise ExperimentError(
-                    f"{sheet.where(('search', 'objectives', name))}: search.objectives.{name}: "
-                    "needs evaluate.clients=true and partition.test_fraction above 0"
-                )
-    return search, probe_trials
 
-
-def _same(experiment: Experiment) -> Experiment:
-    return experiment
-
-
-def run_search(
-    sheet: RawConfig,
-    out: str | Path = "runs",
-    tell: Callable[[str], None] = lambda _: None,
-    on_start: Callable[[SearchFolder], None] = lambda _: None,
-) -> SearchFolder:
-    """Carry out a search.
-
-    Args:
-        sheet: an experiment file with a search section.
-        out: the folder below which the search's own is made.
-        tell: is called with lines for the user.
-        on_start: is called with the folder before the first trial.
-
-    Raises:
-        BadInput: the search cannot be carried out; nothing was started or written.
-        RunError: no trial came to an end.
-    """
-    search, probe_trials = read(sheet)
-    name = probe_trials[0].experiment.name
-    path = new_path(out, name).absolute()
-    with ExitStack() as held:
-
-        def begin() -> None:
-            facts = {"name": name, "objectives": search.objectives, "space": list(search.space)}
-            folder = SearchFolder.make(path, to_yaml(sheet.content), facts)
-            held.enter_context(folder.alone())
-            on_start(folder)
-
-        return _carry_out(path, begin, sheet, search, probe_trials, tell)
-
-
-def resume_search(
-    path: str | Path,
-    tell: Callable[[str], None] = lambda _: None,
-    on_start: Callable[[SearchFolder], None] = lambda _: None,
-) -> SearchFolder:
-    """Go on with a search: what is missing, or has failed, is run.
-
-    Raises:
-        BadInput: the folder is not that of a search, or was edited.
-        RunError: no trial came to an end.
-    """
-    with SearchFolder.open(path).alone():
-        folder = SearchFolder.open(path)
-        if folder.manifest["status"] == "finished":
-            raise RunFolderError(f"{folder.path}: the search is finished; nothing is missing")
-        search, probe_trials = read(folder.sheet)
-
-        def begin() -> None:
-            folder.update(status="running")
-            on_start(folder)
-
-        return _carry_out(folder.path, begin, folder.sheet, search, probe_trials, tell)
-
-
-def _carry_out(
-    path: Path,
-    begin: Callable[[], None],
-    sheet: RawConfig,
-    search: Search,
-    probe_trials: Sequence[Trial],
-    tell: Callable[[str], None],
-) -> SearchFolder:
-    _, base = sheet.take("search")
-    work = Work(
-        trial_of=Trials(base.content, list(search.space), path),
-        examples=probe_trials,
-        count=search.trials,
-        concurrent=search.concurrent,
-        objectives=list(search.objectives),
-        by_round=search.asha is not None,
-    )
-    make_tuner = partial(_tuner, path, search, work)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        errors = carry_out(work, path, begin, make_tuner, tell)
-        return _conclude(SearchFolder.open(path), search, work, errors)
-
-
-def _tuner(path: Path, search: Search, work: Work, trainable: Any, concurrent: int) -> tune.Tuner:
-    """A Tuner, with what Tune and Optuna know of an earlier session."""
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    logging.getLogger("ray.tune.search").setLevel(logging.CRITICAL)
-    state = str(path / "tune")
-    try:
-        if tune.Tuner.can_restore(state):
-            tuner = tune.Tuner.restore(state, trainable, resume_errored=True)
-            # Otherwise as many as before, however large the cluster is now.
-            set_concurrent_trials(tuner, concurrent)
-            return tuner
-        storage = optuna.storages.RDBStorage(f"sqlite:///{path}/study.db")
-    except Exception as error:  # of pickle, SQLAlchemy, Optuna or Tune
-        raise RunFolderError(
-            f"{path}: the state of the search cannot be read; if the folder was moved, move it "
-            f"back, or start a new search ({str(error).strip().partition(chr(10))[0]})"
-        ) from error
-    names, modes = list(search.objectives), list(search.objectives.values())
-    algorithm = OptunaSearch(
-        {key: given.distribution() for key, given in search.space.items()},
-        # Lists also for one: else a trial that is told again after a crash breaks the search.
-        metric=names,
-        mode=modes,
-        sampler=search.make_sampler(),
-        study_name=STUDY,
-        storage=storage,
-    )
-    scheduler = None
-    if search.asha is not None:
-        scheduler = ASHAScheduler(
-            time_attr="round",
-            metric=names[0],
-            mode=modes[0],
-            max_t=work.examples[0].experiment.train.rounds,
-            grace_period=search.asha.grace,
-            reduction_factor=search.asha.reduction,
-        )
-    return tune.Tuner(
-        trainable,
-        tune_config=tune.TuneConfig(
-            search_alg=algorithm,
-            scheduler=scheduler,
-            num_samples=search.trials,
-            max_concurrent_trials=concurrent,
-            reuse_actors=work.take_turns,
-        ),
-        run_config=run_config(path),
-    )
-
-
-def _conclude(
-    folder: SearchFolder, search: Search, work: Work, errors: Mapping[Path, str]
-) -> SearchFolder:
-    """Write the tables of a search, its picture, and the best experiment."""
-    study = folder.study()
-    over = sum(frozen.state.is_finished() for frozen in study.trials) >= search.trials
-    rows = []
-    for frozen in study.trials:
-        row = _row(folder, search, work.trial_of(frozen.params), frozen, errors)
-        if over and not frozen.state.is_finished():
-            # Its process was lost before Tune had noted it, and it was proposed anew.
-            study.tell(frozen.number, state=TrialState.FAIL)
-        elif frozen.state != TrialState.FAIL or row["status"] != "missing":
-            rows.append(row)
-    if not rows:
-        raise RunError(f"{folder.path}: no trial was begun")
-    trials = pd.DataFrame(rows)
-    finished = trials[trials["status"] == "finished"]
-    tables = {"trials": trials}
-    if len(finished):
-        best = finished[pareto.front(finished, search.objectives)]
-        tables |= {"pareto": best, "importance": _importance(study, search)}
-        name, mode = next(iter(search.objectives.items()))
-        first = best.sort_values(name, ascending=mode == "min", kind="stable").iloc[0]
-        experiment = RunFolder.open(folder.path / first["folder"]).experiment
+    def make_tuner(
+        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int
+    ) -> tune.Tuner:
+        """A Tuner, with what Tune and Optuna know of an earlier session."""
+        search = self.settings
+        optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+        logging.getLogger("ray.tune.search").setLevel(logging.CRITICAL)
+        state = str(path / "tune")
         try:
-            atomic.write(folder.path / "best.yaml", experiment.to_yaml().encode())
-            if len(search.objectives) > 1:
-                pareto.draw(finished, search.objectives, folder.path / "pareto.png")
-        except OSError as error:
-            raise RunError(f"{folder.path}: cannot be written: {error}") from error
-    write_tables(folder.path, tables)
-    failed = (trials["status"] == "failed").any()
-    folder.update(status="interrupted" if not over else "failed" if failed else "finished")
-    return folder
+            if tune.Tuner.can_restore(state):
+                tuner = tune.Tuner.restore(state, trainable, resume_errored=True)
+                # Otherwise as many as before, however large the cluster is now.
+                set_concurrent_trials(tuner, concurrent)
+                return tuner
+            storage = optuna.storages.RDBStorage(f"sqlite:///{path}/study.db")
+        except Exception as error:  # of pickle, SQLAlchemy, Optuna or Tune
+            raise RunFolderError(
+                f"{path}: the state of the search cannot be read; if the folder was moved, move "
+                f"it back, or start a new search ({str(error).strip().partition(chr(10))[0]})"
+            ) from error
+        names, modes = list(search.objectives), list(search.objectives.values())
+        algorithm = OptunaSearch(
+            {key: given.distribution() for key, given in search.space.items()},
+            # Lists also for one: else a trial that is told again after a crash breaks the search.
+            metric=names,
+            mode=modes,
+            sampler=search.make_sampler(),
+            study_name=STUDY,
+            storage=storage,
+        )
+        scheduler = None
+        if search.asha is not None:
+            scheduler = ASHAScheduler(
+                time_attr="round",
+                metric=names[0],
+                mode=modes[0],
+                max_t=plan.examples[0].experiment.train.rounds,
+                grace_period=search.asha.grace,
+                reduction_factor=search.asha.reduction,
+            )
+        return tune.Tuner(
+            trainable,
+            tune_config=tune.TuneConfig(
+                search_alg=algorithm,
+                scheduler=scheduler,
+                num_samples=search.trials,
+                max_concurrent_trials=concurrent,
+                reuse_actors=plan.reuse_processes,
+            ),
+            run_config=run_config(path),
+        )
+
+    def conclude(
+        self, folder: SearchFolder, plan: SweepPlan, errors: Mapping[Path, str]
+    ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+        """Draw up the tables of a search; write its picture, and the best experiment."""
+        search = self.settings
+        study = folder.study()
+        over = sum(frozen.state.is_finished() for frozen in study.trials) >= search.trials
+        rows = []
+        for frozen in study.trials:
+            row = _row(folder, search, plan.trial_of(frozen.params), frozen, errors)
+            if over and not frozen.state.is_finished():
+                # Its process was lost before Tune had noted it, and it was proposed anew.
+                study.tell(frozen.number, state=TrialState.FAIL)
+            elif frozen.state != TrialState.FAIL or row["status"] != "missing":
+                rows.append(row)
+        if not rows:
+            raise RunError(f"{folder.path}: no trial was begun")
+        trials = pd.DataFrame(rows)
+        finished = trials[trials["status"] == "finished"]
+        tables = {"trials": trials}
+        if len(finished):
+            best = finished[pareto.front(finished, search.objectives)]
+            tables |= {"pareto": best, "importance": _importance(study, search)}
+            name, mode = next(iter(search.objectives.items()))
+            first = best.sort_values(name, ascending=mode == "min", kind="stable").iloc[0]
+            experiment = RunFolder.open(folder.path / first["folder"]).experiment
+            try:
+                atomic.write(folder.path / "best.yaml", experiment.to_yaml().encode())
+                if len(search.objectives) > 1:
+                    pareto.draw(finished, search.objectives, folder.path / "pareto.png")
+            except OSError as error:
+                raise RunError(f"{folder.path}: cannot be written: {error}") from error
+        failed = (trials["status"] == "failed").any()
+        status = "interrupted" if not over else "failed" if failed else "finished"
+        return tables, {"status": status}
+
+    def _run(
+        self, path: Path, begin: Callable[[], None], tell: Callable[[str], None]
+    ) -> SearchFolder:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return super()._run(path, begin, tell)
 
 
 def _row(
     folder: SearchFolder,
-    search: Search,
+    settings: SearchSettings,
     trial: Trial,
     frozen: FrozenTrial,
     errors: Mapping[Path, str],
 ) -> dict[str, Any]:
     """A trial's row of the table."""
-    status, error = ending(trial.path, errors)
+    status, error = trial_status(trial.path, errors)
     row: dict[str, Any] = {"trial": frozen.number, **frozen.params, "status": status}
     try:
         if status == "finished":
             last = dict(load(trial.path).rounds.iloc[-1])
-            row |= {name: value(last, name) for name in search.objectives}
+            row |= {name: objective_value(last, name) for name in settings.objectives}
             row["rounds"] = int(last["round"])
         elif status == "stopped":
             last = RunFolder.open(trial.path).manifest["last"]
-            row |= {**{name: last[name] for name in search.objectives}, "rounds": last["round"]}
+            row |= {**{name: last[name] for name in settings.objectives}, "rounds": last["round"]}
     except RunError as missing:  # it has no such objective
         row["status"], error = "failed", str(missing)
     return {**row, "error": error, "folder": str(trial.path.relative_to(folder.path))}
 
 
-def _importance(study: optuna.Study, search: Search) -> pd.DataFrame:
+def _importance(study: optuna.Study, settings: SearchSettings) -> pd.DataFrame:
     """How much of each objective's variance a hyper-parameter explains (fANOVA), of 1 in all.
 
     Source: Hutter, Hoos, Leyton-Brown, An Efficient Approach for Assessing Hyperparameter
     Importance, ICML 2014.
     """
     complete = study.get_trials(states=[TrialState.COMPLETE])
-    table = pd.DataFrame({"hyper-parameter": list(search.space)})
-    for k, name in enumerate(search.objectives):
+    table = pd.DataFrame({"hyper-parameter": list(settings.space)})
+    for k, name in enumerate(settings.objectives):
         values = {trial.values[k] for trial in complete}
         if len(values) < 2:  # nothing to explain
             table[name] = float("nan")
@@ -503,9 +442,13 @@ def _importance(study: optuna.Study, search: Search) -> pd.DataFrame:
             evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0),
             target=partial(_objective, k),
         )
-        table[name] = [shares.get(key, float("nan")) for key in search.space]
+        table[name] = [shares.get(key, float("nan")) for key in settings.space]
     return table
 
 
 def _objective(k: int, trial: FrozenTrial) -> float:
     return float(trial.values[k])
+
+
+# What callers use; see `Sweep` for their arguments.
+run_search, resume_search = SearchSweep.run, SearchSweep.resume

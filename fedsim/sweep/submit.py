@@ -44,13 +44,14 @@ from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.sweep import pack
 
-FOLDER = "~/fedsim-jobs"  # where results lie on the cluster: each job's in a folder of its name
-LIMIT = 100 * 2**20  # bytes that a dashboard of Ray's takes in one request
-LEFT_OUT = ["/runs/", ".*/", "venv/", "__pycache__/", "*.egg-info/"]  # as .gitignore would say it
+JOBS_FOLDER = "~/fedsim-jobs"  # of results on the cluster: each job's in one of its name
+UPLOAD_LIMIT = 100 * 2**20  # bytes that a dashboard of Ray's takes in one request
+# As .gitignore would say it.
+ALWAYS_IGNORED = ["/runs/", ".*/", "venv/", "__pycache__/", "*.egg-info/"]
 PATIENCE = 30.0  # seconds of silence after which we look whether the cluster is still there
 TIMEOUT = (10.0, 120.0)  # seconds to connect, and to wait for an answer
-STOPPING = 30  # seconds that a job has to end in good order when it is stopped
-MARK = "fetched.json"  # in the folder of a fetched run: from which job, and what it held
+STOP_GRACE = 30  # seconds that a job has to end in good order when it is stopped
+FETCH_MARK = "fetched.json"  # in the folder of a fetched run: from which job, and what it held
 
 
 class Cluster(JobSubmissionClient):  # type: ignore[misc]
@@ -238,13 +239,15 @@ def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
     Raises:
         ExperimentError: the file does not fit the schema.
     """
-    from fedsim.sweep import grid, search  # Tune and Optuna, which nothing else here wants
+    # Tune and Optuna, which nothing else here wants.
+    from fedsim.sweep.grid import GridSweep
+    from fedsim.sweep.search import SearchSweep
 
-    sheet = RawConfig.read(file, overrides)
-    if "grid" in sheet.content:
-        return "grid", grid.read(sheet)[1][0].experiment.name
-    if "search" in sheet.content:
-        return "tune", search.read(sheet)[1][0].experiment.name
+    config = RawConfig.read(file, overrides)
+    if "grid" in config.content:
+        return "grid", GridSweep(config).name
+    if "search" in config.content:
+        return "tune", SearchSweep(config).name
     return "run", Experiment.load(file, overrides).name
 
 
@@ -253,7 +256,7 @@ def submit(
     file: Path,
     overrides: Sequence[str] = (),
     env: Sequence[str] = (),
-    folder: str = FOLDER,
+    folder: str = JOBS_FOLDER,
 ) -> tuple[Cluster, Job]:
     """Send a run, grid or search to a cluster.
 
@@ -298,7 +301,7 @@ def submit(
                 "env_vars": {
                     # As Ctrl-C would, so that the run notes in its folder how it ended.
                     "RAY_JOB_STOP_SIGNAL": "SIGINT",
-                    "RAY_JOB_STOP_WAIT_TIME_S": str(STOPPING),
+                    "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE),
                     **variables,
                 },
             },
@@ -334,15 +337,16 @@ def _to_send(here: Path, file: Path) -> dict[Path, str]:
     except OSError as error:
         raise BadInput(f"{here}: cannot be sent: {error}") from error
     total = sum(sizes.values())
-    if total > LIMIT:
+    if total > UPLOAD_LIMIT:
         parts: dict[str, int] = {}
         for path, name in files.items():
             part = name.partition("/")[0]
             parts[part] = parts.get(part, 0) + sizes[path]
         largest = sorted(parts, key=lambda part: parts[part], reverse=True)[:3]
         raise BadInput(
-            f"{here}: {total / 1e6:.0f} MB to send, of which Ray takes {LIMIT / 1e6:.0f}; the "
-            f"largest: {', '.join(f'{part} ({parts[part] / 1e6:.0f} MB)' for part in largest)}. "
+            f"{here}: {total / 1e6:.0f} MB to send, of which Ray takes {UPLOAD_LIMIT / 1e6:.0f}; "
+            "the largest: "
+            f"{', '.join(f'{part} ({parts[part] / 1e6:.0f} MB)' for part in largest)}. "
             "Name in .rayignore what the job does not need; data is better kept on the cluster "
             "(--env FEDSIM_DATA=…)"
         )
@@ -353,7 +357,7 @@ def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> 
     """The files below a folder, less those that are ignored. Links to folders are not followed."""
     ignored = [*above]
     if folder == top:
-        ignored.append((top, GitIgnoreSpec.from_lines(LEFT_OUT)))
+        ignored.append((top, GitIgnoreSpec.from_lines(ALWAYS_IGNORED)))
     for name in (".gitignore", ".rayignore"):
         if (folder / name).is_file():
             lines = (folder / name).read_text(encoding="utf-8").splitlines()
@@ -406,7 +410,7 @@ async def _follow(cluster: Cluster, id: str, write: Callable[[str], None]) -> No
     while True:
         at, failure = 0, None
         try:
-            async for text in _patiently(cluster, id):
+            async for text in _watched_log(cluster, id):
                 new, at = text[max(seen - at, 0) :], at + len(text)
                 if new:
                     write(new)
@@ -425,7 +429,7 @@ async def _follow(cluster: Cluster, id: str, write: Callable[[str], None]) -> No
         await asyncio.sleep(1)  # what lies between closed the connection: once more
 
 
-async def _patiently(cluster: Cluster, id: str) -> Any:
+async def _watched_log(cluster: Cluster, id: str) -> Any:
     """A job's log, and a look at whether the cluster is still there when nothing comes."""
     log = cluster.tail_job_logs(id)
     while True:
@@ -449,7 +453,7 @@ def stop(cluster: Cluster, id: str) -> None:
     if job.over:
         raise BadInput(f"job {id} has ended already ({job.status}); there is nothing to stop")
     cluster.stop_job(id)
-    deadline = time.monotonic() + STOPPING + PATIENCE
+    deadline = time.monotonic() + STOP_GRACE + PATIENCE
     while not cluster.get_job_info(id).status.is_terminal():
         if time.monotonic() > deadline:
             raise RunError(f"job {id} was told to stop and goes on; see `fedsim jobs` later")
@@ -527,7 +531,7 @@ def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
             cluster.stop_job(id)
 
 
-class _Body:
+class _HashingReader:
     """What arrives, as a file that can be read once, and its hash."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
@@ -546,7 +550,7 @@ def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
         RunError: it did not arrive whole, or names files outside.
         OSError: it cannot be written.
     """
-    body = _Body(chunks)
+    body = _HashingReader(chunks)
     try:
         with tarfile.open(fileobj=body, mode="r|") as tar:  # type: ignore[call-overload]
             tar.extractall(stage, filter="data")
@@ -586,7 +590,7 @@ def _install(stage: Path, out: Path, job: str) -> list[Path]:
     with ExitStack() as undo:
         for number, (folder, target, digest) in enumerate(news):
             mark = {"job": job, "content": digest}
-            (folder / MARK).write_text(json.dumps(mark, indent=2) + "\n")
+            (folder / FETCH_MARK).write_text(json.dumps(mark, indent=2) + "\n")
             target.parent.mkdir(exist_ok=True)
             aside = stage / f"before-{number}"
             if target.exists():
@@ -604,7 +608,7 @@ def _digest(folder: Path) -> str:
     """A hash of all files in a folder, but for what is written here: the mark, and reports."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path not in (folder / MARK, folder / "report.html"):
+        if path.is_file() and path not in (folder / FETCH_MARK, folder / "report.html"):
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{content} {path.relative_to(folder).as_posix()}\n".encode())
@@ -614,6 +618,6 @@ def _digest(folder: Path) -> str:
 def _fetched(folder: Path) -> str | None:
     """The hash of what a folder held when it was fetched, if it was."""
     try:
-        return str(json.loads((folder / MARK).read_text())["content"])
+        return str(json.loads((folder / FETCH_MARK).read_text())["content"])
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -23,37 +24,22 @@ import ray
 from ray import tune
 from ray.tune.error import TuneError
 
-from fedsim import atomic
 from fedsim.cluster.connection import connected
-from fedsim.config_file import RawConfig
 from fedsim.data import Dataset, Source
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
 from fedsim.launch import drive
 from fedsim.prepare import prepare
-from fedsim.results.folder import Folder, RunFolder, alone
+from fedsim.results.folder import RunFolder, alone
 from fedsim.results.loggers import environment
 from fedsim.results.run import load
 from fedsim.results.summary import digits
 from fedsim.simulate import Progress
-from fedsim.sweep.preflight import Plan, Watchdog, cluster, placement, plan_trials
+from fedsim.sweep.preflight import Allocation, Watchdog, allocate, cluster, placement
 
 MAX_FAILURES = 2  # times that a trial whose process was lost is started again
 SNAPSHOT = "2"  # seconds between two snapshots of Tune's own state
-
-
-class TrialsFolder(Folder):
-    """The folder of a grid or a search."""
-
-    @property
-    def sheet(self) -> RawConfig:
-        """The experiment file, with its section."""
-        return RawConfig.read(self.path / "experiment.yaml")
-
-    def table(self, name: str) -> pd.DataFrame:
-        """One of its tables, by the name of its file."""
-        return pd.read_parquet(self.path / f"{name}.parquet")
 
 
 @dataclass(frozen=True)
@@ -70,12 +56,21 @@ class Trial:
     path: Path
     build: Callable[[], Experiment]
 
+    @classmethod
+    def of(cls, label: str, path: Path, experiment: Experiment) -> Trial:
+        """A trial whose experiment is built already."""
+        return cls(label, path, partial(_same, experiment))
+
     @property
     def experiment(self) -> Experiment:
         return self.build()
 
 
-def value(row: Mapping[Any, Any], objective: str) -> float:
+def _same(experiment: Experiment) -> Experiment:  # partials of it travel to the trials
+    return experiment
+
+
+def objective_value(row: Mapping[Any, Any], objective: str) -> float:
     """What a round's record says of an objective; `total_bytes` are those of both ways.
 
     Raises:
@@ -94,46 +89,46 @@ def value(row: Mapping[Any, Any], objective: str) -> float:
 
 
 @dataclass(frozen=True)
-class Work:
+class SweepPlan:
     """The trials of a grid or a search.
 
     Attributes:
         trial_of: the trial that a configuration of Tune's means; it travels to the trials.
         examples: trials that stand for all; what they need must be there before any starts.
         count: how many trials there are in all.
-        before: how many of them ended in an earlier session, and are not to be run again.
+        finished: how many of them finished in an earlier session, and are not run again.
         concurrent: how many are to run at the same time.
-        objectives: what each trial tells of its last round.
-        by_round: tell it of every evaluated round, for a scheduler to decide on.
+        objectives: what each trial reports of its last round.
+        every_round: report it of every evaluated round, for a scheduler to decide on.
     """
 
     trial_of: Callable[[Mapping[str, Any]], Trial]
     examples: Sequence[Trial]
     count: int
-    before: int = 0
+    finished: int = 0
     concurrent: int | Literal["auto"] = "auto"
     objectives: Sequence[str] = ()
-    by_round: bool = False
+    every_round: bool = False
 
     @property
-    def take_turns(self) -> bool:
+    def reuse_processes(self) -> bool:
         """Whether trials can take turns in a process: none has client actors, or is cut short."""
-        return not self.by_round and all(
+        return not self.every_round and all(
             example.experiment.engine.kind == "local" for example in self.examples
         )
 
 
-def carry_out(
-    work: Work,
+def run_trials(
+    plan: SweepPlan,
     path: Path,
     begin: Callable[[], None],
     make_tuner: Callable[[Any, int], tune.Tuner],
     tell: Callable[[str], None],
 ) -> dict[Path, str]:
-    """Carry out trials.
+    """Run the trials of a sweep.
 
     Args:
-        path: of the grid's or search's folder.
+        path: of the sweep's folder.
         begin: is called when all checks are passed, before anything is started.
         make_tuner: the Tuner of a trainable and of how many run at once.
 
@@ -144,31 +139,31 @@ def carry_out(
         BadInput: an experiment cannot be carried out, or its trial never placed.
         RunError: Tune cannot go on.
     """
-    datasets = _check(work.examples)
-    engines = [example.experiment.engine for example in work.examples]
+    datasets = _load_data(plan.examples)
+    engines = [example.experiment.engine for example in plan.examples]
     largest = max(engines, key=lambda e: 0 if e.actors == "auto" else e.actors * e.cpus_per_actor)
     with connected(largest):
         nodes, here, pin = cluster()
-        plans = {
-            _needs(engine): plan_trials(engine, nodes, here, work.count, work.concurrent)
+        allocations = {
+            _resource_key(engine): allocate(engine, nodes, here, plan.count, plan.concurrent)
             for engine in engines
         }
-        concurrent = max(plan.concurrent for plan in plans.values())
+        concurrent = max(each.concurrent for each in allocations.values())
         # In lists, because Ray passes on a reference in a list as such.
         data = {key: [ray.put(dataset)] for key, dataset in datasets.items()}
 
         def place(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
             try:
-                engine = work.trial_of(config).experiment.engine
+                engine = plan.trial_of(config).experiment.engine
             except ExperimentError:  # which the trial will tell
                 engine = engines[0]
-            return placement(engine, plans[_needs(engine)].actors, pin)
+            return placement(engine, allocations[_resource_key(engine)].actors, pin)
 
         trainable = tune.with_resources(
             tune.with_parameters(
                 _trial,
-                work=work,
-                plans=plans,
+                plan=plan,
+                allocations=allocations,
                 data=data,
                 session=secrets.token_hex(4),
                 variables=environment(),
@@ -180,10 +175,10 @@ def carry_out(
         os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # prints a banner however quiet
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors are ours to tell
         begin()
-        actors = max(plan.actors for plan in plans.values())
+        actors = max(each.actors for each in allocations.values())
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
-        tell(f"{work.count - work.before} runs, {concurrent} at a time, {each}")
-        with Watchdog(tell) as watchdog, _Teller.telling(work, watchdog, tell) as errors:
+        tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
+        with Watchdog(tell) as watchdog, TrialReporter.reporting(plan, watchdog, tell) as errors:
             try:
                 make_tuner(trainable, concurrent).fit()
             except (TuneError, OSError) as error:
@@ -201,12 +196,12 @@ def run_config(path: Path) -> tune.RunConfig:
         name="tune",
         storage_path=str(path),
         failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
-        callbacks=[_Teller()],
+        callbacks=[TrialReporter()],
         verbose=0,
     )
 
 
-def ending(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
+def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
     """How a trial ended: finished, failed (and why), stopped (early), or missing."""
     status = error = None
     if (path / "manifest.json").exists():
@@ -219,30 +214,13 @@ def ending(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
     return "missing", None
 
 
-def write_tables(path: Path, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Write tables as Parquet; those small enough to be read by a person as CSV, too.
-
-    Raises:
-        RunError: they cannot be written.
-    """
-    try:
-        for name, table in tables.items():
-            with atomic.replacing(path / f"{name}.parquet") as aside:
-                table.to_parquet(aside)
-            if name != "rounds":
-                with atomic.replacing(path / f"{name}.csv") as aside:
-                    table.to_csv(aside, index=False)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error}") from error
-
-
-def _needs(engine: EngineSettings) -> tuple[Any, ...]:
+def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
     """What of the engine's settings decides a trial's place."""
     return engine.kind, engine.actors, engine.cpus_per_actor, engine.gpus_per_actor
 
 
-def _check(examples: Sequence[Trial]) -> dict[str, Dataset]:
-    """The data of the examples, by data section.
+def _load_data(examples: Sequence[Trial]) -> dict[str, Dataset]:
+    """Check the examples, and load their data, by data section.
 
     Raises:
         BadInput: an experiment cannot be carried out.
@@ -250,7 +228,7 @@ def _check(examples: Sequence[Trial]) -> dict[str, Dataset]:
     loaded: dict[str, Dataset] = {}
     for trial in examples:
         try:
-            key = _key(trial.experiment.data)
+            key = _data_key(trial.experiment.data)
             if key not in loaded:
                 loaded[key] = trial.experiment.data.load()
             prepare(trial.experiment, loaded[key])
@@ -259,7 +237,7 @@ def _check(examples: Sequence[Trial]) -> dict[str, Dataset]:
     return loaded
 
 
-def _key(source: Source) -> str:
+def _data_key(source: Source) -> str:
     return json.dumps(source.model_dump(mode="json"), sort_keys=True)
 
 
@@ -271,15 +249,15 @@ def _evaluated(row: Mapping[Any, Any], path: Path) -> bool:
 
 def _trial(
     config: Mapping[str, Any],
-    work: Work,
-    plans: Mapping[tuple[Any, ...], Plan],
+    plan: SweepPlan,
+    allocations: Mapping[tuple[Any, ...], Allocation],
     data: Mapping[str, list[Any]],
     session: str,
     variables: Mapping[str, str],
 ) -> None:
     """A trial, in its own process."""
     os.environ.update(variables)
-    trial = work.trial_of(config)
+    trial = plan.trial_of(config)
     experiment = trial.experiment  # raises if these values do not go together
     begun = (trial.path / "manifest.json").exists()
     if begun:
@@ -290,24 +268,24 @@ def _trial(
             raise RunError(before["error"])
 
     def report(row: Mapping[Any, Any]) -> None:
-        values = {name: value(row, name) for name in work.objectives}
+        values = {name: objective_value(row, name) for name in plan.objectives}
         tune.report({**values, "round": int(row["round"])})
 
     def follow(event: Progress) -> None:
         if isinstance(event, str) or not _evaluated(event, trial.path):
             return
-        for name in work.objectives:  # at once, not at the end, if there is no such thing
-            value(event, name)
+        for name in plan.objectives:  # at once, not at the end, if there is no such thing
+            objective_value(event, name)
         # Not the last: a scheduler that stops it there would cut off the end of the run.
-        if work.by_round and event["round"] < experiment.train.rounds:
+        if plan.every_round and event["round"] < experiment.train.rounds:
             report(event)
 
-    if work.by_round and begun:  # what Tune was told before is told again
+    if plan.every_round and begun:  # what Tune was told before is told again
         for row in load(trial.path).rounds.to_dict("records"):
             if _evaluated(row, trial.path) and row["round"] < experiment.train.rounds:
                 report(row)
-    (reference,) = data.get(_key(experiment.data)) or [ray.put(experiment.data.load())]
-    actors = plans[_needs(experiment.engine)].actors
+    (reference,) = data.get(_data_key(experiment.data)) or [ray.put(experiment.data.load())]
+    actors = allocations[_resource_key(experiment.engine)].actors
     try:
         run = drive(experiment, trial.path, actors, reference, follow)
     except Exception:
@@ -318,13 +296,13 @@ def _trial(
     report(dict(run.rounds.iloc[-1]))
 
 
-class _Teller(tune.Callback):  # type: ignore[misc]
-    """Tells of trials as they start and end.
+class TrialReporter(tune.Callback):  # type: ignore[misc]
+    """Tells the user of trials as they end, and the watchdog of any news.
 
     Tune keeps callbacks with its state on disk; so what is of this process only is of the class.
     """
 
-    work: Work
+    plan: SweepPlan
     watchdog: Watchdog
     tell: Callable[[str], None]
     errors: dict[Path, str]
@@ -332,11 +310,11 @@ class _Teller(tune.Callback):  # type: ignore[misc]
 
     @classmethod
     @contextmanager
-    def telling(
-        cls, work: Work, watchdog: Watchdog, tell: Callable[[str], None]
+    def reporting(
+        cls, plan: SweepPlan, watchdog: Watchdog, tell: Callable[[str], None]
     ) -> Iterator[dict[Path, str]]:
-        """Tell of this work within the context."""
-        cls.work, cls.watchdog, cls.tell = work, watchdog, staticmethod(tell)
+        """Report on this plan's trials within the context; yields why those failed that did."""
+        cls.plan, cls.watchdog, cls.tell = plan, watchdog, staticmethod(tell)
         cls.errors, cls.broken = {}, []
         yield cls.errors
         if cls.broken:
@@ -356,18 +334,20 @@ class _Teller(tune.Callback):  # type: ignore[misc]
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._failed)
 
-    def _end(self, trials: list[Any], tunes: Any, how: Callable[[Trial, Any], str]) -> None:
+    def _end(self, trials: list[Any], tune_trial: Any, how: Callable[[Trial, Any], str]) -> None:
         self.watchdog.heard()
         try:
-            trial = self.work.trial_of(tunes.config)
-            words = how(trial, tunes)
-            ended = {each.trial_id for each in trials if each.is_finished()} | {tunes.trial_id}
-            number = self.work.before + len(ended)
-            self.tell(f"[{number}/{self.work.count}] {trial.label}: {words}")
+            trial = self.plan.trial_of(tune_trial.config)
+            words = how(trial, tune_trial)
+            ended = {each.trial_id for each in trials if each.is_finished()} | {
+                tune_trial.trial_id
+            }
+            number = self.plan.finished + len(ended)
+            self.tell(f"[{number}/{self.plan.count}] {trial.label}: {words}")
         except Exception as error:  # which Tune would only log
             self.broken.append(error)
 
-    def _completed(self, trial: Trial, tunes: Any) -> str:
+    def _completed(self, trial: Trial, tune_trial: Any) -> str:
         folder = RunFolder.open(trial.path)
         if folder.manifest["status"] == "finished":
             run = load(trial.path)
@@ -377,13 +357,13 @@ class _Teller(tune.Callback):  # type: ignore[misc]
             scores = rounds.get(metric.column, pd.Series(dtype=float)).dropna()
             return f"{metric.label} {digits(scores.iloc[-1])} {after}" if len(scores) else after
         # What the scheduler went by; the run itself has only what its last checkpoint has.
-        last = {name: tunes.last_result[name] for name in (*self.work.objectives, "round")}
+        last = {name: tune_trial.last_result[name] for name in (*self.plan.objectives, "round")}
         folder.update(status="stopped", last=last)
-        words = ", ".join(f"{name} {last[name]:.4g}" for name in self.work.objectives)
+        words = ", ".join(f"{name} {last[name]:.4g}" for name in self.plan.objectives)
         return f"stopped early, {words} after round {last['round']}"
 
-    def _failed(self, trial: Trial, tunes: Any) -> str:
-        self.errors[trial.path] = _why(trial.path, tunes)
+    def _failed(self, trial: Trial, tune_trial: Any) -> str:
+        self.errors[trial.path] = _why(trial.path, tune_trial)
         return f"failed: {self.errors[trial.path]}"
 
 

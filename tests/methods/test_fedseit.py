@@ -930,9 +930,7 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
     for name in METHODS:
         content = sections(path, method=name)
         content["partition"] = {"kind": "iid", "clients": 2}
-        with pytest.raises(
-            BadInput, match=f"method.name={name} learns tasks one after another, and the"
-        ):
+        with pytest.raises(BadInput, match="learns tasks one after another, and the"):
             run(small_experiment(**content), tmp_path)
 
 

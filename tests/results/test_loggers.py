@@ -345,10 +345,10 @@ def test_trials_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(ray, "put", lambda what: what)
     monkeypatch.setattr(trials.tune, "with_parameters", prepared)
     trial = trials.Trial("one", tmp_path / "one", lambda: experiment("mlflow"))
-    work = trials.Work(lambda _: trial, [trial], 1)
+    plan = trials.SweepPlan(lambda _: trial, [trial], 1)
     unused: Any = None
     with pytest.raises(InterruptedError):
-        trials.carry_out(work, tmp_path, unused, unused, unused)
+        trials.run_trials(plan, tmp_path, unused, unused, unused)
     assert given["variables"] == loggers.environment()
 
     def drive(*_: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ import yaml
 
 from experiments import small_experiment
 from fedsim import load, run
-from fedsim.cli import main
 from fedsim.config_file import RawConfig
-from fedsim.errors import ClusterError, ExperimentError, RunFolderError
+from fedsim.errors import ClusterError, RunFolderError
 from fedsim.results.summary import summarise, tidy
-from fedsim.sweep.grid import read, resume_grid, run_grid
+from fedsim.sweep.grid import GridSweep, resume_grid, run_grid
 
 TWO_BY_TWO = {
     "axes": {
@@ -47,14 +46,15 @@ def content(grid: Any, **sections: Any) -> dict[str, Any]:
 
 class TestCells:
     def test_every_combination_with_every_seed(self) -> None:
-        grid, cells = read(RawConfig(content(TWO_BY_TWO)))
-        assert [(c.values["method"], c.values["partition.alpha"], c.seed) for c in cells] == [
+        sweep = GridSweep(RawConfig(content(TWO_BY_TWO)))
+        runs = sweep.runs
+        assert [(c.values["method"], c.values["partition.alpha"], c.seed) for c in runs] == [
             (method, alpha, seed)
             for method in ("FedAvg", "FedProx")
             for alpha in (0.2, 1.0)
             for seed in (0, 1, 2)
         ]
-        last = cells[-1]
+        last = runs[-1]
         assert last.experiment == small_experiment(
             train={"rounds": 6},
             seed=2,
@@ -62,13 +62,15 @@ class TestCells:
             partition={"alpha": 1.0},
         )
         assert last.label == "FedProx, partition.alpha=1.0, seed 2"
-        assert len({cell.folder for cell in cells}) == 12
-        assert grid.baseline == {"method": "FedAvg"}
+        assert len({one.folder for one in runs}) == 12
+        assert sweep.grid.baseline == {"method": "FedAvg"}
 
     def test_excluded_cells_are_left_out(self) -> None:
         excluded = [{"method": "FedProx", "partition.alpha": 0.2}]
-        _, cells = read(RawConfig(content({**TWO_BY_TWO, "exclude": excluded, "seeds": [7]})))
-        assert [(c.values["method"], c.values["partition.alpha"]) for c in cells] == [
+        runs = GridSweep(
+            RawConfig(content({**TWO_BY_TWO, "exclude": excluded, "seeds": [7]}))
+        ).runs
+        assert [(c.values["method"], c.values["partition.alpha"]) for c in runs] == [
             ("FedAvg", 0.2),
             ("FedAvg", 1.0),
             ("FedProx", 1.0),
@@ -76,129 +78,24 @@ class TestCells:
 
     def test_without_seeds_the_experiments_own_is_taken(self) -> None:
         grid = {"axes": {"train.batch_size": [8, 16]}}
-        _, cells = read(RawConfig(content(grid, method={"name": "fedavg"}, seed=5)))
-        assert [(c.experiment.seed, c.experiment.train.batch_size) for c in cells] == [
+        runs = GridSweep(RawConfig(content(grid, method={"name": "fedavg"}, seed=5))).runs
+        assert [(c.experiment.seed, c.experiment.train.batch_size) for c in runs] == [
             (5, 8),
             (5, 16),
         ]
 
     def test_values_with_parts_are_shown_as_json(self) -> None:
         grid = {"axes": {"model.hidden": [[8], [8, 8]]}, "baseline": {"model.hidden": [8]}}
-        _, cells = read(RawConfig(content(grid, method={"name": "fedavg"})))
-        assert [c.values["model.hidden"] for c in cells] == ["[8]", "[8, 8]"]
-        assert cells[1].experiment.model.hidden == (8, 8)  # type: ignore[attr-defined]
+        runs = GridSweep(RawConfig(content(grid, method={"name": "fedavg"}))).runs
+        assert [c.values["model.hidden"] for c in runs] == ["[8]", "[8, 8]"]
+        assert runs[1].experiment.model.hidden == (8, 8)  # type: ignore[attr-defined]
 
     def test_values_of_several_types_become_words(self) -> None:
         grid = {"axes": {"train.clip_norm": [None, 5]}, "exclude": [{"train.clip_norm": None}]}
-        _, cells = read(RawConfig(content(grid, method={"name": "fedavg"})))
-        assert [(c.values["train.clip_norm"], c.experiment.train.clip_norm) for c in cells] == [
+        runs = GridSweep(RawConfig(content(grid, method={"name": "fedavg"}))).runs
+        assert [(c.values["train.clip_norm"], c.experiment.train.clip_norm) for c in runs] == [
             ("5", 5)
         ]
-
-
-FILE = """\
-name: small
-data: {name: synthetic, samples: 60, test_samples: 10, shape: [4], classes: 3}
-partition: {kind: iid, clients: 4}
-model: {name: mlp, hidden: [4]}
-method: {name: fedavg}
-train: {rounds: 1}
-engine: {kind: local}
-"""
-
-
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ("", "small.yaml: has no grid section; fedsim run carries it out"),
-        ("grid: {seeds: [1]}", "small.yaml:8: grid.axes: missing"),
-        ("grid: {axes: {}}", "small.yaml:8: grid.axes: Dictionary should have at least 1 item"),
-        ("grid: {axis: {}}", "small.yaml:8: grid.axis: unknown key; did you mean 'axes'?"),
-        (
-            "grid: {axes: {train.batch_size: [8]}, seeds: [1, 1]}",
-            "small.yaml:8: grid.seeds: names a seed twice",
-        ),
-        (
-            "grid: {axes: {seed: [1, 2]}}",
-            "small.yaml:8: grid.axes.seed: is not the name of an axis; give grid.seeds",
-        ),
-        (
-            "grid: {axes: {train.batch_size: [8, 8]}}",
-            "small.yaml:8: grid.axes.train.batch_size: has a value twice",
-        ),
-        (
-            "grid: {axes: {train.batch_size: []}}",
-            "small.yaml:8: grid.axes.train.batch_size: has no values",
-        ),
-        (
-            "grid: {axes: {train.batch_size: [8]}, baseline: {train.batchsize: 8}}",
-            "small.yaml:8: grid.baseline: 'train.batchsize' is not an axis; did you mean "
-            "'train.batch_size'?",
-        ),
-        (
-            "grid: {axes: {train.batch_size: [8, 16]}, baseline: {train.batch_size: 9}}",
-            "small.yaml:8: grid.baseline: train.batch_size has no value 9; known: 16, 8",
-        ),
-        (
-            "grid: {axes: {train.batch_size: [8]}, exclude: [{train.batch_size: 8}]}",
-            "small.yaml:8: grid.exclude: leaves no cell",
-        ),
-        (
-            "grid: {axes: {train.batchsize: [8, 16]}}",
-            "small.yaml:8: cell train.batchsize=8: train.batchsize: unknown key; did you mean "
-            "'batch_size'?",
-        ),
-        (
-            "grid: {axes: {method: {a: {method.name: fedavg}, b: {method.name: fedprx}}}}",
-            "small.yaml:8: cell b: method.name: unknown method 'fedprx'; did you mean 'fedprox'?",
-        ),
-        (
-            "grid: {axes: {partition.clients: [4, 100]}}",
-            "partition.clients=100",
-        ),
-        ("grid: {axes: {train.batch_size: [8]}, concurrent: 0}", "grid.concurrent: "),
-        (
-            "grid: {axes: {r2: {a: {train.batch_size: 8}}}}",
-            "small.yaml:8: grid.axes.r2: is not the name of an axis; call the axis otherwise",
-        ),
-        (
-            "grid: {axes: {method.mu: [0.1, 1], method: {b: {method: {name: fedprox}}}}}",
-            "small.yaml:8: grid.axes: both 'method.mu' and 'method' set method.mu",
-        ),
-        (
-            "grid: {axes: {method: {b: {seed: 1, method.name: fedprox}}}}",
-            "small.yaml:8: grid.axes.method: sets seed; give grid.seeds",
-        ),
-    ],
-)
-def test_bad_input_is_one_message_and_leaves_nothing_behind(
-    grid: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(FILE + grid)
-    monkeypatch.setattr(sys, "argv", ["fedsim", "grid", "small.yaml"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") <= 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
-
-
-def test_a_grid_file_is_no_single_run(tmp_path: Path) -> None:
-    path = tmp_path / "small.yaml"
-    path.write_text(FILE + "grid: {axes: {train.batch_size: [8]}}")
-    from fedsim import Experiment
-
-    with pytest.raises(
-        ExperimentError, match=r":8: grid: many experiments in one file; .* fedsim grid"
-    ):
-        Experiment.load(path)
 
 
 class TestOnRay:
@@ -271,26 +168,19 @@ class TestOnRay:
             run_grid(RawConfig(whole), "/proc/none")
 
 
-def command(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedsim", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=cwd,
-    )
-
-
-def test_killed_halfway_and_resumed_it_ends_with_the_same_table(tmp_path: Path) -> None:
+def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
+    tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
+) -> None:
     whole = content(TWO_BY_TWO)
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(whole))
     # Undisturbed: each cell by itself, in this process.
-    grid, cells = read(RawConfig(whole))
-    runs = [(c.values, c.seed, run(c.experiment, tmp_path / "undisturbed")) for c in cells]
+    sweep = GridSweep(RawConfig(whole))
+    undisturbed = tmp_path / "undisturbed"
+    runs = [(c.values, c.seed, run(c.experiment, undisturbed)) for c in sweep.runs]
     rounds = tidy(runs)
-    table = summarise(runs, list(grid.axes), grid.baseline, grid.target)
+    table = summarise(runs, list(sweep.grid.axes), sweep.grid.baseline, sweep.grid.target)
 
-    first = command("grid", "grid.yaml", cwd=tmp_path)
+    first = command("grid", "grid.yaml")
     assert first.stdout is not None
     for line in first.stdout:
         if line.startswith("[6/12]"):
@@ -302,7 +192,7 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(tmp_path: Path) 
     weights = {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/*/weights/final*")}
     assert 6 <= len(weights) < 12
 
-    second = command("grid", "--resume", str(folder), cwd=tmp_path)
+    second = command("grid", "--resume", str(folder))
     text, _ = second.communicate(timeout=300)
     assert second.returncode == 0, text
     assert "[12/12]" in text

@@ -14,7 +14,7 @@ from fedsim.cluster.placement import Node
 from fedsim.errors import ClusterError
 from fedsim.federation import EngineSettings
 from fedsim.sweep import preflight
-from fedsim.sweep.preflight import Plan, Watchdog, placement, plan_trials, silence
+from fedsim.sweep.preflight import Allocation, Watchdog, allocate, describe_pending, placement
 
 SMALL = Node("small", cpus=4, gpus=0, memory=math.inf)
 CARDS = Node("cards", cpus=8, gpus=2, memory=math.inf)
@@ -28,25 +28,25 @@ def engine(**keys: Any) -> EngineSettings:
 @pytest.mark.parametrize(
     ("settings", "nodes", "trials", "concurrent", "plan"),
     [
-        ({}, [SMALL], 12, "auto", Plan(1, 4)),
-        ({}, [SMALL], 3, "auto", Plan(1, 3)),
-        ({}, [SMALL], 2, "auto", Plan(2, 2)),
-        ({}, [SMALL], 12, 2, Plan(2, 2)),
-        ({}, [SMALL, CARDS], 4, "auto", Plan(3, 4)),
-        ({}, [HEAD, SMALL], 12, "auto", Plan(1, 4)),
-        ({"actors": 3}, [SMALL, SMALL], 12, "auto", Plan(3, 2)),
-        ({"actors": 3, "cpus_per_actor": 2}, [CARDS], 12, "auto", Plan(3, 1)),
-        ({"gpus_per_actor": 0.5}, [SMALL, CARDS], 12, "auto", Plan(1, 4)),
-        ({"gpus_per_actor": 1, "actors": 2}, [CARDS], 12, "auto", Plan(2, 1)),
-        ({"kind": "local"}, [SMALL, CARDS], 12, "auto", Plan(0, 4)),
-        ({"kind": "local", "cpus_per_actor": 2}, [SMALL], 12, "auto", Plan(0, 2)),
-        ({"kind": "local"}, [SMALL], 1, "auto", Plan(0, 1)),
+        ({}, [SMALL], 12, "auto", Allocation(1, 4)),
+        ({}, [SMALL], 3, "auto", Allocation(1, 3)),
+        ({}, [SMALL], 2, "auto", Allocation(2, 2)),
+        ({}, [SMALL], 12, 2, Allocation(2, 2)),
+        ({}, [SMALL, CARDS], 4, "auto", Allocation(3, 4)),
+        ({}, [HEAD, SMALL], 12, "auto", Allocation(1, 4)),
+        ({"actors": 3}, [SMALL, SMALL], 12, "auto", Allocation(3, 2)),
+        ({"actors": 3, "cpus_per_actor": 2}, [CARDS], 12, "auto", Allocation(3, 1)),
+        ({"gpus_per_actor": 0.5}, [SMALL, CARDS], 12, "auto", Allocation(1, 4)),
+        ({"gpus_per_actor": 1, "actors": 2}, [CARDS], 12, "auto", Allocation(2, 1)),
+        ({"kind": "local"}, [SMALL, CARDS], 12, "auto", Allocation(0, 4)),
+        ({"kind": "local", "cpus_per_actor": 2}, [SMALL], 12, "auto", Allocation(0, 2)),
+        ({"kind": "local"}, [SMALL], 1, "auto", Allocation(0, 1)),
     ],
 )
 def test_trials_share_what_there_is(
-    settings: dict[str, Any], nodes: list[Node], trials: int, concurrent: Any, plan: Plan
+    settings: dict[str, Any], nodes: list[Node], trials: int, concurrent: Any, plan: Allocation
 ) -> None:
-    assert plan_trials(engine(**settings), nodes, nodes[0], trials, concurrent) == plan
+    assert allocate(engine(**settings), nodes, nodes[0], trials, concurrent) == plan
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_what_can_never_be_placed_is_refused(
     settings: dict[str, Any], nodes: list[Node], concurrent: Any, message: str
 ) -> None:
     with pytest.raises(ClusterError, match=message):
-        plan_trials(engine(**settings), nodes, nodes[0], 12, concurrent)
+        allocate(engine(**settings), nodes, nodes[0], 12, concurrent)
 
 
 def test_little_memory_means_fewer_drivers() -> None:
     small = Node("small", cpus=16, gpus=0, memory=1.5e9)  # room for five processes
-    assert plan_trials(engine(kind="local"), [small], small, 12).concurrent == 5
+    assert allocate(engine(kind="local"), [small], small, 12).concurrent == 5
     far = Node("far", cpus=64, gpus=0, memory=math.inf)
-    assert plan_trials(engine(), [small, far], small, 100).concurrent == 2
+    assert allocate(engine(), [small, far], small, 100).concurrent == 2
 
 
 @given(
@@ -94,7 +94,7 @@ def test_what_is_planned_fits_at_once(
     nodes = [Node(str(k), n, 0, math.inf) for k, n in enumerate(cpus)]
     settings = engine(actors=actors, cpus_per_actor=each)
     try:
-        plan = plan_trials(settings, nodes, nodes[0], trials, concurrent)
+        plan = allocate(settings, nodes, nodes[0], trials, concurrent)
     except ClusterError:
         room = sum(n // each for n in cpus)
         at_once = 1 if concurrent == "auto" else min(concurrent, trials)
@@ -125,13 +125,13 @@ class TestWatchdog:
     def test_names_what_is_pending_and_what_is_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(preflight, "free_now", lambda: [])
         monkeypatch.setattr(preflight, "describe_free", lambda _: "small: 1 of 4 CPUs free")
-        assert silence([self.PLACED, self.WAITING, self.WAITING]) == (
+        assert describe_pending([self.PLACED, self.WAITING, self.WAITING]) == (
             "nothing was heard for 60 s; 1 trial(s) have their place, 2 wait(s) for one of "
             "4 CPU(s); small: 1 of 4 CPUs free"
         )
 
     def test_is_quiet_if_nothing_is_pending(self) -> None:
-        assert silence([self.PLACED]) is None
+        assert describe_pending([self.PLACED]) is None
 
     def test_barks_once_a_while_and_only_in_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(preflight, "PATIENCE", 0.2)

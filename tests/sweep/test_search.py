@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from matplotlib.image import imread
 
 from experiments import small_experiment
 from fedsim import Experiment, load, run
-from fedsim.cli import main
 from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError
 from fedsim.sweep import pareto
-from fedsim.sweep.search import SearchFolder, read, run_search
-from fedsim.sweep.trials import value
+from fedsim.sweep.search import SearchFolder, SearchSweep, run_search
+from fedsim.sweep.trials import objective_value
 
 SPACE = {
     "method.mu": {"type": "float", "low": 0.001, "high": 1, "log": True},
@@ -43,104 +42,8 @@ def content(search: Any, **sections: Any) -> dict[str, Any]:
     return {**whole, "search": search}
 
 
-FILE = """\
-name: small
-data: {name: synthetic, samples: 60, test_samples: 10, shape: [4], classes: 3}
-partition: {kind: iid, clients: 4}
-model: {name: mlp, hidden: [4]}
-method: {name: fedprox}
-train: {rounds: 4}
-engine: {kind: local}
-search:
-"""
-ONE = "  space: {method.mu: {type: float, low: 0.1, high: 1}}\n"
-BEST = "\n  objectives: {accuracy: max}"
-
-
-@pytest.mark.parametrize(
-    ("search", "message"),
-    [
-        ("  objectives: {accuracy: max}", "small.yaml:8: search.space: missing"),
-        (ONE, "small.yaml:8: search.objectives: missing"),
-        (
-            ONE + "  objectives: {accuracy: up}",
-            "search.objectives.accuracy: must be 'max' or 'min'",
-        ),
-        (
-            ONE + "  objectives: {accuracy: max, total_bytes: min}\n  asha: {grace: 1}",
-            "small.yaml:8: search.asha: stops trials by one objective, and there are 2 (a trial "
-            "that is behind in one may be ahead in another); leave out search.asha, or all "
-            "objectives but one",
-        ),
-        (
-            ONE + "  objectives: {accuracy: max}\n  asha: {grace: 4}",
-            "small.yaml:11: search.asha.grace=4: every trial would run to its end; train.rounds "
-            "is 4",
-        ),
-        (
-            "  space: {train.rounds: [4, 8]}\n  objectives: {accuracy: max}\n  asha: {grace: 1}",
-            "small.yaml:11: search.asha: compares trials at the same round, and search.space has "
-            "train.rounds; leave out one of them",
-        ),
-        (
-            ONE + "  objectives: {worst_client_accuracy: max}",
-            "small.yaml:10: search.objectives.worst_client_accuracy: needs evaluate.clients=true",
-        ),
-        (
-            ONE + "  objectives: {client_r2: max}",
-            "small.yaml:10: search.objectives.client_r2: needs evaluate.clients=true",
-        ),
-        (
-            "  space: {method.nu: {type: float, low: 0.1, high: 1}}" + BEST,
-            "small.yaml:9: with method.nu=0.1: method.nu: unknown key; known: mu, name",
-        ),
-        (
-            "  space: {method.mu: {type: float, low: -1, high: 1}}" + BEST,
-            "small.yaml:9: with method.mu=-1.0: method.mu: ",
-        ),
-        (
-            "  space: {method.mu: {type: float, low: 1, high: 0.1}}" + BEST,
-            "small.yaml:8: search.space.method.mu: `low <= high` must hold",
-        ),
-        (
-            "  space: {method.mu: {type: flaot, low: 0.1, high: 1}}" + BEST,
-            "unknown range 'flaot'; did you mean 'float'?",
-        ),
-        (
-            "  space: {engine.actors: [1, 2]}" + BEST,
-            "engine.actors: where a run is carried out does not change its result",
-        ),
-        (
-            ONE + "  objectives: {accuracy: max}\n  sampler: tpee",
-            "search.sampler: must be 'tpe', 'nsga2', 'gp' or 'random', not 'tpee'",
-        ),
-        (
-            "  space: {partition.clients: [4, 100]}" + BEST,
-            "partition.clients=100: ",
-        ),
-    ],
-)
-def test_bad_input_is_one_message_and_leaves_nothing_behind(
-    search: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(FILE + search)
-    monkeypatch.setattr(sys, "argv", ["fedsim", "tune", "small.yaml"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") <= 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
-
-
 def test_the_corners_stand_for_all_trials() -> None:
-    _, probe_trials = read(RawConfig(content({"space": SPACE, "objectives": {"accuracy": "max"}})))
+    search = {"space": SPACE, "objectives": {"accuracy": "max"}}
     assert [
         (
             trial.experiment.method.mu,  # type: ignore[attr-defined]
@@ -148,7 +51,7 @@ def test_the_corners_stand_for_all_trials() -> None:
             trial.experiment.train.local_epochs,
             trial.experiment.model.name,
         )
-        for trial in probe_trials
+        for trial in SearchSweep(RawConfig(content(search))).probe_trials
     ] == [
         (0.001, 0.2, 1, "mlp"),
         (1.0, 0.2, 1, "mlp"),
@@ -221,26 +124,16 @@ class TestOnRay:
         assert Experiment.load(folder.path / "best.yaml").train.optimizer.lr == 0.05
 
 
-def command(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedsim", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=cwd,
-        # What a shell has started in its background ignores SIGINT, and so does all it starts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(tmp_path: Path) -> None:
+def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
+    tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
+) -> None:
     search = {
         "space": SPACE,
         "objectives": {"accuracy": "max", "total_bytes": "min"},
         "trials": 12,
     }
     (tmp_path / "search.yaml").write_text(yaml.safe_dump(content(search)))
-    first = command("tune", "search.yaml", cwd=tmp_path)
+    first = command("tune", "search.yaml")
     assert first.stdout is not None
     for line in first.stdout:
         if line.startswith("[5/12]"):
@@ -252,7 +145,7 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(tmp_path: P
     assert f"interrupted; to go on:\n  fedsim tune --resume {path.relative_to(tmp_path)}" in text
     assert SearchFolder.open(path).manifest["status"] == "interrupted"
 
-    second = command("tune", "--resume", str(path), cwd=tmp_path)
+    second = command("tune", "--resume", str(path))
     text, _ = second.communicate(timeout=400)
     assert second.returncode == 0, text
     folder = SearchFolder.open(path)
@@ -320,16 +213,16 @@ class TestPareto:
 
 def test_objectives_are_columns_of_the_last_round() -> None:
     row = {"round": 3, "accuracy": 0.5, "total_bytes_up": 10, "total_bytes_down": 30, "loss": None}
-    assert value(row, "accuracy") == 0.5
-    assert value(row, "total_bytes") == 40
+    assert objective_value(row, "accuracy") == 0.5
+    assert objective_value(row, "total_bytes") == 40
     with pytest.raises(Exception, match="objective 'los' is not a number that a round of this"):
-        value(row, "los")
+        objective_value(row, "los")
     with pytest.raises(Exception, match="it reports accuracy, round, total_bytes_down"):
-        value(row, "loss")
+        objective_value(row, "loss")
 
 
 def test_an_r2_of_constant_targets_is_no_objective() -> None:
     row = {"rmse": 0.5, "r2": float("nan"), "total_bytes_up": 10, "total_bytes_down": 30}
-    assert value(row, "rmse") == 0.5
+    assert objective_value(row, "rmse") == 0.5
     with pytest.raises(Exception, match=r"'r2' is not .* reports rmse, total_bytes_down, total_"):
-        value(row, "r2")
+        objective_value(row, "r2")

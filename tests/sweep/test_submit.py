@@ -505,7 +505,7 @@ class TestFetching:
 
     def test_the_same_content_is_no_matter(self, fetch: Any, tmp_path: Path) -> None:
         fetch(FILES, tmp_path)
-        (tmp_path / "small" / "one" / submit.MARK).unlink()
+        (tmp_path / "small" / "one" / submit.FETCH_MARK).unlink()
         assert fetch(FILES, tmp_path) == [tmp_path / "small" / "one"]
 
     def test_a_place_that_cannot_be_written(self, fetch: Any, tmp_path: Path) -> None:

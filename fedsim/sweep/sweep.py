@@ -1,0 +1,190 @@
+"""How a sweep, a grid or a search, is run: making its folder, going on with it, concluding it.
+
+A kind of sweep is a subclass of `Sweep` with what it has of its own. How its trials run on Ray
+Tune is the business of `trials`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pandas as pd
+from ray import tune
+
+from fedsim import atomic
+from fedsim.config_file import RawConfig
+from fedsim.errors import ExperimentError, RunError, RunFolderError
+from fedsim.experiment import to_yaml
+from fedsim.registry import Config
+from fedsim.results.folder import Folder, new_path
+from fedsim.sweep.trials import SweepPlan, run_trials
+
+
+class SweepFolder(Folder):
+    """The folder of a grid or a search."""
+
+    def table(self, name: str) -> pd.DataFrame:
+        """One of its tables, by the name of its file."""
+        return pd.read_parquet(self.path / f"{name}.parquet")
+
+
+F = TypeVar("F", bound=SweepFolder)
+S = TypeVar("S", bound=Config)
+
+
+class Sweep(ABC, Generic[F]):
+    """A grid or a search, as an experiment file describes it.
+
+    Args:
+        config: an experiment file with the section of this kind of sweep.
+
+    Attributes:
+        folder_type: the class of its folder.
+        name: of the experiment.
+
+    Raises:
+        ExperimentError: the section, or an experiment that follows from it, does not fit the
+            schema.
+    """
+
+    folder_type: type[F]
+    name: str
+
+    @abstractmethod
+    def __init__(self, config: RawConfig) -> None: ...
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What the manifest holds of it when it starts."""
+
+    @abstractmethod
+    def plan(self, path: Path) -> SweepPlan:
+        """Its trials, given the path of its folder."""
+
+    @abstractmethod
+    def make_tuner(
+        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int
+    ) -> tune.Tuner:
+        """The Tuner of its trials, of which so many run at once."""
+
+    @abstractmethod
+    def conclude(
+        self, folder: F, plan: SweepPlan, errors: Mapping[Path, str]
+    ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+        """Draw up its results.
+
+        Args:
+            errors: of each trial that failed in this session its path, and why.
+
+        Returns:
+            Its tables, and what the manifest holds of how it ended.
+        """
+
+    @classmethod
+    def run(
+        cls,
+        config: RawConfig,
+        out: str | Path = "runs",
+        tell: Callable[[str], None] = lambda _: None,
+        on_start: Callable[[F], None] = lambda _: None,
+    ) -> F:
+        """Run a sweep.
+
+        Args:
+            config: an experiment file with the section of this kind of sweep.
+            out: the folder below which the sweep's own is made.
+            tell: is called with lines for the user.
+            on_start: is called with the folder before the first trial.
+
+        Returns:
+            Its folder, whose manifest or table of trials names those that failed.
+
+        Raises:
+            BadInput: the sweep cannot be carried out; nothing was started or written.
+            RunError: there are no results, or they cannot be written.
+        """
+        sweep = cls(config)
+        path = new_path(out, sweep.name).absolute()
+        with ExitStack() as held:
+
+            def begin() -> None:
+                folder = sweep.folder_type.make(path, to_yaml(config.content), sweep.facts())
+                held.enter_context(folder.alone())
+                on_start(folder)
+
+            return sweep._run(path, begin, tell)
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | Path,
+        tell: Callable[[str], None] = lambda _: None,
+        on_start: Callable[[F], None] = lambda _: None,
+    ) -> F:
+        """Go on with a sweep: only what is missing, or has failed, is run.
+
+        Raises:
+            BadInput: the folder is not that of such a sweep, or was edited.
+            RunError: there are no results, or they cannot be written.
+        """
+        with cls.folder_type.open(path).alone():
+            folder = cls.folder_type.open(path)
+            if folder.manifest["status"] == "finished":
+                raise RunFolderError(
+                    f"{folder.path}: the {folder.kind} is finished; nothing is missing"
+                )
+            sweep = cls(RawConfig.read(folder.path / "experiment.yaml"))
+
+            def begin() -> None:
+                folder.update(status="running", **sweep.facts())
+                on_start(folder)
+
+            return sweep._run(folder.path, begin, tell)
+
+    def _run(self, path: Path, begin: Callable[[], None], tell: Callable[[str], None]) -> F:
+        plan = self.plan(path)
+        errors: dict[Path, str] = {}
+        if plan.finished < plan.count:
+            errors = run_trials(plan, path, begin, partial(self.make_tuner, path, plan), tell)
+        folder = self.folder_type.open(path)
+        tables, facts = self.conclude(folder, plan, errors)
+        write_tables(path, tables)
+        folder.update(**facts)
+        return folder
+
+
+def read_section(config: RawConfig, name: str, schema: type[S]) -> tuple[S, RawConfig]:
+    """The section of a sweep, and the experiment file without it.
+
+    Raises:
+        ExperimentError: there is no such section, or it does not fit the schema.
+    """
+    if name not in config.content:
+        raise ExperimentError(
+            f"{config.where(())}: has no {name} section; fedsim run carries it out"
+        )
+    settings = config.build(schema, name)
+    _, base = config.take(name)
+    return settings, base
+
+
+def write_tables(path: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Write tables as Parquet; those small enough to be read by a person as CSV, too.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    try:
+        for name, table in tables.items():
+            with atomic.replacing(path / f"{name}.parquet") as aside:
+                table.to_parquet(aside)
+            if name != "rounds":
+                with atomic.replacing(path / f"{name}.csv") as aside:
+                    table.to_csv(aside, index=False)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error}") from error
