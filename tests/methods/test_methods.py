@@ -321,7 +321,8 @@ class TestMathematics:
         """Of a linear loss, c_k⁺ is its gradient in every round, and c is their mean."""
         experiment = small_experiment(
             method={"name": "scaffold"},
-            model={"name": "networks:linear_loss"},
+            model={"name": "mlp", "hidden": []},
+            objective={"name": "networks:LinearLoss"},
             train={"rounds": 3, "local_epochs": 7, "batch_size": 2000, "lr_decay": 0.5}
             | {"optimizer": {"lr": 0.1, **optimizer}},
         )
