@@ -24,7 +24,8 @@ from fedsim.explain.tasks import TasksExplainer
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.registry import Registry
-from fedsim.results.report import Report
+from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.explanations import explanations
 
 Finish = Callable[..., Run]
 TABLE: dict[str, Any] = {
@@ -45,7 +46,7 @@ def test_an_explainer_of_ones_own(finish: Finish, say: Say) -> None:
     assert text.startswith(f"the global model after round 2, row 3: {row['norm']:.4f}\nwritten: ")
     picture = done.path / "explanations" / "norms.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    ((_, _, pictures),) = Report([done.path]).explanations()
+    ((_, _, pictures),) = explanations(Comparison([done.path]))
     assert [picture.words for picture in pictures] == ["norms"]
 
 

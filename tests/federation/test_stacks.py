@@ -86,11 +86,11 @@ def test_auto_takes_what_is_fastest(
 
         return work
 
-    monkeypatch.setattr("fedsim.training.stack.train", spend(alone))
     experiment = small_experiment(**stacked("auto"))
     dataset, splits, spec = prepare(experiment)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
     assert engine._worker.context.obstacle is None
+    monkeypatch.setattr("fedsim.training.stack.train", spend(alone))
     monkeypatch.setattr(Stack, "train", spend(together))
     V, why = engine.choose_clients_per_step(list(range(10)))
     engine.close()
