@@ -83,7 +83,7 @@ class PrivacyAudit:
         self.experiment = run.experiment
         again = replay(run)
         self.fed, self.state = again.fed, again.state
-        self._dataset, self._holdings, self._setup = again.dataset, again.splits, again.spec
+        self._dataset, self._splits, self._spec = again.dataset, again.splits, again.spec
         classifies = isinstance(again.spec.objective, Classification)
         if not classifies or not isinstance(again.global_model(), Tensor):
             raise RunFolderError(f"{run.path}: leaves no global classifier to attack")
@@ -115,7 +115,7 @@ class PrivacyAudit:
         Returns:
             By the attack's name: `loss`, `entropy`, `lira`.
         """
-        known = self._holdings.train.values
+        known = self._splits.train.values
         count = min(MEMBERS, len(known), len(self._dataset.test_y))
         rng = keyed_rng(self.experiment.seed, "attack/membership")
         members = self._training_examples(rng.choice(known, count, replace=False))
@@ -126,7 +126,7 @@ class PrivacyAudit:
         seen = logits(self.fed.model.module, x)
         scores = {"loss": loss_scores(seen, labels), "entropy": entropy_scores(seen)}
         if shadows:
-            train, spec = self.experiment.train, self._setup
+            train, spec = self.experiment.train, self._spec
             parts = halves(len(labels), shadows, rng)
             trained = shadow_confidences(
                 lambda: spec.model.build_for(spec.data, spec.outputs),

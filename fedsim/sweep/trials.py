@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -241,10 +241,15 @@ def _data_key(source: Source) -> str:
     return json.dumps(source.model_dump(mode="json"), sort_keys=True)
 
 
+@cache
+def _metrics(path: Path) -> tuple[str, ...]:
+    """The columns of the metrics of the run at `path`, in whose manifest they stay the same."""
+    return tuple(metric["column"] for metric in RunFolder.open(path).manifest["metrics"])
+
+
 def _evaluated(row: Mapping[Any, Any], path: Path) -> bool:
     """Whether the model was tested in that round of the run at `path`; some metric tells."""
-    metrics = RunFolder.open(path).manifest["metrics"]
-    return any(pd.notna(row.get(metric["column"])) for metric in metrics)
+    return any(pd.notna(row.get(column)) for column in _metrics(path))
 
 
 def _trial(

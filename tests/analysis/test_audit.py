@@ -81,7 +81,7 @@ def test_the_attack_sees_what_was_shared(tmp_path: Path, method: dict[str, Any])
     quiet = {"sigma1": 0.0, "sigma2": 0.0} if method["name"] == "fedfed" else {"sigma": 0.0}
     attacked = PrivacyAudit(trained(tmp_path, {**method, **quiet}))
     state, fed = attacked.state, attacked.fed
-    rows = np.concatenate([attacked._holdings.train[k] for k in range(10)])
+    rows = np.concatenate([attacked._splits.train[k] for k in range(10)])
     assert attacked._sharing is not None
     made = attacked._shared(attacked._sharing, attacked._training_examples(rows), "try")
     if method["name"] == "fedfed":
