@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,8 @@ from ray import tune
 from ray.job_submission import JobSubmissionClient
 
 from fedsim.cluster import compat
+from fedsim.cluster.connection import connected
+from fedsim.cluster.settings import EngineSettings
 
 MOVED = "Ray {version} no longer has what {name} uses ({error}); mend fedsim/cluster/compat.py"
 
@@ -89,3 +92,9 @@ class TestOfTheDashboard:
     @pytest.mark.parametrize("name", compat.SUBMISSION_LOGGERS)
     def test_loggers_are_named_after_modules(self, name: str) -> None:
         assert find_spec(f"ray.{name}"), f"ray.{name} is gone; who logs in its place?"
+
+
+def test_private_workers_are_as_nice_as_the_command() -> None:
+    with connected(EngineSettings(kind="ray", actors=1)):
+        niceness = ray.remote(lambda: os.nice(0))
+        assert ray.get(niceness.remote()) == os.nice(0)
