@@ -174,4 +174,6 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         self._undo_threads()
-        torch.use_deterministic_algorithms(self._deterministic)
+        # The first call takes a second.
+        if torch.are_deterministic_algorithms_enabled() != self._deterministic:
+            torch.use_deterministic_algorithms(self._deterministic)
