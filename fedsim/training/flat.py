@@ -80,6 +80,7 @@ class FlatModel:
 
     Attributes:
         vector: (size,) float32, parameters and buffers.
+        leaves: the parameters, in the vector's order.
         num_parameters: P.
         size: P plus the number of buffer entries.
     """
@@ -101,7 +102,7 @@ class FlatModel:
         self.vector = torch.cat(tensors) if tensors else torch.empty(0, device=device)
         self._gradient = torch.zeros(self.num_parameters, device=device)
         views = self.named(self.vector)
-        self._leaves = [parameter for _, parameter in parameters]
+        self.leaves = [parameter for _, parameter in parameters]
         for name, parameter in parameters:
             parameter.data = views[name]
         for name, _ in buffers:
@@ -130,7 +131,7 @@ class FlatModel:
             ValueError: it has none, or they do not lie side by side.
         """
         parts, start = [], 0
-        for layer, shape in itertools.islice(self.shapes.items(), len(self._leaves)):
+        for layer, shape in itertools.islice(self.shapes.items(), len(self.leaves)):
             length = math.prod(shape)
             if layer == name or layer.startswith(name + "."):
                 parts.append((start, start + length))
@@ -141,7 +142,7 @@ class FlatModel:
 
     def gradient(self, loss: Tensor) -> Tensor:
         """(P,) the gradient of a scalar loss. It is overwritten by the next call."""
-        parts = torch.autograd.grad(loss, self._leaves, materialize_grads=True)
+        parts = torch.autograd.grad(loss, self.leaves, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts], out=self._gradient)
 
     def load(self, weights: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.registry import Config
+from fedsim.training.direct import DirectSgd
 from fedsim.training.flat import FlatModel
 
 # A method's own vectors, by name: (P,) or (size,) each.
@@ -203,34 +205,20 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     """
     model.load(job.weights)
     model.module.train()
-    hooks, context = job.hooks, job.context
-    w = model.vector[: model.num_parameters]
-    buffers = model.vector[model.num_parameters :]
-    trained = nn.Parameter(w[hooks.part])
-    optimizer = settings.optimizer.build(trained, job.lr)
     total = torch.zeros((), device=model.device)
     steps, visited = 0, 0
     n, size = len(job.y), settings.batch_size
     end = n - 1 if model.has_batch_norm and n % size == 1 else n
-    for _ in range(job.epochs):
-        order = torch.from_numpy(job.rng.permutation(n)).to(model.device)
-        x_epoch, y_epoch = job.x[order], job.y[order]
-        for start in range(0, end, size):
-            stop = min(start + size, end)
-            x, y = x_epoch[start:stop], y_epoch[start:stop]
-            losses = hooks.loss(model.module, x, y, context)
-            g = model.gradient(losses.mean())
-            total += losses.detach().sum()
-            if hooks.perturb is not None:
-                origin, statistics = w.clone(), buffers.clone()
-                w += hooks.perturb(g, w, context)
-                g = model.gradient(hooks.loss(model.module, x, y, context).mean())
-                w.copy_(origin)
-                buffers.copy_(statistics)  # they have seen this batch already
-            trained.grad = change(g, w, hooks, context, settings)[hooks.part]
-            optimizer.step()
-            steps += 1
-            visited += stop - start
+    make_steps = _direct_steps if _is_plain_sgd(job.hooks, settings) else _flat_steps
+    with make_steps(model, job, settings) as step:
+        for _ in range(job.epochs):
+            order = torch.from_numpy(job.rng.permutation(n)).to(model.device)
+            x, y = job.x[order], job.y[order]
+            for start in range(0, end, size):
+                stop = min(start + size, end)
+                total += step(x[start:stop], y[start:stop]).sum()
+                steps += 1
+                visited += stop - start
     if steps == 0:
         raise ValueError(
             "no training example to make a step with"
@@ -239,6 +227,61 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
             "two; raise partition.min_samples"
         )
     return Trained(model.vector.clone(), steps, float(total) / visited)
+
+
+# Makes a step from a batch; (B,) the losses of its examples before the step.
+_Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def _is_plain_sgd(hooks: Hooks, settings: Train) -> bool:
+    """Whether a step is w ← w − η·(∇loss + λ·w) for all parameters."""
+    return (
+        settings.optimizer.name == "sgd"
+        and settings.optimizer.momentum == 0
+        and settings.clip_norm is None
+        and hooks.gradient is None
+        and hooks.perturb is None
+        and hooks.part == slice(None)
+    )
+
+
+@contextmanager
+def _direct_steps(model: FlatModel, job: TrainingJob, settings: Train) -> Iterator[_Step]:
+    """Plain SGD, layer by layer."""
+    sgd = DirectSgd(model, job.lr, settings.optimizer.weight_decay)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        losses = job.hooks.loss(model.module, x, y, job.context)
+        sgd.step(losses.mean())
+        return losses.detach()
+
+    with sgd.watching():
+        yield step
+
+
+@contextmanager
+def _flat_steps(model: FlatModel, job: TrainingJob, settings: Train) -> Iterator[_Step]:
+    """Any optimiser, hooks and clipping, on the flat gradient: what other steps are tested by."""
+    hooks, context = job.hooks, job.context
+    w = model.vector[: model.num_parameters]
+    buffers = model.vector[model.num_parameters :]
+    trained = nn.Parameter(w[hooks.part])
+    optimizer = settings.optimizer.build(trained, job.lr)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        losses = hooks.loss(model.module, x, y, context)
+        g = model.gradient(losses.mean())
+        if hooks.perturb is not None:
+            origin, statistics = w.clone(), buffers.clone()
+            w.add_(hooks.perturb(g, w, context))
+            g = model.gradient(hooks.loss(model.module, x, y, context).mean())
+            w.copy_(origin)
+            buffers.copy_(statistics)  # they have seen this batch already
+        trained.grad = change(g, w, hooks, context, settings)[hooks.part]
+        optimizer.step()
+        return losses.detach()
+
+    yield step
 
 
 def change(g: Tensor, w: Tensor, hooks: Hooks, context: Context, settings: Train) -> Tensor:
