@@ -56,3 +56,18 @@ def keyed_torch_rng(
         torch.set_rng_state(before)
         if cuda is not None and cuda_before is not None:
             torch.cuda.set_rng_state(cuda_before, cuda)
+
+
+def generator_state(device: torch.device) -> torch.Tensor:
+    """The state of torch's own generator on a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
+
+
+def set_generator_state(state: torch.Tensor, device: torch.device) -> None:
+    """Put torch's own generator on a device to where it was."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

@@ -163,15 +163,15 @@ class Aliases(FedAvg):
     def local_update(self, client: Client, weights: Tensor) -> Update:
         network = client.model
         network.load(weights * (1 + 0.1 * client.id))
-        first = client.train(network.vector, gradient=self.pull, context={"to": network.vector})
+        first = client.train(network.vector, correction=self.pull, context={"to": network.vector})
         assert torch.equal(network.vector, first)
         assert network.module.training
         first.mul_(0.9)
         second = client.train(first)
         return Update(weights=second, weight=client.num_samples)
 
-    def pull(self, g: Tensor, w: Tensor, context: Context) -> Tensor:
-        return g + 0.1 * (w - context["to"])
+    def pull(self, w: Tensor, context: Context) -> Tensor:
+        return 0.1 * (w - context["to"])
 
 
 class NoisyGradient(FedAvg):
@@ -180,11 +180,11 @@ class NoisyGradient(FedAvg):
     name: str = "misbehaving_methods:NoisyGradient"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
-        trained = client.train(weights, gradient=self.noise)
+        trained = client.train(weights, correction=self.noise)
         return Update(weights=trained, weight=client.num_samples)
 
-    def noise(self, g: Tensor, w: Tensor, context: Context) -> Tensor:
-        return g + 0.01 * torch.randn_like(g)
+    def noise(self, w: Tensor, context: Context) -> Tensor:
+        return 0.01 * torch.randn_like(w)
 
 
 class BrokenLoss(FedAvg):

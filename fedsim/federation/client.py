@@ -18,10 +18,11 @@ from fedsim.objectives import Batch, Objective, evaluate
 from fedsim.rng import keyed_rng
 from fedsim.training import (
     Context,
+    Correction,
     FlatModel,
-    Gradient,
     Hooks,
     Loss,
+    Perturbation,
     Train,
     Trained,
     TrainingJob,
@@ -220,8 +221,8 @@ class Client:
         self,
         weights: Tensor,
         loss: Loss | None = None,
-        gradient: Gradient | None = None,
-        perturb: Gradient | None = None,
+        correction: Correction | None = None,
+        perturb: Perturbation | None = None,
         part: slice | None = None,
         context: Context | None = None,
         data: Examples | None = None,
@@ -230,7 +231,7 @@ class Client:
     ) -> Tensor:
         """Local training from `weights`, with a new optimiser.
 
-        Clients are trained many at once (`engine.clients_per_step`) if `loss`, `gradient` and
+        Clients are trained many at once (`engine.clients_per_step`) if `loss`, `correction` and
         `perturb` are the same functions for all of them, usually methods of the Method (or
         `functools.partial` of them, with the same arguments), and take what is a client's own from
         the context. The function that calls this one may then be run again from its start, up to
@@ -241,7 +242,7 @@ class Client:
             loss: (network, x, y, context) -> (B,), the loss of each example, which depends on
                 that example alone (but for batch norm); the objective's if not given. Their mean
                 over the batch is minimised.
-            gradient: (g, w, context) -> g, changes each step's gradient.
+            correction: (w, context) -> (P,), added to each step's gradient.
             perturb: (g, w, context) -> ε: the gradient is taken at w + ε, the step made from w.
             part: range of the flat vector that is trained, if not all; see `FlatModel.part`.
             context: vectors that these functions need, (P,) or (size,) each.
@@ -253,7 +254,7 @@ class Client:
             (size,) the trained weights.
         """
         examples = self.data if data is None else data
-        hooks = Hooks(loss or self.objective.loss, gradient, perturb, part or slice(None))
+        hooks = Hooks(loss or self.objective.loss, correction, perturb, part or slice(None))
         rng = self.rng("batches")
         epochs = self.settings.local_epochs if epochs is None else epochs
         context = {name: self._apart(vector) for name, vector in (context or {}).items()}

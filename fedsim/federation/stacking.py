@@ -11,13 +11,12 @@ from torch import Tensor
 
 from fedsim.errors import RunError
 from fedsim.federation.context import WorkerContext
+from fedsim.rng import generator_state, set_generator_state
 from fedsim.training import (
     Trained,
     TrainingJob,
-    generator_state,
     in_words,
     lacks_memory,
-    set_generator_state,
 )
 
 

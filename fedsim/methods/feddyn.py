@@ -84,10 +84,10 @@ class FedDyn(Method[FedDynState]):
         if mean_samples is not None:
             alpha *= mean_samples / client.num_samples
         context = {"linear": h - start, "alpha": torch.full_like(start[:1], alpha)}
-        trained = client.train(weights, gradient=self.regularise, context=context)
+        trained = client.train(weights, correction=self.regularise, context=context)
         client.state["h"] = h + client.parameters(trained) - start
         return Update(weights=trained)
 
-    def regularise(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        """∇F_k(w) + α_k·(h_k − w_server + w)."""
-        return g + context["alpha"] * (context["linear"] + w)
+    def regularise(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        """α_k·(h_k − w_server + w), the gradient of the regulariser."""
+        return context["alpha"] * (context["linear"] + w)

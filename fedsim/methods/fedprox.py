@@ -30,10 +30,10 @@ class FedProx(FedAvg):
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         trained = client.train(
-            weights, gradient=self.proximal, context={"global": client.parameters(weights)}
+            weights, correction=self.proximal, context={"global": client.parameters(weights)}
         )
         return Update(weights=trained, weight=client.num_samples)
 
-    def proximal(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        """∇F_k(w) + μ·(w − w_global)."""
-        return g + self.mu * (w - context["global"])
+    def proximal(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        """μ·(w − w_global), the gradient of the proximal term."""
+        return self.mu * (w - context["global"])

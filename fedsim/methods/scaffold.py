@@ -67,15 +67,15 @@ class Scaffold(Method[ScaffoldState]):
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
         """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
         own = client.state.get("control", torch.zeros_like(control))
-        y = client.train(weights, gradient=self.correct, context={"own": own, "server": control})
+        y = client.train(weights, correction=self.correct, context={"correction": control - own})
         worth = steps_worth(client.steps, client.settings.optimizer)
-        drift = client.parameters(weights - y) / (client.lr * worth)
-        client.state["control"] = own - control + drift
+        gradient = client.parameters(weights - y) / (client.lr * worth)
+        client.state["control"] = own - control + gradient
         return Update(delta=y - weights, delta_control=client.state["control"] - own)
 
-    def correct(self, g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        """g − c_k + c."""
-        return g - context["own"] + context["server"]
+    def correct(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        """c − c_k."""
+        return context["correction"]
 
 
 def steps_worth(steps: int, optimizer: Optimizer) -> float:

@@ -3,10 +3,11 @@
 from fedsim.training.flat import FlatModel, representation
 from fedsim.training.local import (
     Context,
-    Gradient,
+    Correction,
     Hooks,
     Loss,
     Optimizer,
+    Perturbation,
     Train,
     Trained,
     TrainingJob,
@@ -16,29 +17,26 @@ from fedsim.training.local import (
 from fedsim.training.stack import (
     Stack,
     choose_stack_size,
-    generator_state,
     in_words,
     lacks_memory,
-    set_generator_state,
 )
 
 __all__ = [
     "Context",
+    "Correction",
     "FlatModel",
-    "Gradient",
     "Hooks",
     "Loss",
     "Optimizer",
+    "Perturbation",
     "Stack",
     "Train",
     "Trained",
     "TrainingJob",
     "choose_stack_size",
-    "generator_state",
     "in_words",
     "lacks_memory",
     "logits",
     "representation",
-    "set_generator_state",
     "train",
 ]

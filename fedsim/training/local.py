@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -17,16 +16,19 @@ from torch import Tensor, nn
 
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.registry import Config
-from fedsim.training.direct import DirectSgd
 from fedsim.training.flat import FlatModel
+from fedsim.training.layerwise import LayerwiseSgd
 
 # A method's own vectors, by name: (P,) or (size,) each.
 Context = Mapping[str, Tensor]
 # (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one an example.
 Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
-# (gradient g (P,), parameters w (P,), context) -> (P,). Over the last axis alone, so that it
-# serves a stack of clients (V, P) as well: `g.norm(dim=-1, keepdim=True)`, never `g.norm()`.
-Gradient = Callable[[Tensor, Tensor, Context], Tensor]
+# (parameters w (P,), context) -> (P,), added to each step's gradient. This and `Perturbation` work
+# over the last axis alone, so that they serve a stack of clients (V, P) as well:
+# `w.norm(dim=-1, keepdim=True)`, never `w.norm()`.
+Correction = Callable[[Tensor, Context], Tensor]
+# (gradient g (P,), parameters w (P,), context) -> ε (P,).
+Perturbation = Callable[[Tensor, Tensor, Context], Tensor]
 
 
 class Optimizer(Config):
@@ -129,20 +131,20 @@ class Hooks:
 
     Args:
         loss: per-example losses, averaged over the batch.
-        gradient: changes each step's gradient, e.g. adds a proximal term.
+        correction: is added to each step's gradient, e.g. a proximal term.
         perturb: (g, w, context) -> ε; the step's gradient is then taken at w + ε, and the step
             itself made from w (sharpness-aware minimisation).
         part: the parameters that are trained, if not all: a range of the flat vector.
     """
 
     loss: Loss
-    gradient: Gradient | None = None
-    perturb: Gradient | None = None
+    correction: Correction | None = None
+    perturb: Perturbation | None = None
     part: slice = field(default_factory=lambda: slice(None))
 
     def same_as(self, other: Hooks) -> bool:
         """Whether these are the same functions, partial ones with the same arguments."""
-        names = ("loss", "gradient", "perturb")
+        names = ("loss", "correction", "perturb")
         pairs = ((_unwrapped(getattr(self, n)), _unwrapped(getattr(other, n))) for n in names)
         return self.part == other.part and all(a == b for a, b in pairs)
 
@@ -209,16 +211,15 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     steps, visited = 0, 0
     n, size = len(job.y), settings.batch_size
     end = n - 1 if model.has_batch_norm and n % size == 1 else n
-    make_steps = _direct_steps if _is_plain_sgd(job.hooks, settings) else _flat_steps
-    with make_steps(model, job, settings) as step:
-        for _ in range(job.epochs):
-            order = torch.from_numpy(job.rng.permutation(n)).to(model.device)
-            x, y = job.x[order], job.y[order]
-            for start in range(0, end, size):
-                stop = min(start + size, end)
-                total += step(x[start:stop], y[start:stop]).sum()
-                steps += 1
-                visited += stop - start
+    step = _step_of(model, job, settings)
+    for _ in range(job.epochs):
+        order = torch.from_numpy(job.rng.permutation(n)).to(model.device)
+        x, y = job.x[order], job.y[order]
+        for start in range(0, end, size):
+            stop = min(start + size, end)
+            total += step(x[start:stop], y[start:stop]).sum()
+            steps += 1
+            visited += stop - start
     if steps == 0:
         raise ValueError(
             "no training example to make a step with"
@@ -233,35 +234,35 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
 _Step = Callable[[Tensor, Tensor], Tensor]
 
 
-def _is_plain_sgd(hooks: Hooks, settings: Train) -> bool:
-    """Whether a step is w ← w − η·(∇loss + λ·w) for all parameters."""
-    return (
-        settings.optimizer.name == "sgd"
-        and settings.optimizer.momentum == 0
-        and settings.clip_norm is None
-        and hooks.gradient is None
-        and hooks.perturb is None
-        and hooks.part == slice(None)
-    )
-
-
-@contextmanager
-def _direct_steps(model: FlatModel, job: TrainingJob, settings: Train) -> Iterator[_Step]:
-    """Plain SGD, layer by layer."""
-    sgd = DirectSgd(model, job.lr, settings.optimizer.weight_decay)
+def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
+    """The fastest way to make the job's steps."""
+    hooks, context, optimizer = job.hooks, job.context, settings.optimizer
+    flat = _flat_step(model, job, settings)
+    if (
+        (optimizer.name, optimizer.momentum, settings.clip_norm) != ("sgd", 0, None)
+        or hooks.perturb is not None
+        or hooks.part != slice(None)
+    ):
+        return flat
+    sgd = LayerwiseSgd(model, job.lr, optimizer.weight_decay)
+    w = model.vector[: model.num_parameters]
+    correction = hooks.correction and partial(hooks.correction, w, context)
+    by_layers = True
 
     def step(x: Tensor, y: Tensor) -> Tensor:
-        losses = job.hooks.loss(model.module, x, y, job.context)
-        sgd.step(losses.mean())
-        return losses.detach()
+        nonlocal by_layers
+        if by_layers:
+            losses = sgd.step(partial(hooks.loss, model.module, x, y, context), correction)
+            if losses is not None:
+                return losses
+            by_layers = False
+        return flat(x, y)
 
-    with sgd.watching():
-        yield step
+    return step
 
 
-@contextmanager
-def _flat_steps(model: FlatModel, job: TrainingJob, settings: Train) -> Iterator[_Step]:
-    """Any optimiser, hooks and clipping, on the flat gradient: what other steps are tested by."""
+def _flat_step(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
+    """Any loss, optimiser and hooks, on the gradient as one vector."""
     hooks, context = job.hooks, job.context
     w = model.vector[: model.num_parameters]
     buffers = model.vector[model.num_parameters :]
@@ -281,13 +282,13 @@ def _flat_steps(model: FlatModel, job: TrainingJob, settings: Train) -> Iterator
         optimizer.step()
         return losses.detach()
 
-    yield step
+    return step
 
 
 def change(g: Tensor, w: Tensor, hooks: Hooks, context: Context, settings: Train) -> Tensor:
-    """The gradient (..., P) that a step is made with: the method's terms, and then clipping."""
-    if hooks.gradient is not None:
-        g = hooks.gradient(g, w, context)
+    """The gradient (..., P) that a step is made with: the method's correction, then clipping."""
+    if hooks.correction is not None:
+        g = g + hooks.correction(w, context)
     if settings.clip_norm is not None:
         norm = g.norm(dim=-1, keepdim=True)
         g = g * (settings.clip_norm / norm.clamp(min=settings.clip_norm))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedsim.rng import generator_state
 from fedsim.training.dropout import Draws, drawing
 from fedsim.training.flat import FlatModel
 from fedsim.training.local import (
@@ -329,21 +330,6 @@ def lacks_memory(error: Exception) -> bool:
 def in_words(error: Exception) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-
-
-def generator_state(device: torch.device) -> Tensor:
-    """The state of torch's own generator on a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.get_rng_state()
-
-
-def set_generator_state(state: Tensor, device: torch.device) -> None:
-    """Put torch's own generator on a device to where it was."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
 
 
 def _generator(state: Tensor, device: torch.device) -> torch.Generator:

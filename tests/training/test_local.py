@@ -198,23 +198,23 @@ def test_a_single_example_trains_what_has_none() -> None:
 # the hooks of methods
 
 
-def test_gradient_hook() -> None:
-    """g + 0.5·(w − anchor), as a loss: (0.5 / 2)·‖w − anchor‖² beside the cross-entropy."""
+def test_correction_hook() -> None:
+    """0.5·(w − anchor), as a loss: (0.5 / 2)·‖w − anchor‖² beside the cross-entropy."""
     torch.manual_seed(0)
     plain = plain_net()
     flat = FlatModel(copy.deepcopy(plain), CPU)
     anchor = torch.randn(flat.num_parameters)
     x, y = examples(10)
 
-    def pull(g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        assert g.shape == w.shape == context["anchor"].shape
+    def pull(w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+        assert w.shape == context["anchor"].shape
         assert not w.requires_grad
-        return g + 0.5 * (w - context["anchor"])
+        return 0.5 * (w - context["anchor"])
 
     section = settings({"lr": 0.1, "momentum": 0.5}, batch_size=4, local_epochs=2)
     steps, loss = train(
         *(flat, x, y, section, np.random.default_rng(3)),
-        gradient=pull,
+        correction=pull,
         context={"anchor": anchor},
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.models import models
 from fedsim.objectives import Classification
+from fedsim.rng import generator_state
 from fedsim.training import (
     FlatModel,
     Hooks,
@@ -21,7 +22,6 @@ from fedsim.training import (
     Train,
     Trained,
     TrainingJob,
-    generator_state,
     train,
 )
 
@@ -91,8 +91,8 @@ OPTIMIZERS: list[dict[str, Any]] = [
 ]
 
 
-def proximal(g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-    return g + 0.3 * (w - context["anchor"])
+def proximal(w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    return 0.3 * (w - context["anchor"])
 
 
 def ascend(g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
@@ -105,9 +105,9 @@ def weighted(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Ten
 
 HOOKS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "gradient": {"gradient": proximal},
+    "correction": {"correction": proximal},
     "perturb": {"perturb": ascend},
-    "loss": {"loss": weighted, "gradient": proximal},
+    "loss": {"loss": weighted, "correction": proximal},
     "part": {"part": slice(3, 20)},
 }
 
@@ -197,7 +197,7 @@ def test_hooks_act_on_a_stack_as_in_the_loop(
 @settings(max_examples=30, deadline=None)
 def test_any_sizes(sizes: list[int], batch_size: int, local_epochs: int) -> None:
     section = Train(batch_size=batch_size, local_epochs=local_epochs)
-    alone, stacked, _, _ = both(mlp, sizes, Hooks(CROSS_ENTROPY, gradient=proximal), section)
+    alone, stacked, _, _ = both(mlp, sizes, Hooks(CROSS_ENTROPY, correction=proximal), section)
     agree(alone, stacked)
 
 

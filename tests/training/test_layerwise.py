@@ -1,0 +1,285 @@
+"""Steps that are made layer by layer, against those of the flat gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy, linear
+
+from fedsim.models import Classifier
+from fedsim.training import FlatModel, Hooks, Train, Trained, TrainingJob, train
+from fedsim.training.layerwise import LayerwiseSgd
+
+CPU = torch.device("cpu")
+
+
+def examples(n: int = 7, shape: tuple[int, ...] = (1, 4, 4)) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(n)
+    return torch.randn(n, *shape), torch.randint(3, (n,))
+
+
+def mlp(bias: bool = True, inplace: bool = False) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(16, 9, bias),
+        nn.ReLU(inplace),
+        nn.Sequential(nn.Linear(9, 6, bias), nn.ReLU(inplace)),
+        nn.Linear(6, 3, bias),
+    )
+
+
+def cnn() -> nn.Module:
+    features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    return Classifier(nn.Sequential(features, nn.Flatten(), nn.ReLU()), nn.Linear(16, 3))
+
+
+def with_batch_norm() -> nn.Module:
+    convolution = nn.Conv2d(1, 4, 3, padding=1, bias=False)
+    head = nn.Linear(16, 5), nn.BatchNorm1d(5), nn.ELU(inplace=True), nn.Linear(5, 3)
+    return nn.Sequential(convolution, nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Flatten(), *head)
+
+
+def with_dropout() -> nn.Module:
+    layers = nn.Linear(16, 9), nn.Dropout(0.4), nn.ReLU(), nn.Linear(9, 3)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def tied() -> nn.Module:
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.Linear(16, 3))
+
+
+def twice() -> nn.Module:
+    layer = nn.Linear(16, 16)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(16, 3))
+
+
+def three_dimensions() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(1), nn.Linear(20, 3))
+
+
+class Outside(nn.Module):
+    """A weight is used outside of its layer as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        logits: Tensor = self.second(self.first(x).relu() + linear(x, self.first.weight))
+        return logits
+
+
+class Doubled(nn.Sequential):
+    """Not what a sequence of layers returns."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        logits: Tensor = 2 * super().forward(input)
+        return logits
+
+
+def hooked() -> nn.Module:
+    network = mlp()
+    network[1].register_forward_hook(lambda module, inputs, z: 2 * z)
+    network[3].register_forward_pre_hook(lambda module, inputs: inputs[0] + 1)
+    return network
+
+
+def hooked_as_a_whole() -> nn.Module:
+    network = mlp()
+    network.register_forward_hook(lambda module, inputs, z: 2 * z)
+    return network
+
+
+def frozen(*names: str) -> nn.Module:
+    network = mlp()
+    for name in names:
+        network.get_parameter(name).requires_grad_(False)
+    return network
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "no bias": lambda: mlp(bias=False),
+    "in place": lambda: mlp(inplace=True),
+    "cnn": cnn,
+    "batch norm": with_batch_norm,
+    "dropout": with_dropout,
+    "tied weights": tied,
+    "a layer twice": twice,
+    "three dimensions": three_dimensions,
+    "a weight outside": Outside,
+    "its own forward": lambda: Doubled(*mlp()),
+    "hooks": hooked,
+    "a hook of all": hooked_as_a_whole,
+    "frozen weights": lambda: frozen("1.weight", "3.0.bias"),
+    "a frozen first layer": lambda: frozen("1.weight", "1.bias"),
+    "a frozen layer": lambda: frozen("3.0.weight", "3.0.bias"),
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
+    "a last layer of another kind": lambda: nn.Sequential(*mlp(), nn.Tanh()),
+}
+BY_LAYERS = {
+    *("mlp", "no bias", "in place", "cnn", "batch norm", "dropout", "three dimensions", "hooks"),
+    *("frozen weights", "a frozen first layer", "a frozen layer", "one layer"),
+}
+
+
+def losses(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    return cross_entropy(network(x), y, reduction="none")
+
+
+def two_views(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    """The network is run twice."""
+    return losses(network, x, y, context) + losses(network, x.flip(-1), y, context)
+
+
+def pseudo(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    """The network is run without autograd as well."""
+    with torch.no_grad():
+        wanted = network(x.flip(-1)).argmax(dim=1)
+    return losses(network, x, y, context) + losses(network, x, wanted, context)
+
+
+def penalised(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    """With a penalty on all weights, which does not pass through any layer."""
+    penalty = sum((p.square().sum() for p in network.parameters()), torch.zeros(()))
+    return losses(network, x, y, context) + 0.01 * penalty
+
+
+def at_times(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    """With a penalty in some batches alone, and noise that comes first."""
+    x = x + 0.1 * torch.randn_like(x)
+    return (penalised if float(x.detach().sum()) > 0 else losses)(network, x, y, context)
+
+
+def smooth(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    """With a penalty on the gradient at the inputs: its own gradient needs the weights again."""
+    x = x.clone().requires_grad_()
+    found = losses(network, x, y, context)
+    (slope,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+    return found + slope.square().flatten(1).sum(dim=1)
+
+
+def confident(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    """With a gradient at the outputs within."""
+    logits = network(x)
+    found = cross_entropy(logits, y, reduction="none")
+    (slope,) = torch.autograd.grad(found.sum(), logits, create_graph=True)
+    return found + slope.square().sum(dim=1)
+
+
+def other_weights(
+    network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+) -> Tensor:
+    """The network is run with changed weights as well."""
+    own = {name: 0.5 * p for name, p in network.named_parameters()}
+    found = functional_call(network, own, (x,), tie_weights=False).square().mean(dim=1)
+    return found + losses(network, x, y, context)
+
+
+def inner(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    """With a penalty on what a layer within returns."""
+    found: list[Tensor] = []
+    first = next(m for m in network.modules() if isinstance(m, nn.Linear))
+    handle = first.register_forward_hook(lambda module, inputs, z: found.append(z))
+    try:
+        return losses(network, x, y, context) + 0.1 * found[0].flatten(1).square().sum(dim=1)
+    finally:
+        handle.remove()
+
+
+LOSSES = [
+    *(losses, two_views, pseudo, penalised, at_times, smooth, confident, other_weights, inner),
+]
+
+
+def pull(w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    return 0.5 * (w - context["to"])
+
+
+def finish(
+    build: Callable[[], nn.Module],
+    loss: Callable[..., Tensor] = losses,
+    flat: bool = False,
+    correction: Any = None,
+    **optimizer: Any,
+) -> tuple[Trained, Tensor]:
+    """What training comes to, and torch's generator afterwards."""
+    torch.manual_seed(0)
+    model = FlatModel(build(), CPU)
+    # Clipping takes the flat gradient, which is the oracle; this bound changes nothing.
+    section = {"batch_size": 3, "optimizer": optimizer, "clip_norm": 1e9 if flat else None}
+    x, y = examples(8)
+    rng, start = np.random.default_rng(0), model.vector.clone()
+    context = {"to": torch.ones(model.num_parameters)}
+    job = TrainingJob(start, x, y, 0.1, 2, rng, Hooks(loss, correction), context)
+    torch.manual_seed(5)
+    return train(model, job, Train.model_validate(section)), torch.get_rng_state()
+
+
+def agree(one: tuple[Trained, Tensor], other: tuple[Trained, Tensor]) -> None:
+    torch.testing.assert_close(one[0].weights, other[0].weights, rtol=1e-4, atol=1e-6)
+    assert one[0].loss == pytest.approx(other[0].loss, rel=1e-5)
+    assert one[0].steps == other[0].steps == 6
+    assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_steps_are_those_of_the_flat_gradient(network: str, loss: Callable[..., Tensor]) -> None:
+    agree(finish(NETWORKS[network], loss), finish(NETWORKS[network], loss, flat=True))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_corrections_and_weight_decay(network: str) -> None:
+    build, changes = NETWORKS[network], {"weight_decay": 0.3, "correction": pull}
+    found = finish(build, **changes)
+    agree(found, finish(build, flat=True, **changes))
+    for less in changes:
+        without = finish(build, **{name: c for name, c in changes.items() if name != less})
+        assert not torch.allclose(found[0].weights, without[0].weights, rtol=1e-4, atol=1e-6)
+
+
+def made_by_layers(build: Callable[[], nn.Module], loss: Callable[..., Tensor] = losses) -> bool:
+    torch.manual_seed(0)
+    model = FlatModel(build(), CPU)
+    x, y = examples(8)
+    sgd = LayerwiseSgd(model, 0.1, 0.0)
+    before = model.vector.clone()
+    found = sgd.step(lambda: loss(model.module, x, y, {}))
+    assert "forward" not in vars(model.module)
+    assert (found is not None) == (not torch.equal(model.vector, before))
+    return found is not None
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_which_networks_are_trained_layer_by_layer(network: str) -> None:
+    assert made_by_layers(NETWORKS[network]) == (network in BY_LAYERS)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_which_losses_are_minimised_layer_by_layer(loss: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    assert made_by_layers(mlp, loss) == (loss in (losses, confident))
+
+
+def test_no_gradient_of_a_linear_layer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    gradient = torch.autograd.grad
+
+    def note(*arguments: Any, **options: Any) -> tuple[Tensor | None, ...]:
+        found = gradient(*arguments, **options)
+        asked.extend(tuple(g.shape) for g in found if g is not None)
+        return found
+
+    monkeypatch.setattr(torch.autograd, "grad", note)
+    assert made_by_layers(cnn)
+    assert asked == [(8, 3), (4, 1, 3, 3), (4,)]
