@@ -113,7 +113,7 @@ class Objective(Config, ABC):
 
         Args:
             network: takes x.
-            x: (B, ...) inputs.
+            x: (B, ...) inputs; images may lie channels last: `reshape` them, `view` may fail.
             y: (B, ...) labels or targets.
             context: the method's own vectors; see `Client.train`.
         """

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.models import Classifier
+from fedsim.rng import generator_state, set_generator_state
 from fedsim.training.dropout import replace_dropout
 
 LOWEST = -1e9  # a logit of probability 0, and still a number to calculate with
@@ -112,6 +113,7 @@ class FlatModel:
             b for n, b in self.module.named_buffers() if n in saved and not b.is_floating_point()
         ]
         self._among: _Among | None = None
+        self._takes_channels_last: bool | None = None  # not tried yet
         self.has_batch_norm = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules()
         )
@@ -150,6 +152,40 @@ class FlatModel:
         self.vector.copy_(weights)
         for counter in self._counters:
             counter.zero_()
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """Inputs in the memory layout that the network is trained fastest with.
+
+        On a CPU that is channels last for images and convolutions, whose pooling then takes a
+        third of the time. A network that looks at memory itself, as `x.view(len(x), -1)` does,
+        may refuse it, and gets its inputs as they are; so do networks on other devices.
+
+        Args:
+            x: (n, ...) inputs.
+
+        Returns:
+            The same numbers in the same shape.
+        """
+        if x.dim() != 4 or self.device.type != "cpu" or len(x) == 0:
+            return x
+        if self._takes_channels_last is None:
+            self._takes_channels_last = self._try_channels_last(x[:2])
+        return x.contiguous(memory_format=torch.channels_last) if self._takes_channels_last else x
+
+    @torch.no_grad()
+    def _try_channels_last(self, x: Tensor) -> bool:
+        if not any(isinstance(module, nn.Conv2d) for module in self.module.modules()):
+            return False
+        was_training, drawn = self.module.training, generator_state(self.device)
+        self.module.eval()
+        try:
+            self.module(x.contiguous(memory_format=torch.channels_last))
+        except RuntimeError:  # whatever else may be wrong shows when it is trained
+            return False
+        finally:
+            self.module.train(was_training)
+            set_generator_state(drawn, self.device)
+        return True
 
     def restrict_classes(self, labels: Sequence[int] | None) -> None:
         """Let the network choose among these classes alone, or among all again.

@@ -14,7 +14,6 @@ from fedsim.models import Classifier
 from fedsim.rng import generator_state, set_generator_state
 from fedsim.training.flat import FlatModel
 
-
 threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's, as autograd has it
 
 

@@ -214,7 +214,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     step = _step_of(model, job, settings)
     for _ in range(job.epochs):
         order = torch.from_numpy(job.rng.permutation(n)).to(model.device)
-        x, y = job.x[order], job.y[order]
+        x, y = model.arranged(job.x[order]), job.y[order]
         for start in range(0, end, size):
             stop = min(start + size, end)
             total += step(x[start:stop], y[start:stop]).sum()
