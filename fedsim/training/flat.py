@@ -82,6 +82,7 @@ class FlatModel:
     Attributes:
         vector: (size,) float32, parameters and buffers.
         leaves: the parameters, in the vector's order.
+        gradients: views of the vector that `gradient` returns, one for each of them.
         num_parameters: P.
         size: P plus the number of buffer entries.
     """
@@ -104,6 +105,8 @@ class FlatModel:
         self._gradient = torch.zeros(self.num_parameters, device=device)
         views = self.named(self.vector)
         self.leaves = [parameter for _, parameter in parameters]
+        gradients = self.named(self._gradient)
+        self.gradients = [gradients[name] for name, _ in parameters]
         for name, parameter in parameters:
             parameter.data = views[name]
         for name, _ in buffers:
@@ -144,8 +147,17 @@ class FlatModel:
 
     def gradient(self, loss: Tensor) -> Tensor:
         """(P,) the gradient of a scalar loss. It is overwritten by the next call."""
-        parts = torch.autograd.grad(loss, self.leaves, materialize_grads=True)
-        return torch.cat([part.reshape(-1) for part in parts], out=self._gradient)
+        return self.gradient_and(loss, [])[0]
+
+    def gradient_and(
+        self, loss: Tensor, others: Sequence[Tensor], retain_graph: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As `gradient`, and the gradients at further tensors."""
+        parts = torch.autograd.grad(
+            loss, [*self.leaves, *others], retain_graph=retain_graph, materialize_grads=True
+        )
+        own = [part.reshape(-1) for part in parts[: len(self.leaves)]]
+        return torch.cat(own, out=self._gradient), list(parts[len(self.leaves) :])
 
     def load(self, weights: Tensor) -> None:
         """Take (size,) weights. Integer buffers (batch counts) start again at zero."""
@@ -170,7 +182,7 @@ class FlatModel:
             return x
         if self._takes_channels_last is None:
             self._takes_channels_last = self._try_channels_last(x[:2])
-        return x.contiguous(memory_format=torch.channels_last) if self._takes_channels_last else x
+        return x.to(memory_format=torch.channels_last) if self._takes_channels_last else x
 
     @torch.no_grad()
     def _try_channels_last(self, x: Tensor) -> bool:
@@ -179,7 +191,7 @@ class FlatModel:
         was_training, drawn = self.module.training, generator_state(self.device)
         self.module.eval()
         try:
-            self.module(x.contiguous(memory_format=torch.channels_last))
+            self.module(x.to(memory_format=torch.channels_last))
         except RuntimeError:  # whatever else may be wrong shows when it is trained
             return False
         finally:

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedsim.models import Classifier
-from fedsim.rng import generator_state, set_generator_state
 from fedsim.training.flat import FlatModel
+
+# Views of the flat gradient, by parameter.
+Gradients = Mapping[nn.Parameter, Tensor]
 
 threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's, as autograd has it
 
 
 class _Layer(Protocol):
-    """A layer, and what its latest forward pass left for the backward pass."""
+    """A layer of the network, run outside of autograd.
 
-    def forward(self, a: Tensor) -> Tensor:
-        """Outputs of inputs, outside of autograd."""
+    Attributes:
+        values: its trained parameters.
+        gradients: views of the flat gradient, one for each.
+    """
 
-    def backward(self, delta: Tensor, lr: float, shrink: float) -> Tensor | None:
-        """Make the step w ← shrink·w − lr·∂loss/∂w.
+    values: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+
+    def forward(self, a: Tensor) -> tuple[Tensor, Any]:
+        """Outputs z of inputs a, and what `backward` needs of them."""
+
+    def backward(
+        self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
+    ) -> Tensor | None:
+        """Add the gradient of each parameter p: to ← beta·to + alpha·∂loss/∂p.
 
         Args:
-            delta: ∂loss/∂z, in the shape of the outputs z.
+            kept: of the forward pass.
+            delta: ∂loss/∂z, in the shape of z.
+            to: `values` or `gradients`.
 
         Returns:
-            ∂loss/∂a, before the step, in the shape of the inputs; None if there is nothing to
-            train below.
+            ∂loss/∂a, in the shape of a; None if there is nothing to train below.
         """
 
 
@@ -42,77 +56,122 @@ class _Linear:
     to W as it is computed, where a gradient would be written, and read again, at the size of W.
     """
 
-    def __init__(self, module: nn.Linear, first: bool) -> None:
-        self.W, self.first = module.weight.detach(), first
-        self.b = None if module.bias is None else module.bias.detach()
+    def __init__(self, module: nn.Linear, gradients: Gradients, first: bool) -> None:
+        self.first = first
+        parameters = list(module.parameters())
+        self.values: Sequence[Tensor] = [p.detach() for p in parameters]
+        self.gradients: Sequence[Tensor] = [gradients[p] for p in parameters]
+        self.W = self.values[0]
+        self.b = self.values[1] if len(parameters) == 2 else None
 
-    def forward(self, a: Tensor) -> Tensor:
-        self.a = a
-        return linear(a, self.W, self.b)
+    def forward(self, a: Tensor) -> tuple[Tensor, Any]:
+        return linear(a, self.W, self.b), a
 
-    def backward(self, delta: Tensor, lr: float, shrink: float) -> Tensor | None:
+    def backward(
+        self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
+    ) -> Tensor | None:
         below = None if self.first else delta @ self.W
-        delta, a = delta.reshape(-1, delta.shape[-1]), self.a.reshape(-1, self.a.shape[-1])
-        self.W.addmm_(delta.t(), a, beta=shrink, alpha=-lr)
-        if self.b is not None:
-            if shrink != 1:
-                self.b.mul_(shrink)
-            self.b.add_(delta.sum(dim=0), alpha=-lr)
+        delta, a = delta.reshape(-1, delta.shape[-1]), kept.reshape(-1, kept.shape[-1])
+        W, *b = to
+        W.addmm_(delta.t(), a, beta=beta, alpha=alpha)
+        if b:
+            if beta != 1:
+                b[0].mul_(beta)
+            b[0].add_(delta.sum(dim=0), alpha=alpha)
         return below
 
 
 class _ReLU:
-    def forward(self, a: Tensor) -> Tensor:
-        self.z = torch.relu(a)
-        return self.z
+    values: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor] = ()
 
-    def backward(self, delta: Tensor, lr: float, shrink: float) -> Tensor | None:
-        below: Tensor = threshold_backward(delta, self.z, 0)
+    def forward(self, a: Tensor) -> tuple[Tensor, Any]:
+        z = torch.relu(a)
+        return z, z
+
+    def backward(
+        self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
+    ) -> Tensor | None:
+        below: Tensor = threshold_backward(delta, kept, 0)
         return below
 
 
 class _Flatten:
+    values: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor] = ()
+
     def __init__(self, module: nn.Flatten) -> None:
         self.module = module
 
-    def forward(self, a: Tensor) -> Tensor:
-        self.shape = a.shape
-        return a.flatten(self.module.start_dim, self.module.end_dim)
+    def forward(self, a: Tensor) -> tuple[Tensor, Any]:
+        return a.flatten(self.module.start_dim, self.module.end_dim), a.shape
 
-    def backward(self, delta: Tensor, lr: float, shrink: float) -> Tensor | None:
-        return delta.reshape(self.shape)
+    def backward(
+        self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
+    ) -> Tensor | None:
+        return delta.reshape(kept)
+
+
+@dataclass
+class _Graph:
+    """A pass through layers that autograd has followed.
+
+    Attributes:
+        inputs: a leaf, if there is anything to train below; else none.
+        z: outputs.
+        further: gradient at the inputs along other ways than through z.
+    """
+
+    inputs: list[Tensor]
+    z: Tensor
+    further: Tensor | None = None
 
 
 class _Autograd:
     """Layers of any kind, one after another."""
 
-    def __init__(self, modules: Sequence[nn.Module], first: bool) -> None:
+    def __init__(self, modules: Sequence[nn.Module], gradients: Gradients, first: bool) -> None:
         self.modules, self.first = modules, first
         self.leaves = [p for m in modules for p in m.parameters() if p.requires_grad]
-        self.values = [leaf.detach() for leaf in self.leaves]
+        self.values: Sequence[Tensor] = [leaf.detach() for leaf in self.leaves]
+        self.gradients: Sequence[Tensor] = [gradients[leaf] for leaf in self.leaves]
 
-    def forward(self, a: Tensor) -> Tensor:
+    def forward(self, a: Tensor) -> tuple[Tensor, Any]:
+        inputs = [] if self.first else [a.detach().requires_grad_()]
         with torch.enable_grad():
-            if not self.first:
-                self.a = a.detach().requires_grad_()
-                a = self.a.clone()  # which a layer may change in place
+            z = a if self.first else inputs[0].clone()  # which a layer may change in place
             for module in self.modules:
-                a = module(a)
-        self.z = a
-        return a.detach()
+                z = module(z)
+        return z.detach(), _Graph(inputs, z)
 
-    def backward(self, delta: Tensor, lr: float, shrink: float) -> Tensor | None:
-        wanted = self.leaves if self.first else [self.a, *self.leaves]
-        if not self.z.requires_grad:
+    def backward(
+        self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
+    ) -> Tensor | None:
+        inputs, z = kept.inputs, kept.z
+        if not z.requires_grad:
             return None
-        found = torch.autograd.grad(self.z, wanted, delta, allow_unused=True)
-        below, gradients = (None, found) if self.first else (found[0], found[1:])
-        if shrink != 1 and self.values:
-            torch._foreach_mul_(self.values, shrink)
-        used = [(w, g) for w, g in zip(self.values, gradients, strict=True) if g is not None]
-        if used:
-            torch._foreach_add_([w for w, _ in used], [g for _, g in used], alpha=-lr)
-        return below
+        found = torch.autograd.grad(z, inputs + self.leaves, delta, materialize_grads=True)
+        if to:
+            if beta != 1:
+                torch._foreach_mul_(list(to), beta)
+            torch._foreach_add_(list(to), found[len(inputs) :], alpha=alpha)
+        if not inputs:
+            return None
+        below: Tensor = found[0]
+        return below if kept.further is None else below + kept.further
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A pass through the network.
+
+    Attributes:
+        outputs: of the network, as a leaf of autograd.
+        kept: by each layer.
+    """
+
+    outputs: Tensor
+    kept: list[Any]
 
 
 class LayerwiseSgd:
@@ -129,92 +188,116 @@ class LayerwiseSgd:
     """
 
     def __init__(self, model: FlatModel, lr: float, weight_decay: float) -> None:
-        self._network, self._lr, self._shrink = model.module, lr, 1 - lr * weight_decay
+        self._model, self._lr, self._shrink = model, lr, 1 - lr * weight_decay
         self._w = model.vector[: model.num_parameters]
-        self._buffers = model.vector[model.num_parameters :]
-        self._leaves = {id(leaf) for leaf in model.leaves}
         self._places = [
             (module._parameters, name, leaf)
             for module in model.module.modules()
             for name, leaf in module._parameters.items()
-            if id(leaf) in self._leaves
+            if leaf is not None and leaf.requires_grad
         ]
         self._layers = _layers_of(model)
         inner = itertools.islice(model.module.modules(), 1, None)
-        self._unhooked = [module for module in inner if not _is_hooked(module)]
+        self._hooks = [(module, _hooks(module)) for module in inner]
 
-    @torch.no_grad()
     def step(
         self, loss: Callable[[], Tensor], correction: Callable[[], Tensor] | None = None
-    ) -> Tensor | None:
-        """Make a step.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Make a step, if it can be made layer by layer.
 
         Args:
-            loss: runs the network and returns the loss of each example, (B,).
+            loss: runs the network and returns the loss of each example, (B,). It is called once.
             correction: returns what is added to the gradient, (P,).
 
         Returns:
-            The losses, before the step; None, and no trace, if layer by layer it would be wrong.
+            The losses, and None if the step is made; otherwise the gradient to make it with, (P,),
+            without the correction.
         """
+        losses, passes = self._run(loss)
+        if len(passes) != 1 or not _sees_only(passes[0].outputs, losses):
+            return losses, self._gradient(losses, passes)
+        with torch.no_grad():
+            c = None if correction is None else correction()
+            mean = torch.full_like(losses, 1 / len(losses))
+            (delta,) = torch.autograd.grad(losses, passes[0].outputs, mean)
+            self._backward(passes[0], delta, "values", self._shrink, -self._lr)
+            if c is not None:
+                self._w.add_(c, alpha=-self._lr)
+        return losses, None
+
+    def _run(self, loss: Callable[[], Tensor]) -> tuple[Tensor, list[_Pass]]:
+        """The losses, and the passes through the network that were made layer by layer."""
         if self._layers is None:
-            return None
-        layers, forward, found = self._layers, self._network.forward, []
-        drawn, statistics = generator_state(self._w.device), self._buffers.clone()
+            return loss(), []
+        network, layers, passes = self._model.module, self._layers, list[_Pass]()
+        forward = network.forward
 
         def by_layers(x: Tensor) -> Tensor:
             if not torch.is_grad_enabled() or x.requires_grad or self._is_changed():
-                return forward(x)  # type: ignore[no-any-return]
+                found: Tensor = forward(x)
+                return found
+            kept = []
             with torch.no_grad():
                 for layer in layers:
-                    x = layer.forward(x)
-            found.append(x.requires_grad_())
-            return x
+                    x, k = layer.forward(x)
+                    kept.append(k)
+            passes.append(_Pass(x.requires_grad_(), kept))
+            return x.clone()  # which the loss may change in place
 
-        vars(self._network)["forward"] = by_layers
+        vars(network)["forward"] = by_layers
         try:
-            with torch.enable_grad():
-                losses = loss()
+            return loss(), passes
         finally:
-            del vars(self._network)["forward"]
-        if len(found) != 1 or not self._sees_only(found[0], losses):
-            set_generator_state(drawn, self._w.device)
-            self._buffers.copy_(statistics)
-            return None
-        c = None if correction is None else correction()
-        delta: Tensor | None
-        (delta,) = torch.autograd.grad(losses, found, torch.full_like(losses, 1 / len(losses)))
-        for layer in reversed(layers):
+            del vars(network)["forward"]
+
+    def _gradient(self, losses: Tensor, passes: list[_Pass]) -> Tensor:
+        """(P,) through layers, and along all other ways that parameters reach the losses."""
+        graphs = [k for p in passes for k in p.kept if isinstance(k, _Graph) and k.inputs]
+        cuts = [*(p.outputs for p in passes), *(graph.inputs[0] for graph in graphs)]
+        g, found = self._model.gradient_and(losses.mean(), cuts, retain_graph=bool(passes))
+        for graph, further in zip(graphs, found[len(passes) :], strict=True):
+            graph.further = further
+        with torch.no_grad():
+            for one, delta in zip(passes, found, strict=False):
+                self._backward(one, delta, "gradients", 1.0, 1.0)
+        return g
+
+    def _backward(
+        self, one: _Pass, delta: Tensor | None, to: str, beta: float, alpha: float
+    ) -> None:
+        assert self._layers is not None
+        for layer, kept in zip(reversed(self._layers), reversed(one.kept), strict=True):
             if delta is None:
                 break
-            delta = layer.backward(delta, self._lr, self._shrink)
-        if c is not None:
-            self._w.add_(c, alpha=-self._lr)
-        return losses.detach()
+            delta = layer.backward(kept, delta, getattr(layer, to), beta, alpha)
 
     def _is_changed(self) -> bool:
         """Whether the loss runs the network with other parameters, or has hooked its layers."""
         moved = any(parameters.get(name) is not leaf for parameters, name, leaf in self._places)
-        return moved or any(map(_is_hooked, self._unhooked))
+        return moved or any(_hooks(module) != count for module, count in self._hooks)
 
-    def _sees_only(self, outputs: Tensor, losses: Tensor) -> bool:
-        """Whether losses come from the outputs, and parameters reach them no other way."""
-        seen, waiting, reached = set(), [losses.grad_fn], False
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            variable = getattr(node, "variable", None)  # of a leaf
-            if id(variable) in self._leaves:
-                return False
-            reached = reached or variable is outputs
-            waiting += [following for following, _ in node.next_functions]
-        return reached
+
+def _sees_only(outputs: Tensor, losses: Tensor) -> bool:
+    """Whether autograd has followed losses from the outputs, and from nothing else."""
+    seen, waiting, reached = set(), [losses.grad_fn], False
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is outputs:
+            reached = True
+        elif leaf is not None:
+            return False
+        waiting += [following for following, _ in node.next_functions]
+    return reached
 
 
 def _layers_of(model: FlatModel) -> list[_Layer] | None:
     """The network as layers, one after another; None if it is not made that way."""
     trained = {id(leaf) for leaf in model.leaves}
+    gradients = dict(zip(model.leaves, model.gradients, strict=True))
     modules = list(_in_order(model.module))
     leaves = [id(p) for module in modules for p in module.parameters() if p.requires_grad]
     if sorted(leaves) != sorted(trained):
@@ -226,17 +309,17 @@ def _layers_of(model: FlatModel) -> list[_Layer] | None:
     def close() -> None:
         nonlocal first
         if others:
-            row = _Autograd(list(others), first)
+            row = _Autograd(list(others), gradients, first)
             layers.append(row)
             first = first and not row.leaves
             others.clear()
 
     for module in modules:
-        if _is_hooked(module):
+        if _hooks(module):
             others.append(module)
         elif type(module) is nn.Linear and all(id(p) in trained for p in module.parameters()):
             close()
-            layers.append(_Linear(module, first))
+            layers.append(_Linear(module, gradients, first))
             first = False
         elif type(module) is nn.ReLU and not others:
             layers.append(_ReLU())
@@ -249,7 +332,7 @@ def _layers_of(model: FlatModel) -> list[_Layer] | None:
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Modules of which each takes what the one before it returns, as far as that is known."""
-    if type(module) in (nn.Sequential, Classifier) and not _is_hooked(module):
+    if type(module) in (nn.Sequential, Classifier) and not _hooks(module):
         for child in module._modules.values():  # `children` names none twice
             assert child is not None
             yield from _in_order(child)
@@ -257,12 +340,8 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    """Whether running the module is more than its class says."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-    )
+def _hooks(module: nn.Module) -> int:
+    """How many things are done, when the module is run, that its class does not say."""
+    hooks = module._forward_hooks, module._forward_pre_hooks
+    backward_hooks = module._backward_hooks, module._backward_pre_hooks
+    return sum(map(len, (*hooks, *backward_hooks))) + ("forward" in vars(module))

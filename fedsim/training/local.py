@@ -235,43 +235,48 @@ _Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
-    """The fastest way to make the job's steps."""
+    """How the job's steps are made: layer by layer where that is possible, for it is faster."""
     hooks, context, optimizer = job.hooks, job.context, settings.optimizer
-    flat = _flat_step(model, job, settings)
+    w = model.vector[: model.num_parameters]
+    step = _flat_step(model, job, settings)
     if (
         (optimizer.name, optimizer.momentum, settings.clip_norm) != ("sgd", 0, None)
         or hooks.perturb is not None
         or hooks.part != slice(None)
     ):
-        return flat
-    sgd = LayerwiseSgd(model, job.lr, optimizer.weight_decay)
-    w = model.vector[: model.num_parameters]
+        by_layers = None
+    else:
+        by_layers = LayerwiseSgd(model, job.lr, optimizer.weight_decay)
     correction = hooks.correction and partial(hooks.correction, w, context)
-    by_layers = True
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
+    def make(x: Tensor, y: Tensor) -> Tensor:
         nonlocal by_layers
-        if by_layers:
-            losses = sgd.step(partial(hooks.loss, model.module, x, y, context), correction)
-            if losses is not None:
-                return losses
-            by_layers = False
-        return flat(x, y)
+        loss = partial(hooks.loss, model.module, x, y, context)
+        g: Tensor | None
+        if by_layers is None:
+            losses = loss()
+            g = model.gradient(losses.mean())
+        else:
+            losses, g = by_layers.step(loss, correction)
+        if g is not None:
+            by_layers = None
+            step(g, x, y)
+        return losses.detach()
 
-    return step
+    return make
 
 
-def _flat_step(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
-    """Any loss, optimiser and hooks, on the gradient as one vector."""
+def _flat_step(
+    model: FlatModel, job: TrainingJob, settings: Train
+) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """Makes a step from the gradient as one vector, (P,), and the batch that it is of."""
     hooks, context = job.hooks, job.context
     w = model.vector[: model.num_parameters]
     buffers = model.vector[model.num_parameters :]
     trained = nn.Parameter(w[hooks.part])
     optimizer = settings.optimizer.build(trained, job.lr)
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        losses = hooks.loss(model.module, x, y, context)
-        g = model.gradient(losses.mean())
+    def step(g: Tensor, x: Tensor, y: Tensor) -> None:
         if hooks.perturb is not None:
             origin, statistics = w.clone(), buffers.clone()
             w.add_(hooks.perturb(g, w, context))
@@ -280,7 +285,6 @@ def _flat_step(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
             buffers.copy_(statistics)  # they have seen this batch already
         trained.grad = change(g, w, hooks, context, settings)[hooks.part]
         optimizer.step()
-        return losses.detach()
 
     return step
 
