@@ -129,5 +129,4 @@ class NoisyMean(WeightedMean):
     def forget(self) -> None:
         """Keep the shapes of what was summed, and none of it: nobody was in the cohort."""
         for total in self.sums.values():
-            total.high[:] = 0
-            total.low[:] = 0
+            total.clear()

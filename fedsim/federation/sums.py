@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 # A block's sum x is kept as high·2^-12 + low·2^-56, two 64-bit integers an entry. With |x| < 2^36,
 # |high| ≤ 2^48 and |low| ≤ 2^43, so that 2^14 blocks can be added and neither overflows.
@@ -22,21 +24,27 @@ LOW_SCALE = 2.0**56
 BLOCK_LIMIT = 2.0**36
 # The largest |weight × value| of one client: a block of 64 such clients stays in range.
 CLIENT_LIMIT = 2.0**30
-_CHUNK = 16384  # entries converted at a time, so that all temporaries stay in the cache
+_CHUNK = 32768  # entries worked on at a time, so that all temporaries stay in the cache
 # The last of the 52 bits of a float in [2^40, 2^41) counts 2^-12, in [2^-4, 2^-3) 2^-56. So adding
 # such a number rounds to multiples of that; and the bits of the sum, read as an integer, are the
 # multiple plus a constant. This is twice as fast as rounding and converting.
 _HIGH_SHIFT = np.float64(1.5 * 2.0**40)
 _LOW_SHIFT = np.float64(1.5 * 2.0**-4)
-_HIGH_ZERO, _LOW_ZERO = _HIGH_SHIFT.view(np.int64), _LOW_SHIFT.view(np.int64)
+_HIGH_ZERO, _LOW_ZERO = int(_HIGH_SHIFT.view(np.int64)), int(_LOW_SHIFT.view(np.int64))
 
 
 @dataclass
 class ExactSum:
-    """A running sum of vectors in two-part fixed point, (size,) each part."""
+    """A running sum of vectors in two-part fixed point.
+
+    Attributes:
+        high, low: (size,) each, modulo 2^64, with the constants of all blocks still in them.
+        blocks: how many were added.
+    """
 
     high: NDArray[np.int64]
     low: NDArray[np.int64]
+    blocks: int = 0
 
     @classmethod
     def zeros(cls, size: int) -> ExactSum:
@@ -54,23 +62,59 @@ class ExactSum:
             # Not-a-number fails both comparisons.
             if not (x.max() < BLOCK_LIMIT and x.min() > -BLOCK_LIMIT):
                 raise OverflowError("a block's sum is out of range, infinite or not a number")
-            high, low = (part[start : start + _CHUNK] for part in (self.high, self.low))
             a = shifted[: len(x)]
             bits = a.view(np.int64)
             np.add(x, _HIGH_SHIFT, out=a)
-            high += bits
-            high -= _HIGH_ZERO
+            self.high[start : start + _CHUNK] += bits
             np.subtract(a, _HIGH_SHIFT, out=a)
             np.subtract(x, a, out=a)  # what is left, exactly
             np.add(a, _LOW_SHIFT, out=a)
-            low += bits
-            low -= _LOW_ZERO
+            self.low[start : start + _CHUNK] += bits
+        self.blocks += 1
 
     def merge(self, other: ExactSum) -> None:
         """Add another sum of the same size; the order of merges does not matter."""
         self.high += other.high
         self.low += other.low
+        self.blocks += other.blocks
+
+    def copy(self) -> ExactSum:
+        return ExactSum(self.high.copy(), self.low.copy(), self.blocks)
+
+    def clear(self) -> None:
+        """Back to zero."""
+        self.high[:], self.low[:], self.blocks = 0, 0, 0
+
+    def parts(self, entries: slice = slice(None)) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The sum of some entries as high·2^-12 + low·2^-56."""
+        return (
+            self.high[entries] - _modulo(self.blocks * _HIGH_ZERO),
+            self.low[entries] - _modulo(self.blocks * _LOW_ZERO),
+        )
 
     def value(self) -> NDArray[np.float64]:
         """The sum, (size,) float64."""
-        return self.high / HIGH_SCALE + self.low / LOW_SCALE
+        total = np.empty(len(self.high))
+        for start in range(0, len(total), _CHUNK):
+            entries = slice(start, start + _CHUNK)
+            high, low = self.parts(entries)
+            np.divide(high, HIGH_SCALE, out=total[entries])
+            total[entries] += low / LOW_SCALE
+        return total
+
+
+def _modulo(integer: int) -> np.int64:
+    """An integer modulo 2^64, as 64-bit integers have it."""
+    return np.uint64(integer % 2**64).view(np.int64)
+
+
+def add_scaled(total: Tensor, vector: Tensor, weight: float) -> None:
+    """total += weight·vector, both (size,), in 64-bit floats."""
+    if vector.device.type != "cpu":
+        total.add_(vector, alpha=weight)
+        return
+    chunk = torch.empty(_CHUNK, dtype=torch.float64)
+    for start in range(0, len(vector), _CHUNK):
+        part = vector[start : start + _CHUNK]
+        x = chunk[: len(part)].copy_(part)
+        total[start : start + _CHUNK].add_(x, alpha=weight)

@@ -102,6 +102,40 @@ def test_vectors_of_different_lengths_are_refused() -> None:
     assert error.value.client == 1
 
 
+@pytest.mark.parametrize(
+    ("entry", "weight", "problem"),
+    [
+        (2.0**29, 1.0, None),  # though the vector is longer than 2^30
+        (2.0**19, 1000.0, None),
+        (-(2.0**30), 1.0, "out of range"),
+        (2.0**21, 1000.0, "out of range"),
+        (1e30, 1.0, "out of range"),  # the square of its length is infinite
+        (float("inf"), 1.0, "infinite values in 'v'"),
+        (float("nan"), 0.0, "NaN values in 'v'"),
+    ],
+)
+def test_which_entries_fit_into_a_mean(entry: float, weight: float, problem: str | None) -> None:
+    v = torch.full((100,), min(abs(entry), 2.0**29) / max(weight, 1.0))
+    v[50] = entry
+    mean = WeightedMean()
+    if problem is not None:
+        with pytest.raises(InvalidUpdate, match=problem):
+            mean.check(Update(v=v, weight=weight))
+    else:
+        mean.check(Update(v=v, weight=weight))
+        mean.fold(0, Update(v=v, weight=weight), {})
+        mean.end_block()
+        assert np.array_equal(mean.result({}, {}).v, v.numpy())
+
+
+def test_a_message_in_double_precision_stays_as_it_is() -> None:
+    v = torch.ones(3, dtype=torch.float64)
+    mean = WeightedMean()
+    for id in range(2):
+        mean.fold(id, Update(v=v, weight=5.0), {})
+    assert v.tolist() == [1.0] * 3
+
+
 class TestOwn:
     METHOD: ClassVar[dict[str, Any]] = {"name": "own_components:FedMedian"}
 
