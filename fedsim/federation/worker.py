@@ -230,7 +230,7 @@ class Worker:
         function = getattr(context.spec.functions, call.function)
         rng = getattr(function, "rng", call.function)
         client = Client(context, id, call.round, rng, to_tensors(state, context.device), trainer)
-        context.model.module.train()
+        context.model.train()
         context.model.restrict_classes(client.labels)
         # Copies, so that no client sees what another did to them.
         arguments = to_tensors(self._sent, context.device)

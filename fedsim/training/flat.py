@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.func import functional_call
 from fedsim.models import Classifier
 from fedsim.rng import generator_state, set_generator_state
 from fedsim.training.dropout import replace_dropout
+from fedsim.training.layerwise import LayerwiseSgd
 
 LOWEST = -1e9  # a logit of probability 0, and still a number to calculate with
 
@@ -115,6 +117,7 @@ class FlatModel:
         self._counters = [
             b for n, b in self.module.named_buffers() if n in saved and not b.is_floating_point()
         ]
+        self._modules = list(self.module.modules())
         self._among: _Among | None = None
         self._takes_channels_last: bool | None = None  # not tried yet
         self.has_batch_norm = any(
@@ -198,6 +201,16 @@ class FlatModel:
             self.module.train(was_training)
             set_generator_state(drawn, self.device)
         return True
+
+    def train(self) -> None:
+        """Put all modules into training mode."""
+        if not all(module.training for module in self._modules):
+            self.module.train()
+
+    @cached_property
+    def layerwise(self) -> LayerwiseSgd:
+        """Plain SGD on the network, layer by layer."""
+        return LayerwiseSgd(self)
 
     def restrict_classes(self, labels: Sequence[int] | None) -> None:
         """Let the network choose among these classes alone, or among all again.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedsim.models import Classifier
-from fedsim.training.flat import FlatModel
+
+if TYPE_CHECKING:
+    from fedsim.training.flat import FlatModel
 
 # Views of the flat gradient, by parameter.
 Gradients = Mapping[nn.Parameter, Tensor]
@@ -183,12 +185,10 @@ class LayerwiseSgd:
 
     Args:
         model: is trained in place.
-        lr: η.
-        weight_decay: λ.
     """
 
-    def __init__(self, model: FlatModel, lr: float, weight_decay: float) -> None:
-        self._model, self._lr, self._shrink = model, lr, 1 - lr * weight_decay
+    def __init__(self, model: FlatModel) -> None:
+        self._model = model
         self._w = model.vector[: model.num_parameters]
         self._places = [
             (module._parameters, name, leaf)
@@ -198,16 +198,24 @@ class LayerwiseSgd:
         ]
         self._layers = _layers_of(model)
         inner = itertools.islice(model.module.modules(), 1, None)
-        self._hooks = [(module, _hooks(module)) for module in inner]
+        hooks = [of_one for module in inner for of_one in _hooks(module)]
+        self._no_hooks = [of_one for of_one in hooks if not of_one]
+        self._hooks = [(of_one, len(of_one)) for of_one in hooks if of_one]
 
     def step(
-        self, loss: Callable[[], Tensor], correction: Callable[[], Tensor] | None = None
+        self,
+        loss: Callable[[], Tensor],
+        lr: float,
+        weight_decay: float = 0.0,
+        correction: Callable[[], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Make a step, if it can be made layer by layer.
 
         Args:
             loss: runs the network and returns the loss of each example, (B,). It is called once.
-            correction: returns what is added to the gradient, (P,).
+            lr: η.
+            weight_decay: λ.
+            correction: returns what is added to the gradient, c (P,).
 
         Returns:
             The losses, and None if the step is made; otherwise the gradient to make it with, (P,),
@@ -220,9 +228,9 @@ class LayerwiseSgd:
             c = None if correction is None else correction()
             mean = torch.full_like(losses, 1 / len(losses))
             (delta,) = torch.autograd.grad(losses, passes[0].outputs, mean)
-            self._backward(passes[0], delta, "values", self._shrink, -self._lr)
+            self._backward(passes[0], delta, "values", 1 - lr * weight_decay, -lr)
             if c is not None:
-                self._w.add_(c, alpha=-self._lr)
+                self._w.add_(c, alpha=-lr)
         return losses, None
 
     def _run(self, loss: Callable[[], Tensor]) -> tuple[Tensor, list[_Pass]]:
@@ -274,7 +282,8 @@ class LayerwiseSgd:
     def _is_changed(self) -> bool:
         """Whether the loss runs the network with other parameters, or has hooked its layers."""
         moved = any(parameters.get(name) is not leaf for parameters, name, leaf in self._places)
-        return moved or any(_hooks(module) != count for module, count in self._hooks)
+        hooked = any(self._no_hooks) or any(len(hooks) != count for hooks, count in self._hooks)
+        return moved or hooked
 
 
 def _sees_only(outputs: Tensor, losses: Tensor) -> bool:
@@ -315,7 +324,7 @@ def _layers_of(model: FlatModel) -> list[_Layer] | None:
             others.clear()
 
     for module in modules:
-        if _hooks(module):
+        if _is_hooked(module):
             others.append(module)
         elif type(module) is nn.Linear and all(id(p) in trained for p in module.parameters()):
             close()
@@ -332,7 +341,7 @@ def _layers_of(model: FlatModel) -> list[_Layer] | None:
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Modules of which each takes what the one before it returns, as far as that is known."""
-    if type(module) in (nn.Sequential, Classifier) and not _hooks(module):
+    if type(module) in (nn.Sequential, Classifier) and not _is_hooked(module):
         for child in module._modules.values():  # `children` names none twice
             assert child is not None
             yield from _in_order(child)
@@ -340,8 +349,16 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
-def _hooks(module: nn.Module) -> int:
-    """How many things are done, when the module is run, that its class does not say."""
-    hooks = module._forward_hooks, module._forward_pre_hooks
-    backward_hooks = module._backward_hooks, module._backward_pre_hooks
-    return sum(map(len, (*hooks, *backward_hooks))) + ("forward" in vars(module))
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether running the module does more than its class says."""
+    return any(_hooks(module)) or "forward" in vars(module)
+
+
+def _hooks(module: nn.Module) -> Sequence[Mapping[int, Any]]:
+    """The hooks of a module, of each kind."""
+    return (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.registry import Config
 from fedsim.training.flat import FlatModel
-from fedsim.training.layerwise import LayerwiseSgd
 
 # A method's own vectors, by name: (P,) or (size,) each.
 Context = Mapping[str, Tensor]
@@ -206,7 +205,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
         ValueError: no step can be made: there is no example, or one and batch norm.
     """
     model.load(job.weights)
-    model.module.train()
+    model.train()
     total = torch.zeros((), device=model.device)
     steps, visited = 0, 0
     n, size = len(job.y), settings.batch_size
@@ -238,32 +237,30 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
     """How the job's steps are made: layer by layer where that is possible, for it is faster."""
     hooks, context, optimizer = job.hooks, job.context, settings.optimizer
     w = model.vector[: model.num_parameters]
-    step = _flat_step(model, job, settings)
-    if (
-        (optimizer.name, optimizer.momentum, settings.clip_norm) != ("sgd", 0, None)
-        or hooks.perturb is not None
-        or hooks.part != slice(None)
-    ):
-        by_layers = None
-    else:
-        by_layers = LayerwiseSgd(model, job.lr, optimizer.weight_decay)
     correction = hooks.correction and partial(hooks.correction, w, context)
+    by_layers = (
+        (optimizer.name, optimizer.momentum, settings.clip_norm) == ("sgd", 0, None)
+        and hooks.perturb is None
+        and hooks.part == slice(None)
+    )
+    flat_step = None
 
-    def make(x: Tensor, y: Tensor) -> Tensor:
-        nonlocal by_layers
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        nonlocal by_layers, flat_step
         loss = partial(hooks.loss, model.module, x, y, context)
         g: Tensor | None
-        if by_layers is None:
+        if by_layers:
+            losses, g = model.layerwise.step(loss, job.lr, optimizer.weight_decay, correction)
+        else:
             losses = loss()
             g = model.gradient(losses.mean())
-        else:
-            losses, g = by_layers.step(loss, correction)
         if g is not None:
-            by_layers = None
-            step(g, x, y)
+            by_layers = False
+            flat_step = flat_step or _flat_step(model, job, settings)
+            flat_step(g, x, y)
         return losses.detach()
 
-    return make
+    return step
 
 
 def _flat_step(

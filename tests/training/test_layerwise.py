@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy, linear
 
 from fedsim.models import Classifier
 from fedsim.training import FlatModel, Hooks, Train, Trained, TrainingJob, train
-from fedsim.training.layerwise import LayerwiseSgd
 
 CPU = torch.device("cpu")
 
@@ -301,9 +300,8 @@ def made_by_layers(build: Callable[[], nn.Module], loss: Callable[..., Tensor] =
     torch.manual_seed(0)
     model = FlatModel(build(), CPU)
     x, y = examples(8)
-    sgd = LayerwiseSgd(model, 0.1, 0.0)
     before = model.vector.clone()
-    _, gradient = sgd.step(lambda: loss(model.module, x, y, {}))
+    _, gradient = model.layerwise.step(lambda: loss(model.module, x, y, {}), lr=0.1)
     assert "forward" not in vars(model.module)
     assert (gradient is None) == (not torch.equal(model.vector, before))
     return gradient is None
