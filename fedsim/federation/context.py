@@ -159,8 +159,7 @@ class WorkerContext:
 
     def prepare(self, x: NDArray[np.generic], y: NDArray[Any]) -> Examples:
         """Examples as the network takes them: scaled and normalised as the data set's are."""
-        inputs = torch.tensor(x, device=self.device)
-        labels = torch.tensor(y, device=self.device)
+        inputs, labels = (_tensor(array).to(self.device) for array in (x, y))
         labels = labels.float() if labels.is_floating_point() else labels
         if inputs.dtype == torch.int32:  # token ids
             return Examples(inputs, labels, (x, y))
@@ -171,3 +170,8 @@ class WorkerContext:
             std = torch.tensor(self._dataset.std, device=self.device).view(per_channel)
             inputs = (inputs - mean) / std
         return Examples(inputs, labels, (x, y))
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """An array as a tensor, which may be changed: a copy if it is part of another."""
+    return torch.tensor(array) if array.base is not None else torch.from_numpy(array)

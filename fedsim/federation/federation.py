@@ -30,7 +30,7 @@ from fedsim.federation.reduction import (
     Update,
     WeightedMean,
 )
-from fedsim.federation.sums import ExactSum
+from fedsim.federation.sums import ExactSum, check_block
 from fedsim.federation.wire import NotCounted, PerClient, nbytes
 from fedsim.federation.worker import Call
 from fedsim.models import Model
@@ -288,12 +288,14 @@ class Federation:
         total, samples = ExactSum.zeros(self.model.size), self._samples
         for k, w in models.items():
             try:
-                total.add(samples[k] * w.astype(np.float64))
+                block = samples[k] * w.astype(np.float64)
+                check_block(block)
             except OverflowError:
                 raise RunError(
                     f"round {self.round}: the model of client {k} has weights out of range; "
                     "a smaller learning rate may help"
                 ) from None
+            total.add(block)
         weight = int(samples[list(models)].sum())
         mean: Vector = (total.value() / weight).astype(np.float32)
         return mean

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -118,17 +118,21 @@ class _Actor:
 
 @dataclass(eq=False)
 class _Message:
-    """Blocks that are with an actor.
+    """Blocks that are with an actor, or the question for the sum of their updates.
+
+    A block counts only once the sum that it went into has arrived.
 
     Attributes:
-        states: references of what the clients keep, one for each, if they come apart.
         since: when it was sent.
+        states: references of what the clients keep, one for each, if they come apart.
+        asks_for_sum: of items that were sent before.
     """
 
     actor: _Actor
-    item: WorkItem
-    states: list[Any]
+    items: list[WorkItem]
     since: float
+    states: list[Any] = field(default_factory=list)
+    asks_for_sum: bool = False
 
 
 # Messages that no answer has come to, by the references of the answers, in the order sent.
@@ -178,10 +182,8 @@ class RayEngine(Engine):
         outcome = Outcome(partial=copy.deepcopy(call.reduction))
         while not scheduler.all_accepted:
             self._hand_out(call, scheduler, flying, list(arguments), objects, states)
-            if scheduler.all_done:
-                self._accept_all(call, scheduler, outcome)
-            else:
-                self._collect(call, scheduler, flying)
+            self._ask_for_sums(call, scheduler, flying)
+            self._collect(call, scheduler, flying, outcome)
         return outcome
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
@@ -255,9 +257,19 @@ class RayEngine(Engine):
                 *(states[k] for k in with_state),
             )
             main, *apart = returned if stateful else [returned]
-            flying[main] = _Message(actor, item, apart, time.monotonic())
+            flying[main] = _Message(actor, [item], time.monotonic(), apart)
 
-    def _collect(self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying) -> None:
+    def _ask_for_sums(self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying) -> None:
+        """Ask actors for what they hold, behind the blocks that they are still to carry out."""
+        if not call.reduction.stays:
+            return
+        for actor, items in scheduler.to_ask().items():
+            ref = actor.handle.take_partial.remote(call.serial)
+            flying[ref] = _Message(actor, items, time.monotonic(), asks_for_sum=True)
+
+    def _collect(
+        self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying, outcome: Outcome
+    ) -> None:
         """Wait for a block, or for an actor to start, and take all that is there by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
         waiting = [*flying, *starting]
@@ -269,8 +281,10 @@ class RayEngine(Engine):
                 self._take_up(starting[ref])
             elif ref in flying:  # not, when its actor was lost a moment ago
                 message = flying[ref]
+                if message.asks_for_sum and not scheduler.are_done(message.items):
+                    continue  # their answers were sent before it, and are about to come
                 try:
-                    result: BlockResult = ray.get(ref)
+                    answer = ray.get(ref)
                 except RayTaskError as error:  # before LOST: it is of the type of its cause, too
                     raise _cause(error) from None
                 except LOST as error:
@@ -280,28 +294,15 @@ class RayEngine(Engine):
                     self._lose(lost, scheduler, error)
                     continue
                 del flying[ref]
-                scheduler.done(message.item, (result, message.states))
-
-    def _accept_all(self, call: Call, scheduler: Scheduler[_Actor], outcome: Outcome) -> None:
-        """All blocks are done: collect sums. If an actor is lost there, its blocks wait again.
-
-        A block counts only once the sum that it went into has arrived.
-        """
-        stays = call.reduction.stays
-        asked = [
-            (actor, actor.handle.take_partial.remote(call.serial) if stays else None)
-            for actor in self._actors
-            if scheduler.holds_results(actor)
-        ]
-        for actor, ref in asked:
-            try:
-                partial = None if ref is None else ray.get(ref)
-            except LOST as error:
-                self._lose(actor, scheduler, error)
-                continue
-            outcome.add_partial(partial)
-            for item in scheduler.accept(actor):
-                self._accept(call, item, outcome)
+                if message.asks_for_sum:
+                    outcome.add_partial(answer)
+                else:
+                    (item,) = message.items
+                    scheduler.done(item, (answer, message.states))
+                if message.asks_for_sum or not call.reduction.stays:
+                    scheduler.accept(message.actor, message.items)
+                    for item in message.items:
+                        self._accept(call, item, outcome)
 
     def _accept(self, call: Call, item: WorkItem, outcome: Outcome) -> None:
         result, references = item.answer
@@ -379,7 +380,8 @@ class RayEngine(Engine):
         parts += filter(None, [starting(list(entries.values()), self._settings)])
         if flying:
             message = next(iter(flying.values()))  # the first that was sent
-            clients, place = message.item.clients, entries[message.actor]
+            clients = [id for item in message.items for id in item.clients]
+            place = entries[message.actor]
             whom = ", ".join(map(str, clients[:10])) + (", …" if clients[10:] else "")
             parts.append(
                 f"the longest under way is in {whereabouts(place, live_nodes())}, "

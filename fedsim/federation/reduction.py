@@ -256,10 +256,7 @@ class WeightedMean(Reduction):
         self.lengths[id] = {name: vector.numel() for name, vector in vectors.items()}
         for name, vector in vectors.items():
             flat = vector.detach().reshape(-1)
-            if name in self._block:
-                add_scaled(self._block[name], flat, weight)
-            else:
-                self._block[name] = flat.to(torch.float64, copy=True).mul_(weight)
+            self._block[name] = add_scaled(self._block.get(name), flat, weight)
         self._added += 1
         if self._added == MOST_ADDED:
             self.end_block()

@@ -38,8 +38,9 @@ class Scheduler(Generic[W]):
     """The blocks of one call, from the first that is handed out to the last that is accepted.
 
     A block waits, is under way, is done, and is accepted once what its worker held of it has been
-    handed over. A worker that is lost takes with it whatever of its blocks was not accepted yet;
-    these wait again, before all others.
+    handed over. Once no block waits, each worker is asked to hand over what it will hold after
+    those that it was given. A worker that is lost takes with it whatever of its blocks was not
+    accepted yet; these wait again, before all others.
 
     Args:
         blocks: of the call, in the order in which they are handed out.
@@ -50,6 +51,7 @@ class Scheduler(Generic[W]):
         self._under_way: dict[WorkItem, W] = {}  # in the order handed out
         self._in_flight: Counter[W] = Counter()  # how many items of these each worker has
         self._done: dict[W, list[WorkItem]] = {}
+        self._to_ask: dict[W, list[WorkItem]] = {}  # for the results of these
 
     @property
     def waiting(self) -> int:
@@ -57,13 +59,8 @@ class Scheduler(Generic[W]):
         return sum(len(item.blocks) for item in self._waiting)
 
     @property
-    def all_done(self) -> bool:
-        """Whether no block waits or is under way; accepted they need not be."""
-        return not (self._waiting or self._under_way)
-
-    @property
     def all_accepted(self) -> bool:
-        return self.all_done and not self._done
+        return not (self._waiting or self._under_way or self._done)
 
     def hand_out(self, ready: Sequence[W], count: int) -> Iterator[tuple[W, WorkItem]]:
         """Give blocks to workers that have room, one round of them at a time.
@@ -76,12 +73,15 @@ class Scheduler(Generic[W]):
             count: of all workers, the others included.
         """
         for room in range(1, IN_FLIGHT + 1):
+            # All get the same, and as much as that is left for those who are quicker.
+            share = max(1, len(self._waiting) // (count + 1))
             for worker in ready:
                 if not self._waiting or self._in_flight[worker] >= room:
                     continue
-                item = self._next_item(max(1, len(self._waiting) // (IN_FLIGHT * count)))
+                item = self._next_item(share)
                 self._under_way[item] = worker
                 self._in_flight[worker] += 1
+                self._to_ask.setdefault(worker, []).append(item)
                 yield worker, item
 
     def done(self, item: WorkItem, answer: Any) -> None:
@@ -91,13 +91,22 @@ class Scheduler(Generic[W]):
         item.answer = answer
         self._done.setdefault(worker, []).append(item)
 
-    def holds_results(self, worker: W) -> bool:
-        """Whether a worker has done blocks that are not accepted yet."""
-        return worker in self._done
+    def to_ask(self) -> dict[W, list[WorkItem]]:
+        """Workers to ask for what they hold, and the items that it will be of; each item once."""
+        if self._waiting:
+            return {}
+        asked, self._to_ask = self._to_ask, {}
+        return asked
 
-    def accept(self, worker: W) -> list[WorkItem]:
-        """What a worker held has arrived: its items count, and are not run again."""
-        return self._done.pop(worker)
+    def are_done(self, items: Sequence[WorkItem]) -> bool:
+        """Whether answers have come of all these items."""
+        return not any(item in self._under_way for item in items)
+
+    def accept(self, worker: W, items: Sequence[WorkItem]) -> None:
+        """What a worker held of items that are done has arrived: they are not run again."""
+        left = [item for item in self._done.pop(worker) if item not in items]
+        if left:
+            self._done[worker] = left
 
     def lose(self, worker: W, why: str) -> int:
         """Put back all blocks whose results a lost worker still held or worked on.
@@ -115,6 +124,7 @@ class Scheduler(Generic[W]):
         for item in under_way:
             del self._under_way[item]
         del self._in_flight[worker]
+        self._to_ask.pop(worker, None)
         done = self._done.pop(worker, [])
         for item in under_way[:1] or done:  # the one that it was at, or all that it held
             item.deaths += 1

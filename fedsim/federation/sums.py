@@ -51,17 +51,10 @@ class ExactSum:
         return cls(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64))
 
     def add(self, block: NDArray[np.float64]) -> None:
-        """Add a block's sum, (size,) float64 with every |entry| < 2^36.
-
-        Raises:
-            OverflowError: an entry is out of range, infinite or NaN.
-        """
+        """Add a block's sum, (size,) float64 with every |entry| < 2^36: see `check_block`."""
         shifted = np.empty(_CHUNK)
         for start in range(0, len(block), _CHUNK):
             x = block[start : start + _CHUNK]
-            # Not-a-number fails both comparisons.
-            if not (x.max() < BLOCK_LIMIT and x.min() > -BLOCK_LIMIT):
-                raise OverflowError("a block's sum is out of range, infinite or not a number")
             a = shifted[: len(x)]
             bits = a.view(np.int64)
             np.add(x, _HIGH_SHIFT, out=a)
@@ -108,13 +101,27 @@ def _modulo(integer: int) -> np.int64:
     return np.uint64(integer % 2**64).view(np.int64)
 
 
-def add_scaled(total: Tensor, vector: Tensor, weight: float) -> None:
-    """total += weight·vector, both (size,), in 64-bit floats."""
+def check_block(block: NDArray[np.float64]) -> None:
+    """Refuse what `ExactSum.add` cannot take.
+
+    Raises:
+        OverflowError: an entry is out of range, infinite or NaN.
+    """
+    # Not-a-number fails both comparisons.
+    if len(block) and not (block.max() < BLOCK_LIMIT and block.min() > -BLOCK_LIMIT):
+        raise OverflowError("a block's sum is out of range, infinite or not a number")
+
+
+def add_scaled(total: Tensor | None, vector: Tensor, weight: float) -> Tensor:
+    """total + weight·vector, (size,) in 64-bit floats, in the total's place if there is one."""
     if vector.device.type != "cpu":
-        total.add_(vector, alpha=weight)
-        return
+        if total is None:
+            return vector.to(torch.float64, copy=True).mul_(weight)
+        return total.add_(vector, alpha=weight)
+    found = torch.empty(len(vector), dtype=torch.float64) if total is None else total
     chunk = torch.empty(_CHUNK, dtype=torch.float64)
     for start in range(0, len(vector), _CHUNK):
-        part = vector[start : start + _CHUNK]
+        part, to = (v[start : start + _CHUNK] for v in (vector, found))
         x = chunk[: len(part)].copy_(part)
-        total[start : start + _CHUNK].add_(x, alpha=weight)
+        torch.mul(x, weight, out=to) if total is None else to.add_(x, alpha=weight)
+    return found

@@ -45,12 +45,12 @@ class TestHandOut:
         scheduler: Scheduler[str] = Scheduler(blocks(16))
         sent = send(scheduler, ["a", "b"])
         assert content(sent) == [
-            ("a", [0, 1, 2, 3]),
-            ("b", [4, 5, 6]),
-            ("a", [7, 8]),
-            ("b", [9]),
+            ("a", [0, 1, 2, 3, 4]),
+            ("b", [5, 6, 7, 8, 9]),
+            ("a", [10, 11]),
+            ("b", [12, 13]),
         ]
-        assert scheduler.waiting == 6
+        assert scheduler.waiting == 2
 
     def test_what_is_left_goes_one_by_one(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(3))
@@ -68,19 +68,19 @@ class TestHandOut:
         assert send(scheduler, ["a", "b"]) == []
 
     def test_room_is_taken_as_it_comes(self) -> None:
-        scheduler: Scheduler[str] = Scheduler(blocks(6))
-        sent = send(scheduler, ["a", "b"])
+        scheduler: Scheduler[str] = Scheduler(blocks(7))
+        sent = send(scheduler, ["a", "b"])  # two blocks, and one, each
         scheduler.done(sent[1][1], None)
-        assert content(send(scheduler, ["a", "b"])) == [("b", [4])]
+        assert content(send(scheduler, ["a", "b"])) == [("b", [6])]
 
     def test_workers_that_have_not_started_are_left_their_share(self) -> None:
         sent = send(Scheduler(blocks(16)), ["a"], count=4)
-        assert content(sent) == [("a", [0, 1]), ("a", [2])]
+        assert content(sent) == [("a", [0, 1, 2]), ("a", [3, 4])]
 
     def test_none_without_workers(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(2))
         assert send(scheduler, [], count=2) == []
-        assert not scheduler.all_done
+        assert not scheduler.all_accepted
 
 
 class TestTheEnd:
@@ -90,18 +90,33 @@ class TestTheEnd:
     def test_done_is_not_accepted(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(2))
         sent = send(scheduler, ["a", "b"])
+        for _, item in sent:
+            assert not scheduler.are_done([item])
+            scheduler.done(item, None)
+            assert scheduler.are_done([item])
         for worker, item in sent:
-            assert not scheduler.all_done
-            assert not scheduler.holds_results(worker)
-            scheduler.done(item, f"of {worker}")
-            assert scheduler.holds_results(worker)
-        assert scheduler.all_done
-        assert not scheduler.all_accepted
-        assert [item.answer for item in scheduler.accept("a")] == ["of a"]
-        assert not scheduler.holds_results("a")
-        assert not scheduler.all_accepted
-        assert [item.answer for item in scheduler.accept("b")] == ["of b"]
+            assert not scheduler.all_accepted
+            scheduler.accept(worker, [item])
         assert scheduler.all_accepted
+
+    def test_workers_are_asked_once_nothing_waits(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(5))
+        sent = send(scheduler, ["a", "b"])
+        assert scheduler.waiting == 1
+        assert scheduler.to_ask() == {}
+        scheduler.done(sent[1][1], None)
+        sent += send(scheduler, ["a", "b"])
+        of_a, of_b = ([item for worker, item in sent if worker == w] for w in "ab")
+        assert scheduler.to_ask() == {"a": of_a, "b": of_b}
+        assert scheduler.to_ask() == {}
+        scheduler.lose("a", "gone")
+        assert scheduler.to_ask() == {}
+        scheduler.done(of_b[1], None)
+        ((_, again),) = send(scheduler, ["b"])
+        assert scheduler.to_ask() == {}  # one block waits still
+        scheduler.done(again, None)
+        ((_, last),) = send(scheduler, ["b"])
+        assert scheduler.to_ask() == {"b": [again, last]}  # without what it was asked for before
 
 
 class TestALoss:
@@ -109,8 +124,8 @@ class TestALoss:
         scheduler: Scheduler[str] = Scheduler(blocks(16))
         sent = send(scheduler, ["a", "b"])  # as above
         scheduler.done(sent[0][1], None)
-        assert scheduler.lose("a", "gone") == 6  # four done, two under way
-        assert scheduler.waiting == 12
+        assert scheduler.lose("a", "gone") == 7  # five done, two under way
+        assert scheduler.waiting == 9
         (again,) = send(scheduler, ["b", "c"])[:1]
         assert content([again]) == [("c", [0, 1, 2])]
 
@@ -146,7 +161,8 @@ class TestALoss:
         sent = send(scheduler, ["a", "b"])
         scheduler.done(sent[1][1], "of b")
         scheduler.lose("a", "gone")
-        assert [item.answer for item in scheduler.accept("b")] == ["of b"]
+        scheduler.accept("b", [sent[1][1]])
+        assert sent[1][1].answer == "of b"
         assert scheduler.waiting == 1
 
     def test_a_block_that_takes_down_one_after_the_other_stops_the_run(self) -> None:
@@ -172,6 +188,7 @@ def test_every_block_is_accepted_once_whatever_is_lost(
     held: dict[WorkItem, int] = {}  # under way or done, and with whom
     under_way: list[WorkItem] = []
     accepted: list[Sequence[int]] = []
+    asked: list[tuple[int, list[WorkItem]]] = []
 
     def maybe_lose(worker: int) -> bool:
         nonlocal losses
@@ -183,6 +200,7 @@ def test_every_block_is_accepted_once_whatever_is_lost(
         for item in gone:
             del held[item]
         under_way[:] = [item for item in under_way if item in held]
+        asked[:] = [(holder, items) for holder, items in asked if holder != worker]
         workers[workers.index(worker)] = max(workers) + 1
         return True
 
@@ -195,13 +213,15 @@ def test_every_block_is_accepted_once_whatever_is_lost(
                 held[item] = worker
                 under_way.append(item)
             assert max(Counter(held[item] for item in under_way).values(), default=0) <= IN_FLIGHT
-            if scheduler.all_done:
-                assert not under_way
-                for worker in filter(scheduler.holds_results, list(workers)):
-                    if not maybe_lose(worker):
-                        for item in scheduler.accept(worker):
-                            assert held.pop(item) == worker
-                            accepted += item.blocks
+            asked += scheduler.to_ask().items()
+            done = [question for question in asked if scheduler.are_done(question[1])]
+            if done and data.draw(st.booleans()):
+                worker, items = data.draw(st.sampled_from(done))
+                asked.remove((worker, items))
+                scheduler.accept(worker, items)
+                for item in items:
+                    assert held.pop(item) == worker
+                    accepted += item.blocks
             elif not maybe_lose(data.draw(st.sampled_from(workers))) and under_way:
                 item = data.draw(st.sampled_from(under_way))
                 under_way.remove(item)
