@@ -44,10 +44,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -56,6 +55,9 @@ from fedsim.explain.inputs import Inputs
 from fedsim.models import Model, Rules
 from fedsim.registry import Config, Registry
 from fedsim.rng import keyed_rng
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)

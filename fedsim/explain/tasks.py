@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fedsim.errors import ExperimentError
@@ -23,6 +22,9 @@ from fedsim.explain.explainer import (
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.words import MOST_ROWS, columns, short
 from fedsim.objectives.continual import continual
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SIDE = 0.32  # inches, of a cell
 MOST_DRAWN = 12  # clients whose curves are drawn

@@ -6,9 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -21,6 +20,9 @@ from fedsim.models import Rules
 from fedsim.objectives.slices import mean_over_tasks
 from fedsim.registry import Config, Registry
 from fedsim.training import Train
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)

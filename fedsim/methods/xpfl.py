@@ -11,10 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -40,6 +39,9 @@ from fedsim.training import (
     TrainingJob,
     train,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEAST_LOSS = 0.05  # of a teacher: below, the distillation is weighed no more than 1 / 0.05 = 20
 TINY = 1e-6  # of a teacher's loss, where temperature is divided by it

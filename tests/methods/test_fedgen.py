@@ -230,21 +230,20 @@ class TestMathematics:
 class TestEquivalence:
     @pytest.mark.parametrize("model", [{"name": "mlp"}, {"name": "resnet8", "width": 2}])
     def test_without_its_terms_it_is_fedavg(self, model: dict[str, Any]) -> None:
-        common: dict[str, Any] = {
-            "train": {"rounds": 3, "participation": 0.5, "optimizer": SLOW},
-            "model": model,
-        }
+        # In small batches batch norm makes much of how a step is rounded.
+        train = {"rounds": 3, "participation": 0.5, "batch_size": 64, "optimizer": SLOW}
+        common: dict[str, Any] = {"train": train, "model": model}
         fedavg = server_states(small_experiment(**common))
         fedgen = server_states(small_experiment(**common, method={**SMALL, "a": 0, "b": 0}))
         for one, other in zip(fedavg, fedgen, strict=True):
-            np.testing.assert_allclose(one.weights, other.weights, atol=1e-7)
+            np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
 
     def test_with_its_terms_it_is_not(self) -> None:
         common: dict[str, Any] = {"train": {"rounds": 2, "optimizer": SLOW}}
         fedavg = server_states(small_experiment(**common))
         for terms in ({"a": 0}, {"b": 0}):
             fedgen = server_states(small_experiment(**common, method={**SMALL, **terms}))
-            np.testing.assert_allclose(fedgen[1].weights, fedavg[1].weights, atol=1e-7)
+            np.testing.assert_allclose(fedgen[1].weights, fedavg[1].weights, atol=1e-6)
             assert np.abs(fedgen[2].weights - fedavg[2].weights).max() > 1e-3
 
 

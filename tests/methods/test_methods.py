@@ -155,10 +155,9 @@ class TestEquivalences:
     def test_without_its_own_term_a_method_is_fedavg(
         self, method: dict[str, Any], model: dict[str, Any]
     ) -> None:
-        common: dict[str, Any] = {
-            "model": model,
-            "train": {"rounds": 3, "participation": 0.5, "optimizer": {"lr": 0.02}},
-        }
+        # In small batches batch norm makes much of how a step is rounded.
+        train = {"rounds": 3, "participation": 0.5, "batch_size": 64, "optimizer": {"lr": 0.02}}
+        common: dict[str, Any] = {"model": model, "train": train}
         plain = server_states(small_experiment(**common))
         without = server_states(small_experiment(**common, method=method))
         for a, b in zip(plain, without, strict=True):
@@ -444,7 +443,7 @@ class TestMathematics:
         moon = server_states(
             small_experiment(method={"name": "moon", "mu": 5.0}, train={"rounds": 2})
         )
-        np.testing.assert_array_equal(moon[1].weights, plain[1].weights)
+        np.testing.assert_allclose(moon[1].weights, plain[1].weights, atol=1e-6)
         assert not np.allclose(moon[2].weights, plain[2].weights, atol=1e-4)
 
     @pytest.mark.parametrize("variant", ["sam", "asam"])
