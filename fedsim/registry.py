@@ -45,7 +45,11 @@ class Config(BaseModel):
     """A part of an experiment: typed, frozen, closed to unknown keys."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        defer_build=True,  # actors, which read no experiment files, start the sooner
     )
 
     @model_validator(mode="before")

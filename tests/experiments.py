@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from fedsim import Experiment
+from fedsim.cluster.connection import environment_variable
 from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
 from fedsim.prepare import prepare
@@ -111,12 +112,13 @@ def server_states(experiment: Experiment) -> list[Any]:
 @contextmanager
 def private_ray(**resources: int) -> Iterator[None]:
     """A Ray of the test's own, whose workers find the modules of the tests."""
-    ray.init(
-        **resources,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env=HERE,
-        logging_level=logging.ERROR,
-    )
+    with environment_variable("PYTHONPATH", HERE["env_vars"]["PYTHONPATH"]):
+        ray.init(
+            **resources,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _system_config={"preload_python_modules": ["fedsim.federation.ray_engine"]},
+        )
     yield
     ray.shutdown()

@@ -80,15 +80,12 @@ def connect(settings: EngineSettings | None) -> None:
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     # The user's own modules lie in the folder that the command was given in.
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    common: dict[str, Any] = {
-        "runtime_env": {"env_vars": {"PYTHONPATH": path}},  # which Ray logs, and shows to all
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-    }
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = _cluster_address()
     if address is not None:
+        seen = {"env_vars": {"PYTHONPATH": path}}  # which Ray logs, and shows to all
         try:
-            ray.init(address=address, **common)
+            ray.init(address=address, runtime_env=seen, **common)
         except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
             complaint = f"the Ray cluster at {address} does not let us in: {error}"
             # A token that is refused, Ray tells as a connection that failed, and no more.
@@ -104,15 +101,39 @@ def connect(settings: EngineSettings | None) -> None:
     cpus = os.cpu_count() or 1
     if settings is not None and settings.actors != "auto":
         cpus = max(cpus, settings.actors * settings.cpus_per_actor)
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        include_dashboard=False,
+    config: dict[str, Any] = {
         # By default workers step back behind everything else (nice 15): on a machine with other
         # work rounds took seven times as long. The user's command is not to wait for that.
-        _system_config={"worker_niceness": 0},
-        **common,
-    )
+        "worker_niceness": 0
+    }
+    if settings is not None and (settings.actors == "auto" or settings.actors + 1 >= cpus):
+        # Ray starts a worker for each CPU at once. Almost all will become the driver and the
+        # client actors; they load what these need while the data are made ready.
+        config["preload_python_modules"] = ["fedsim.federation.ray_engine"]
+    # Its processes have the variables that it is started with. Workers of a runtime environment
+    # would start only when they are needed.
+    with environment_variable("PYTHONPATH", path):
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            _system_config=config,
+            **common,
+        )
+
+
+@contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _cluster_address() -> str | None:

@@ -29,7 +29,7 @@ import fedsim
 from experiments import small_experiment
 from fedsim import Experiment, Run
 from fedsim.cli import main
-from fedsim.cluster.connection import connect
+from fedsim.cluster import connection
 from fedsim.cluster.placement import Node
 from fedsim.errors import ExperimentError
 from fedsim.experiment import LOGGERS
@@ -361,13 +361,19 @@ def test_trials_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch, tmp_pa
         trials._trial({}, **given)
 
 
-def test_ray_does_not_get_to_see_mlflows_password(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", [None, "head:6379"])
+def test_ray_does_not_get_to_see_mlflows_password(
+    monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(ray, "init", lambda **given: asked.update(given))
-    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(connection, "_cluster_address", lambda: address)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-    connect(None)
-    assert list(asked["runtime_env"]["env_vars"]) == ["PYTHONPATH"]
+    connection.connect(None)
+    assert asked["address"] == (address or "local")
+    assert list(asked.get("runtime_env", {}).get("env_vars", {})) == (
+        ["PYTHONPATH"] if address else []
+    )
     assert "secret" not in str(asked)
 
 
