@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -179,10 +181,11 @@ class TestALoss:
         )
 
 
-@given(st.integers(0, 30), st.integers(1, 5), st.integers(0, 20), st.data())
+@given(st.integers(0, 30), st.integers(1, 5), st.integers(0, 20), st.integers(0, 10**6))
 def test_every_block_is_accepted_once_whatever_is_lost(
-    count: int, most: int, losses: int, data: st.DataObject
+    count: int, most: int, losses: int, seed: int
 ) -> None:
+    rng = random.Random(seed)
     scheduler: Scheduler[int] = Scheduler(blocks(count))
     workers = list(range(most))
     held: dict[WorkItem, int] = {}  # under way or done, and with whom
@@ -190,10 +193,8 @@ def test_every_block_is_accepted_once_whatever_is_lost(
     accepted: list[Sequence[int]] = []
     asked: list[tuple[int, list[WorkItem]]] = []
 
-    def maybe_lose(worker: int) -> bool:
+    def lose(worker: int) -> None:
         nonlocal losses
-        if not losses or not data.draw(st.booleans()):
-            return False
         losses -= 1
         gone = [item for item, holder in held.items() if holder == worker]
         assert scheduler.lose(worker, "gone") == sum(len(item.blocks) for item in gone)
@@ -202,30 +203,36 @@ def test_every_block_is_accepted_once_whatever_is_lost(
         under_way[:] = [item for item in under_way if item in held]
         asked[:] = [(holder, items) for holder, items in asked if holder != worker]
         workers[workers.index(worker)] = max(workers) + 1
-        return True
+
+    def finish(item: WorkItem) -> None:
+        under_way.remove(item)
+        scheduler.done(item, None)
+
+    def accept(question: tuple[int, list[WorkItem]]) -> None:
+        asked.remove(question)
+        worker, items = question
+        scheduler.accept(worker, items)
+        for item in items:
+            assert held.pop(item) == worker
+            accepted.extend(item.blocks)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedsim.federation.scheduler.MAX_DEATHS", 1000)
         while not scheduler.all_accepted:
-            ready = [w for w in workers if data.draw(st.booleans())] or workers[:1]
+            ready = [w for w in workers if rng.random() < 0.5] or workers[:1]
             for worker, item in scheduler.hand_out(ready, most):
                 assert worker in ready
                 held[item] = worker
                 under_way.append(item)
             assert max(Counter(held[item] for item in under_way).values(), default=0) <= IN_FLIGHT
             asked += scheduler.to_ask().items()
-            done = [question for question in asked if scheduler.are_done(question[1])]
-            if done and data.draw(st.booleans()):
-                worker, items = data.draw(st.sampled_from(done))
-                asked.remove((worker, items))
-                scheduler.accept(worker, items)
-                for item in items:
-                    assert held.pop(item) == worker
-                    accepted += item.blocks
-            elif not maybe_lose(data.draw(st.sampled_from(workers))) and under_way:
-                item = data.draw(st.sampled_from(under_way))
-                under_way.remove(item)
-                scheduler.done(item, None)
+            events = [
+                *(partial(finish, item) for item in under_way),
+                *(partial(accept, q) for q in asked if scheduler.are_done(q[1])),
+                *(partial(lose, worker) for worker in workers if losses),
+            ]
+            if events:
+                rng.choice(events)()
             there = [*accepted, *(block for item in held for block in item.blocks)]
             assert len(there) + scheduler.waiting == count
             assert len({block[0] for block in there}) == len(there)
