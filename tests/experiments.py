@@ -118,7 +118,11 @@ def private_ray(**resources: int) -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _system_config={"preload_python_modules": ["fedsim.federation.ray_engine"]},
+            # As fedsim starts one, in `fedsim.cluster.connection`.
+            _system_config={
+                "worker_niceness": 0,
+                "preload_python_modules": ["fedsim.federation.ray_engine"],
+            },
         )
     yield
     ray.shutdown()
