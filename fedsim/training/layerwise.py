@@ -226,7 +226,7 @@ class LayerwiseSgd:
             return losses, self._gradient(losses, passes)
         with torch.no_grad():
             c = None if correction is None else correction()
-            mean = torch.full_like(losses, 1 / len(losses))
+            mean = torch.full_like(losses, 1 / losses.numel())
             (delta,) = torch.autograd.grad(losses, passes[0].outputs, mean)
             self._backward(passes[0], delta, "values", 1 - lr * weight_decay, -lr)
             if c is not None:
@@ -281,7 +281,10 @@ class LayerwiseSgd:
 
     def _is_changed(self) -> bool:
         """Whether the loss runs the network with other parameters, or has hooked its layers."""
-        moved = any(parameters.get(name) is not leaf for parameters, name, leaf in self._places)
+        moved = any(
+            parameters.get(name) is not leaf or not leaf.requires_grad
+            for parameters, name, leaf in self._places
+        )
         hooked = any(self._no_hooks) or any(len(hooks) != count for hooks, count in self._hooks)
         return moved or hooked
 

@@ -216,6 +216,12 @@ def masked(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tenso
     return cross_entropy(logits.mul_(2), y, reduction="none")
 
 
+def by_two(network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    """Two losses an example, (B, 2), whose mean is minimised."""
+    logits = network(x)
+    return torch.stack([cross_entropy(logits, y, reduction="none"), logits.square().mean(1)], 1)
+
+
 class Counted:
     """A loss that counts how often it was called, and draws as often."""
 
@@ -230,7 +236,7 @@ class Counted:
 
 LOSSES = [
     *(losses, two_views, pseudo, penalised, at_times, smooth, confident, other_weights, inner),
-    masked,
+    *(masked, by_two),
 ]
 
 
@@ -282,6 +288,19 @@ def test_what_a_layer_has_kept_is_a_way_to_the_loss() -> None:
     assert not made_by_layers(remembering, remembered)
 
 
+@pytest.mark.parametrize("flat", [True, False])
+def test_what_was_frozen_later_is_not_trained(flat: bool) -> None:
+    def freezing(
+        network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+    ) -> Tensor:
+        frozen_later = next(network.parameters())
+        frozen_later.requires_grad_(False)
+        return losses(network, x, y, context)
+
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        finish(mlp, freezing, flat=flat)
+
+
 def test_a_loss_is_called_once_a_step() -> None:
     agree(finish(mlp, Counted()), finish(mlp, Counted(), flat=True))
 
@@ -315,7 +334,7 @@ def test_which_networks_are_trained_layer_by_layer(network: str) -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_which_losses_are_minimised_layer_by_layer(loss: Callable[..., Tensor]) -> None:
     torch.manual_seed(0)
-    assert made_by_layers(mlp, loss) == (loss in (losses, confident, masked))
+    assert made_by_layers(mlp, loss) == (loss in (losses, confident, masked, by_two))
 
 
 def test_no_gradient_of_a_linear_layer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
