@@ -28,16 +28,36 @@ ours() {
     fi
 }
 
+# Our nodes and all processes that came from them, a line each: its id and when it started.
+family() {
+    ps -A -o pid= -o ppid= -o lstart= | awk -v nodes="$(ours | tr '\n' ' ')" '
+        { pid = $1; parent[pid] = $2; $1 = $2 = ""; started[pid] = $0 }
+        END {
+            count = split(nodes, node)
+            for (i = 1; i <= count; i++) found[node[i]]
+            do {
+                grown = 0
+                for (pid in parent)
+                    if (parent[pid] in found && !(pid in found)) { found[pid]; grown = 1 }
+            } while (grown)
+            for (pid in found) print pid started[pid]
+        }'
+}
+
 stop() {
     [[ -f $folder/pids ]] || return 0 # it is not a cluster's
-    local pid
+    local pid all now
+    all=$(family)
     for pid in $(ours); do kill "$pid"; done
     for _ in {1..150}; do
         [[ -n $(ours) ]] || break
         sleep 0.2
     done
-    # What Ray started ends with its parent.
-    for pid in $(ours); do kill -KILL "$pid"; done
+    # What Ray started ends with its parent, except for a worker that is starting itself.
+    now=$(ps -A -o pid= -o lstart= | awk '{ pid = $1; $1 = ""; print pid " " $0 }')
+    comm -12 <(sort <<<"$all") <(sort <<<"$now") | while read -r pid _; do
+        kill -KILL "$pid" 2>/dev/null || true
+    done
     rm -rf "$folder"
 }
 

@@ -91,14 +91,17 @@ def descendants(pids: set[int]) -> set[int]:
     return pids
 
 
-def ended(pids: set[int]) -> bool:
-    """Whether processes are gone, or are within a while."""
-    for _ in range(300):
-        left = {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+def left_of(pids: set[int]) -> str:
+    """Those of the processes that do not end within a while, as `ps` shows them."""
+    words = ["ps", "-ww", "-o", "pid=,ppid=,stat=,etime=,args=", "-p", ",".join(map(str, pids))]
+    for _ in range(600):
+        shown = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        # A process that has ended may wait for a parent that never asks for its exit status.
+        left = [line for line in shown.splitlines() if not line.split()[2].startswith("Z")]
         if not left:
-            return True
+            break
         time.sleep(0.1)
-    return False
+    return "\n".join(left)
 
 
 def running(words: str) -> bool:
@@ -163,7 +166,7 @@ class TestLaptop:
         other = subprocess.Popen(["bash", "-c", "exec -a 'ray start --head gcs_server' sleep 60"])
         text = call(CLUSTER / "laptop.sh", "stop", env=environment(FEDSIM_CLUSTER=str(folder)))
         assert text == "unset RAY_ADDRESS RAY_API_SERVER_ADDRESS\n"
-        assert ended(started)
+        assert left_of(started) == ""
         assert not folder.exists()
         assert other.poll() is None
         other.kill()
@@ -201,6 +204,33 @@ def test_the_laptop_script_says_why_a_node_did_not_start(tmp_path: Path) -> None
         "false\n"  # for the shell that evaluates what is said
     )
     assert not folder.exists()
+
+
+def test_the_laptop_script_ends_what_outlives_its_node(tmp_path: Path) -> None:
+    """As a worker does that waits for its cluster while it starts."""
+    pids = tmp_path / "workers"
+    stand_in(
+        tmp_path,
+        "ray",
+        f"""
+        [[ $1 == start ]] || exit 0
+        for word; do
+            [[ $word != --temp-dir=* ]] || folder=${{word#*=}}
+        done
+        mkdir "$folder" && touch "$folder/ray_current_cluster"
+        sleep 600 &
+        echo $! >>{pids}
+        echo "Ray runtime started"
+        wait
+        """,
+    )
+    env = environment(FEDSIM_CLUSTER=str(tmp_path / "cluster"))
+    env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
+    call(CLUSTER / "laptop.sh", "start", env=env)
+    workers = {int(pid) for pid in pids.read_text().split()}
+    assert len(workers) == 3
+    call(CLUSTER / "laptop.sh", "stop", env=env)
+    assert left_of(workers) == ""
 
 
 def stand_in(folder: Path, name: str, body: str) -> None:
