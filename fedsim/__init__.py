@@ -1,4 +1,12 @@
 """fedsim: explainable federated learning, simulated on Ray."""
+# ruff: noqa: E402
+
+import gc as _gc
+
+# Imports, torch's most of all, make many objects and no garbage; looking for some takes a tenth of
+# the time, in each process of a run.
+_collects = _gc.isenabled()
+_gc.disable()
 
 from fedsim.analysis.replay import replay
 from fedsim.data import reviews as _reviews  # fills the registry, as do the next three
@@ -10,6 +18,9 @@ from fedsim.federation import Client, Federation, NotCounted, Update
 from fedsim.launch import resume, run
 from fedsim.methods import Method, State
 from fedsim.results.run import Run, load
+
+if _collects:
+    _gc.enable()
 
 __all__ = [
     "Client",

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import ClientSplits, Dataset
+from fedsim.data.stored import AnyArray, StoredArray
 from fedsim.federation.checkpoint import pack
 from fedsim.methods import Method, State
 from fedsim.objectives import Metric
@@ -84,7 +85,7 @@ def result_hash(chain: str, state: State) -> str:
 def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, str]:
     """Hashes of the data (data_hash) and of who holds what (partition_hash)."""
     parts = (splits.train, splits.unlabelled, splits.test)
-    contents: dict[str, list[NDArray[Any]]] = {
+    contents: dict[str, list[AnyArray]] = {
         "data_hash": [
             *(dataset.x, dataset.y, dataset.test_x, dataset.test_y),
             *method.extra_hash_inputs(),
@@ -101,6 +102,7 @@ def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[
     for name, arrays in contents.items():
         digest = hashlib.sha256()
         for array in arrays:
-            digest.update(np.ascontiguousarray(array).data)
+            for part in array.contents() if isinstance(array, StoredArray) else [array]:
+                digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
         found[name] = digest.hexdigest()[:16]
     return found

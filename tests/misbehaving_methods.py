@@ -14,7 +14,7 @@ from fedsim.training import Context
 
 HABITS = (
     *("StateNowAndThen", "NestedState", "DrawsFromTorch"),
-    *("FailsNowAndThen", "Gathers", "TrainsTwice", "Spoils", "LeftOut"),
+    *("FailsNowAndThen", "Gathers", "TrainsTwice", "LeftOut"),
 )
 IN_STACKS = (*HABITS, "Aliases", "NoisyGradient")  # what a stack must bear as well
 
@@ -63,7 +63,7 @@ class FailsNowAndThen(NestedState):
     def local_update(self, client: Client, weights: Tensor) -> Update:
         update = super().local_update(client, weights)
         if client.round % 3 == 0 and client.id in (4, 7):
-            weights.mul_(0)  # what it does before it fails touches nobody else
+            client.model.vector.mul_(0)  # what it does before it fails touches nobody else
             raise RuntimeError("battery empty")
         return update
 
@@ -108,34 +108,30 @@ class TrainsTwice(FedAvg):
 
 
 class Spoils(FedAvg):
-    """Changes what it was given, in ways that torch notices and in ways that it does not."""
+    """Changes what all clients share, in ways that torch notices and in ways that it does not."""
 
     name: str = "misbehaving_methods:Spoils"
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        mean = fed.mean(self.spoil, fed.sample(t), nest={"weights": [state.weights]})
-        return State(weights=mean.weights)
-
-    def spoil(self, client: Client, nest: dict[str, list[Tensor]]) -> Update:
-        update = self.local_update(client, nest["weights"][0])
-        nest["weights"][0] *= 0.9
-        nest["weights"][0].data.mul_(0.9)
-        nest["weights"].append(nest["weights"][0])
-        assert len(nest["weights"]) == 2
-        return update
-
-
-class SpoilsUnsent(FedAvg):
-    """Changes what all clients share."""
-
-    name: str = "misbehaving_methods:SpoilsUnsent"
+    how: str
 
     def round(self, fed: Federation, state: State, t: int) -> State:
         hint = NotCounted({"hint": np.zeros(3, dtype=np.float32)})
-        return State(fed.mean(self.spoil, fed.sample(t), weights=state.weights, hint=hint).weights)
+        mean = fed.mean(self.spoil, fed.sample(t), nest={"weights": [state.weights]}, hint=hint)
+        return State(weights=mean.weights)
 
-    def spoil(self, client: Client, weights: Tensor, hint: dict[str, Tensor]) -> Update:
-        hint["hint"].add_(1)
+    def spoil(
+        self, client: Client, nest: dict[str, list[Tensor]], hint: dict[str, Tensor]
+    ) -> Update:
+        (weights,) = nest["weights"]
+        if self.how == "in place":
+            weights *= 0.9
+        elif self.how == "not counted":
+            hint["hint"].add_(1)
+        elif self.how == "data":
+            weights.data.mul_(0.9)
+        elif self.how == "array":
+            weights.numpy()[3] = 0.5
+        else:
+            nest["weights"].append(weights)
         return self.local_update(client, weights)
 
 

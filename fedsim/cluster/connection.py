@@ -8,14 +8,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsim.cluster.placement import Node, plan_actors
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
-
-if TYPE_CHECKING:  # this room lies below that of the federation
-    from fedsim.cluster.settings import EngineSettings
 
 TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
 

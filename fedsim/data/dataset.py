@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.data.stored import AnyArray
 from fedsim.registry import Config, Registry
 
 
@@ -31,8 +32,10 @@ class Scaling:
         low = train.min(axis=0)
         return cls(low, train.max(axis=0) - low)
 
-    def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
+    def __call__(self, values: Any) -> Any:
         """Floats as the files have them, (n, F) or (n,), as the data set has them."""
+        if self is UNSCALED:  # which inputs that stay in their files are
+            return values
         span = np.where(np.greater(self.span, 0), self.span, np.inf).astype(values.dtype)
         scaled: NDArray[Any] = (values - self.low) / span
         return scaled
@@ -53,7 +56,8 @@ class Dataset:
     Args:
         x: (N, ...) inputs to train on, uint8, float32 or float64 (networks get float32); images
             are (N, channels, height, width), tables (N, features). Documents are (N, L) int32
-            token ids, 0 after their end; L is that of the longest, test set included.
+            token ids, 0 after their end; L is that of the longest, test set included. Arrays, or
+            inputs that stay in their files (`fedsim.data.stored`).
         y: (N,) int64 class indices, 0 ≤ y < len(classes); for a regression float64 targets.
         test_x: (M, ...) inputs of the central test set, of the dtype of `x`.
         test_y: (M,) class indices or targets.
@@ -79,9 +83,9 @@ class Dataset:
         resized: images of any size were resized to that of `x`.
     """
 
-    x: NDArray[np.generic]
+    x: AnyArray
     y: NDArray[Any]
-    test_x: NDArray[np.generic]
+    test_x: AnyArray
     test_y: NDArray[Any]
     classes: tuple[str, ...]
     mean: tuple[float, ...] = ()
@@ -101,7 +105,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "test_x", "test_y"):
-            object.__setattr__(self, name, _contiguous(getattr(self, name)))
+            array = getattr(self, name)
+            if isinstance(array, np.ndarray):
+                object.__setattr__(self, name, _contiguous(array))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -162,7 +168,7 @@ class Source(Config):
     name: str
 
     def load(self) -> Dataset:
-        """The whole data set, in memory.
+        """The whole data set.
 
         Raises:
             DataError: a file is missing, unreadable, truncated or mislabelled; the message says

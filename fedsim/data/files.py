@@ -18,13 +18,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import DataError
 from fedsim.registry import nearest
+
+if TYPE_CHECKING:
+    from fedsim.data.stored import AnyArray
 
 COMPRESSIONS = ("", ".gz", ".xz")
 CIFAR_SHAPE = (3, 32, 32)
@@ -489,7 +492,7 @@ class Numbers(NamedTuple):
         target: the name of the target.
     """
 
-    x: NDArray[np.float64]
+    x: AnyArray
     y: NDArray[np.float64]
     features: tuple[str, ...]
     target: str

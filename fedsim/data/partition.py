@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.data.dataset import Dataset
+from fedsim.data.stored import select
 from fedsim.errors import DataError
 from fedsim.registry import Config, Registry, nearest
 from fedsim.rng import keyed_rng
@@ -213,7 +214,7 @@ class Partition(Config):
             server, rest = take_stratified(rest, strata, self.server_fraction, rng)
         if len(rest) < len(data.y):
             columns = {name: column[rest] for name, column in data.columns.items()}
-            data = replace(data, x=data.x[rest], y=data.y[rest], columns=columns)
+            data = replace(data, x=select(data.x, rest), y=data.y[rest], columns=columns)
         shares = [rest[s] for s in self.split(data, keyed_rng(seed, "partition"))]
         for client, share in enumerate(shares):
             if len(share) == 0:

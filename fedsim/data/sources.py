@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import string
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+from cachetools import cached
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,6 +18,14 @@ from pydantic_core import PydanticCustomError
 from fedsim._torchvision import import_torchvision
 from fedsim.data import files
 from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, datasets
+from fedsim.data.stored import (
+    AnyArray,
+    ImageFiles,
+    MappedArray,
+    StoredArray,
+    latest,
+    select,
+)
 from fedsim.errors import DataError
 from fedsim.registry import nearest
 from fedsim.rng import keyed_rng
@@ -68,6 +77,7 @@ WHICH_COLUMNS = " (data.features names the columns to use)"
 Float = TypeVar("Float", np.float32, np.float64)
 Scale = Literal["none", "minmax"]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
+InPlace = bool  # leave inputs in their files, which are then to have the same path on all nodes
 
 
 def stratified_split(
@@ -100,7 +110,7 @@ def stratified_split(
 
 
 def _split_dataset(
-    x: NDArray[np.generic],
+    x: AnyArray,
     y: NDArray[np.int64],
     classes: tuple[str, ...],
     test_fraction: float,
@@ -109,7 +119,7 @@ def _split_dataset(
 ) -> Dataset:
     train, test = stratified_split(y, classes, test_fraction, what)
     kept = {name: values[train] for name, values in (columns or {}).items()}
-    return Dataset(x[train], y[train], x[test], y[test], classes, columns=kept)
+    return Dataset(select(x, train), y[train], select(x, test), y[test], classes, columns=kept)
 
 
 def random_split(
@@ -152,8 +162,8 @@ def _split_numbers(
     train, test = random_split(len(table.y), test_fraction, what)
     kept = {name: values[train] for name, values in (columns or {}).items()}
     return _regression(
-        table._replace(x=table.x[train], y=table.y[train]),
-        table._replace(x=table.x[test], y=table.y[test]),
+        table._replace(x=select(table.x, train), y=table.y[train]),
+        table._replace(x=select(table.x, test), y=table.y[test]),
         scale,
         kept,
     )
@@ -180,7 +190,7 @@ def _regression(
     )
 
 
-def _scaling(train: NDArray[Any], scale: Scale) -> Scaling:
+def _scaling(train: Any, scale: Scale) -> Scaling:
     return Scaling.minmax(train) if scale == "minmax" else UNSCALED
 
 
@@ -255,7 +265,7 @@ class Synthetic(Source):
 class Friedman(Source):
     """Friedman's first regression, drawn at load time: no file, any size.
 
-    Inputs are uniform in [0, 1]; y = 10·sin(π·x1·x2) + 20·(x3 - 0.5)² + 10·x4 + 5·x5 + noise·ε,
+    AnyArray are uniform in [0, 1]; y = 10·sin(π·x1·x2) + 20·(x3 - 0.5)² + 10·x4 + 5·x5 + noise·ε,
     with ε standard normal; further inputs matter nothing (Friedman, Multivariate Adaptive
     Regression Splines, Annals of Statistics 1991). The target is divided by 30, so that without
     noise it lies in [0, 1].
@@ -410,7 +420,11 @@ class Emnist(_Idx):
         first = 1 if self.split == "letters" else 0
         loaded = self._load_idx(stems, classes, first=first)
         return Dataset(
-            _upright(loaded.x), loaded.y, _upright(loaded.test_x), loaded.test_y, classes
+            _upright(np.asarray(loaded.x)),
+            loaded.y,
+            _upright(np.asarray(loaded.test_x)),
+            loaded.test_y,
+            classes,
         )
 
 
@@ -568,7 +582,7 @@ class OpenflXai(_Files):
     """The regression shipped with OpenFL-XAI: 11,619 + 2,417 rows of 15 inputs, 5 collaborators.
 
     The collaborator of each training row is the column `collaborator`, col0 to col4; the test set
-    is that of all of them. Inputs and target lie in [0, 1] as published, and are anonymous: the
+    is that of all of them. AnyArray and target lie in [0, 1] as published, and are anonymous: the
     documentation of OpenFL-XAI calls the data Mortgage and names its columns, but neither the
     number of rows nor any correlation with the target fits; for Mortgage, see `mortgage`.
 
@@ -643,6 +657,7 @@ class Folder(Source):
         size: height and width in pixels that images are resized to.
         channels: 3 for colour, 1 for grey.
         test_fraction: the share of the examples in the test set where it has no folder.
+        in_place: for images that do not fit into memory: decode them whenever they are needed.
     """
 
     name: str = "folder"
@@ -650,6 +665,7 @@ class Folder(Source):
     size: PositiveInt = 32
     channels: Literal[1, 3] = 3
     test_fraction: TestFraction = 0.2
+    in_place: InPlace = False
 
     def load(self) -> Dataset:
         """x is uint8 (N, channels, size, size); classes are in order of their names."""
@@ -674,9 +690,7 @@ class Folder(Source):
             raise DataError(f"{tests[0]}: holds no image")
         return Dataset(x, y, test_x, test_y, classes, resized=True)
 
-    def _read(
-        self, folder: Path, classes: Sequence[str]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def _read(self, folder: Path, classes: Sequence[str]) -> tuple[AnyArray, NDArray[np.int64]]:
         listing = import_torchvision("torchvision.datasets.folder")
         samples = listing.make_dataset(
             folder,
@@ -684,10 +698,14 @@ class Folder(Source):
             listing.IMG_EXTENSIONS,
             allow_empty=True,
         )
-        x = np.empty((len(samples), self.channels, self.size, self.size), np.uint8)
-        for row, (path, _) in zip(x, samples, strict=True):
-            row[:] = files.read_image(Path(path), row.shape, resize=True)
-        return x, np.array([label for _, label in samples], np.int64)
+        y = np.array([label for _, label in samples], np.int64)
+        paths, shape = [Path(path) for path, _ in samples], (self.channels, self.size, self.size)
+        if self.in_place:
+            return ImageFiles(paths, shape), y
+        x = np.empty((len(paths), *shape), np.uint8)
+        for row, path in zip(x, paths, strict=True):
+            row[:] = files.read_image(path, shape, resize=True)
+        return x, y
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
@@ -702,31 +720,35 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
 
 @datasets.register
 class Npz(Source):
-    """Arrays of one's own in a NumPy `.npz` file.
+    """Arrays of one's own in a NumPy `.npz` file, or in a folder of `.npy` files.
 
     Args:
         path: file with `x` (N, ...) and `y` (N,), or `x_train`, `y_train`, `x_test`, `y_test`;
-            further arrays (N,) are columns of the training examples. Inputs are uint8 (images,
-            which are divided by 255) or numbers that are read as float32.
+            further arrays (N,) are columns of the training examples. AnyArray are uint8 (images,
+            which are divided by 255) or numbers that are read as float32. Or a folder with a
+            file for each of these arrays (`x.npy`, `y.npy`).
         test_fraction: the share of the examples in the test set where the file has none.
+        in_place: for inputs that do not fit into memory: map the file, which is not to be
+            compressed, and read rows whenever they are needed.
     """
 
     name: str = "npz"
     path: Path
     test_fraction: TestFraction = 0.2
+    in_place: InPlace = False
 
     def load(self) -> Dataset:
         """x as in the file, uint8 or else float32; classes are named by their index."""
         path = self.path.expanduser()
         with files.reading(path):
-            arrays = _load_npz(path)
+            arrays = _load_arrays(path, {"x", "x_train", "x_test"} if self.in_place else set())
         split = "x" in arrays or "y" in arrays
         x_key, y_key = ("x", "y") if split else ("x_train", "y_train")
         x = _inputs(path, arrays, x_key)
         y = _class_indices(path, arrays, y_key, x_key)
         used = {x_key, y_key} if split else {x_key, y_key, "x_test", "y_test"}
         columns = {
-            key: _npz_column(path, key, values, len(x), x_key)
+            key: _npz_column(path, key, np.asarray(values), len(x), x_key)
             for key, values in arrays.items()
             if key not in used
         }
@@ -744,22 +766,34 @@ class Npz(Source):
         return Dataset(x, y, test_x, test_y, classes, columns=columns)
 
 
-def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
+def _load_arrays(path: Path, in_place: Set[str]) -> dict[str, AnyArray]:
+    """The arrays of an archive or a folder by name; some of them stay in their files."""
+    if path.is_dir():
+        found = {file.stem: file for file in sorted(path.glob("*.npy"))}
+        return {
+            key: MappedArray(file) if key in in_place else np.load(file, allow_pickle=False)
+            for key, file in found.items()
+        }
     archive = np.load(path, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise DataError(f"{path}: is not an .npz archive of named arrays")
     with archive:
-        return {key: archive[key] for key in archive.files}
+        return {
+            key: MappedArray(path, key) if key in in_place else archive[key]
+            for key in archive.files
+        }
 
 
-def _array(path: Path, arrays: Mapping[str, NDArray[Any]], key: str) -> NDArray[Any]:
+def _array(path: Path, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
     if key not in arrays:
         raise DataError(f"{path}: has no array '{key}'{nearest(key, arrays)}")
     return arrays[key]
 
 
-def _inputs(path: Path, arrays: Mapping[str, NDArray[Any]], key: str) -> NDArray[np.generic]:
+def _inputs(path: Path, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
     x = _array(path, arrays, key)
+    if isinstance(x, StoredArray):
+        return x
     if x.ndim < 2 or x.size == 0 or x.dtype.kind not in "biuf":
         raise DataError(
             f"{path}: '{key}' is {x.dtype} of shape {x.shape}, expected numbers of shape (N, ...)"
@@ -779,9 +813,9 @@ def _finite(x: NDArray[Any], what: str) -> NDArray[np.float32]:
 
 
 def _class_indices(
-    path: Path, arrays: Mapping[str, NDArray[Any]], key: str, x_key: str
+    path: Path, arrays: Mapping[str, AnyArray], key: str, x_key: str
 ) -> NDArray[np.int64]:
-    y = _array(path, arrays, key)
+    y = np.asarray(_array(path, arrays, key))
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise DataError(
             f"{path}: '{key}' is {y.dtype} of shape {y.shape}, expected integers of shape (N,)"
@@ -834,6 +868,9 @@ class Table(Source):
         scale: `none`, or `minmax` for each feature, and a regression's target, scaled to [0, 1]
             by the least and greatest value of the training rows, the same for all clients. Test
             rows may fall outside; what is constant becomes 0.
+        in_place: for features that do not fit into memory: read row groups of the Parquet file
+            whenever they are needed. A row group is decoded whole, so a client's rows should lie
+            side by side.
     """
 
     name: str = "table"
@@ -845,6 +882,16 @@ class Table(Source):
     test_path: Path | None = None
     test_fraction: TestFraction = 0.2
     scale: Scale = "none"
+    in_place: InPlace = False
+
+    @model_validator(mode="after")
+    def _can_be_left_in_place(self) -> Table:
+        if self.in_place:
+            if not {path.suffix for path in (self.path, self.test_path) if path} <= {".parquet"}:
+                raise PydanticCustomError("in_place", "only .parquet files can be read in place")
+            if self.scale != "none":
+                raise PydanticCustomError("in_place", "what is read in place cannot be scaled")
+        return self
 
     @model_validator(mode="after")
     def _predicts_one_thing(self) -> Table:
@@ -865,7 +912,7 @@ class Table(Source):
     def load(self) -> Dataset:
         """x is as in the file: float32 (N, features), or float64 for a regression."""
         path = self.path.expanduser()
-        frame = read_table(path)
+        frame = self._read(path)
         columns = {name: _column(path, frame, name) for name in self.columns}
         if self.target is not None:
             return self._load_numbers(path, frame, self.target, columns)
@@ -880,21 +927,21 @@ class Table(Source):
         columns: dict[str, NDArray[np.generic]],
     ) -> Dataset:
         labels = _column(path, frame, label)
-        features = self.features or _numeric(path, frame, {label, *self.columns})
-        x = table_features(path, frame, features, np.float32, WHICH_COLUMNS)
+        features = self.features or self._numeric(path, frame, {label, *self.columns})
+        x = self._features(path, frame, features, np.float32)
         if self.test_path is None:
             classes, y = _named_by_label(labels)
             data = _split_dataset(x, y, classes, self.test_fraction, str(path), columns)
         else:
             test_path = self.test_path.expanduser()
-            test = read_table(test_path)
+            test = self._read(test_path)
             test_labels = _column(test_path, test, label)
             if labels.dtype.kind != test_labels.dtype.kind:
                 raise DataError(
                     f"{test_path}: label column '{label}' is {test_labels.dtype}, "
                     f"but {labels.dtype} in {path}"
                 )
-            test_x = table_features(test_path, test, features, np.float32, WHICH_COLUMNS)
+            test_x = self._features(test_path, test, features, np.float32)
             classes, y = _named_by_label(np.concatenate([labels, test_labels]))
             data = Dataset(x, y[: len(x)], test_x, y[len(x) :], classes, columns=columns)
         scaling = _scaling(data.x, self.scale)
@@ -915,22 +962,99 @@ class Table(Source):
         columns: dict[str, NDArray[np.generic]],
     ) -> Dataset:
         y = _numbers(path, frame, target, np.float64)
-        features = self.features or _numeric(path, frame, {target, *self.columns})
-        x = table_features(path, frame, features, np.float64, WHICH_COLUMNS)
+        features = self.features or self._numeric(path, frame, {target, *self.columns})
+        x = self._features(path, frame, features, np.float64)
         train = files.Numbers(x, y, features, target)
         if self.test_path is None:
             return _split_numbers(train, self.test_fraction, self.scale, str(path), columns)
         test_path = self.test_path.expanduser()
-        frame = read_table(test_path)
+        frame = self._read(test_path)
         test = train._replace(
-            x=table_features(test_path, frame, features, np.float64, WHICH_COLUMNS),
+            x=self._features(test_path, frame, features, np.float64),
             y=_numbers(test_path, frame, target, np.float64),
         )
         return _regression(train, test, self.scale, columns)
 
+    def _read(self, path: Path) -> pd.DataFrame:
+        """The table; without its features if they stay where they are."""
+        if not self.in_place:
+            return read_table(path)
+        return read_table(path, {self.label or self.target or "", *self.columns})
 
-def read_table(path: Path) -> pd.DataFrame:
+    def _numeric(self, path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
+        return _numeric(path, empty_table(path) if self.in_place else frame, others)
+
+    def _features(
+        self, path: Path, frame: pd.DataFrame, names: Sequence[str], dtype: type[Any]
+    ) -> AnyArray:
+        if self.in_place:
+            return ParquetRows(path, names, dtype)
+        return table_features(path, frame, names, dtype, WHICH_COLUMNS)
+
+
+class ParquetRows(StoredArray):
+    """Rows of numbers of a Parquet file, (N, features).
+
+    Args:
+        names: of the columns.
+        dtype: float32 or float64.
+
+    Raises:
+        DataError: a column is missing or not numeric. Values are looked at when they are read.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str], dtype: type[Any]) -> None:
+        import pyarrow.parquet as pq
+
+        self.path, self.names = path.absolute(), tuple(names)
+        table_features(path, empty_table(path), names, dtype, WHICH_COLUMNS)
+        with files.reading(path):
+            found = pq.read_metadata(path)
+        rows = [found.row_group(i).num_rows for i in range(found.num_row_groups)]
+        self.ends = np.cumsum(rows)
+        super().__init__((int(self.ends[-1]), len(names)), dtype)
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        x = np.empty((len(rows), len(self.names)), self.dtype)
+        groups = np.searchsorted(self.ends, rows, side="right")
+        for group in np.unique(groups):
+            where = groups == group
+            start = self.ends[group - 1] if group else 0
+            found = _row_group(self.path, int(group), self.names, self.dtype)
+            x[where] = found[rows[where] - start]
+        return x
+
+
+@cached(latest())
+def _row_group(
+    path: Path, group: int, names: tuple[str, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    import pyarrow.parquet as pq
+
+    with files.reading(path), pq.ParquetFile(path) as file:
+        frame = file.read_row_group(group, columns=list(names)).to_pandas()
+    where = Path(f"{path} (row group {group})")
+    return table_features(where, frame, names, dtype, WHICH_COLUMNS)
+
+
+def empty_table(path: Path) -> pd.DataFrame:
+    """The columns of a Parquet file, without rows.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    with files.reading(path):
+        frame: pd.DataFrame = pq.read_schema(path).empty_table().to_pandas()
+    return frame
+
+
+def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
     """A table, CSV with a header line or Parquet.
+
+    Args:
+        columns: those of a Parquet file to read, as far as it has them; all if not given.
 
     Raises:
         DataError: it is neither, cannot be read, or has no rows.
@@ -942,8 +1066,15 @@ def read_table(path: Path) -> pd.DataFrame:
     with files.reading(path), warnings.catch_warnings():
         # pandas only warns where rows are longer than the header and it drops the rest of them.
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        is_csv = path.suffix == ".csv"
-        frame = pd.read_csv(path, index_col=False) if is_csv else pd.read_parquet(path)
+        if path.suffix == ".csv":
+            frame = pd.read_csv(path, index_col=False)
+        else:
+            known = (
+                None
+                if columns is None
+                else [c for c in map(str, empty_table(path)) if c in columns]
+            )
+            frame = pd.read_parquet(path, columns=known)
     if len(frame) == 0:
         raise DataError(f"{path}: has no rows")
     return frame

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
+from fedsim.data.stored import bounds
 from fedsim.explain.explainer import Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.highlight import Weighed, draw_weighed, in_short
@@ -131,7 +132,7 @@ class Attributed(Explanation):
             ]
             draw_weighed(documents, path)
         elif self._images:
-            low, high = (0, 255) if data.x.dtype == np.uint8 else (data.x.min(), data.x.max())
+            low, high = (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
             pixels = (x.astype(np.float32) - low) / ((high - low) or 1)
             captions = [title.replace(": ", "\n", 1) for title in titles]
             draw_relevances(list(pixels), list(relevance), captions, path)

@@ -321,7 +321,7 @@ class RuleBase(Explanation):
     @property
     def test_x(self) -> Array:
         """(M, F) the inputs of the central test set."""
-        return self.dataset.test_x.astype(np.float64)
+        return np.asarray(self.dataset.test_x, np.float64)
 
     @cached_property
     def prediction(self) -> Prediction:

@@ -38,6 +38,8 @@ from fedsim.federation.worker import BlockResult, Call, Worker
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 3  # actors that may die at the start, in a row
+SHORT = 1.0  # seconds of a call in which messages take time that counts
+UNEVEN = 0.25  # of a call's time: how much later the last actor may be done than the first
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
 
@@ -60,6 +62,7 @@ class ClientActor:
         self,
         call: Call,
         blocks: Sequence[Block],
+        with_sum: bool,
         names: Sequence[str],
         with_state: Sequence[int],
         states_apart: bool,
@@ -68,6 +71,7 @@ class ClientActor:
         """`Worker.run_block`, with Ray objects as top-level arguments so that Ray resolves them.
 
         Args:
+            with_sum: hand over what the blocks were folded into along with their result.
             names: of the arguments, which come first among `objects`.
             with_state: the clients whose kept states come after.
             states_apart: return changed states as objects of their own, which stay on this node
@@ -82,6 +86,8 @@ class ClientActor:
         result = BlockResult()
         for block in blocks:
             result.take(self._worker.run_block(call, block, arguments, states))
+        if with_sum:
+            result.add_partial(self._worker.take_partial(call.serial))
         if not states_apart:
             return result
         apart = [result.states.get(id) for block in blocks for id in block]
@@ -164,6 +170,8 @@ class RayEngine(Engine):
         self._setup = ray.put(spec)
         self._data = (dataset, splits)
         self._stateful: set[str] = set()
+        self._even: set[str] = set()  # whose last call was short, and kept all actors busy
+        self._last_answer: dict[_Actor, float] = {}  # when it came, in this call
         self._failed_starts = 0  # in a row
         self._objects = ObjectCache()
         self._actors = [self._start() for _ in range(count)]
@@ -177,13 +185,16 @@ class RayEngine(Engine):
         states: Mapping[int, Handle],
     ) -> Outcome:
         objects = self._objects.put(arguments)
-        scheduler: Scheduler[_Actor] = Scheduler(blocks)
+        at_once = call.function in self._even
+        scheduler: Scheduler[_Actor] = Scheduler(blocks, at_once)
         flying: _Flying = {}
         outcome = Outcome(partial=copy.deepcopy(call.reduction))
+        started, self._last_answer = time.monotonic(), {}
         while not scheduler.all_accepted:
             self._hand_out(call, scheduler, flying, list(arguments), objects, states)
             self._ask_for_sums(call, scheduler, flying)
             self._collect(call, scheduler, flying, outcome)
+        self._note_balance(call.function, started)
         return outcome
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
@@ -230,6 +241,18 @@ class RayEngine(Engine):
 
     # -- one call ------------------------------------------------------------------------------
 
+    def _note_balance(self, function: str, started: float) -> None:
+        """Note whether blocks are to be dealt out at once the next time.
+
+        Messages take time that counts in short calls alone, and equal parts are right where all
+        actors are equally quick.
+        """
+        ends = [self._last_answer.get(actor, started) - started for actor in self._actors]
+        if max(ends) < SHORT and max(ends) - min(ends) < UNEVEN * max(ends):
+            self._even.add(function)
+        else:
+            self._even.discard(function)
+
     def _hand_out(
         self,
         call: Call,
@@ -250,6 +273,7 @@ class RayEngine(Engine):
             ).remote(
                 call,
                 item.blocks,
+                item.with_sum,
                 names,
                 with_state,
                 stateful,
@@ -272,7 +296,13 @@ class RayEngine(Engine):
     ) -> None:
         """Wait for a block, or for an actor to start, and take all that is there by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
-        waiting = [*flying, *starting]
+        # Sums come behind the blocks that they are of; whose actor is lost, these tell.
+        awaited = (
+            ref
+            for ref, message in flying.items()
+            if not message.asks_for_sum or scheduler.are_done(message.items)
+        )
+        waiting = [*awaited, *starting]
         if not ray.wait(waiting, num_returns=1, timeout=PATIENCE)[0]:
             self._report_silence(call, scheduler, flying)
             return
@@ -281,8 +311,6 @@ class RayEngine(Engine):
                 self._take_up(starting[ref])
             elif ref in flying:  # not, when its actor was lost a moment ago
                 message = flying[ref]
-                if message.asks_for_sum and not scheduler.are_done(message.items):
-                    continue  # their answers were sent before it, and are about to come
                 try:
                     answer = ray.get(ref)
                 except RayTaskError as error:  # before LOST: it is of the type of its cause, too
@@ -294,12 +322,15 @@ class RayEngine(Engine):
                     self._lose(lost, scheduler, error)
                     continue
                 del flying[ref]
+                with_sum = message.asks_for_sum or not call.reduction.stays
                 if message.asks_for_sum:
                     outcome.add_partial(answer)
                 else:
                     (item,) = message.items
                     scheduler.done(item, (answer, message.states))
-                if message.asks_for_sum or not call.reduction.stays:
+                    self._last_answer[message.actor] = time.monotonic()
+                    with_sum |= item.with_sum
+                if with_sum:
                     scheduler.accept(message.actor, message.items)
                     for item in message.items:
                         self._accept(call, item, outcome)

@@ -287,8 +287,7 @@ class WeightedMean(Reduction):
         if weight <= 0:
             raise NothingToReduce("no client of the cohort gave a contribution of any weight")
         vectors = {
-            name: (total.value() / weight).astype(np.float32)
-            for (name, _), total in self.sums.items()
+            name: total.value(weight).astype(np.float32) for (name, _), total in self.sums.items()
         }
         return Mean(vectors, len(self.weights), self.weights)
 

@@ -22,11 +22,13 @@ class WorkItem:
 
     Attributes:
         deaths: how many workers they took down.
+        with_sum: the worker holds nothing else, and hands over what it sums up with its answer.
         answer: what came back of them.
     """
 
     blocks: list[Block]
     deaths: int = 0
+    with_sum: bool = False
     answer: Any = None
 
     @property
@@ -44,9 +46,12 @@ class Scheduler(Generic[W]):
 
     Args:
         blocks: of the call, in the order in which they are handed out.
+        at_once: deal all blocks out at once, in equal parts, rather than in smaller and smaller
+            ones.
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block], at_once: bool = False) -> None:
+        self._at_once = at_once
         self._waiting = deque(WorkItem([block]) for block in blocks)
         self._under_way: dict[WorkItem, W] = {}  # in the order handed out
         self._in_flight: Counter[W] = Counter()  # how many items of these each worker has
@@ -73,15 +78,17 @@ class Scheduler(Generic[W]):
             count: of all workers, the others included.
         """
         for room in range(1, IN_FLIGHT + 1):
+            free = [worker for worker in ready if self._in_flight[worker] < room]
             # All get the same, and as much as that is left for those who are quicker.
-            share = max(1, len(self._waiting) // (count + 1))
-            for worker in ready:
-                if not self._waiting or self._in_flight[worker] >= room:
-                    continue
-                item = self._next_item(share)
+            share = max(1, len(self._waiting) // (count if self._at_once else count + 1))
+            for worker, item in zip(free, self._next_items(share, len(free)), strict=False):
+                holds_nothing = not self._in_flight[worker] and worker not in self._done
                 self._under_way[item] = worker
                 self._in_flight[worker] += 1
-                self._to_ask.setdefault(worker, []).append(item)
+                if self._at_once and holds_nothing:
+                    item.with_sum = True
+                else:
+                    self._to_ask.setdefault(worker, []).append(item)
                 yield worker, item
 
     def done(self, item: WorkItem, answer: Any) -> None:
@@ -140,13 +147,21 @@ class Scheduler(Generic[W]):
         self._waiting.extendleft(reversed(back))
         return len(back)
 
-    def _next_item(self, count: int) -> WorkItem:
-        """The next blocks as one item; those that were lost before go alone."""
-        item = self._waiting.popleft()
-        while (
-            self._waiting
-            and len(item.blocks) < count
-            and not (item.deaths or self._waiting[0].deaths)
-        ):
-            item.blocks += self._waiting.popleft().blocks
-        return item
+    def _next_items(self, share: int, count: int) -> list[WorkItem]:
+        """Up to `count` items of the next blocks, `share` of them each.
+
+        Blocks come the costliest first: dealt out back and forth, all items cost about the same.
+        Those that were lost before go alone.
+        """
+        count = min(count, len(self._waiting))
+        next_ones = [
+            self._waiting.popleft() for _ in range(min(share * count, len(self._waiting)))
+        ]
+        if any(item.deaths for item in next_ones):
+            self._waiting.extendleft(reversed(next_ones[count:]))
+            return next_ones[:count]
+        items = [WorkItem([]) for _ in range(count)]
+        for k, single in enumerate(next_ones):
+            turn, place = divmod(k, count)
+            items[place if turn % 2 == 0 else count - 1 - place].blocks += single.blocks
+        return items

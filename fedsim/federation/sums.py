@@ -30,6 +30,7 @@ _CHUNK = 32768  # entries worked on at a time, so that all temporaries stay in t
 # multiple plus a constant. This is twice as fast as rounding and converting.
 _HIGH_SHIFT = np.float64(1.5 * 2.0**40)
 _LOW_SHIFT = np.float64(1.5 * 2.0**-4)
+_BOTH_SHIFTS = _HIGH_SHIFT + _LOW_SHIFT  # exactly
 _HIGH_ZERO, _LOW_ZERO = int(_HIGH_SHIFT.view(np.int64)), int(_LOW_SHIFT.view(np.int64))
 
 
@@ -59,9 +60,8 @@ class ExactSum:
             bits = a.view(np.int64)
             np.add(x, _HIGH_SHIFT, out=a)
             self.high[start : start + _CHUNK] += bits
-            np.subtract(a, _HIGH_SHIFT, out=a)
-            np.subtract(x, a, out=a)  # what is left, exactly
-            np.add(a, _LOW_SHIFT, out=a)
+            np.subtract(a, _BOTH_SHIFTS, out=a)
+            np.subtract(x, a, out=a)  # what is left, and the shift by which it is rounded
             self.low[start : start + _CHUNK] += bits
         self.blocks += 1
 
@@ -85,14 +85,15 @@ class ExactSum:
             self.low[entries] - _modulo(self.blocks * _LOW_ZERO),
         )
 
-    def value(self) -> NDArray[np.float64]:
-        """The sum, (size,) float64."""
+    def value(self, weight: float = 1.0) -> NDArray[np.float64]:
+        """The sum divided by a weight, (size,) float64."""
         total = np.empty(len(self.high))
         for start in range(0, len(total), _CHUNK):
             entries = slice(start, start + _CHUNK)
             high, low = self.parts(entries)
             np.divide(high, HIGH_SCALE, out=total[entries])
             total[entries] += low / LOW_SCALE
+            total[entries] /= weight
         return total
 
 

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedsim.errors import ClientError
+from fedsim.errors import ClientError, RunError
 from fedsim.federation.client import Client
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.reduction import InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
-from fedsim.federation.wire import NotCounted, PerClient, same, to_arrays, to_tensors
+from fedsim.federation.wire import NotCounted, PerClient, as_arrays, same, to_arrays, to_tensors
 from fedsim.rng import keyed_torch_rng
 from fedsim.training import choose_stack_size
 
@@ -96,8 +96,9 @@ class Worker:
         self.on_client_done: Callable[[Client], None] = lambda client: None
         self._serial = -1
         self._partial: Reduction | None = None
-        self._sent: dict[str, Any] = {}  # the call's arguments
-        self._shared: dict[str, Any] = {}  # those that came as `NotCounted`
+        self._counted: dict[str, Any] = {}  # the call's arguments as they came
+        self._sent: dict[str, Any] = {}  # as tensors, lent to each client
+        self._shared: dict[str, Any] = {}  # those that came as `NotCounted`, likewise
         self._own: dict[str, Mapping[int, Any]] = {}  # those that came as `PerClient`
 
     def run_block(
@@ -130,6 +131,7 @@ class Worker:
             for start in range(0, len(block), call.clients_per_step):
                 together = block[start : start + call.clients_per_step]
                 self._run_stack(call, together, states, self._partial, result)
+            self._check_arguments(call, block)
         self._partial.end_block()
         if not call.reduction.stays:
             result.partial, self._partial = self._partial, None
@@ -171,14 +173,12 @@ class Worker:
     def _begin(self, call: Call, arguments: Mapping[str, Any]) -> None:
         """Take the arguments of a new call, and forget the call before."""
         self._serial, self._partial = call.serial, None
-        self._sent, self._shared = (
-            {
-                name: to_tensors(a.value if isinstance(a, NotCounted) else a, self.context.device)
-                for name, a in arguments.items()
-                if isinstance(a, NotCounted) is shared and not isinstance(a, PerClient)
-            }
-            for shared in (False, True)
-        )
+        apart = NotCounted | PerClient
+        device = self.context.device
+        self._counted = {name: a for name, a in arguments.items() if not isinstance(a, apart)}
+        self._sent = to_tensors(self._counted, device)
+        shared = {name: a.value for name, a in arguments.items() if isinstance(a, NotCounted)}
+        self._shared = to_tensors(shared, device)
         self._own = {name: a.parts for name, a in arguments.items() if isinstance(a, PerClient)}
 
     def _run_stack(
@@ -232,19 +232,17 @@ class Worker:
         client = Client(context, id, call.round, rng, to_tensors(state, context.device), trainer)
         context.model.train()
         context.model.restrict_classes(client.labels)
-        # Copies, so that no client sees what another did to them.
-        arguments = to_tensors(self._sent, context.device)
-        for name, parts in self._own.items():
-            arguments[name] = to_tensors(parts.get(id), context.device)
-        versions = _versions(self._shared)
+        lent = {**self._sent, **self._shared}
+        own = {n: to_tensors(parts.get(id), context.device) for n, parts in self._own.items()}
+        versions = _versions(lent)
         # Whatever draws from torch's own generator draws from this client's stream.
         with keyed_torch_rng(context.spec.seed, f"{rng}/torch", call.round, id, context.device):
             try:
-                message = function(client, **arguments, **self._shared)
+                message = function(client, **lent, **own)
             finally:
-                if _versions(self._shared) != versions:
+                if _versions(lent) != versions:
                     raise SharedInputMutated(
-                        "changes an argument that came as NotCounted; copy it first"
+                        "changes an argument, which all clients share; copy it first"
                     )
         self.on_client_done(client)
         kept = to_arrays(client.state)
@@ -261,6 +259,16 @@ class Worker:
             "bytes_up": partial.size(message),
             "seconds": time.perf_counter() - started + trainer.seconds,
         }
+
+    def _check_arguments(self, call: Call, block: Sequence[int]) -> None:
+        """Refuse changes that the tensors do not know of, as through the arrays behind them."""
+        if self.context.device.type == "cpu" and not same(
+            as_arrays(self._sent), as_arrays(self._counted)
+        ):
+            raise RunError(
+                f"round {call.round}, {call.function}: one of clients {list(block)} changes an "
+                "argument, which all clients share; copy it first"
+            )
 
     def _failed(self, id: int, call: Call, error: Exception, result: BlockResult) -> None:
         cause = str(error) if isinstance(error, InvalidUpdate) else _traceback(error)

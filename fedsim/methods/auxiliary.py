@@ -62,7 +62,8 @@ class AuxiliaryMethod(Method[S], Generic[S]):
                 f"method.auxiliary: inputs of shape {shape} do not fit the run's data, whose "
                 f"inputs have shape {dataset.shape}"
             )
-        if self.auxiliary is not None and np.array_equal(found.x, dataset.x):
+        same_shape = self.auxiliary is not None and found.x.shape == dataset.x.shape
+        if same_shape and np.array_equal(found.x, dataset.x):
             raise ExperimentError(
                 "method.auxiliary: these are the clients' own training examples; name another "
                 "data set, or leave it out and set partition.server_fraction above 0"
@@ -74,7 +75,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
             )
 
     def extra_hash_inputs(self) -> list[NDArray[Any]]:
-        return [] if self.auxiliary is None else [self.auxiliary.load().x]
+        return [] if self.auxiliary is None else [np.asarray(self.auxiliary.load().x)]
 
     def inputs(self, fed: Federation) -> Tensor:
         """(n, ...) the auxiliary inputs, scaled and normalised as the run's data are.
@@ -86,7 +87,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
                 _prepared[fed] = fed.server_data.x
             else:
                 found = self.auxiliary.load()
-                _prepared[fed] = fed.prepare(found.x, found.y).x
+                _prepared[fed] = fed.prepare(np.asarray(found.x), found.y).x
         return _prepared[fed]
 
 

@@ -90,4 +90,4 @@ class FedDyn(Method[FedDynState]):
 
     def regularise(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
         """α_k·(h_k − w_server + w), the gradient of the regulariser."""
-        return context["alpha"] * (context["linear"] + w)
+        return (context["linear"] + w).mul_(context["alpha"])

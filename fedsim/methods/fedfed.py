@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedsim.data import ClientSplits, Dataset
+from fedsim.data.stored import bounds
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
@@ -157,10 +158,11 @@ class FedFed(PoolMethod[FedFedState]):
                 f"method.name={self.name} takes images (channels, height, width) of 4 pixels a "
                 f"side or more; the data's inputs have shape {shape}"
             )
-        if x.dtype != np.uint8 and not (x.min() >= 0 and x.max() <= 1):
+        low, high = (0, 1) if x.dtype == np.uint8 else bounds(x)
+        if low < 0 or high > 1:
             raise ExperimentError(
                 f"method.name={self.name} takes images with pixels of 0 to 255 (uint8) or of 0 to "
-                f"1; the data's are {x.min():g} to {x.max():g}"
+                f"1; the data's are {low:g} to {high:g}"
             )
 
     # -- the server ----------------------------------------------------------------------------

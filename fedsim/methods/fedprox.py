@@ -36,4 +36,4 @@ class FedProx(FedAvg):
 
     def proximal(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
         """μ·(w − w_global), the gradient of the proximal term."""
-        return self.mu * (w - context["global"])
+        return (w - context["global"]).mul_(self.mu)

@@ -63,7 +63,9 @@ class RuleMethod(Method[RuleState]):
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        check_table(dataset.x, dataset.y, feature_names(dataset.shape[0], dataset.features))
+        check_table(
+            np.asarray(dataset.x), dataset.y, feature_names(dataset.shape[0], dataset.features)
+        )
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
         """Scores on the central test set, how interpretable the rules are, and all of them."""

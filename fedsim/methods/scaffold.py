@@ -67,11 +67,13 @@ class Scaffold(Method[ScaffoldState]):
     def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
         """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
         own = client.state.get("control", torch.zeros_like(control))
-        y = client.train(weights, correction=self.correct, context={"correction": control - own})
+        correction = control - own
+        y = client.train(weights, correction=self.correct, context={"correction": correction})
         worth = steps_worth(client.steps, client.settings.optimizer)
-        gradient = client.parameters(weights - y) / (client.lr * worth)
-        client.state["control"] = own - control + gradient
-        return Update(delta=y - weights, delta_control=client.state["control"] - own)
+        delta = y - weights
+        gradient = client.parameters(delta) / (-client.lr * worth)
+        client.state["control"] = gradient - correction
+        return Update(delta=delta, delta_control=client.state["control"] - own)
 
     def correct(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
         """c − c_k."""

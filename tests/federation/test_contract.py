@@ -12,7 +12,7 @@ from misbehaving_methods import HABITS
 
 from experiments import small_experiment
 from fedsim import Run, resume, run
-from fedsim.errors import ClientError
+from fedsim.errors import ClientError, FedsimError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.prepare import prepare
 from fedsim.simulate import Progress
@@ -71,12 +71,20 @@ def test_who_has_nothing_to_send_is_left_out_of_the_mean(finish: Finish) -> None
 
 
 @pytest.mark.parametrize("on_client_error", ["stop", "skip"])
-def test_what_all_clients_share_must_not_be_changed(finish: Finish, on_client_error: str) -> None:
-    with pytest.raises(ClientError, match="client 1, round 1, spoil: changes an argument that ca"):
+@pytest.mark.parametrize("how", ["in place", "not counted", "data", "array", "nest"])
+def test_what_all_clients_share_must_not_be_changed(
+    finish: Finish, how: str, on_client_error: str
+) -> None:
+    with pytest.raises(FedsimError) as refused:
         finish(
-            method={"name": "misbehaving_methods:SpoilsUnsent"},
+            method={"name": "misbehaving_methods:Spoils", "how": how},
             train={"on_client_error": on_client_error},
         )
+    told = "changes an argument, which all clients share; copy it first"
+    if how in ("in place", "not counted", "nest"):
+        assert str(refused.value) == f"client 1, round 1, spoil: {told}"
+    else:  # seen once a block is done
+        assert str(refused.value) == f"round 1, spoil: one of clients [1] {told}"
 
 
 def test_messages_cost_what_they_are(finish: Finish) -> None:

@@ -47,12 +47,32 @@ class TestHandOut:
         scheduler: Scheduler[str] = Scheduler(blocks(16))
         sent = send(scheduler, ["a", "b"])
         assert content(sent) == [
-            ("a", [0, 1, 2, 3, 4]),
-            ("b", [5, 6, 7, 8, 9]),
-            ("a", [10, 11]),
-            ("b", [12, 13]),
+            ("a", [0, 3, 4, 7, 8]),  # dealt back and forth, for the first cost the most
+            ("b", [1, 2, 5, 6, 9]),
+            ("a", [10, 13]),
+            ("b", [11, 12]),
         ]
         assert scheduler.waiting == 2
+        assert not any(item.with_sum for _, item in sent)
+
+    def test_all_at_once(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(7), at_once=True)
+        sent = send(scheduler, ["a", "b"])
+        assert content(sent) == [("a", [0, 3, 4]), ("b", [1, 2, 5]), ("a", [6])]
+        assert [item.with_sum for _, item in sent] == [True, True, False]
+        assert scheduler.to_ask() == {"a": [sent[2][1]]}
+
+    def test_at_once_with_workers_that_have_not_started(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(8), at_once=True)
+        sent = send(scheduler, ["a"], count=2)
+        assert content(sent) == [("a", [0, 1, 2, 3]), ("a", [4, 5])]
+        assert scheduler.waiting == 2
+
+    def test_at_once_what_was_lost_still_goes_alone(self) -> None:
+        scheduler: Scheduler[str] = Scheduler(blocks(4), at_once=True)
+        send(scheduler, ["a", "b"])
+        assert scheduler.lose("b", "gone") == 2
+        assert content(send(scheduler, ["a", "c"])) == [("c", [1]), ("a", [2])]
 
     def test_what_is_left_goes_one_by_one(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(3))
@@ -129,7 +149,7 @@ class TestALoss:
         assert scheduler.lose("a", "gone") == 7  # five done, two under way
         assert scheduler.waiting == 9
         (again,) = send(scheduler, ["b", "c"])[:1]
-        assert content([again]) == [("c", [0, 1, 2])]
+        assert content([again]) == [("c", [0, 3, 4])]
 
     def test_the_first_under_way_is_blamed_and_goes_alone(self) -> None:
         scheduler: Scheduler[str] = Scheduler(blocks(16))
@@ -181,12 +201,14 @@ class TestALoss:
         )
 
 
-@given(st.integers(0, 30), st.integers(1, 5), st.integers(0, 20), st.integers(0, 10**6))
+@given(
+    st.integers(0, 30), st.integers(1, 5), st.integers(0, 20), st.booleans(), st.integers(0, 10**6)
+)
 def test_every_block_is_accepted_once_whatever_is_lost(
-    count: int, most: int, losses: int, seed: int
+    count: int, most: int, losses: int, at_once: bool, seed: int
 ) -> None:
     rng = random.Random(seed)
-    scheduler: Scheduler[int] = Scheduler(blocks(count))
+    scheduler: Scheduler[int] = Scheduler(blocks(count), at_once)
     workers = list(range(most))
     held: dict[WorkItem, int] = {}  # under way or done, and with whom
     under_way: list[WorkItem] = []
@@ -207,6 +229,9 @@ def test_every_block_is_accepted_once_whatever_is_lost(
     def finish(item: WorkItem) -> None:
         under_way.remove(item)
         scheduler.done(item, None)
+        if item.with_sum:
+            scheduler.accept(held.pop(item), [item])
+            accepted.extend(item.blocks)
 
     def accept(question: tuple[int, list[WorkItem]]) -> None:
         asked.remove(question)
@@ -222,6 +247,7 @@ def test_every_block_is_accepted_once_whatever_is_lost(
             ready = [w for w in workers if rng.random() < 0.5] or workers[:1]
             for worker, item in scheduler.hand_out(ready, most):
                 assert worker in ready
+                assert not (item.with_sum and worker in held.values())
                 held[item] = worker
                 under_way.append(item)
             assert max(Counter(held[item] for item in under_way).values(), default=0) <= IN_FLIGHT

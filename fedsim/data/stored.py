@@ -1,0 +1,222 @@
+"""AnyArray that stay in their files, for data larger than memory: read as they are asked for."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from cachetools import LRUCache, cached
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fedsim.data import files
+from fedsim.errors import DataError
+
+CACHE_BYTES = 1 << 28  # of what was decoded, kept by each process
+CHUNK_BYTES = 1 << 24  # read at a time where all inputs are gone through
+LOCAL_HEADER = 30  # bytes of a zip archive before a member's name and its extra field
+
+
+class StoredArray(ABC):
+    """(N, ...) inputs in files.
+
+    Indexing with a slice or with (n,) indices reads these rows into memory; `select` chooses
+    rows and reads nothing. Pickled, it is a few paths and numbers: every process reads the files
+    itself, so they must have the same path on all nodes of a cluster.
+
+    Args:
+        shape: (N, ...).
+        dtype: of what is read.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+    @abstractmethod
+    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """(n, ...) these rows, in any order, as a new array.
+
+        Raises:
+            DataError: they cannot be read, or are not what they should be.
+        """
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all inputs would take in memory."""
+        return int(math.prod(self.shape)) * int(self.dtype.itemsize)
+
+    def __getitem__(self, rows: slice | NDArray[Any] | Sequence[int]) -> NDArray[Any]:
+        if isinstance(rows, slice):
+            return self.read(np.arange(*rows.indices(len(self))))
+        return self.read(np.asarray(rows, dtype=np.int64))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """All inputs in memory."""
+        return np.asarray(self[:], dtype=dtype)
+
+    def chunks(self) -> Iterator[NDArray[Any]]:
+        """All inputs in order, some at a time."""
+        count = max(1, CHUNK_BYTES // max(1, self.nbytes // max(1, len(self))))
+        for start in range(0, len(self), count):
+            yield self[start : start + count]
+
+    def contents(self) -> Iterator[Any]:
+        """Buffers that tell whether the inputs have changed: those of `chunks` by default."""
+        return self.chunks()
+
+    def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
+        """(n, ...) these rows, still in their files."""
+        return _Selected(self, rows.astype(np.int64))
+
+
+AnyArray: TypeAlias = NDArray[Any] | StoredArray
+
+
+def select(x: AnyArray, rows: NDArray[np.integer[Any]]) -> AnyArray:
+    """(n, ...) these rows of inputs, which stay where they are if they are stored in files."""
+    return x.select(rows) if isinstance(x, StoredArray) else x[rows]
+
+
+def bounds(x: AnyArray) -> tuple[float, float]:
+    """The least and the greatest number among inputs."""
+    parts = x.chunks() if isinstance(x, StoredArray) else [x]
+    low, high = zip(*((part.min(), part.max()) for part in parts), strict=True)
+    return min(low), max(high)
+
+
+class _Selected(StoredArray):
+    """Some rows of other inputs."""
+
+    def __init__(self, of: StoredArray, rows: NDArray[np.int64]) -> None:
+        super().__init__((len(rows), *of.shape[1:]), of.dtype)
+        self.of, self.rows = of, rows
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        return self.of.read(self.rows[rows])
+
+    def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
+        return _Selected(self.of, self.rows[rows])
+
+
+class MappedArray(StoredArray):
+    """An array of a NumPy file, which is mapped into memory.
+
+    Bytes stay as they are (images), other numbers are read as float32.
+
+    Args:
+        path: a `.npy` file, or an `.npz` archive that is not compressed.
+        member: the name of the archive's array.
+
+    Raises:
+        DataError: it cannot be mapped.
+    """
+
+    def __init__(self, path: Path, member: str = "") -> None:
+        self.path, self.name = path.absolute(), f"{path}: '{member}'" if member else str(path)
+        with files.reading(path):
+            self._offset, shape, fortran, self._stored = _header(path, member)
+        if fortran:
+            raise DataError(f"{self.name} is in Fortran's order, which cannot be read in place")
+        if len(shape) < 2 or 0 in shape or self._stored.kind not in "biuf":
+            raise DataError(
+                f"{self.name} is {self._stored} of shape {shape}, expected numbers of shape "
+                "(N, ...)"
+            )
+        super().__init__(shape, np.uint8 if self._stored == np.uint8 else np.float32)
+        self._map()  # so that a file that is too short is refused here
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        found = self._map()[rows]
+        if self.dtype == np.uint8:
+            return found
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+            values = found.astype(np.float32)
+        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        if not finite.all():
+            raise DataError(
+                f"{self.name} is not finite in float32 in example {rows[finite.argmin()]}"
+            )
+        return values
+
+    def _map(self) -> NDArray[Any]:
+        return _mapped(self.path, self._offset, self._stored, self.shape)
+
+
+@lru_cache(maxsize=16)
+def _mapped(path: Path, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    with files.reading(path):
+        return np.memmap(path, dtype, "r", offset, shape).view(np.ndarray)
+
+
+def _header(path: Path, member: str) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
+    """Where an array starts in its file, its shape, whether in Fortran's order, and its dtype."""
+    with path.open("rb") as file:
+        if not member:
+            return _npy_header(file)
+        with zipfile.ZipFile(file) as archive:
+            info = archive.getinfo(f"{member}.npy")
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise DataError(
+                    f"{path}: '{member}' is compressed and cannot be read in place; "
+                    "numpy.savez writes archives that can"
+                )
+            file.seek(info.header_offset)
+            local = file.read(LOCAL_HEADER)
+            name, extra = (int.from_bytes(local[i : i + 2], "little") for i in (26, 28))
+            file.seek(info.header_offset + LOCAL_HEADER + name + extra)
+            return _npy_header(file)
+
+
+def _npy_header(file: Any) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    return file.tell(), shape, fortran, dtype
+
+
+class ImageFiles(StoredArray):
+    """Image files, decoded as they are asked for; the latest are kept.
+
+    Args:
+        paths: of the images.
+        shape: (channels, height, width) that they are resized to.
+    """
+
+    def __init__(self, paths: Sequence[Path], shape: tuple[int, int, int]) -> None:
+        super().__init__((len(paths), *shape), np.uint8)
+        self.paths = [path.absolute() for path in paths]
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        found = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        for pixels, row in zip(found, rows, strict=True):
+            pixels[:] = _decoded(self.paths[row], self.shape[1:])
+        return found
+
+    def contents(self) -> Iterator[Any]:
+        """The files as they are, which are read much faster than decoded."""
+        for path in self.paths:
+            with files.reading(path):
+                yield path.read_bytes()
+
+
+def latest() -> LRUCache[Any, Any]:
+    """Room for the arrays used last, in each process, up to `CACHE_BYTES`."""
+    return LRUCache(CACHE_BYTES, getsizeof=lambda array: array.nbytes)
+
+
+@cached(latest())
+def _decoded(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(files.read_image(path, shape, resize=True))
