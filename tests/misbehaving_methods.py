@@ -159,27 +159,25 @@ class Aliases(FedAvg):
     def local_update(self, client: Client, weights: Tensor) -> Update:
         network = client.model
         network.load(weights * (1 + 0.1 * client.id))
-        first = client.train(network.vector, correction=self.pull, context={"to": network.vector})
+        to = client.parameters(network.vector)
+        first = client.train(network.vector, linear=to, quadratic=0.1)
         assert torch.equal(network.vector, first)
         assert network.module.training
         first.mul_(0.9)
         second = client.train(first)
         return Update(weights=second, weight=client.num_samples)
 
-    def pull(self, w: Tensor, context: Context) -> Tensor:
-        return 0.1 * (w - context["to"])
-
 
 class NoisyGradient(FedAvg):
-    """Gradients with noise from torch's own generator."""
+    """Gradients at points that torch's own generator draws."""
 
     name: str = "misbehaving_methods:NoisyGradient"
 
     def local_update(self, client: Client, weights: Tensor) -> Update:
-        trained = client.train(weights, correction=self.noise)
+        trained = client.train(weights, perturb=self.noise)
         return Update(weights=trained, weight=client.num_samples)
 
-    def noise(self, w: Tensor, context: Context) -> Tensor:
+    def noise(self, g: Tensor, w: Tensor, context: Context) -> Tensor:
         return 0.01 * torch.randn_like(w)
 
 

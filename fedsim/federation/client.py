@@ -18,7 +18,6 @@ from fedsim.objectives import Batch, Objective, evaluate
 from fedsim.rng import keyed_rng
 from fedsim.training import (
     Context,
-    Correction,
     FlatModel,
     Hooks,
     Loss,
@@ -221,7 +220,8 @@ class Client:
         self,
         weights: Tensor,
         loss: Loss | None = None,
-        correction: Correction | None = None,
+        linear: Tensor | None = None,
+        quadratic: float = 0.0,
         perturb: Perturbation | None = None,
         part: slice | None = None,
         context: Context | None = None,
@@ -231,18 +231,21 @@ class Client:
     ) -> Tensor:
         """Local training from `weights`, with a new optimiser.
 
-        Clients are trained many at once (`engine.clients_per_step`) if `loss`, `correction` and
-        `perturb` are the same functions for all of them, usually methods of the Method (or
-        `functools.partial` of them, with the same arguments), and take what is a client's own from
-        the context. The function that calls this one may then be run again from its start, up to
-        here.
+        What is minimised is the mean loss + ⟨linear, w⟩ + (quadratic/2)·‖w‖², over the trainable
+        parameters w: a proximal term (a/2)·‖w − u‖², for one, is linear=-a·u, quadratic=a.
+
+        Clients are trained many at once (`engine.clients_per_step`) if `loss` and `perturb` are
+        the same functions for all of them, usually methods of the Method (or `functools.partial`
+        of them, with the same arguments), and take what is a client's own from the context. The
+        function that calls this one may then be run again from its start, up to here.
 
         Args:
             weights: (size,) where to start.
             loss: (network, x, y, context) -> (B,), the loss of each example, which depends on
                 that example alone (but for batch norm); the objective's if not given. Their mean
                 over the batch is minimised.
-            correction: (w, context) -> (P,), added to each step's gradient.
+            linear: (P,), which each step's gradient has added.
+            quadratic: which it has added times w.
             perturb: (g, w, context) -> ε: the gradient is taken at w + ε, the step made from w.
             part: range of the flat vector that is trained, if not all; see `FlatModel.part`.
             context: vectors that these functions need, (P,) or (size,) each.
@@ -254,12 +257,14 @@ class Client:
             (size,) the trained weights.
         """
         examples = self.data if data is None else data
-        hooks = Hooks(loss or self.objective.loss, correction, perturb, part or slice(None))
+        hooks = Hooks(loss or self.objective.loss, perturb, part or slice(None))
         rng = self.rng("batches")
         epochs = self.settings.local_epochs if epochs is None else epochs
         context = {name: self._apart(vector) for name, vector in (context or {}).items()}
         start = self._apart(weights)
-        job = TrainingJob(start, examples.x, examples.y, self.lr, epochs, rng, hooks, context)
+        linear = None if linear is None else self._apart(linear)
+        x, y, eta = examples.x, examples.y, self.lr
+        job = TrainingJob(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic)
         trained = self._trainer.train(job)
         self.steps, self.trained = trained.steps, trained.weights
         if on_record:

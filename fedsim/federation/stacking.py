@@ -104,7 +104,7 @@ def train_together(
             obstacle = in_words(error)
         if not torch.equal(before, generator_state(context.device)):
             set_generator_state(before, context.device)
-            obstacle = "correction or perturb draws random numbers"
+            obstacle = "perturb draws random numbers"
     if obstacle is not None:
         for id in waiting:
             trainers[id].alone = True
@@ -120,7 +120,7 @@ def _different(jobs: Sequence[TrainingJob]) -> str | None:
     """Why these cannot be trained as one stack, in words; None if they can."""
     first = jobs[0]
     if not all(job.hooks.same_as(first.hooks) for job in jobs):
-        return "each client has functions of its own (loss, correction, perturb), or another part"
+        return "each client has functions of its own (loss, perturb), or another part"
     if any(job.context.keys() != first.context.keys() for job in jobs):
         return "the clients' contexts hold different vectors"
     if any(len(job.y) * job.epochs == 0 for job in jobs):

@@ -5,7 +5,6 @@ Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,11 +82,6 @@ class FedDyn(Method[FedDynState]):
         alpha = self.alpha
         if mean_samples is not None:
             alpha *= mean_samples / client.num_samples
-        context = {"linear": h - start, "alpha": torch.full_like(start[:1], alpha)}
-        trained = client.train(weights, correction=self.regularise, context=context)
+        trained = client.train(weights, linear=alpha * (h - start), quadratic=alpha)
         client.state["h"] = h + client.parameters(trained) - start
         return Update(weights=trained)
-
-    def regularise(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        """α_k·(h_k − w_server + w), the gradient of the regulariser."""
-        return (context["linear"] + w).mul_(context["alpha"])

@@ -5,8 +5,6 @@ Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pydantic import Field
 from torch import Tensor
 
@@ -29,11 +27,6 @@ class FedProx(FedAvg):
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
-        trained = client.train(
-            weights, correction=self.proximal, context={"global": client.parameters(weights)}
-        )
+        w_global = client.parameters(weights)
+        trained = client.train(weights, linear=-self.mu * w_global, quadratic=self.mu)
         return Update(weights=trained, weight=client.num_samples)
-
-    def proximal(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        """μ·(w − w_global), the gradient of the proximal term."""
-        return (w - context["global"]).mul_(self.mu)

@@ -6,7 +6,6 @@ Algorithm 1 with option II.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,16 +67,12 @@ class Scaffold(Method[ScaffoldState]):
         """(client) Δy = y − x and Δc = c_k⁺ − c_k; keeps c_k⁺."""
         own = client.state.get("control", torch.zeros_like(control))
         correction = control - own
-        y = client.train(weights, correction=self.correct, context={"correction": correction})
+        y = client.train(weights, linear=correction)
         worth = steps_worth(client.steps, client.settings.optimizer)
         delta = y - weights
         gradient = client.parameters(delta) / (-client.lr * worth)
         client.state["control"] = gradient - correction
-        return Update(delta=delta, delta_control=client.state["control"] - own)
-
-    def correct(self, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        """c − c_k."""
-        return context["correction"]
+        return Update(delta=delta, delta_control=gradient.sub_(control))
 
 
 def steps_worth(steps: int, optimizer: Optimizer) -> float:

@@ -3,7 +3,6 @@
 from fedsim.training.flat import FlatModel, representation
 from fedsim.training.local import (
     Context,
-    Correction,
     Hooks,
     Loss,
     Optimizer,
@@ -23,7 +22,6 @@ from fedsim.training.stack import (
 
 __all__ = [
     "Context",
-    "Correction",
     "FlatModel",
     "Hooks",
     "Loss",

@@ -177,7 +177,7 @@ class _Pass:
 
 
 class LayerwiseSgd:
-    """w ← w − η·(∇loss + c + λ·w), each layer as soon as its gradient is known.
+    """w ← w − η·(∇loss + v + λ·w), each layer as soon as its gradient is known.
 
     For networks whose layers follow one after another and end in a linear one. Linear layers and
     the ReLU between them are written out; autograd is asked for all others, and for the gradient
@@ -206,31 +206,30 @@ class LayerwiseSgd:
         self,
         loss: Callable[[], Tensor],
         lr: float,
-        weight_decay: float = 0.0,
-        correction: Callable[[], Tensor] | None = None,
+        decay: float = 0.0,
+        linear: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Make a step, if it can be made layer by layer.
 
         Args:
             loss: runs the network and returns the loss of each example, (B,). It is called once.
             lr: η.
-            weight_decay: λ.
-            correction: returns what is added to the gradient, c (P,).
+            decay: λ, of the weights.
+            linear: v (P,).
 
         Returns:
-            The losses, and None if the step is made; otherwise the gradient to make it with, (P,),
-            without the correction.
+            The losses, and None if the step is made; otherwise the gradient of the losses' mean
+            to make it with, (P,).
         """
         losses, passes = self._run(loss)
         if len(passes) != 1 or not _sees_only(passes[0].outputs, losses):
             return losses, self._gradient(losses, passes)
         with torch.no_grad():
-            c = None if correction is None else correction()
             mean = torch.full_like(losses, 1 / losses.numel())
             (delta,) = torch.autograd.grad(losses, passes[0].outputs, mean)
-            self._backward(passes[0], delta, "values", 1 - lr * weight_decay, -lr)
-            if c is not None:
-                self._w.add_(c, alpha=-lr)
+            self._backward(passes[0], delta, "values", 1 - lr * decay, -lr)
+            if linear is not None:
+                self._w.add_(linear, alpha=-lr)
         return losses, None
 
     def _run(self, loss: Callable[[], Tensor]) -> tuple[Tensor, list[_Pass]]:

@@ -22,11 +22,8 @@ from fedsim.training.flat import FlatModel
 Context = Mapping[str, Tensor]
 # (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one an example.
 Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
-# (parameters w (P,), context) -> (P,), added to each step's gradient. This and `Perturbation` work
-# over the last axis alone, so that they serve a stack of clients (V, P) as well:
-# `w.norm(dim=-1, keepdim=True)`, never `w.norm()`.
-Correction = Callable[[Tensor, Context], Tensor]
-# (gradient g (P,), parameters w (P,), context) -> ε (P,).
+# (gradient g (P,), parameters w (P,), context) -> ε (P,). It works over the last axis alone, so
+# that it serves a stack of clients (V, P) as well: `g.norm(dim=-1, keepdim=True)`, not `g.norm()`.
 Perturbation = Callable[[Tensor, Tensor, Context], Tensor]
 
 
@@ -104,8 +101,8 @@ class Train(Config):
         batch_size: examples a local step; the last batch of an epoch may be smaller.
         lr_decay: what the learning rate is multiplied with from round to round: in round t it is
             lr·lr_decay^(t − 1).
-        clip_norm: largest Euclidean norm of a local step's gradient, after what the method adds
-            to it and before weight decay; longer ones are scaled down to it.
+        clip_norm: largest Euclidean norm of a local step's gradient, with the terms that the
+            method adds and before weight decay; longer ones are scaled down to it.
         on_client_error: what a client that fails does to the run: `stop` ends it, `skip` leaves
             the client out of the round.
     """
@@ -130,20 +127,18 @@ class Hooks:
 
     Args:
         loss: per-example losses, averaged over the batch.
-        correction: is added to each step's gradient, e.g. a proximal term.
         perturb: (g, w, context) -> ε; the step's gradient is then taken at w + ε, and the step
             itself made from w (sharpness-aware minimisation).
         part: the parameters that are trained, if not all: a range of the flat vector.
     """
 
     loss: Loss
-    correction: Correction | None = None
     perturb: Perturbation | None = None
     part: slice = field(default_factory=lambda: slice(None))
 
     def same_as(self, other: Hooks) -> bool:
         """Whether these are the same functions, partial ones with the same arguments."""
-        names = ("loss", "correction", "perturb")
+        names = ("loss", "perturb")
         pairs = ((_unwrapped(getattr(self, n)), _unwrapped(getattr(other, n))) for n in names)
         return self.part == other.part and all(a == b for a, b in pairs)
 
@@ -167,6 +162,8 @@ class TrainingJob:
         rng: decides the order of the examples.
         hooks: what the method changes.
         context: vectors that the hooks need.
+        linear: v (P,), and
+        quadratic: a, of the terms ⟨v, w⟩ + (a/2)·‖w‖² that are minimised beside the loss.
     """
 
     weights: Tensor
@@ -177,6 +174,8 @@ class TrainingJob:
     rng: np.random.Generator
     hooks: Hooks
     context: Context = field(default_factory=dict)
+    linear: Tensor | None = None
+    quadratic: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -236,8 +235,7 @@ _Step = Callable[[Tensor, Tensor], Tensor]
 def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
     """How the job's steps are made: layer by layer where that is possible, for it is faster."""
     hooks, context, optimizer = job.hooks, job.context, settings.optimizer
-    w = model.vector[: model.num_parameters]
-    correction = hooks.correction and partial(hooks.correction, w, context)
+    decay = optimizer.weight_decay + job.quadratic
     by_layers = (
         (optimizer.name, optimizer.momentum, settings.clip_norm) == ("sgd", 0, None)
         and hooks.perturb is None
@@ -250,7 +248,7 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
         loss = partial(hooks.loss, model.module, x, y, context)
         g: Tensor | None
         if by_layers:
-            losses, g = model.layerwise.step(loss, job.lr, optimizer.weight_decay, correction)
+            losses, g = model.layerwise.step(loss, job.lr, decay, job.linear)
         else:
             losses = loss()
             g = model.gradient(losses.mean())
@@ -280,16 +278,24 @@ def _flat_step(
             g = model.gradient(hooks.loss(model.module, x, y, context).mean())
             w.copy_(origin)
             buffers.copy_(statistics)  # they have seen this batch already
-        trained.grad = change(g, w, hooks, context, settings)[hooks.part]
+        trained.grad = with_terms(g, w, job.linear, job.quadratic, settings)[hooks.part]
         optimizer.step()
 
     return step
 
 
-def change(g: Tensor, w: Tensor, hooks: Hooks, context: Context, settings: Train) -> Tensor:
-    """The gradient (..., P) that a step is made with: the method's correction, then clipping."""
-    if hooks.correction is not None:
-        g = g + hooks.correction(w, context)
+def with_terms(
+    g: Tensor, w: Tensor, linear: Tensor | None, quadratic: float | Tensor, settings: Train
+) -> Tensor:
+    """The gradient (..., P) of the loss, and of the job's terms beside it, after clipping.
+
+    Args:
+        quadratic: (..., 1) for a stack.
+    """
+    if isinstance(quadratic, Tensor) or quadratic:
+        g = g + quadratic * w
+    if linear is not None:
+        g = g + linear
     if settings.clip_norm is not None:
         norm = g.norm(dim=-1, keepdim=True)
         g = g * (settings.clip_norm / norm.clamp(min=settings.clip_norm))

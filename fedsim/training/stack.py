@@ -31,8 +31,8 @@ from fedsim.training.local import (
     Train,
     Trained,
     TrainingJob,
-    change,
     train,
+    with_terms,
 )
 
 TOLERANCE = 1e-3  # by which a stack's first steps may differ from the loop's, relative to them
@@ -58,6 +58,8 @@ class _Active:
     buffers: Tensor  # (count, size − P)
     leaves: dict[str, Tensor]  # both, by layer
     context: dict[str, Tensor]  # (count, n) each
+    linear: Tensor | None  # (count, P)
+    quadratic: Tensor  # (count, 1)
 
 
 class Stack:
@@ -138,6 +140,8 @@ class Stack:
         context = {
             name: torch.stack([jobs[k].context[name] for k in order]) for name in jobs[0].context
         }
+        linear = _stacked_terms([jobs[k].linear for k in order])
+        quadratic = torch.tensor([[jobs[k].quadratic] for k in order], device=device)
         gradients = torch.empty(len(jobs), self._model.num_parameters, device=device)
         total = torch.zeros(len(jobs), device=device)
         draws = Draws([_generator(states[k], device) for k in order], ())
@@ -147,7 +151,7 @@ class Stack:
             for s in range(len(rows)):
                 count, width = int((counts[s] > 0).sum()), int(counts[s].max())
                 if active is None or count < active.count:
-                    active = self._view(vectors[:count], context)
+                    active = self._view(vectors[:count], context, linear, quadratic)
                     trained = nn.Parameter(active.w[:, hooks.part])
                     optimizer = _carried_on(optimizer, trained, jobs[0].lr, settings)
                 assert optimizer is not None
@@ -162,7 +166,7 @@ class Stack:
                     g, _ = self._gradient(hooks, active, *batch, gradients)
                     active.w.copy_(origin)
                     active.buffers.copy_(statistics)
-                g = change(g, active.w, hooks, active.context, settings)
+                g = with_terms(g, active.w, active.linear, active.quadratic, settings)
                 trained.grad = g[:, hooks.part]
                 optimizer.step()
         visited = torch.from_numpy(counts.sum(axis=0)).to(device)
@@ -174,7 +178,13 @@ class Stack:
         ]
         return results, [draws.generators[place[k]].get_state() for k in range(len(jobs))]
 
-    def _view(self, vectors: Tensor, context: dict[str, Tensor]) -> _Active:
+    def _view(
+        self,
+        vectors: Tensor,
+        context: dict[str, Tensor],
+        linear: Tensor | None,
+        quadratic: Tensor,
+    ) -> _Active:
         P, leaves, start = self._model.num_parameters, {}, 0
         for name, shape in self._model.shapes.items():
             end = start + math.prod(shape)
@@ -183,7 +193,10 @@ class Stack:
             start = end
         count = len(vectors)
         own = {name: vector[:count] for name, vector in context.items()}
-        return _Active(count, vectors[:, :P], vectors[:, P:], leaves, own)
+        linear = None if linear is None else linear[:count]
+        return _Active(
+            count, vectors[:, :P], vectors[:, P:], leaves, own, linear, quadratic[:count]
+        )
 
     def _gradient(
         self, hooks: Hooks, active: _Active, x: Tensor, y: Tensor, scale: Tensor, out: Tensor
@@ -262,6 +275,14 @@ def choose_stack_size(
     chosen = best if times[best] < 0.9 * times[1] else 1
     measured = ", ".join(f"{V}: {1000 * t:.2f} ms" for V, t in times.items())
     return chosen, f"clients trained at once: {chosen}, as measured (a client in {measured})"
+
+
+def _stacked_terms(linear: Sequence[Tensor | None]) -> Tensor | None:
+    """(V, P) the linear terms of all clients; zeros for those without, None if nobody has any."""
+    some = next((v for v in linear if v is not None), None)
+    if some is None:
+        return None
+    return torch.stack([torch.zeros_like(some) if v is None else v for v in linear])
 
 
 def _all_batches(jobs: Sequence[TrainingJob], settings: Train) -> list[list[NDArray[np.int64]]]:

@@ -139,7 +139,7 @@ def test_hooks_that_draw_random_numbers_are_not_stacked(finish: Finish) -> None:
     alone = finish(method={"name": "misbehaving_methods:NoisyGradient"}, train={"rounds": 2})
     for name, weights in alone.weights().items():
         np.testing.assert_allclose(done.weights()[name], weights, atol=1e-5)
-    assert "correction or perturb draws random numbers" in log_of(done)
+    assert "perturb draws random numbers" in log_of(done)
 
 
 def test_what_fails_alone_too_is_that_client_s_error(finish: Finish) -> None:

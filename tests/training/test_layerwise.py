@@ -240,15 +240,12 @@ LOSSES = [
 ]
 
 
-def pull(w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-    return 0.5 * (w - context["to"])
-
-
 def finish(
     build: Callable[[], nn.Module],
     loss: Callable[..., Tensor] = losses,
     flat: bool = False,
-    correction: Any = None,
+    linear: float = 0.0,
+    quadratic: float = 0.0,
     **optimizer: Any,
 ) -> tuple[Trained, Tensor]:
     """What training comes to, and torch's generator afterwards."""
@@ -258,8 +255,8 @@ def finish(
     section = {"batch_size": 3, "optimizer": optimizer, "clip_norm": 1e9 if flat else None}
     x, y = examples(8)
     rng, start = np.random.default_rng(0), model.vector.clone()
-    context = {"to": torch.ones(model.num_parameters)}
-    job = TrainingJob(start, x, y, 0.1, 2, rng, Hooks(loss, correction), context)
+    v = torch.full((model.num_parameters,), linear) if linear else None
+    job = TrainingJob(start, x, y, 0.1, 2, rng, Hooks(loss), {}, v, quadratic)
     torch.manual_seed(5)
     return train(model, job, Train.model_validate(section)), torch.get_rng_state()
 
@@ -306,8 +303,8 @@ def test_a_loss_is_called_once_a_step() -> None:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_corrections_and_weight_decay(network: str) -> None:
-    build, changes = NETWORKS[network], {"weight_decay": 0.3, "correction": pull}
+def test_terms_and_weight_decay(network: str) -> None:
+    build, changes = NETWORKS[network], {"weight_decay": 0.3, "linear": -0.5, "quadratic": 0.4}
     found = finish(build, **changes)
     agree(found, finish(build, flat=True, **changes))
     for less in changes:

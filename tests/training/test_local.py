@@ -57,6 +57,8 @@ def train(
     section: Train,
     rng: np.random.Generator,
     context: Mapping[str, Tensor] | None = None,
+    linear: Tensor | None = None,
+    quadratic: float = 0.0,
     **hooks: Any,
 ) -> tuple[int, float]:
     """Local training from where the model is, at the optimiser's own learning rate."""
@@ -72,6 +74,8 @@ def train(
             rng,
             Hooks(**{"loss": CROSS_ENTROPY, **hooks}),
             context or {},
+            linear,
+            quadratic,
         ),
         section,
     )
@@ -198,24 +202,19 @@ def test_a_single_example_trains_what_has_none() -> None:
 # the hooks of methods
 
 
-def test_correction_hook() -> None:
-    """0.5·(w − anchor), as a loss: (0.5 / 2)·‖w − anchor‖² beside the cross-entropy."""
+def test_a_linear_and_a_quadratic_term() -> None:
+    """(0.5 / 2)·‖w − anchor‖² beside the cross-entropy."""
     torch.manual_seed(0)
     plain = plain_net()
     flat = FlatModel(copy.deepcopy(plain), CPU)
     anchor = torch.randn(flat.num_parameters)
     x, y = examples(10)
 
-    def pull(w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
-        assert w.shape == context["anchor"].shape
-        assert not w.requires_grad
-        return 0.5 * (w - context["anchor"])
-
     section = settings({"lr": 0.1, "momentum": 0.5}, batch_size=4, local_epochs=2)
     steps, loss = train(
         *(flat, x, y, section, np.random.default_rng(3)),
-        correction=pull,
-        context={"anchor": anchor},
+        linear=-0.5 * anchor,
+        quadratic=0.5,
     )
 
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.5)
