@@ -979,7 +979,9 @@ class Table(Source):
         """The table; without its features if they stay where they are."""
         if not self.in_place:
             return read_table(path)
-        return read_table(path, {self.label or self.target or "", *self.columns})
+        return read_table(
+            path, {name for name in (self.label, self.target) if name} | {*self.columns}
+        )
 
     def _numeric(self, path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
         return _numeric(path, empty_table(path) if self.in_place else frame, others)
@@ -1004,10 +1006,14 @@ class ParquetRows(StoredArray):
     """
 
     def __init__(self, path: Path, names: Sequence[str], dtype: type[Any]) -> None:
+        import pandas as pd
         import pyarrow.parquet as pq
 
         self.path, self.names = path.absolute(), tuple(names)
-        table_features(path, empty_table(path), names, dtype, WHICH_COLUMNS)
+        empty = empty_table(path)
+        for name in names:
+            if not pd.api.types.is_numeric_dtype(_present(path, empty, name)):
+                raise _not_a_number(path, read_table(path, {name})[name], WHICH_COLUMNS)
         with files.reading(path):
             found = pq.read_metadata(path)
         rows = [found.row_group(i).num_rows for i in range(found.num_row_groups)]
@@ -1054,7 +1060,7 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
     """A table, CSV with a header line or Parquet.
 
     Args:
-        columns: those of a Parquet file to read, as far as it has them; all if not given.
+        columns: those of a Parquet file to read; all if not given.
 
     Raises:
         DataError: it is neither, cannot be read, or has no rows.
@@ -1069,12 +1075,9 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
         if path.suffix == ".csv":
             frame = pd.read_csv(path, index_col=False)
         else:
-            known = (
-                None
-                if columns is None
-                else [c for c in map(str, empty_table(path)) if c in columns]
-            )
-            frame = pd.read_parquet(path, columns=known)
+            for name in columns or ():
+                _present(path, empty_table(path), name)
+            frame = pd.read_parquet(path, columns=sorted(columns) if columns else None)
     if len(frame) == 0:
         raise DataError(f"{path}: has no rows")
     return frame

@@ -58,24 +58,26 @@ class StoredArray(ABC):
         """Bytes that all inputs would take in memory."""
         return int(math.prod(self.shape)) * int(self.dtype.itemsize)
 
-    def __getitem__(self, rows: slice | NDArray[Any] | Sequence[int]) -> NDArray[Any]:
+    def __getitem__(self, rows: slice | int | NDArray[Any] | Sequence[int]) -> NDArray[Any]:
         if isinstance(rows, slice):
             return self.read(np.arange(*rows.indices(len(self))))
-        return self.read(np.asarray(rows, dtype=np.int64))
+        found = self.read(np.asarray(rows, dtype=np.int64).reshape(-1))
+        return found[0] if np.ndim(rows) == 0 else found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """All inputs in memory."""
         return np.asarray(self[:], dtype=dtype)
 
-    def chunks(self) -> Iterator[NDArray[Any]]:
-        """All inputs in order, some at a time."""
-        count = max(1, CHUNK_BYTES // max(1, self.nbytes // max(1, len(self))))
-        for start in range(0, len(self), count):
-            yield self[start : start + count]
+    def chunks(self, rows: NDArray[np.int64] | None = None) -> Iterator[NDArray[Any]]:
+        """These rows in their order, some at a time; all if not given."""
+        rows = np.arange(len(self)) if rows is None else rows
+        count = max(1, CHUNK_BYTES * len(self) // self.nbytes)
+        for start in range(0, len(rows), count):
+            yield self.read(rows[start : start + count])
 
-    def contents(self) -> Iterator[Any]:
-        """Buffers that tell whether the inputs have changed: those of `chunks` by default."""
-        return self.chunks()
+    def contents(self, rows: NDArray[np.int64] | None = None) -> Iterator[Any]:
+        """Buffers that tell whether these rows have changed: by default those of `chunks`."""
+        return self.chunks(rows)
 
     def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
         """(n, ...) these rows, still in their files."""
@@ -106,6 +108,9 @@ class _Selected(StoredArray):
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         return self.of.read(self.rows[rows])
+
+    def contents(self, rows: NDArray[np.int64] | None = None) -> Iterator[Any]:
+        return self.of.contents(self.rows if rows is None else self.rows[rows])
 
     def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
         return _Selected(self.of, self.rows[rows])
@@ -144,7 +149,7 @@ class MappedArray(StoredArray):
             return found
         with np.errstate(over="ignore"):  # becomes infinite, which is refused below
             values = found.astype(np.float32)
-        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
         if not finite.all():
             raise DataError(
                 f"{self.name} is not finite in float32 in example {rows[finite.argmin()]}"
@@ -205,9 +210,9 @@ class ImageFiles(StoredArray):
             pixels[:] = _decoded(self.paths[row], self.shape[1:])
         return found
 
-    def contents(self) -> Iterator[Any]:
+    def contents(self, rows: NDArray[np.int64] | None = None) -> Iterator[Any]:
         """The files as they are, which are read much faster than decoded."""
-        for path in self.paths:
+        for path in self.paths if rows is None else [self.paths[row] for row in rows]:
             with files.reading(path):
                 yield path.read_bytes()
 

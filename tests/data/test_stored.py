@@ -1,0 +1,308 @@
+"""Inputs that stay in their files: what is read of them, and that runs come to the same."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import ValidationError
+
+from experiments import small_experiment
+from fedsim import Run
+from fedsim.data import sources, stored
+from fedsim.data.dataset import Dataset
+from fedsim.data.stored import MappedArray, StoredArray, bounds, select
+from fedsim.errors import DataError
+
+Finish = Callable[..., Run]
+rng = np.random.default_rng(0)
+
+
+def pixels(count: int = 40) -> np.ndarray:
+    return rng.integers(0, 256, (count, 1, 8, 8)).astype(np.uint8)
+
+
+def labels(count: int = 40) -> np.ndarray:
+    return np.arange(count) % 4
+
+
+def npz(path: Path, **arrays: np.ndarray) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def painted(folder: Path) -> Path:
+    """Images in folders of their classes, of two sizes."""
+    for k, image in enumerate(pixels()):
+        path = folder / f"class {k % 4}" / f"{k}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0]).resize((8 + k % 2, 8)).save(path)
+    return folder
+
+
+def table(path: Path, rows: int = 40) -> Path:
+    """A Parquet file of row groups of seven rows."""
+    frame = pd.DataFrame(rng.random((rows, 5)), columns=list("abcde"))
+    frame["n"] = np.arange(rows)
+    frame["kind"] = [f"kind {k % 3}" for k in range(rows)]
+    frame.to_parquet(path, row_group_size=7)
+    return path
+
+
+SECTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "npz": lambda p: {"name": "npz", "path": npz(p / "a.npz", x=pixels(), y=labels())},
+    "npz of floats": lambda p: {
+        "name": "npz",
+        "path": npz(p / "a.npz", x=rng.random((40, 5)), y=labels(), site=labels() % 2),
+    },
+    "npz with a test set": lambda p: {
+        "name": "npz",
+        "path": npz(
+            *(p / "a.npz",),
+            **{"x_train": pixels(), "y_train": labels()},
+            **{"x_test": pixels(8), "y_test": labels(8)},
+        ),
+    },
+    "folder": lambda p: {
+        "name": "folder",
+        "path": painted(p / "images"),
+        "size": 8,
+        "channels": 1,
+    },
+    "table": lambda p: {"name": "table", "path": table(p / "a.parquet"), "label": "kind"},
+    "table with a test set": lambda p: {
+        "name": "table",
+        **{"path": table(p / "a.parquet"), "test_path": table(p / "b.parquet", 9)},
+        **{"label": "kind", "features": ["b", "e", "n"], "columns": ["n"]},
+    },
+    "regression": lambda p: {"name": "table", "path": table(p / "a.parquet"), "target": "c"},
+}
+
+
+def both(section: dict[str, Any]) -> tuple[Dataset, Dataset]:
+    """The data set in memory, and in place."""
+    found = (
+        small_experiment(data={**section, "in_place": in_place}).data.load()
+        for in_place in (False, True)
+    )
+    memory, in_place = found
+    return memory, in_place
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_in_place_it_is_the_same_data_set(tmp_path: Path, name: str) -> None:
+    memory, in_place = both(SECTIONS[name](tmp_path))
+    for part in ("x", "test_x"):
+        found, expected = getattr(in_place, part), getattr(memory, part)
+        assert isinstance(found, StoredArray)
+        assert (found.shape, found.dtype, len(found)) == (
+            expected.shape,
+            expected.dtype,
+            len(expected),
+        )
+        np.testing.assert_array_equal(np.asarray(found), expected)
+        np.testing.assert_array_equal(np.concatenate(list(found.chunks())), expected)
+        assert found.nbytes == expected.nbytes
+        assert bounds(found) == (expected.min(), expected.max())
+    np.testing.assert_array_equal(in_place.y, memory.y)
+    np.testing.assert_array_equal(in_place.test_y, memory.test_y)
+    assert (in_place.classes, in_place.features) == (memory.classes, memory.features)
+    assert in_place.columns.keys() == memory.columns.keys()
+    for column, values in memory.columns.items():
+        np.testing.assert_array_equal(in_place.columns[column], values)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_runs_come_to_the_same_bits(tmp_path: Path, finish: Finish, name: str) -> None:
+    section = SECTIONS[name](tmp_path)
+    found = [
+        finish(
+            data={**section, "in_place": in_place},
+            partition={"kind": "iid", "clients": 3, "server_fraction": 0.2},
+            train={"rounds": 2},
+        )
+        for in_place in (False, True)
+    ]
+    assert found[0].result_hash == found[1].result_hash
+    same = found[0].manifest["data_hash"] == found[1].manifest["data_hash"]
+    assert same == (name != "folder")  # whose files are hashed as they are
+
+
+@pytest.mark.usefixtures("own_ray")
+class TestOnRay:
+    def test_actors_read_the_files(self, tmp_path: Path, finish: Finish) -> None:
+        data = {**SECTIONS["npz"](tmp_path), "in_place": True}
+        common: dict[str, Any] = {
+            "data": data,
+            "partition": {"kind": "iid", "clients": 4},
+            "train": {"rounds": 2},
+        }
+        there = finish(**common, engine={"kind": "ray", "actors": 2})
+        assert there.result_hash == finish(**common).result_hash
+
+
+@pytest.fixture(scope="module")
+def stored_arrays(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[tuple[StoredArray, np.ndarray]]:
+    folder = tmp_path_factory.mktemp("stored")
+    found = []
+    for name, section in SECTIONS.items():
+        (folder / name).mkdir()
+        memory, in_place = both(section(folder / name))
+        assert isinstance(in_place.x, StoredArray)
+        found.append((in_place.x, np.asarray(memory.x)))
+    return found
+
+
+@given(st.data())
+def test_any_rows(
+    stored_arrays: list[tuple[StoredArray, np.ndarray]], data: st.DataObject
+) -> None:
+    found, expected = data.draw(st.sampled_from(stored_arrays))
+    positions = st.lists(st.integers(0, len(expected) - 1), max_size=9)
+    rows = np.array(data.draw(positions), np.int64)
+    np.testing.assert_array_equal(found[rows], expected[rows])
+    assert found[rows].flags.writeable
+    np.testing.assert_array_equal(found[rows.tolist()], expected[rows])
+    part = data.draw(st.slices(len(expected)))
+    np.testing.assert_array_equal(found[part], expected[part])
+    chosen = select(found, rows)
+    assert isinstance(chosen, StoredArray)
+    again = np.arange(len(rows))[::-1]
+    np.testing.assert_array_equal(chosen[again], expected[rows][::-1])
+    np.testing.assert_array_equal(np.asarray(select(chosen, again)), expected[rows][::-1])
+    np.testing.assert_array_equal(found[3], expected[3])
+
+
+def test_pickled_it_is_a_description(tmp_path: Path) -> None:
+    x = rng.random((1000, 100)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    found = pickle.dumps(MappedArray(tmp_path / "x.npy"))
+    assert len(found) < 1000
+    np.testing.assert_array_equal(pickle.loads(found)[5:9], x[5:9])
+
+
+def test_a_folder_of_npy_files(tmp_path: Path) -> None:
+    for name, array in {"x": pixels(), "y": labels(), "site": labels()}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    memory, in_place = both({"name": "npz", "path": tmp_path})
+    np.testing.assert_array_equal(np.asarray(in_place.x), memory.x)
+    assert list(memory.columns) == ["site"]
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            lambda p: np.savez_compressed(p, x=pixels(), y=labels()),
+            "a.npz: 'x' is compressed and cannot be read in place; numpy.savez writes archives "
+            "that can",
+        ),
+        (
+            lambda p: np.savez(p, x=np.asfortranarray(rng.random((4, 3))), y=labels(4)),
+            "a.npz: 'x' is in Fortran's order, which cannot be read in place",
+        ),
+        (
+            lambda p: np.savez(p, x=labels(4), y=labels(4)),
+            "a.npz: 'x' is int64 of shape (4,), expected numbers of shape (N, ...)",
+        ),
+        (
+            lambda p: np.savez(p, x=np.array([["a"]]), y=labels(1)),
+            "a.npz: 'x' is <U1 of shape (1, 1), expected numbers of shape (N, ...)",
+        ),
+        (lambda p: np.savez(p, x=pixels()), "a.npz: has no array 'y'; known: x"),
+    ],
+)
+def test_what_cannot_be_read_in_place(
+    tmp_path: Path, write: Callable[[Path], None], message: str
+) -> None:
+    write(tmp_path / "a.npz")
+    with pytest.raises(DataError) as told:
+        sources.Npz(path=tmp_path / "a.npz", in_place=True).load()
+    assert str(told.value) == f"{tmp_path}/{message}"
+
+
+def test_what_is_not_finite_is_found_before_anything_starts(
+    tmp_path: Path, finish: Finish
+) -> None:
+    x = rng.random((40, 5))
+    x[7, 2] = np.nan
+    path = npz(tmp_path / "a.npz", x_train=x, y_train=labels(), x_test=x[:4], y_test=labels(4))
+    with pytest.raises(DataError) as told:
+        finish(
+            data={"name": "npz", "path": path, "in_place": True},
+            partition={"kind": "iid", "clients": 3},
+        )
+    assert str(told.value) == f"{path}: 'x_train' is not finite in float32 in example 7"
+
+
+def test_a_missing_value_of_a_table(tmp_path: Path, finish: Finish) -> None:
+    path = table(tmp_path / "a.parquet")
+    frame = pd.read_parquet(path)
+    frame.loc[9, "d"] = np.nan
+    frame.to_parquet(path, row_group_size=7)
+    with pytest.raises(DataError) as told:
+        finish(
+            data={"name": "table", "path": path, "label": "kind", "in_place": True},
+            partition={"kind": "iid", "clients": 3},
+        )
+    assert str(told.value) == f"{path} (row group 1): column 'd' has no value in row 3"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": "a.csv"}, "only .parquet files can be read in place"),
+        ({"path": "a.parquet", "test_path": "b.csv"}, "only .parquet files can be read in place"),
+        ({"path": "a.parquet", "scale": "minmax"}, "what is read in place cannot be scaled"),
+    ],
+)
+def test_tables_that_cannot_be_read_in_place(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        sources.Table.model_validate({**fields, "label": "y", "in_place": True})
+
+
+def test_columns_of_tables(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.parquet")
+
+    def load(**fields: Any) -> Dataset:
+        section = {"path": path, "label": "kind", "in_place": True, **fields}
+        return sources.Table.model_validate(section).load()
+
+    with pytest.raises(DataError, match=r"a\.parquet: has no column 'kid'; did you mean 'kind'\?"):
+        load(label="kid")
+    with pytest.raises(DataError, match=r"a\.parquet: has no column 'z'"):
+        load(features=["a", "z"])
+    with pytest.raises(DataError, match=r"column 'kind' has"):
+        load(label="n", features=["a", "kind"])
+
+
+def test_decoded_images_are_kept_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = stored._decoded.cache
+    cache.clear()
+    section = {"name": "folder", "path": painted(tmp_path), "size": 8, "channels": 1}
+    _, in_place = both(section)
+    read: list[Path] = []
+    original = stored.files.read_image
+
+    def read_image(path: Path, *arguments: Any, **named: Any) -> Any:
+        read.append(path)
+        return original(path, *arguments, **named)
+
+    monkeypatch.setattr(stored.files, "read_image", read_image)
+    first = in_place.x[[3, 5, 3]]
+    np.testing.assert_array_equal(in_place.x[[3, 5, 3]], first)
+    assert len(read) == 2
+    assert cache.currsize == 2 * 64
+    assert cache.maxsize == stored.CACHE_BYTES
