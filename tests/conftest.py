@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from experiments import Say, private_ray, small_experiment
-from fedsim import Run, run
+from fedsim import Run, launch, run
 from fedsim.cli import main
+from fedsim.data import ClientSplits, Dataset
+from fedsim.federation import RunSpec
+from fedsim.results.folder import RunFolder
+from fedsim.simulate import Progress
 
 # Files with tests that start Ray: they take the longest.
 ON_RAY = {
@@ -80,3 +85,19 @@ def own_ray() -> Iterator[None]:
     """A private Ray with four CPUs and one logical GPU, which has no card behind it."""
     with private_ray(num_cpus=4, num_gpus=1):
         yield
+
+
+@pytest.fixture
+def driver_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is this process rather than an actor, which takes two seconds to start.
+
+    For tests of what client actors come to, not of the driver.
+    """
+
+    def on_ray(
+        folder: RunFolder, dataset: Dataset, splits: ClientSplits, spec: RunSpec, actors: int
+    ) -> Iterator[Progress]:
+        data = [ray.put(dataset), ray.put(splits)]
+        return launch._with_actors(folder, spec, actors, data)
+
+    monkeypatch.setattr(launch, "_on_ray", on_ray)

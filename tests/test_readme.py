@@ -6,14 +6,17 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedsim import Experiment, Run, load, run
+from fedsim.cli import main
 from fedsim.methods.method import methods
 from fedsim.objectives.continual import continual
 
+Command = Callable[[list[str]], str]
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -55,48 +58,70 @@ def test_ten_lines_of_python(workplace: Path) -> None:
     assert "accuracy" in call(workplace, "ten_lines.py")
 
 
-@pytest.mark.parametrize("line", "".join(blocks("console")).splitlines())
-def test_commands(workplace: Path, line: str) -> None:
-    program, *words = shlex.split(line, comments=True)
-    assert program == "fedsim"
-    for k, word in enumerate(words):  # as a shell would
-        if "*" in word:
-            words[k : k + 1] = [str(path) for path in workplace.glob(word)]
-    if words[0] == "run" and "engine.actors" not in line:  # whose result does not depend on it
-        words.append("engine.kind=local")
-    text = call(workplace, "-m", "fedsim", *words)
-    assert text
-    if "--client" in line:
-        assert text.startswith("client 2's model after round 5, lrp:")
-    elif line.startswith("fedsim explain"):
-        words = "by rule" if "fuzzy-rules" in line else "THE SAME mask"
-        (shown,) = (block for block in blocks("text") if words in block)
-        assert shown in text
-    if "privacy." in line:
-        assert newest(workplace, "skewed-digits").rounds["epsilon"].is_monotonic_increasing
-    if "my_objective" in line:
-        assert newest(workplace, "skewed-digits").rounds["macro_f1"].between(0.01, 1).all()
-    if "my_method" in line:
-        # The README's method is FedProx, to the bit.
-        theirs = Experiment.load(
-            workplace / "skewed-digits.yaml", ["method.mu=0.5", "engine.kind=local"]
-        )
-        assert (
-            newest(workplace, "skewed-digits").result_hash
-            == run(theirs, workplace / "fedprox").result_hash
-        )
+@pytest.fixture
+def command(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Runs a command of fedsim in this process, and returns what it printed."""
+
+    def command(words: list[str]) -> str:
+        monkeypatch.chdir(workplace)
+        monkeypatch.setattr(sys, "argv", ["fedsim", *words])
+        monkeypatch.setattr(sys, "path", [*sys.path])  # which the command puts its folder into
+        with pytest.raises(SystemExit) as left:
+            main()
+        printed = capsys.readouterr()
+        assert not left.value.code, printed.err
+        return printed.out
+
+    return command
 
 
-def test_data_of_your_own(workplace: Path) -> None:
+@pytest.mark.usefixtures("own_ray")
+class TestCommands:
+    @pytest.mark.parametrize("line", "".join(blocks("console")).splitlines())
+    def test_commands(self, workplace: Path, command: Command, line: str) -> None:
+        program, *words = shlex.split(line, comments=True)
+        assert program == "fedsim"
+        for k, word in enumerate(words):  # as a shell would
+            if "*" in word:
+                words[k : k + 1] = [str(path) for path in workplace.glob(word)]
+        if words[0] == "run" and "engine.actors" not in line:  # whose result does not depend on it
+            words.append("engine.kind=local")
+        # The doctor reaches for a Ray by itself.
+        text = call(workplace, "-m", "fedsim", *words) if words[0] == "doctor" else command(words)
+        assert text
+        if "--client" in line:
+            assert text.startswith("client 2's model after round 5, lrp:")
+        elif line.startswith("fedsim explain"):
+            words = "by rule" if "fuzzy-rules" in line else "THE SAME mask"
+            (shown,) = (block for block in blocks("text") if words in block)
+            assert shown in text
+        if "privacy." in line:
+            assert newest(workplace, "skewed-digits").rounds["epsilon"].is_monotonic_increasing
+        if "my_objective" in line:
+            assert newest(workplace, "skewed-digits").rounds["macro_f1"].between(0.01, 1).all()
+        if "my_method" in line:
+            # The README's method is FedProx, to the bit.
+            theirs = Experiment.load(
+                workplace / "skewed-digits.yaml", ["method.mu=0.5", "engine.kind=local"]
+            )
+            assert (
+                newest(workplace, "skewed-digits").result_hash
+                == run(theirs, workplace / "fedprox").result_hash
+            )
+
+
+def test_data_of_your_own(workplace: Path, command: Command) -> None:
     call(workplace, "make_data.py")
-    call(workplace, "-m", "fedsim", "run", "hospitals.yaml", "engine.kind=local")
+    command(["run", "hospitals.yaml", "engine.kind=local"])
     done = newest(workplace, "hospitals")
     assert done.manifest["clients"] == 12
     assert done.rounds["accuracy"].iloc[-1] > 0.9
 
 
-def test_tasks_in_turn(workplace: Path) -> None:
-    call(workplace, "-m", "fedsim", "run", "digits-in-turn.yaml")
+def test_tasks_in_turn(workplace: Path, command: Command) -> None:
+    command(["run", "digits-in-turn.yaml"])
     done = newest(workplace, "digits-in-turn")
     assert len(done.tasks) == 8 * 3 * 2
     found = continual(done.tasks)
@@ -104,12 +129,12 @@ def test_tasks_in_turn(workplace: Path) -> None:
     assert found.tta > 0.8
 
 
-def test_words_that_decide(workplace: Path) -> None:
-    call(workplace, "-m", "fedsim", "run", "chosen-words.yaml")
+def test_chosen_words(workplace: Path, command: Command) -> None:
+    command(["run", "chosen-words.yaml"])
     done = newest(workplace, "chosen-words")
     names = ["chosen", "rationale_precision", "rationale_recall", "rationale_f1", "chance_f1"]
     assert done.rounds[[*names, "comprehensiveness", "sufficiency"]].notna().all(axis=None)
-    said = call(workplace, "-m", "fedsim", "explain", str(done.path), "--text", "a golden head")
+    said = command(["explain", str(done.path), "--text", "a golden head"])
     assert "golden" in said
 
 

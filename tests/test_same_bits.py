@@ -54,6 +54,7 @@ def kill_newest_client_actor() -> None:
 
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
+    @pytest.mark.usefixtures("driver_here")
     @pytest.mark.parametrize("name", NETWORK_METHODS)
     def test_one_actor_and_two_and_a_killed_one_give_the_hash_of_the_local_engine(
         self, finish: Finish, tmp_path: Path, name: str
@@ -82,6 +83,7 @@ class TestOnRay:
         else:
             raise AssertionError("no run has lost an actor")
 
+    @pytest.mark.usefixtures("driver_here")
     @pytest.mark.parametrize(
         "fields",
         [
@@ -112,6 +114,7 @@ class TestOnRay:
             there = finish(**common, engine={"kind": "ray", "actors": actors})
             assert there.result_hash == local.result_hash
 
+    @pytest.mark.usefixtures("driver_here")
     def test_tasks_in_turn_are_the_same_on_one_actor_and_three(self, tmp_path: Path) -> None:
         """FedSeIT's clients are sent what was chosen for each, and keep all of their tasks."""
         documents = tmp_path / "documents.txt"
@@ -146,6 +149,7 @@ class TestOnRay:
             assert other.tasks.equals(local.tasks)
             assert other.explanations.equals(local.explanations)
 
+    @pytest.mark.usefixtures("driver_here")
     def test_noise_of_client_level_privacy_is_the_same_on_three_actors(
         self, finish: Finish
     ) -> None:
@@ -155,6 +159,7 @@ class TestOnRay:
         there = finish(**common, engine={"kind": "ray", "actors": 3})
         assert there.result_hash == local.result_hash
 
+    @pytest.mark.usefixtures("driver_here")
     @pytest.mark.parametrize("name", ["scaffold", "moon"])
     def test_so_do_stacks_of_one_size(self, finish: Finish, name: str) -> None:
         common = with_method(name, train={"participation": 0.7, "rounds": 3})
@@ -187,6 +192,7 @@ class TestOnRay:
         assert list(killed.rounds["round"]) == list(range(1, 11))
         assert len(killed.clients) == 100
 
+    @pytest.mark.usefixtures("driver_here")
     def test_a_block_that_always_kills_its_actor_stops_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
             method={"name": "faults:AlwaysDying"}, engine={"kind": "ray", "actors": 2}
@@ -206,6 +212,7 @@ class TestOnRay:
         assert load(folder).manifest["status"] == "failed"
         assert list(load(folder).rounds["round"]) == [1, 2, 3, 4, 5]
 
+    @pytest.mark.usefixtures("driver_here")
     def test_actors_that_die_while_they_start_stop_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
             model={"name": "faults:deadly_net"}, engine={"kind": "ray", "actors": 1}
@@ -249,6 +256,7 @@ class TestOnRay:
 
         run(small_experiment(train={"rounds": 1}), tmp_path, resume_meanwhile)
 
+    @pytest.mark.usefixtures("driver_here")
     def test_an_actor_that_dies_with_its_sums_stops_the_run(self, tmp_path: Path) -> None:
         experiment = small_experiment(
             method={"name": "faults:DeadlySums"}, engine={"kind": "ray", "actors": 1}

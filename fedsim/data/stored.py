@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -144,7 +145,14 @@ class MappedArray(StoredArray):
         self._map()  # so that a file that is too short is refused here
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        found = self._map()[rows]
+        memory, array = self._map()
+        # All pages at once: one after the other, each would wait for the disk.
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+            self._ask_for(memory, int(rows[0]), len(rows))
+        else:
+            for row in rows:
+                self._ask_for(memory, int(row), 1)
+        found = array[rows]
         if self.dtype == np.uint8:
             return found
         with np.errstate(over="ignore"):  # becomes infinite, which is refused below
@@ -156,14 +164,26 @@ class MappedArray(StoredArray):
             )
         return values
 
-    def _map(self) -> NDArray[Any]:
+    def _map(self) -> tuple[mmap.mmap, NDArray[Any]]:
         return _mapped(self.path, self._offset, self._stored, self.shape)
+
+    def _ask_for(self, memory: mmap.mmap, first: int, count: int) -> None:
+        """Have the system read some rows, one after another, in the background."""
+        size = math.prod(self.shape[1:]) * self._stored.itemsize
+        start = self._offset + first * size
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        memory.madvise(mmap.MADV_WILLNEED, page, start + count * size - page)
 
 
 @lru_cache(maxsize=16)
-def _mapped(path: Path, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    with files.reading(path):
-        return np.memmap(path, dtype, "r", offset, shape).view(np.ndarray)
+def _mapped(
+    path: Path, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> tuple[mmap.mmap, NDArray[Any]]:
+    with files.reading(path), path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        memory.madvise(mmap.MADV_RANDOM)  # what lies beside a row is another client's
+        array = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
+    return memory, array
 
 
 def _header(path: Path, member: str) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:

@@ -27,7 +27,7 @@ def test_rows_have_the_strides_of_a_new_array(shape: tuple[int, ...], layout: st
         assert x[np.arange(7)].strides == x[:7].strides == plain.strides
 
 
-@pytest.mark.usefixtures("own_ray")
+@pytest.mark.usefixtures("own_ray", "driver_here")
 class TestSameBits:
     @pytest.mark.parametrize(
         ("shape", "layout", "model"),

@@ -136,7 +136,7 @@ def test_runs_come_to_the_same_bits(tmp_path: Path, finish: Finish, name: str) -
     assert same == (name != "folder")  # whose files are hashed as they are
 
 
-@pytest.mark.usefixtures("own_ray")
+@pytest.mark.usefixtures("own_ray", "driver_here")
 class TestOnRay:
     def test_actors_read_the_files(self, tmp_path: Path, finish: Finish) -> None:
         data = {**SECTIONS["npz"](tmp_path), "in_place": True}

@@ -27,7 +27,7 @@ def federation(**sections: Any) -> Federation:
     return Federation(spec, dataset, splits, engine)
 
 
-@pytest.mark.usefixtures("own_ray")
+@pytest.mark.usefixtures("own_ray", "driver_here")
 class TestHabits:
     @pytest.mark.parametrize("habit", HABITS)
     def test_what_clients_do_is_the_same_on_both_engines_and_after_a_resume(

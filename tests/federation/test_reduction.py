@@ -152,7 +152,7 @@ class TestOwn:
             alone.append(server_states(one)[1].weights)
         np.testing.assert_array_equal(median.weights, np.median(alone, axis=0))
 
-    @pytest.mark.usefixtures("own_ray")
+    @pytest.mark.usefixtures("own_ray", "driver_here")
     def test_actors_change_no_bit(self, finish: Finish) -> None:
         sections: dict[str, Any] = {"method": self.METHOD, "train": {"rounds": 3}}
         local = finish(**sections)

@@ -131,7 +131,7 @@ def five_cpus() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("five_cpus")
+@pytest.mark.usefixtures("five_cpus", "driver_here")
 class TestOnRay:
     @real
     def test_one_and_five_actors_come_to_the_same_bits(self, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ class TestOnRay:
     def test_so_do_other_rules(self, tmp_path: Path, name: str, kind: str) -> None:
         sections = {**SMALL, "method": {"name": name}, "model": KINDS[kind]}
         local = run(small_experiment(**sections), tmp_path)
-        engine = {"kind": "ray", "actors": 5}
+        engine = {"kind": "ray", "actors": 3}
         assert (
             run(small_experiment(**sections, engine=engine), tmp_path).result_hash
             == local.result_hash

@@ -74,7 +74,7 @@ def test_stacks_train_it_as_well(finish: Finish) -> None:
         torch.testing.assert_close(stacked.weights()[name], weights, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.usefixtures("own_ray")
+@pytest.mark.usefixtures("own_ray", "driver_here")
 def test_shards_on_two_actors_score_the_same(finish: Finish) -> None:
     local = finish(**MULTI_LABEL)
     ray = finish(**MULTI_LABEL, engine={"kind": "ray", "actors": 2})
