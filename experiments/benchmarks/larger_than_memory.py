@@ -2,7 +2,7 @@
 
     python larger_than_memory.py [--gigabytes 20] [--limit 4] [--folder DIR]
 
-Writes images of 3×64×64 with 100 classes to a folder of `.npy` files, and runs FedAvg on 1,000
+Writes images of 3×64×64 with 10 classes to a folder of `.npy` files, and runs FedAvg on 1,000
 clients, 20 of them a round, with `in_place: true`, on one client actor per core. The run and all
 that it starts are held to the limit by a control group, page cache and all, where this user may
 make one (root may). Prints how long each part took and the most memory that was used.
@@ -25,7 +25,7 @@ from memory import own_megabytes
 
 import fedsim
 
-SHAPE, CLASSES, CHUNK = (3, 64, 64), 100, 20_000
+SHAPE, CLASSES, CHUNK = (3, 64, 64), 10, 20_000
 GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -39,7 +39,7 @@ def write(folder: Path, gigabytes: float) -> int:
     for start in range(0, count, CHUNK):
         part = y[start : start + CHUNK].astype(np.uint8)
         noise = np.frombuffer(rng.bytes(len(part) * x[0].size), np.uint8).reshape(-1, *SHAPE)
-        x[start : start + CHUNK] = (noise >> 1) + part[:, None, None, None]
+        x[start : start + CHUNK] = (noise >> 1) + 12 * part[:, None, None, None]
     x.flush()
     del x
     return count

@@ -285,11 +285,9 @@ def goals(work: str, device: str) -> list[tuple[str, str, float, float]]:
         return [("pfl-research on the same card", "pfl", 1, 10)]
     if work == "cifar":
         return []
-    flower, pfl = {"mlp": (15, 1.3), "cnn": (5, 1.1)}[work]
     return [
-        (f"{CORES} × the bare loop", "bare", CORES, 0.85),
-        ("Flower", "flower", 1, flower),
-        ("pfl-research, one process a core", "pfl-all", 1, pfl),
+        (f"{CORES} × the bare loop", "bare", CORES, 0.9),
+        ("pfl-research, one process a core", "pfl-all", 1, 1.3),
     ]
 
 

@@ -77,7 +77,6 @@ WHICH_COLUMNS = " (data.features names the columns to use)"
 Float = TypeVar("Float", np.float32, np.float64)
 Scale = Literal["none", "minmax"]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
-InPlace = bool  # leave inputs in their files, which are then to have the same path on all nodes
 
 
 def stratified_split(
@@ -265,7 +264,7 @@ class Synthetic(Source):
 class Friedman(Source):
     """Friedman's first regression, drawn at load time: no file, any size.
 
-    AnyArray are uniform in [0, 1]; y = 10·sin(π·x1·x2) + 20·(x3 - 0.5)² + 10·x4 + 5·x5 + noise·ε,
+    Inputs are uniform in [0, 1]; y = 10·sin(π·x1·x2) + 20·(x3 - 0.5)² + 10·x4 + 5·x5 + noise·ε,
     with ε standard normal; further inputs matter nothing (Friedman, Multivariate Adaptive
     Regression Splines, Annals of Statistics 1991). The target is divided by 30, so that without
     noise it lies in [0, 1].
@@ -582,7 +581,7 @@ class OpenflXai(_Files):
     """The regression shipped with OpenFL-XAI: 11,619 + 2,417 rows of 15 inputs, 5 collaborators.
 
     The collaborator of each training row is the column `collaborator`, col0 to col4; the test set
-    is that of all of them. AnyArray and target lie in [0, 1] as published, and are anonymous: the
+    is that of all of them. Inputs and target lie in [0, 1] as published, and are anonymous: the
     documentation of OpenFL-XAI calls the data Mortgage and names its columns, but neither the
     number of rows nor any correlation with the target fits; for Mortgage, see `mortgage`.
 
@@ -665,7 +664,7 @@ class Folder(Source):
     size: PositiveInt = 32
     channels: Literal[1, 3] = 3
     test_fraction: TestFraction = 0.2
-    in_place: InPlace = False
+    in_place: bool = False
 
     def load(self) -> Dataset:
         """x is uint8 (N, channels, size, size); classes are in order of their names."""
@@ -724,7 +723,7 @@ class Npz(Source):
 
     Args:
         path: file with `x` (N, ...) and `y` (N,), or `x_train`, `y_train`, `x_test`, `y_test`;
-            further arrays (N,) are columns of the training examples. AnyArray are uint8 (images,
+            further arrays (N,) are columns of the training examples. Inputs are uint8 (images,
             which are divided by 255) or numbers that are read as float32. Or a folder with a
             file for each of these arrays (`x.npy`, `y.npy`).
         test_fraction: the share of the examples in the test set where the file has none.
@@ -735,7 +734,7 @@ class Npz(Source):
     name: str = "npz"
     path: Path
     test_fraction: TestFraction = 0.2
-    in_place: InPlace = False
+    in_place: bool = False
 
     def load(self) -> Dataset:
         """x as in the file, uint8 or else float32; classes are named by their index."""
@@ -882,7 +881,7 @@ class Table(Source):
     test_path: Path | None = None
     test_fraction: TestFraction = 0.2
     scale: Scale = "none"
-    in_place: InPlace = False
+    in_place: bool = False
 
     @model_validator(mode="after")
     def _can_be_left_in_place(self) -> Table:

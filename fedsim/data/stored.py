@@ -1,4 +1,4 @@
-"""AnyArray that stay in their files, for data larger than memory: read as they are asked for."""
+"""Inputs that stay in their files, for data larger than memory: read as they are asked for."""
 
 from __future__ import annotations
 
@@ -62,8 +62,14 @@ class StoredArray(ABC):
     def __getitem__(self, rows: slice | int | NDArray[Any] | Sequence[int]) -> NDArray[Any]:
         if isinstance(rows, slice):
             return self.read(np.arange(*rows.indices(len(self))))
-        found = self.read(np.asarray(rows, dtype=np.int64).reshape(-1))
-        return found[0] if np.ndim(rows) == 0 else found
+        chosen = np.asarray(rows)
+        if chosen.dtype == np.bool_:
+            chosen = np.flatnonzero(chosen)
+        chosen = chosen.astype(np.int64)
+        if ((chosen < -len(self)) | (chosen >= len(self))).any():
+            raise IndexError(f"there are {len(self)} rows")
+        found = self.read(np.where(chosen < 0, chosen + len(self), chosen).reshape(-1))
+        return found if chosen.ndim else found[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """All inputs in memory."""

@@ -181,6 +181,11 @@ def test_any_rows(
     np.testing.assert_array_equal(chosen[again], expected[rows][::-1])
     np.testing.assert_array_equal(np.asarray(select(chosen, again)), expected[rows][::-1])
     np.testing.assert_array_equal(found[3], expected[3])
+    np.testing.assert_array_equal(found[-rows - 1], expected[-rows - 1])
+    mask = np.isin(np.arange(len(expected)), rows)
+    np.testing.assert_array_equal(found[mask], expected[mask])
+    with pytest.raises(IndexError, match=f"there are {len(expected)} rows"):
+        found[[0, len(expected)]]
 
 
 def test_pickled_it_is_a_description(tmp_path: Path) -> None:
