@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.federation.aggregation import Aggregation
+from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
 from fedsim.objectives import Batch, Objective
 from fedsim.objectives.slices import slices_of
@@ -31,12 +32,13 @@ class Examples:
     Args:
         x: (n, ...) float32, or int32 token ids.
         y: (n,) int64 labels, or (n, ...) float32 targets.
-        arrays: the same x and y as the data set has them, before scaling and normalisation.
+        arrays: returns the same x and y as the data set has them, before scaling and
+            normalisation.
     """
 
     x: Tensor
     y: Tensor
-    arrays: tuple[NDArray[Any], NDArray[Any]] | None = None
+    arrays: Callable[[], tuple[NDArray[Any], NDArray[Any]]] | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -45,7 +47,7 @@ class Examples:
     def table(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(n, F) inputs and (n,) targets of a table, in full precision."""
         assert self.arrays is not None, "only examples of the data set have arrays"
-        x, y = (array.astype(np.float64, copy=False) for array in self.arrays)
+        x, y = (array.astype(np.float64, copy=False) for array in self.arrays())
         return x, y
 
 
@@ -81,7 +83,11 @@ class RunSpec:
 
 
 class WorkerContext:
-    """A network and the data, in one process on one device; clients take turns on it."""
+    """A network and the data, in one process on one device; clients take turns on it.
+
+    Attributes:
+        notice: what the user should know of where the data are, if anything.
+    """
 
     def __init__(
         self, spec: RunSpec, dataset: Dataset, splits: ClientSplits, device: torch.device
@@ -90,6 +96,7 @@ class WorkerContext:
         self.model = FlatModel(spec.build_model(), device)
         self.slices = slices_of(spec.objective, dataset, splits)
         self._dataset = dataset
+        self._on_card, self.notice = keep_on_card(dataset, device)
         self._networks: dict[str, FlatModel] = {}
 
     def splits_at(self, t: int) -> ClientSplits:
@@ -131,7 +138,11 @@ class WorkerContext:
 
     def examples(self, indices: NDArray[np.int64]) -> Examples:
         """Training examples by index."""
-        return self.prepare(self._dataset.x[indices], self._dataset.y[indices])
+        data = self._dataset
+        if self._on_card is None:
+            return self.prepare(data.x[indices], data.y[indices])
+        x, y = self._on_card.rows(indices)
+        return self._scaled(x, y, lambda: (data.x[indices], data.y[indices]))
 
     def test_examples(self, indices: NDArray[np.int64] | slice) -> Examples:
         """Examples of the central test set by index."""
@@ -160,16 +171,24 @@ class WorkerContext:
     def prepare(self, x: NDArray[np.generic], y: NDArray[Any]) -> Examples:
         """Examples as the network takes them: scaled and normalised as the data set's are."""
         inputs, labels = (_tensor(array).to(self.device) for array in (x, y))
+        return self._scaled(inputs, labels, lambda: (x, y))
+
+    def _scaled(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        arrays: Callable[[], tuple[NDArray[Any], NDArray[Any]]],
+    ) -> Examples:
         labels = labels.float() if labels.is_floating_point() else labels
         if inputs.dtype == torch.int32:  # token ids
-            return Examples(inputs, labels, (x, y))
+            return Examples(inputs, labels, arrays)
         inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
         if self._dataset.mean:
             per_channel = (-1, *[1] * (inputs.dim() - 2))
             mean = torch.tensor(self._dataset.mean, device=self.device).view(per_channel)
             std = torch.tensor(self._dataset.std, device=self.device).view(per_channel)
             inputs = (inputs - mean) / std
-        return Examples(inputs, labels, (x, y))
+        return Examples(inputs, labels, arrays)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

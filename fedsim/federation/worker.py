@@ -124,6 +124,8 @@ class Worker:
         if self._partial is None:
             self._partial = copy.deepcopy(call.reduction)
         result = BlockResult()
+        if self.context.notice is not None:
+            result.notices.add(self.context.notice)
         if call.unit == "shards":
             for shard in block:
                 self._partial.fold(shard, self._score(call, shard), {})
