@@ -1009,6 +1009,7 @@ class ParquetRows(StoredArray):
         import pyarrow.parquet as pq
 
         self.path, self.names = path.absolute(), tuple(names)
+        _row_group.cache_clear()  # the file may be another than that of an earlier run
         empty = empty_table(path)
         for name in names:
             if not pd.api.types.is_numeric_dtype(_present(path, empty, name)):

@@ -148,6 +148,7 @@ class MappedArray(StoredArray):
                 "(N, ...)"
             )
         super().__init__(shape, np.uint8 if self._stored == np.uint8 else np.float32)
+        _mapped.cache_clear()  # the file may be another than that of an earlier run
         self._map()  # so that a file that is too short is refused here
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -229,6 +230,7 @@ class ImageFiles(StoredArray):
     def __init__(self, paths: Sequence[Path], shape: tuple[int, int, int]) -> None:
         super().__init__((len(paths), *shape), np.uint8)
         self.paths = [path.absolute() for path in paths]
+        _decoded.cache_clear()  # the files may be others than those of an earlier run
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         found = np.empty((len(rows), *self.shape[1:]), np.uint8)

@@ -83,7 +83,8 @@ def same(a: Any, b: Any) -> bool:
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
         return all(same(x, y) for x, y in zip(a, b, strict=True))
-    return type(a) is type(b) and repr(a) == repr(b)  # which tells 0.0 from -0.0
+    # Words tell 0.0 from -0.0.
+    return a is b or (type(a) is type(b) and repr(a) == repr(b))
 
 
 def _same_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:

@@ -311,3 +311,14 @@ def test_decoded_images_are_kept_up_to_a_bound(
     assert len(read) == 2
     assert cache.currsize == 2 * 64
     assert cache.maxsize == stored.CACHE_BYTES
+
+
+@pytest.mark.parametrize("name", ["npz", "folder", "table"])
+def test_files_that_were_replaced_are_read_anew(tmp_path: Path, name: str) -> None:
+    _, before = both(SECTIONS[name](tmp_path))
+    first = before.x[:]
+    for path in [*tmp_path.rglob("*.npz"), *tmp_path.rglob("*.png"), *tmp_path.rglob("*.parquet")]:
+        path.unlink()
+    memory, after = both(SECTIONS[name](tmp_path))
+    assert not np.array_equal(after.x[:], first)
+    np.testing.assert_array_equal(after.x[:], memory.x)
