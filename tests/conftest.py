@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked_workers as forks
 import pytest
 import ray
+from ray._private import services
 
 from experiments import Say, private_ray, small_experiment
 from fedsim import Run, launch, run
@@ -48,6 +54,29 @@ def ray_apart() -> Iterator[None]:
         patch.setenv("RAY_TMPDIR", folder)
         yield
     shutil.rmtree(folder, ignore_errors=True)  # of Rays that are still ending
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers(ray_apart: None) -> Iterator[None]:
+    """Rays that this process starts fork their workers, those of commands start them as ever."""
+    path = Path(os.environ["RAY_TMPDIR"]) / "fork"
+    begun = inspect.signature(services.start_raylet)
+
+    def start_raylet(*args: Any, **kwargs: Any) -> Any:
+        while not path.exists():
+            assert process.poll() is None, "the process that forks workers has ended"
+            time.sleep(0.05)
+        bound = begun.bind(*args, **kwargs)
+        bound.arguments["setup_worker_path"] = forks.__file__
+        return started(*bound.args, **bound.kwargs)
+
+    started = services.start_raylet
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(forks.SOCKET, str(path))
+        patch.setattr(services, "start_raylet", start_raylet)
+        with subprocess.Popen([sys.executable, forks.__file__, str(path)]) as process:
+            yield
+            process.terminate()
 
 
 @pytest.fixture
