@@ -1,8 +1,10 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all, and noticing later that one is no longer what was written."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,19 +12,37 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a file to write aside, and rename it when it is written and on the disk.
+    """Give a new file to write aside, and rename it when it is written and on the disk.
 
-    So nobody ever sees half a file. What is left aside by a block that raises is written over the
-    next time.
+    So nobody ever sees half a file. The file aside has a name that nobody can guess and is made
+    here, so that no link is followed; a block that raises removes it.
     """
-    aside = path.with_name(f".{path.name}.part")
-    yield aside
-    with open(aside, "rb") as file:
-        os.fsync(file.fileno())
-    aside.replace(path)
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666))
+    try:
+        yield aside
+        with open(aside, "rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     with replacing(path) as aside:
         aside.write_bytes(content)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed had begun to write aside, in a folder and below."""
+    for left in folder.rglob(".*.part"):
+        if left.is_file() and not left.is_symlink():
+            left.unlink()
+
+
+def checksum(path: Path) -> str:
+    """Of a file's bytes, to notice damage by."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]

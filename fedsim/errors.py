@@ -36,6 +36,10 @@ class RunFolderError(BadInput):
     """A run folder that is not one, is of another version, or was edited."""
 
 
+class Damaged(RunFolderError):
+    """A file of a run folder that is missing, or no longer what was written."""
+
+
 class RunError(FedsimError):
     """A run that started and could not go on."""
 

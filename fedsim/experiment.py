@@ -47,7 +47,7 @@ class Checkpoint(Config):
 
     Args:
         every: rounds from one checkpoint to the next; 0 makes none before the end.
-        keep: `last`, or `all`, so that the models of any round can be had without running the
+        keep: the `last` two, or `all`, so that models of any round can be had without running the
             rounds before it again (`fedsim explain --round`).
     """
 

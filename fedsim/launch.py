@@ -76,7 +76,7 @@ def resume(
     """
     with RunFolder.open(path).alone():
         folder = RunFolder.open(path)  # as whoever held it has left it
-        if folder.manifest["status"] == "finished":
+        if folder.manifest["status"] == "finished" and not folder.damage():
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         dataset, splits, spec = prepare(folder.experiment)
         same_data(folder, dataset, splits)
@@ -116,7 +116,7 @@ def drive(
         else:
             facts = {**hashes(dataset, splits, experiment.method), "clients": len(splits)}
             folder = RunFolder.create(experiment, path, facts)
-        if folder.manifest["status"] == "finished":
+        if folder.manifest["status"] == "finished" and not folder.damage():
             return load(path)
         if experiment.engine.kind == "local":
             events = _locally(folder, dataset, splits, spec)

@@ -30,9 +30,11 @@ from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
 from fedsim.records import chained, new_ledger, result_hash, summarise
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
 from fedsim.rng import keyed_torch_rng
+
+TABLES = ("rounds", "clients", *RECORDED)
 
 # What a run tells while it goes on: the record of a finished round, or a line for the user.
 Progress = dict[str, Any] | str
@@ -52,6 +54,13 @@ def simulate(
     """
     experiment = folder.experiment
     method, last = experiment.method, experiment.train.rounds
+    tables = {name: Table(folder.path, name) for name in TABLES}
+    atomic.remove_leftovers(folder.path)
+    if "result_hash" in folder.manifest and not folder.damage():  # broke off after its end
+        for table in tables.values():
+            table.drop_parts()
+        return
+    folder.forget_result()
     V = folder.manifest.get("clients_per_step")
     if V is None:
         V = experiment.engine.clients_per_step
@@ -68,17 +77,30 @@ def simulate(
     metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
     folder.update(server_device=str(device), metrics=metrics)
     fed = Federation(spec, dataset, splits, engine, V, device)
-    checkpoints = Checkpoints(folder.path / "weights", experiment.checkpoint.keep)
-    tables = {name: Table(folder.path, name) for name in ("rounds", "clients", *RECORDED)}
+    checkpoints = Checkpoints(
+        folder.path / "weights", experiment.checkpoint.keep, folder.manifest.get("checkpoint", 0)
+    )
     with keyed_torch_rng(experiment.seed, "server", 0, device=device):
         initial = method.init(fed)
+
+    def check_tables(t: int, progress: dict[str, Any]) -> None:
+        for name, table in tables.items():
+            table.check(t, progress["tables"][name])
+
     done = False
     while not done:
-        begin, state, ledger = checkpoints.latest(initial, fed) or (0, initial, new_ledger())
-        for table in tables.values():
-            table.rewind(begin)
-        if begin:
+        found = checkpoints.latest(initial, fed, check=check_tables)
+        while checkpoints.passed_over:
+            yield f"{checkpoints.passed_over.pop(0)}; its checkpoint is passed over"
+        if found is None:
+            begin, state, ledger = 0, initial, new_ledger()
+        else:
+            begin, state, ledger = found.round, found.state, found.progress["ledger"]
             yield f"going on after round {begin}"
+        with _writing(folder):
+            checkpoints.drop_after(begin)
+            for name, table in tables.items():
+                table.rewind(begin, found.progress["tables"][name] if found else "")
         try:
             for t in range(begin + 1, last + 1):
                 started = time.perf_counter()
@@ -94,7 +116,9 @@ def simulate(
                     with _writing(folder):
                         for table in tables.values():
                             table.flush(t)
-                        checkpoints.save(t, state, fed, ledger)
+                        chains = {name: table.chain for name, table in tables.items()}
+                        checkpoints.save(t, state, fed, {"ledger": ledger, "tables": chains})
+                        folder.update(checkpoint=t)
                 while engine.notices:
                     yield engine.notices.popleft()
                 yield row
@@ -103,14 +127,21 @@ def simulate(
             yield f"{lost}; falling back to the last checkpoint"
     arrays = method.global_model(fed, state)
     layers = {"layers": json.dumps(list(arrays))}  # their order, which safetensors changes
+    weights = folder.path / FINAL_WEIGHTS
     with _writing(folder):
         for table in tables.values():
-            table.finish()
+            table.merge()
         atomic.write(
-            folder.path / "weights" / "final.safetensors",
+            weights,
             save({n: np.ascontiguousarray(array) for n, array in arrays.items()}, layers),
         )
-        folder.update(result_hash=result_hash(ledger["chain"], state))
+        written = [*(table.file for table in tables.values() if table.file.exists()), weights]
+        folder.update(
+            result_hash=result_hash(ledger["chain"], state),
+            files={str(p.relative_to(folder.path)): atomic.checksum(p) for p in written},
+        )
+        for table in tables.values():
+            table.drop_parts()
 
 
 def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> State:

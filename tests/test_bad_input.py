@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import json
 import struct
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments import change_manifest
 from fedsim import Run, load
 from fedsim.cli import main
 from fedsim.cluster.placement import Node, actors_on, plan_actors
@@ -470,11 +470,6 @@ def test_code_that_breaks_on_import(
 def finished(fedsim: Call) -> Path:
     assert fedsim("run", "small.yaml")[0] == 0
     return the_run().path
-
-
-def change_manifest(path: Path, **facts: object) -> None:
-    file = path / "manifest.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
 
 
 def change_experiment(path: Path, before: str, after: str) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import RunFolderError
+from fedsim.errors import FedsimWarning, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
@@ -203,10 +204,13 @@ def replay(
     fed = Federation(spec, dataset, splits, engine, V, device)
     with keyed_torch_rng(spec.seed, "server", 0, device=device):
         initial = experiment.method.init(fed)
-    found = Checkpoints(run.path / "weights").latest(initial, fed, after)
-    if found is None and after == last:
-        raise RunFolderError(f"{run.path}: its last checkpoint is missing")
-    begin, state, ledger = found or (0, initial, new_ledger())
+    checkpoints = Checkpoints(run.path / "weights", newest=run.manifest.get("checkpoint", 0))
+    found = checkpoints.latest(initial, fed, after)
+    for damage in checkpoints.passed_over:
+        warnings.warn(f"{damage}; rounds are carried out once more", FedsimWarning, stacklevel=2)
+    begin, state, ledger = 0, initial, new_ledger()
+    if found is not None:
+        begin, state, ledger = found.round, found.state, found.progress["ledger"]
     again = Replay(run, fed, state, begin, dataset, splits, spec, engine, ledger)
     while again.after < after:
         on_round(again.after + 1)

@@ -18,7 +18,7 @@ from fedsim.cluster.connection import connect
 from fedsim.cluster.placement import Node, actors_on, plan_actors
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
-from fedsim.errors import RunError
+from fedsim.errors import RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain import explainers
 from fedsim.explain.attribution import attributions
@@ -31,6 +31,7 @@ from fedsim.prepare import prepare
 from fedsim.registry import first_line
 
 MOST_CLIENTS = 30  # rows of a table
+MOST_DAMAGED = 20  # files that are named
 
 
 class Sort(StrEnum):
@@ -149,6 +150,30 @@ def report_command(
         except OSError as error:
             raise RunError(f"{path}: cannot be written: {error.strerror}") from error
         out.print(f"written: {short(path.absolute())}", markup=False)
+
+
+@app.command("verify")
+def verify_command(
+    folder: Annotated[
+        Path, typer.Argument(help="Of a run, a grid or a search.", show_default=False)
+    ],
+) -> None:
+    """Check that the files of a folder are those that were written."""
+    from fedsim.results.verify import verify
+
+    checked, wrong = 0, []
+    for _, damage in verify(folder):
+        checked += 1
+        wrong += damage
+    if wrong:
+        more = f"\n  and {len(wrong) - MOST_DAMAGED} more" if len(wrong) > MOST_DAMAGED else ""
+        raise RunFolderError(
+            f"{len(wrong)} file(s) damaged or missing:"
+            + "".join(f"\n  {line}" for line in wrong[:MOST_DAMAGED])
+            + more
+            + "\nfedsim resume makes a run anew from what is left"
+        )
+    out.print(f"nothing is damaged ({checked} folder(s))")
 
 
 @app.command("doctor")

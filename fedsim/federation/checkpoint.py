@@ -3,17 +3,20 @@
     weights/round-000010.safetensors     the server's state, and which client states belong to it
     weights/clients/17-000008.safetensors    client 17's state as of round 8
 
-A client's state is written once, in the first checkpoint after it changed.
+A client's state is written once, in the first checkpoint after it changed. Each file has a
+checksum of its content; a checkpoint that is damaged is passed over for the one before.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +24,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedsim import atomic
-from fedsim.errors import RunError, RunFolderError
+from fedsim.errors import Damaged, RunError
 from fedsim.federation.engine import Handle
 from fedsim.federation.federation import Federation
 
 S = TypeVar("S")
 Arrays = dict[str, NDArray[np.generic]]
+
+Check = Callable[[int, dict[str, Any]], None]
+
+_CHECKPOINT = re.compile(r"round-(\d{6,})\.safetensors")
+_CLIENT_STATE = re.compile(r"\d+-\d{6,}\.safetensors")
 
 
 def pack(tree: Any, arrays: Arrays) -> Any:
@@ -72,23 +80,61 @@ def unpack(packed: Any, arrays: Mapping[str, NDArray[np.generic]]) -> Any:
     return packed
 
 
-def _write(path: Path, tree: Any) -> None:
+def write_tree(path: Path, tree: Any) -> None:
+    """Write a nest of dicts, lists, arrays and scalars to a file, with a checksum.
+
+    Raises:
+        RunError: it holds something else.
+    """
     arrays: Arrays = {}
     try:
-        packed = pack(tree, arrays)
+        packed = json.dumps(pack(tree, arrays))
     except TypeError as error:
         raise RunError(f"{path.name}: cannot be saved: {error}") from error
-    atomic.write(path, save(arrays, metadata={"tree": json.dumps(packed)}))
+    metadata = {"tree": packed, "checksum": _checksum(packed, arrays)}
+    atomic.write(path, save(arrays, metadata=metadata))
 
 
-def _read(path: Path) -> Any:
+def read_tree(path: Path) -> Any:
+    """What `write_tree` was given.
+
+    Raises:
+        Damaged: the file is missing, or not what was written.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            packed = json.loads(file.metadata()["tree"])
-    except (OSError, SafetensorError, TypeError, KeyError, json.JSONDecodeError) as error:
-        raise RunFolderError(f"{path}: not a checkpoint: {error}") from error
-    return unpack(packed, arrays)
+            packed, expected = (file.metadata()[key] for key in ("tree", "checksum"))
+    except FileNotFoundError as error:
+        raise Damaged(f"{path}: is missing") from error
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
+        raise Damaged(f"{path}: is damaged: {error}") from error
+    if _checksum(packed, arrays) != expected:
+        raise Damaged(f"{path}: is damaged: its checksum is another one")
+    return unpack(json.loads(packed), arrays)
+
+
+def _checksum(packed: str, arrays: Arrays) -> str:
+    digest = hashlib.sha256(packed.encode())
+    for key, array in sorted(arrays.items()):
+        digest.update(f"{key} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint(Generic[S]):
+    """A run after a round.
+
+    Attributes:
+        round: after which.
+        state: the server's.
+        progress: what the loop of the run saved with it.
+    """
+
+    round: int
+    state: S
+    progress: dict[str, Any]
 
 
 class Checkpoints:
@@ -96,14 +142,21 @@ class Checkpoints:
 
     Args:
         folder: where they lie.
-        keep: `last` of them, or `all`.
+        keep: the `last` two of them, or `all`.
+        newest: the round of the one that was written last, 0 if there is none; `latest` and
+            `damage` say if it is missing.
+
+    Attributes:
+        passed_over: says of each damaged checkpoint that `latest` came across what is wrong.
     """
 
-    def __init__(self, folder: Path, keep: str = "last") -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path, keep: str = "last", newest: int = 0) -> None:
+        self._folder, self._keep, self._newest = folder, keep, newest
         self._clients = folder / "clients"
         self._clients.mkdir(parents=True, exist_ok=True)
         self._written: dict[int, tuple[Handle, str]] = {}
+        self._before: set[str] = set()  # client states that the checkpoint before needs
+        self.passed_over: list[str] = []
 
     def save(self, t: int, state: Any, fed: Federation, progress: Mapping[str, Any]) -> None:
         """Write the server's state after round t, a dataclass, and all kept client states.
@@ -116,50 +169,98 @@ class Checkpoints:
             before = self._written.get(id)
             if before is None or before[0] is not handle:
                 name = f"{id}-{t:06d}.safetensors"
-                _write(self._clients / name, fed.fetch(handle))
+                write_tree(self._clients / name, fed.fetch(handle))
                 self._written[id] = (handle, name)
             names[id] = self._written[id][1]
         fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-        _write(
-            self._folder / f"round-{t:06d}.safetensors",
+        write_tree(
+            self._path(t),
             {"round": t, "state": fields, "clients": names, "progress": dict(progress)},
         )
+        self._newest = t
         if self._keep == "last":
             self._prune(t, set(names.values()))
 
+    def _path(self, t: int) -> Path:
+        return self._folder / f"round-{t:06d}.safetensors"
+
+    def _rounds(self) -> list[int]:
+        """Those after which there are checkpoints."""
+        names = (path.name for path in self._folder.iterdir())
+        return sorted(int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name)))
+
+    def _expected(self) -> list[int]:
+        return [self._newest] if self._newest else []
+
     def _prune(self, t: int, used: set[str]) -> None:
-        for path in self._folder.glob("round-*.safetensors"):
-            if path.name != f"round-{t:06d}.safetensors":
-                path.unlink()
+        """Remove what is older than the checkpoint before round t's."""
+        for round in [round for round in self._rounds() if round < t][:-1]:
+            self._path(round).unlink()
         for path in self._clients.iterdir():
-            if path.name not in used:
+            known = _CLIENT_STATE.fullmatch(path.name)
+            if known and path.name not in used | self._before:
                 path.unlink()
+        self._before = used
 
     def latest(
-        self, template: S, fed: Federation, until: float = math.inf
-    ) -> tuple[int, S, dict[str, Any]] | None:
-        """The round, server state and progress of the latest checkpoint; None if there is none.
+        self,
+        template: S,
+        fed: Federation,
+        until: float = math.inf,
+        check: Check = lambda t, progress: None,
+    ) -> Checkpoint[S] | None:
+        """The latest checkpoint that is not damaged; None if there is none.
 
         The federation takes over the kept client states.
 
         Args:
             template: a state of the method, which gives the dataclass to fill.
             until: the last round that is wanted.
-
-        Raises:
-            RunFolderError: the files cannot be read.
+            check: (round, progress), raises `Damaged` if what else belongs to it is.
         """
-        paths = [
-            path
-            for path in sorted(self._folder.glob("round-*.safetensors"))
-            if int(path.stem.removeprefix("round-")) <= until
-        ]
-        if not paths:
-            fed.restore({})
-            return None
-        content = _read(paths[-1])
-        fed.restore({id: _read(self._clients / name) for id, name in content["clients"].items()})
-        handles = fed.states()
-        self._written = {id: (handles[id], name) for id, name in content["clients"].items()}
-        state = dataclasses.replace(template, **content["state"])  # type: ignore[type-var]
-        return content["round"], state, content["progress"]
+        for t in sorted({*self._rounds(), *self._expected()}, reverse=True):
+            if t > until:
+                continue
+            try:
+                content = read_tree(self._path(t))
+                check(t, content["progress"])
+                names = content["clients"]
+                states = {id: read_tree(self._clients / name) for id, name in names.items()}
+            except Damaged as damage:
+                self.passed_over.append(str(damage))
+                continue
+            fed.restore(states)
+            handles = fed.states()
+            self._written = {id: (handles[id], name) for id, name in names.items()}
+            self._before = set(names.values())
+            state = dataclasses.replace(template, **content["state"])  # type: ignore[type-var]
+            return Checkpoint(t, state, content["progress"])
+        fed.restore({})
+        self._written, self._before = {}, set()
+        return None
+
+    def drop_after(self, t: int) -> None:
+        """Remove the checkpoints after round t, which were passed over."""
+        self._newest = t
+        for round in self._rounds():
+            if round > t:
+                self._path(round).unlink()
+
+    def damage(self, check: Check = lambda t, progress: None) -> list[str]:
+        """What is wrong with the checkpoints; `check` as of `latest`."""
+        wrong: dict[str, None] = {}  # each once: checkpoints share client states
+        known: set[str] = set()
+        for t in sorted({*self._rounds(), *self._expected()}):
+            try:
+                content = read_tree(self._path(t))
+                check(t, content["progress"])
+            except Damaged as damage:
+                wrong[str(damage)] = None
+                continue
+            for name in set(content["clients"].values()) - known:
+                known.add(name)
+                try:
+                    read_tree(self._clients / name)
+                except Damaged as damage:
+                    wrong[str(damage)] = None
+        return list(wrong)

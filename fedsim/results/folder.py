@@ -20,11 +20,12 @@ from typing import Any, ClassVar, Self
 import torch
 
 from fedsim import atomic
-from fedsim.errors import ExperimentError, RunError, RunFolderError
+from fedsim.errors import Damaged, ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 
 # Raised whenever a run folder of an earlier version can no longer be read.
 FORMAT = 1
+FINAL_WEIGHTS = "weights/final.safetensors"  # of a run's global model
 PACKAGES = ("fedsim", "torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
 
 
@@ -94,6 +95,7 @@ class Folder:
             manifest = json.loads((path / "manifest.json").read_text())
             written_by, expected = manifest["format"], manifest["experiment_hash"]
             kind = manifest.get("kind", "run")
+            checksum = manifest.pop("checksum", None)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(
                 f"{path}: not a {cls.kind} folder (no readable manifest.json in it)"
@@ -103,6 +105,8 @@ class Folder:
                 f"{path}: a {kind} folder of format {written_by}; this version of fedsim reads "
                 f"format {FORMAT}"
             )
+        if checksum not in (None, _hash(_as_json(manifest))):
+            raise Damaged(f"{path / 'manifest.json'}: is damaged: its checksum is another one")
         if kind != cls.kind:
             raise RunFolderError(f"{path}: the folder of a {kind}, not of a {cls.kind}")
         try:
@@ -127,11 +131,30 @@ class Folder:
             RunError: it cannot be written.
         """
         self.manifest.update(facts)
-        content = json.dumps(self.manifest, indent=2) + "\n"
+        checksum = _hash(_as_json(self.manifest))
         try:
-            atomic.write(self.path / "manifest.json", content.encode())
+            atomic.write(
+                self.path / "manifest.json", _as_json({**self.manifest, "checksum": checksum})
+            )
         except OSError as error:
             raise RunError(f"{self.path}: cannot be written: {error}") from error
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Checksums of the tables and weights that it ended with, by path."""
+        found: dict[str, str] = self.manifest.get("files", {})
+        return found
+
+    def damage(self) -> list[str]:
+        """What is wrong with these files."""
+        wrong = []
+        for name, expected in self.files.items():
+            path = self.path / name
+            if not path.exists():
+                wrong.append(f"{path}: is missing")
+            elif atomic.checksum(path) != expected:
+                wrong.append(f"{path}: is damaged: its checksum is another one")
+        return wrong
 
 
 class RunFolder(Folder):
@@ -152,6 +175,11 @@ class RunFolder(Folder):
             raise RunFolderError(
                 f"{self.path}: its experiment cannot be built: {error}"
             ) from error
+
+    def forget_result(self) -> None:
+        """Of a run that is to be made anew because its tables or weights are damaged."""
+        for name in ("result_hash", "files"):
+            self.manifest.pop(name, None)
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path, facts: Mapping[str, Any]) -> RunFolder:
@@ -183,6 +211,10 @@ def alone(path: Path, refusal: str | None = None) -> Iterator[None]:
 def new_path(out: str | Path, name: str) -> Path:
     """Where something that starts now leaves its results: `<out>/<name>/<id>`."""
     return Path(out, name, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+
+
+def _as_json(manifest: Mapping[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=2) + "\n").encode()
 
 
 def _hash(content: bytes) -> str:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fedsim.errors import RunFolderError
+from fedsim import atomic
+from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.objectives import Metric
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
 
 if TYPE_CHECKING:
@@ -67,12 +68,12 @@ class Run:
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """A row for each round."""
-        return Table(self.path, "rounds").read()
+        return self._table("rounds")
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """A row for each round and client."""
-        return Table(self.path, "clients").read()
+        return self._table("clients")
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
@@ -81,12 +82,15 @@ class Run:
         Columns: `round`, `client`, `task`, `seen` (it has been learnt, or is being learnt),
         `classes` (how many it is about), and the scores of the model that the client has for it.
         """
-        return Table(self.path, "tasks").read()
+        return self._table("tasks")
 
     @cached_property
     def explanations(self) -> pd.DataFrame:
         """A row for each explanation, such as a rule; empty if the method has none."""
-        return Table(self.path, "explanations").read()
+        return self._table("explanations")
+
+    def _table(self, name: str) -> pd.DataFrame:
+        return Table(self.path, name).read(self._folder.files.get(f"{name}.parquet"))
 
     @property
     def result_hash(self) -> str:
@@ -111,10 +115,13 @@ class Run:
         Raises:
             RunFolderError: the run is not finished, or its weights cannot be read.
         """
-        path = self.path / "weights" / "final.safetensors"
+        path = self.path / FINAL_WEIGHTS
         if not path.exists():
             raise RunFolderError(f"{self.path}: the run is not finished; it has no weights yet")
+        expected = self._folder.files.get(FINAL_WEIGHTS)
         try:
+            if expected not in (None, atomic.checksum(path)):
+                raise Damaged(f"{path}: is damaged: its checksum is another one")
             with safe_open(path, framework="pt") as file:
                 layers = (file.metadata() or {}).get("layers")
                 names = sorted(file.keys()) if layers is None else json.loads(layers)

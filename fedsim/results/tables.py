@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,24 +13,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedsim import atomic
-from fedsim.errors import RunError
+from fedsim.errors import Damaged, RunError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_BEFORE = b"fedsim.chain"  # key of a part's metadata
 
 
 class Table:
     """A table of a run: rows are added round by round and land on disk in parts.
 
     While the run goes on its parts lie in `<name>.parts/`, each named by the round that it ends
-    with; `finish` merges them into `<name>.parquet`. So memory stays flat, a part is never half
+    with; `merge` makes `<name>.parquet` of them. So memory stays flat, a part is never half
     written, and a run that falls back to a checkpoint drops the parts after it.
+
+    Attributes:
+        file: `<name>.parquet`.
+        chain: a hash of all parts. Each part holds that of those before it, so that the one that
+            is damaged or missing can be named.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._file = folder / f"{name}.parquet"
+        self.file = folder / f"{name}.parquet"
         self._parts = folder / f"{name}.parts"
         self._rows: list[Mapping[str, Any]] = []
+        self.chain = ""
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows; they may differ in their columns."""
@@ -43,37 +52,79 @@ class Table:
         with self._one_type_a_column():
             table = pa.table({c: [row.get(c) for row in self._rows] for c in columns})
         self._parts.mkdir(exist_ok=True)
-        _write(self._parts / f"{t:06d}.parquet", [table], table.schema)
+        part = self._parts / f"{t:06d}.parquet"
+        _write(part, [table], table.schema.with_metadata({_BEFORE: self.chain}))
+        self.chain = _chained(self.chain, part)
         self._rows = []
 
-    def rewind(self, t: int) -> None:
-        """Forget all rows of rounds after t. Valid for rounds at which parts end."""
-        self._rows = []
+    def check(self, t: int, chain: str) -> None:
+        """Insist that the parts up to round t are those that had this chain.
+
+        Raises:
+            Damaged: one is missing, or not what was written.
+        """
+        found, latest = "", None
+        for part in self._part_files():
+            if int(part.stem) > t:
+                break
+            if _chain_before(part) != found:
+                raise Damaged(f"{latest or part}: is damaged, or a part beside it is missing")
+            found, latest = _chained(found, part), part
+        if found != chain:
+            raise Damaged(f"{latest or self._parts}: is damaged, or a part after it is missing")
+
+    def rewind(self, t: int, chain: str) -> None:
+        """Forget all rows of rounds after t. Valid for rounds at which parts end.
+
+        Args:
+            chain: as it was then.
+        """
+        self._rows, self.chain = [], chain
+        self.file.unlink(missing_ok=True)
         for part in self._part_files():
             if int(part.stem) > t:
                 part.unlink()
 
-    def finish(self) -> None:
-        """Merge the parts into one file."""
-        shutil.rmtree(self._parts.with_name(f".{self._parts.name}.merged"), ignore_errors=True)
+    def merge(self) -> None:
+        """Make one file of the parts, if there are any."""
         parts = self._part_files()
         if not parts:
             return
         with self._one_type_a_column():
-            schemas = [pq.read_schema(part) for part in parts]
+            schemas = [pq.read_schema(part).remove_metadata() for part in parts]
             schema = pa.unify_schemas(schemas, promote_options="permissive")
-        _write(self._file, (_fit(pq.read_table(p), schema) for p in parts), schema)
+        _write(self.file, (_fit(pq.read_table(p), schema) for p in parts), schema)
+
+    def drop_parts(self) -> None:
+        """Remove the parts, which have been merged."""
         # All at once, so that a crash never leaves some of the parts to be merged again.
         merged = self._parts.with_name(f".{self._parts.name}.merged")
-        self._parts.rename(merged)
-        shutil.rmtree(merged)
+        shutil.rmtree(merged, ignore_errors=True)
+        if self._parts.exists():
+            self._parts.rename(merged)
+            shutil.rmtree(merged)
 
-    def read(self) -> pd.DataFrame:
-        """All rows on disk."""
+    def read(self, checksum: str | None = None) -> pd.DataFrame:
+        """All rows on disk.
+
+        Args:
+            checksum: that the file must have.
+
+        Raises:
+            Damaged: it has another one, or it or a part cannot be read.
+        """
+        try:
+            return self._read(checksum)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise Damaged(f"{self.file}: is damaged: {error}") from error
+
+    def _read(self, checksum: str | None) -> pd.DataFrame:
         import pandas as pd  # here, because client actors import this module and need no pandas
 
-        if self._file.exists():
-            return pd.read_parquet(self._file)
+        if checksum is not None and atomic.checksum(self.file) != checksum:
+            raise Damaged(f"{self.file}: is damaged: its checksum is another one")
+        if self.file.exists():
+            return pd.read_parquet(self.file)
         parts = self._part_files()
         if not parts:
             return pd.DataFrame()
@@ -86,10 +137,22 @@ class Table:
         try:
             yield
         except pa.ArrowException as error:
-            raise RunError(f"{self._file.name}: a column mixes types: {error}") from error
+            raise RunError(f"{self.file.name}: a column mixes types: {error}") from error
 
     def _part_files(self) -> list[Path]:
         return sorted(self._parts.glob("[0-9]*.parquet"))
+
+
+def _chained(chain: str, part: Path) -> str:
+    return hashlib.sha256(f"{chain}{atomic.checksum(part)}".encode()).hexdigest()[:32]
+
+
+def _chain_before(part: Path) -> str:
+    try:
+        metadata: dict[bytes, bytes] = pq.read_schema(part).metadata or {}
+        return metadata.get(_BEFORE, b"").decode()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise Damaged(f"{part}: is damaged: {error}") from error
 
 
 def _fit(table: pa.Table, schema: pa.Schema) -> pa.Table:

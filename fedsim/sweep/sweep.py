@@ -22,6 +22,7 @@ from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import to_yaml
 from fedsim.registry import Config
 from fedsim.results.folder import Folder, new_path
+from fedsim.results.tables import Table
 from fedsim.sweep.trials import SweepPlan, run_trials
 
 
@@ -29,8 +30,12 @@ class SweepFolder(Folder):
     """The folder of a grid or a search."""
 
     def table(self, name: str) -> pd.DataFrame:
-        """One of its tables, by the name of its file."""
-        return pd.read_parquet(self.path / f"{name}.parquet")
+        """One of its tables, by the name of its file.
+
+        Raises:
+            Damaged: it is missing, or not what was written.
+        """
+        return Table(self.path, name).read(self.files.get(f"{name}.parquet"))
 
 
 F = TypeVar("F", bound=SweepFolder)
@@ -153,8 +158,8 @@ class Sweep(ABC, Generic[F]):
             errors = run_trials(plan, path, begin, partial(self.make_tuner, path, plan), tell)
         folder = self.folder_type.open(path)
         tables, facts = self.conclude(folder, plan, errors)
-        write_tables(path, tables)
-        folder.update(**facts)
+        files = write_tables(path, tables)
+        folder.update(files=files, **facts)
         return folder
 
 
@@ -173,18 +178,25 @@ def read_section(config: RawConfig, name: str, schema: type[S]) -> tuple[S, RawC
     return settings, base
 
 
-def write_tables(path: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+def write_tables(path: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """Write tables as Parquet; those small enough to be read by a person as CSV, too.
+
+    Returns:
+        The checksums of the Parquet files by name.
 
     Raises:
         RunError: they cannot be written.
     """
+    checksums = {}
     try:
         for name, table in tables.items():
-            with atomic.replacing(path / f"{name}.parquet") as aside:
+            file = path / f"{name}.parquet"
+            with atomic.replacing(file) as aside:
                 table.to_parquet(aside)
+            checksums[file.name] = atomic.checksum(file)
             if name != "rounds":
                 with atomic.replacing(path / f"{name}.csv") as aside:
                     table.to_csv(aside, index=False)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error}") from error
+    return checksums

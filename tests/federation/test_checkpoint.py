@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from fedsim.errors import RunFolderError
-from fedsim.federation.checkpoint import Arrays, Checkpoints, _read, _write, pack, unpack
+from fedsim.errors import Damaged
+from fedsim.federation.checkpoint import Arrays, Checkpoints, pack, read_tree, unpack, write_tree
 
 dtypes = st.sampled_from(
     ["float32", "float64", "float16", "int64", "int32", "uint8", "int8", "bool"]
@@ -72,8 +72,8 @@ def test_packed_and_unpacked(tree: Any) -> None:
     ids=["nest", "transposed", "scalar", "flag", "empty"],
 )
 def test_through_a_file(tmp_path: Path, tree: Any) -> None:
-    _write(tmp_path / "tree.safetensors", tree)
-    assert_same(_read(tmp_path / "tree.safetensors"), tree)
+    write_tree(tmp_path / "tree.safetensors", tree)
+    assert_same(read_tree(tmp_path / "tree.safetensors"), tree)
 
 
 @pytest.mark.parametrize("scalar", [np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True)])
@@ -144,13 +144,13 @@ def test_the_latest_is_taken_up(folder: Path) -> None:
     saver.save(4, state(4), fed, {"chain": "cd", "total": 9})  # type: ignore[arg-type]
     found = Checkpoints(folder).latest(state(0), again)  # type: ignore[arg-type]
     assert found is not None
-    assert (found[0], found[2]) == (4, {"chain": "cd", "total": 9})
-    assert_same(found[1].weights, state(4).weights)
-    assert_same(found[1].control, state(4).control)
+    assert (found.round, found.progress) == (4, {"chain": "cd", "total": 9})
+    assert_same(found.state.weights, state(4).weights)
+    assert_same(found.state.control, state(4).control)
     assert_same(again.kept, {1: {"control": np.ones(2)}, 12: {"count": 5}})
 
 
-def test_only_what_changed_is_written_and_only_what_is_used_kept(folder: Path) -> None:
+def test_only_what_changed_is_written_and_two_checkpoints_kept(folder: Path) -> None:
     fed = Clients()
     saver = Checkpoints(folder)
     fed.kept = {1: {"n": 1}, 2: {"n": 1}}
@@ -161,48 +161,119 @@ def test_only_what_changed_is_written_and_only_what_is_used_kept(folder: Path) -
     }
     fed.kept[2] = {"n": 2}
     saver.save(3, state(3), fed, {})  # type: ignore[arg-type]
-    expected = {
-        *("round-000003.safetensors", "clients/1-000001.safetensors"),
+    assert files(folder) == {
+        *("round-000001.safetensors", "round-000003.safetensors"),
+        *("clients/1-000001.safetensors", "clients/2-000001.safetensors"),
         "clients/2-000003.safetensors",
     }
-    assert files(folder) == expected
     resumed = Clients()
     going_on = Checkpoints(folder)
     going_on.latest(state(0), resumed)  # type: ignore[arg-type]
     going_on.save(4, state(4), resumed, {})  # type: ignore[arg-type]
-    expected = {name.replace("round-000003", "round-000004") for name in expected}
-    assert files(folder) == expected
+    assert files(folder) == {
+        *("round-000003.safetensors", "round-000004.safetensors"),
+        *("clients/1-000001.safetensors", "clients/2-000003.safetensors"),
+    }
+
+
+def test_files_of_others_are_left_alone(folder: Path) -> None:
+    saver = Checkpoints(folder)
+    for name in ("clients/notes.txt", "round-best.safetensors", "clients/1-a.safetensors"):
+        (folder / name).write_text("mine")
+    for t in (1, 2, 3):
+        saver.save(t, state(t), Clients(), {})  # type: ignore[arg-type]
+    assert files(folder) == {
+        *("round-000002.safetensors", "round-000003.safetensors", "round-best.safetensors"),
+        *("clients/notes.txt", "clients/1-a.safetensors"),
+    }
 
 
 @pytest.fixture
 def saved(folder: Path) -> Path:
-    fed = Clients()
-    fed.kept = {1: {"control": np.ones(50)}}
-    Checkpoints(folder).save(2, state(2), fed, {})  # type: ignore[arg-type]
+    """Checkpoints of rounds 2 and 4; client 1's state changed between them."""
+    fed, saver = Clients(), Checkpoints(folder)
+    for t in (2, 4):
+        fed.kept = {1: {"control": np.full(50, t)}, 2: {"control": np.ones(3)}}
+        saver.save(t, state(t), fed, {"t": t})  # type: ignore[arg-type]
     return folder
 
 
-@pytest.mark.parametrize("name", ["round-000002.safetensors", "clients/1-000002.safetensors"])
+def taken_up(folder: Path) -> tuple[int | None, list[str]]:
+    """After which round a run would go on, and which checkpoints it passed over."""
+    fed, checkpoints = Clients(), Checkpoints(folder)
+    found = checkpoints.latest(state(0), fed)  # type: ignore[arg-type]
+    if found is None:
+        assert fed.kept == {}
+        return None, checkpoints.passed_over
+    assert_same(found.state.weights, state(found.round).weights)
+    assert_same(fed.kept[1], {"control": np.full(50, found.round)})
+    return found.round, checkpoints.passed_over
+
+
+LATEST = ["round-000004.safetensors", "clients/1-000004.safetensors"]
+
+
+@pytest.mark.parametrize("name", LATEST)
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
-def test_truncated_files_are_named(saved: Path, name: str, share: float) -> None:
+def test_a_truncated_checkpoint_is_passed_over(saved: Path, name: str, share: float) -> None:
     path = saved / name
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(RunFolderError, match=rf"{path}: not a checkpoint: "):
-        Checkpoints(saved).latest(state(0), Clients())  # type: ignore[arg-type]
+    t, (said,) = taken_up(saved)
+    assert t == 2
+    assert said.startswith(f"{path}: is damaged: ")
 
 
-def test_missing_client_files_are_named(saved: Path) -> None:
-    path = saved / "clients/1-000002.safetensors"
+@pytest.mark.parametrize("name", LATEST)
+def test_a_flipped_bit_is_noticed_or_changes_nothing(saved: Path, name: str) -> None:
+    path = saved / name
+    content = path.read_bytes()
+    survived = 0
+    for place in range(0, 8 * len(content), 7):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        t, said = taken_up(saved)
+        assert (t, len(said)) in ((2, 1), (4, 0)), place
+        survived += t == 4
+    assert survived < len(content) / 50  # blanks that fill up the header
+
+
+def test_a_missing_client_state_is_named(saved: Path) -> None:
+    path = saved / "clients/1-000004.safetensors"
     path.unlink()
-    with pytest.raises(RunFolderError, match=rf"{path}: not a checkpoint: "):
-        Checkpoints(saved).latest(state(0), Clients())  # type: ignore[arg-type]
+    assert taken_up(saved) == (2, [f"{path}: is missing"])
 
 
 def test_weights_alone_are_no_checkpoint(saved: Path) -> None:
     from safetensors.numpy import save_file
 
-    path = saved / "round-000002.safetensors"
+    path = saved / "round-000004.safetensors"
     save_file({"0": np.zeros(3)}, path)
-    with pytest.raises(RunFolderError, match=rf"{path}: not a checkpoint: "):
-        Checkpoints(saved).latest(state(0), Clients())  # type: ignore[arg-type]
+    t, (said,) = taken_up(saved)
+    assert t == 2
+    assert said.startswith(f"{path}: is damaged: ")
+
+
+def test_without_any_whole_checkpoint_a_run_begins_anew(saved: Path) -> None:
+    for path in saved.glob("round-*"):
+        path.write_bytes(b"")
+    t, said = taken_up(saved)
+    assert t is None
+    assert [line.partition(":")[0] for line in said] == [
+        str(saved / f"round-00000{t}.safetensors") for t in (4, 2)
+    ]
+
+
+def test_what_belongs_to_a_checkpoint_can_be_damaged_too(saved: Path) -> None:
+    def check(t: int, progress: dict[str, Any]) -> None:
+        assert progress == {"t": t}
+        if t == 4:
+            raise Damaged("its tables are damaged")
+
+    checkpoints = Checkpoints(saved)
+    found = checkpoints.latest(state(0), Clients(), check=check)  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.round, checkpoints.passed_over) == (2, ["its tables are damaged"])
+    checkpoints.drop_after(2)
+    assert taken_up(saved) == (2, [])

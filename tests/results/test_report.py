@@ -23,7 +23,7 @@ import yaml
 from browser import Browser, needs_chromium
 from matplotlib.figure import Figure
 
-from experiments import small_experiment
+from experiments import change_manifest, small_experiment
 from fedsim import Run, cli, run
 from fedsim.objectives.regression import Regression
 from fedsim.results.report import Report
@@ -71,11 +71,6 @@ def make_grid(
             row |= {"status": "failed", "error": "client 3, round 2, local_update: <boom>"}
         rows.append(row)
     return make_folder(path, "grid", axes=list(cells[0][0]), cells=rows, **facts)
-
-
-def change_manifest(folder: Path, **facts: Any) -> None:
-    path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
 
 
 def draw_something(path: Path) -> None:
@@ -580,8 +575,7 @@ def test_a_run_without_a_round_yet(tmp_path: Path, say: Say) -> None:
 
 def test_a_grid_that_goes_on_shows_what_there_is(grid: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(grid, tmp_path / "skew" / "2")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "cells": [], "status": "running"}))
+    change_manifest(copy, cells=[], status="running")
     report = Report([copy])
     assert "The grid 2 is marked as running" in report.html()
     assert len(report.compared.entries) == 8
@@ -627,7 +621,7 @@ def as_regression(
             client_r2=r2s - 1, worst_client_r2=worst,
         )  # fmt: skip
         rounds.to_parquet(path / "rounds.parquet")
-        change_manifest(path, metrics=[asdict(metric) for metric in REGRESSION])
+        change_manifest(path, "files", metrics=[asdict(metric) for metric in REGRESSION])
         clients = done.clients.drop(columns="test_accuracy")
         tested = clients["test_loss"].notna()
         values = np.where(clients["client"] == 3, worst, 0.5 - clients["client"] / 10)
@@ -755,7 +749,7 @@ def by_error(runs: Mapping[tuple[str, float, int], Run], tmp_path: Path) -> Call
         for (method, last), seed in itertools.product(hamming.items(), (0, 1)):
             done = runs["fedavg", 10, seed]
             path = shutil.copytree(done.path, tmp_path / "own" / f"{method}-{seed}")
-            change_manifest(path, metrics=metrics, result_hash=f"{method}-{seed}")
+            change_manifest(path, "files", metrics=metrics, result_hash=f"{method}-{seed}")
             errors = np.linspace(0.9, last + seed / 100, 6)
             done.rounds.drop(columns=[c for c in done.rounds if "accuracy" in c]).assign(
                 hamming=errors, macro_f1=1 - errors, client_hamming=errors,
@@ -955,8 +949,7 @@ def test_bad_input(
 
 def test_a_grid_whose_manifest_was_edited(grid: Path, tmp_path: Path, say: Say) -> None:
     copy = shutil.copytree(grid, tmp_path / "skew" / "2")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "cells": [{"seed": 1}]}))
+    change_manifest(copy, cells=[{"seed": 1}])
     code, _, complaint = say("report", copy)
     assert code == 2
     assert complaint == (f"error: {copy}: its manifest.json does not say which cells there are\n")

@@ -19,9 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedsim
+from experiments import change_manifest
 from fedsim import Experiment, Run, State
 from fedsim.analysis.replay import ModelSnapshot
-from fedsim.errors import RunError, RunFolderError
+from fedsim.errors import Damaged, RunError, RunFolderError
 from fedsim.objectives import Metric
 from fedsim.prepare import prepare
 from fedsim.records import chained, new_ledger, result_hash, summarise
@@ -83,16 +84,19 @@ def test_the_files_of_a_run(done: Run, folder: Path) -> None:
     assert done.path.parent == folder / "small"
     assert files(done.path) == {
         *("experiment.yaml", "manifest.json", "rounds.parquet", "clients.parquet", "log.txt"),
-        *("weights/final.safetensors", "weights/round-000003.safetensors"),
+        *("weights/final.safetensors", "weights/round-000002.safetensors"),
+        "weights/round-000003.safetensors",
     }
 
 
 def test_kept_client_states_lie_beside(scaffold: Run) -> None:
-    asked = scaffold.clients.groupby("client")["round"].max()
-    states = {f"weights/clients/{k}-" for k in asked.index}
-    found = {f for f in files(scaffold.path) if f.startswith("weights/clients/")}
-    assert {f[: f.rindex("-") + 1] for f in found} == states
-    assert len(found) == len(states)
+    rows = scaffold.clients
+    needed = set()  # by the last two checkpoints
+    for t in (2, 3):
+        latest = rows[rows["round"] <= t].groupby("client")["round"].max()
+        # Written in the first checkpoint after they changed.
+        needed |= {f"weights/clients/{k}-00000{max(2, n)}.safetensors" for k, n in latest.items()}
+    assert {f for f in files(scaffold.path) if f.startswith("weights/clients/")} == needed
 
 
 def test_no_two_runs_share_a_folder(done: Run, scaffold: Run) -> None:
@@ -107,6 +111,7 @@ def test_the_experiment_is_complete(done: Run) -> None:
 
 def test_the_manifest(done: Run) -> None:
     manifest = json.loads((done.path / "manifest.json").read_text())
+    del manifest["checksum"]
     assert manifest == done.manifest
     assert manifest["format"] == 1
     assert manifest["status"] == "finished"
@@ -231,6 +236,9 @@ def test_weights_of_folders_that_keep_no_order(done: Run, tmp_path: Path) -> Non
     shutil.copytree(done.path, tmp_path / "old")
     path = tmp_path / "old" / "weights" / "final.safetensors"
     save_file(load_file(path), path)
+    with pytest.raises(Damaged, match=f"^{path}: is damaged: its checksum is another one"):
+        fedsim.load(tmp_path / "old").weights()
+    change_manifest(tmp_path / "old", "files")
     found, expected = fedsim.load(tmp_path / "old").weights(), done.weights()
     assert list(found) == sorted(expected)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -377,9 +385,7 @@ def test_metrics_are_those_of_the_manifest(finish: Callable[..., Run]) -> None:
 
 def test_metrics_of_a_run_of_before_are_those_of_its_rounds(finish: Callable[..., Run]) -> None:
     done = finish(train={"rounds": 1})
-    manifest = json.loads((done.path / "manifest.json").read_text())
-    del manifest["metrics"]
-    (done.path / "manifest.json").write_text(json.dumps(manifest))
+    change_manifest(done.path, "metrics", "files")
     assert fedsim.load(done.path).primary_metric.column == "accuracy"
     done.rounds.assign(r2=0.5).to_parquet(done.path / "rounds.parquet")
     assert [metric.column for metric in fedsim.load(done.path).metrics] == [

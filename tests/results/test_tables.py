@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.errors import RunError
+from fedsim import atomic
+from fedsim.errors import Damaged, RunError
 from fedsim.results.tables import Table
 
 Rows = list[dict[str, Any]]
@@ -37,6 +38,11 @@ def filled(folder: Path, parts: dict[int, Rows]) -> Table:
         table.add(part)
         table.flush(t)
     return table
+
+
+def finish(table: Table) -> None:
+    table.merge()
+    table.drop_parts()
 
 
 PARTS: dict[int, Rows] = {
@@ -63,7 +69,7 @@ def test_parts_are_named_by_the_round_that_they_end_with(tmp_path: Path) -> None
 def test_rows_come_back_as_they_were_added(tmp_path: Path, finished: bool) -> None:
     table = filled(tmp_path, PARTS)
     if finished:
-        table.finish()
+        finish(table)
         assert files(tmp_path) == {"rounds.parquet"}
     frame = Table(tmp_path, "rounds").read()
     assert rows(frame) == ALL
@@ -82,20 +88,20 @@ def test_what_was_not_flushed_is_not_read(tmp_path: Path) -> None:
 def test_rewound(tmp_path: Path, to: int, left: int) -> None:
     table = filled(tmp_path, PARTS)
     table.add([{"round": 99}])
-    table.rewind(to)
+    table.rewind(to, "")
     assert rows(table.read()) == ALL[:left]
     table.add([{"round": 7}])
     table.flush(7)
-    table.finish()
+    finish(table)
     assert rows(table.read()) == [*ALL[:left], {"round": 7}]
 
 
 def test_nothing(tmp_path: Path) -> None:
     table = Table(tmp_path, "rounds")
     table.flush(1)
-    table.rewind(0)
+    table.rewind(0, "")
     assert table.read().empty
-    table.finish()
+    finish(table)
     assert table.read().empty
     assert files(tmp_path) == set()
 
@@ -105,16 +111,16 @@ def test_two_tables_in_one_folder(tmp_path: Path) -> None:
     other = Table(tmp_path, "clients")
     other.add([{"client": 3}])
     other.flush(2)
-    one.finish()
+    finish(one)
     assert rows(other.read()) == [{"client": 3}]
-    other.finish()
+    finish(other)
     assert files(tmp_path) == {"rounds.parquet", "clients.parquet"}
 
 
 def test_finishing_twice_changes_nothing(tmp_path: Path) -> None:
     table = filled(tmp_path, PARTS)
-    table.finish()
-    table.finish()
+    finish(table)
+    finish(table)
     assert rows(table.read()) == ALL
 
 
@@ -137,13 +143,48 @@ def test_finishing_can_be_broken_off_anywhere(
 
         monkeypatch.setattr(os, "unlink", dying)
         with contextlib.suppress(KeyboardInterrupt):
-            table.finish()
+            finish(table)
         monkeypatch.undo()
         resumed = Table(folder, "rounds")
-        resumed.rewind(6)
         assert rows(resumed.read()) == ALL
-        resumed.finish()
+        resumed.drop_parts()
         assert rows(resumed.read()) == ALL
+        assert files(folder) == {"rounds.parquet"}
+
+
+def broken(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [broken, Path.unlink, lambda path: path.write_bytes(b"PAR1")])
+@pytest.mark.parametrize("t", [2, 4, 6])
+def test_a_damaged_part_is_noticed(tmp_path: Path, t: int, damage: Any) -> None:
+    table = Table(tmp_path, "rounds")
+    chains = {0: ""}
+    for end, part in PARTS.items():
+        table.add(part)
+        table.flush(end)
+        chains[end] = table.chain
+    damage(tmp_path / f"rounds.parts/{t:06d}.parquet")
+    for end, chain in chains.items():
+        if end < t:
+            Table(tmp_path, "rounds").check(end, chain)
+        else:
+            with pytest.raises(Damaged, match=r"rounds.parts.*damaged, or a part|is damaged: "):
+                Table(tmp_path, "rounds").check(end, chain)
+
+
+@pytest.mark.parametrize("damage", [broken, Path.unlink, lambda path: path.write_bytes(b"PAR1")])
+def test_a_damaged_table_is_not_read(tmp_path: Path, damage: Any) -> None:
+    table = filled(tmp_path, PARTS)
+    finish(table)
+    checksum = atomic.checksum(table.file)
+    assert rows(table.read(checksum)) == ALL
+    damage(table.file)
+    with pytest.raises(Damaged, match=f"{table.file}: is damaged: "):
+        table.read(checksum)
 
 
 cells = {
@@ -164,7 +205,7 @@ def test_ragged_columns(parts: list[Rows], finished: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = filled(Path(folder), dict(enumerate(parts, start=1)))
         if finished:
-            table.finish()
+            finish(table)
         read = table.read()
     names = list(dict.fromkeys(name for row in given_rows for name in row))
     assert list(read.columns) == names
@@ -189,4 +230,4 @@ def test_a_column_of_two_types_is_refused_in_words(tmp_path: Path) -> None:
         other.add([{"round": t, "tag": tag}])
         other.flush(t)
     with pytest.raises(RunError, match=r"rounds.parquet: a column mixes types"):
-        other.finish()
+        finish(other)

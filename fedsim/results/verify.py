@@ -1,0 +1,66 @@
+"""Whether a folder at rest is as it was written."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import RunFolderError
+from fedsim.federation.checkpoint import Checkpoints
+from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.report.entries import open_folder
+from fedsim.results.tables import Table
+
+
+def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Check all that a resume, a replay, an explanation or a report would read.
+
+    Yields:
+        Each folder, those of a grid's or a search's runs after its own, and what is damaged or
+        missing there.
+
+    Raises:
+        RunFolderError: it is not the folder of a run, a grid or a search.
+    """
+    folder = open_folder(path)
+    if isinstance(folder, RunFolder):
+        yield folder.path, _damage_of_run(folder)
+        return
+    yield folder.path, [*folder.damage(), *_damage_of_study(folder)]
+    runs = {manifest.parent for manifest in folder.path.glob("*/**/manifest.json")}
+    runs |= {folder.path / cell["folder"] for cell in folder.manifest.get("cells", [])}
+    for run in sorted(runs):
+        try:
+            yield run, _damage_of_run(RunFolder.open(run))
+        except RunFolderError as error:
+            yield run, [str(error)]
+
+
+def _damage_of_run(folder: RunFolder) -> list[str]:
+    finished = "result_hash" in folder.manifest
+
+    def check_tables(t: int, progress: dict[str, Any]) -> None:
+        for name, chain in progress["tables"].items():
+            Table(folder.path, name).check(t, chain)
+
+    weights = folder.path / "weights"
+    if not weights.is_dir():  # it broke off before its first round
+        return folder.damage()
+    checkpoints = Checkpoints(weights, newest=folder.manifest.get("checkpoint", 0))
+    # Of a finished run the tables have been merged, and have checksums of their own.
+    found = checkpoints.damage() if finished else checkpoints.damage(check_tables)
+    return [*folder.damage(), *found]
+
+
+def _damage_of_study(folder: Folder) -> list[str]:
+    path = folder.path / "study.db"
+    if not path.exists():
+        return [f"{path}: is missing"] if folder.kind == "search" else []
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+            rows = database.execute("PRAGMA integrity_check").fetchall()
+    except sqlite3.DatabaseError as error:
+        return [f"{path}: is damaged: {error}"]
+    return [] if rows == [("ok",)] else [f"{path}: is damaged: {rows[0][0]}"]

@@ -1,0 +1,203 @@
+"""Files of a run that are damaged or gone are named, and cost rounds but no bit of the result."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import fedsim
+from experiments import Say, change_manifest, small_experiment
+from fedsim.analysis.replay import replay
+from fedsim.errors import Damaged, FedsimWarning
+from fedsim.results.run import Run
+
+ROUNDS, BROKEN_OFF = 6, 5  # with checkpoints after every second round
+
+
+def scaffold(**sections: Any) -> fedsim.Experiment:
+    sections = {"train": {"rounds": ROUNDS, "participation": 0.4}, **sections}
+    return small_experiment(
+        method={"name": "scaffold"}, checkpoint={"every": 2, **sections.pop("checkpoint", {})},
+        **sections,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return fedsim.run(scaffold(), tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that broke off in round 5, with checkpoints of rounds 2 and 4."""
+    out = tmp_path_factory.mktemp("begun")
+
+    def stop(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == BROKEN_OFF:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedsim.run(scaffold(), out, stop)
+    (path,) = out.glob("small/*")
+    return path
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[2 * len(content) // 3] ^= 16
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+DAMAGES = {"flipped": flip, "truncated": truncate, "removed": Path.unlink}
+IN_BOTH = "weights/clients/*-000002.safetensors"
+# Where a run goes on if these are damaged; 0 is its start.
+FILES = {
+    "weights/round-000004.safetensors": 2,
+    "weights/round-000002.safetensors": 4,
+    "weights/clients/*-000004.safetensors": 2,
+    IN_BOTH: 0,
+    "rounds.parts/000004.parquet": 2,
+    "rounds.parts/000002.parquet": 0,
+    "clients.parts/000004.parquet": 2,
+    "clients.parts/000002.parquet": 0,
+}
+
+
+def same_result(done: Run, whole: Run) -> None:
+    assert done.result_hash == whole.result_hash
+    for table in ("rounds", "clients"):
+        a, b = (getattr(run, table).drop(columns="seconds") for run in (done, whole))
+        pd.testing.assert_frame_equal(a, b)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize(("file", "begin"), FILES.items())
+def test_a_resumed_run_ends_as_if_nothing_had_been(
+    begun: Path, whole: Run, tmp_path: Path, say: Say, file: str, begin: int, how: str
+) -> None:
+    path = shutil.copytree(begun, tmp_path / "run")
+    damaged, *_ = (
+        found
+        for found in sorted(path.glob(file))
+        # Of client states, one that both checkpoints need.
+        if file != IN_BOTH or not found.with_name(found.name.replace("2.", "4.")).exists()
+    )
+    unused = begin == 4  # the checkpoint before the last
+    assert say("verify", str(path))[0] == 0
+    DAMAGES[how](damaged)
+    code, _, complaint = say("verify", str(path))
+    if not (unused and how == "removed"):  # of which nothing knows that it was there
+        assert code == 2
+        assert "damaged" in complaint or "missing" in complaint
+    lines: list[str] = []
+    done = fedsim.resume(path, lambda event: isinstance(event, str) and lines.append(event))
+    same_result(done, whole)
+    if not unused:
+        assert damaged.parent.name in lines[0]
+        assert lines[0].endswith("; its checkpoint is passed over")
+    assert (f"going on after round {begin}" in lines) == bool(begin)
+    assert say("verify", str(path))[0] == 0
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("name", ["rounds.parquet", "clients.parquet", "final.safetensors"])
+def test_a_finished_run_is_made_whole(
+    whole: Run, tmp_path: Path, say: Say, name: str, how: str
+) -> None:
+    path = shutil.copytree(whole.path, tmp_path / "run")
+    (damaged,) = path.rglob(name)
+    DAMAGES[how](damaged)
+    run = fedsim.load(path)
+    read: Callable[[], object] = {
+        "rounds.parquet": lambda: run.rounds,
+        "clients.parquet": lambda: run.clients,
+        "final.safetensors": run.weights,
+    }[name]
+    with pytest.raises(
+        fedsim.errors.RunFolderError, match=str(damaged) if how != "removed" else ""
+    ):
+        read()
+    code, _, complaint = say("verify", str(path))
+    assert (code, str(damaged) in complaint) == (2, True)
+    same_result(fedsim.resume(path), whole)
+    assert say("verify", str(path))[:2] == (0, "nothing is damaged (1 folder(s))\n")
+
+
+def test_a_damaged_checkpoint_is_replayed_past(whole: Run, tmp_path: Path) -> None:
+    path = shutil.copytree(whole.path, tmp_path / "run")
+    flip(path / "weights" / f"round-{ROUNDS:06d}.safetensors")
+    begun: list[int] = []
+    with pytest.warns(FedsimWarning, match=r"round-000006.safetensors: is damaged: .*once more"):
+        again = replay(fedsim.load(path), on_round=begun.append)
+    assert begun == [5, 6]
+    assert (again.state.weights == replay(whole).state.weights).all()
+
+
+def test_a_damaged_manifest_is_named(whole: Run, tmp_path: Path, say: Say) -> None:
+    path = shutil.copytree(whole.path, tmp_path / "run")
+    file = path / "manifest.json"
+    file.write_text(file.read_text().replace(whole.result_hash, whole.result_hash[::-1]))
+    with pytest.raises(Damaged, match=f"{file}: is damaged: its checksum is another one"):
+        fedsim.load(path)
+    assert say("report", str(path))[0] == 2
+    change_manifest(path, result_hash=whole.result_hash)  # whoever edits it removes the checksum
+    assert fedsim.load(path).result_hash == whole.result_hash
+
+
+def test_a_run_whose_process_ended_while_it_cleared_up(
+    begun: Path, whole: Run, tmp_path: Path
+) -> None:
+    """All is written, and the manifest has the hash; the parts of a table are still there."""
+    path = shutil.copytree(whole.path, tmp_path / "run")
+    shutil.copytree(begun / "rounds.parts", path / "rounds.parts")
+    change_manifest(path, status="running")
+    rounds: list[Any] = []
+    same_result(fedsim.resume(path, rounds.append), whole)
+    assert rounds == []
+    assert not (path / "rounds.parts").exists()
+
+
+def test_what_was_being_written_is_removed(begun: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(begun, tmp_path / "run")
+    left = [path / ".manifest.json.1a2b.part", path / "weights/.round-000006.safetensors.0.part"]
+    for file in left:
+        file.write_bytes(b"half")
+    fedsim.resume(path)
+    assert not any(file.exists() for file in left)
+
+
+def test_a_grid_is_verified_run_by_run(tmp_path: Path, say: Say) -> None:
+    (tmp_path / "grid.yaml").write_text(
+        "name: g\ndata: {name: digits}\nmodel: {name: mlp, hidden: [8]}\nmethod: {name: fedavg}\n"
+        "partition: {kind: iid, clients: 4}\n"
+        "train: {rounds: 2, local_epochs: 1, batch_size: 32, optimizer: {lr: 0.1}}\n"
+        "engine: {kind: local}\ngrid: {axes: {partition.clients: [2, 3]}, seeds: [0, 1]}\n"
+    )
+    assert say("grid", "grid.yaml")[0] == 0
+    (folder,) = tmp_path.glob("runs/g/*")
+    assert say("verify", str(folder))[:2] == (0, "nothing is damaged (5 folder(s))\n")
+    run = sorted(folder.glob("cells/*/*"))[0]
+    flip(run / "rounds.parquet")
+    truncate(folder / "summary.parquet")
+    code, _, complaint = say("verify", str(folder))
+    assert code == 2
+    assert complaint.startswith("error: 2 file(s) damaged or missing:\n  ")
+    assert all(
+        str(file) in complaint for file in (run / "rounds.parquet", folder / "summary.parquet")
+    )
+
+
+def test_what_cannot_be_verified(tmp_path: Path, say: Say) -> None:
+    code, _, complaint = say("verify", str(tmp_path))
+    assert code == 2
+    assert complaint.startswith(f"error: {tmp_path}: not the folder of a run, a grid or a search")
