@@ -1,26 +1,25 @@
 """fedsim: explainable federated learning, simulated on Ray."""
-# ruff: noqa: E402
 
 import gc as _gc
 
-# Imports, torch's most of all, make many objects and no garbage; looking for some takes a tenth of
-# the time, in each process of a run.
+# Imports, torch's most of all, make many objects and no garbage; collecting takes a tenth of their
+# time, in each process of a run.
 _collects = _gc.isenabled()
 _gc.disable()
-
-from fedsim.analysis.replay import replay
-from fedsim.data import reviews as _reviews  # fills the registry, as do the next three
-from fedsim.data import sources as _sources
-from fedsim.data import task_sequence as _task_sequence
-from fedsim.data import text_sources as _text_sources
-from fedsim.experiment import Experiment
-from fedsim.federation import Client, Federation, NotCounted, Update
-from fedsim.launch import resume, run
-from fedsim.methods import Method, State
-from fedsim.results.run import Run, load
-
-if _collects:
-    _gc.enable()
+try:
+    from fedsim.analysis.replay import replay
+    from fedsim.data import reviews as _reviews  # fills the registry, as do the next three
+    from fedsim.data import sources as _sources
+    from fedsim.data import task_sequence as _task_sequence
+    from fedsim.data import text_sources as _text_sources
+    from fedsim.experiment import Experiment
+    from fedsim.federation import Client, Federation, NotCounted, Update
+    from fedsim.launch import resume, run
+    from fedsim.methods import Method, State
+    from fedsim.results.run import Run, load
+finally:
+    if _collects:
+        _gc.enable()
 
 __all__ = [
     "Client",

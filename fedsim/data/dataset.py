@@ -34,7 +34,7 @@ class Scaling:
 
     def __call__(self, values: Any) -> Any:
         """Floats as the files have them, (n, F) or (n,), as the data set has them."""
-        if self is UNSCALED:  # which inputs that stay in their files are
+        if self is UNSCALED:  # inputs that stay in their files are never scaled
             return values
         span = np.where(np.greater(self.span, 0), self.span, np.inf).astype(values.dtype)
         scaled: NDArray[Any] = (values - self.low) / span

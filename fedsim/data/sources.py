@@ -983,7 +983,14 @@ class Table(Source):
         )
 
     def _numeric(self, path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
-        return _numeric(path, empty_table(path) if self.in_place else frame, others)
+        if not self.in_place:
+            return _numeric(path, dict(frame.items()), others)
+        # The values of numeric columns stay where they are; others may be numbers kept as text.
+        columns = dict(empty_table(path).items())
+        texts = {name for name, values in columns.items() if values.dtype.kind == "O"} - others
+        for name in texts:
+            columns[name] = read_table(path, {str(name)})[name]
+        return _numeric(path, columns, others)
 
     def _features(
         self, path: Path, frame: pd.DataFrame, names: Sequence[str], dtype: type[Any]
@@ -1075,8 +1082,9 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
         if path.suffix == ".csv":
             frame = pd.read_csv(path, index_col=False)
         else:
+            known = empty_table(path) if columns else pd.DataFrame()
             for name in columns or ():
-                _present(path, empty_table(path), name)
+                _present(path, known, name)
             frame = pd.read_parquet(path, columns=sorted(columns) if columns else None)
     if len(frame) == 0:
         raise DataError(f"{path}: has no rows")
@@ -1104,7 +1112,9 @@ def _column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
     return np.array([str(value) for value in series])
 
 
-def _numeric(path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
+def _numeric(
+    path: Path, columns: Mapping[Any, pd.Series[Any]], others: set[str]
+) -> tuple[str, ...]:
     """The numeric columns but for the others; text columns are passed over.
 
     A column of numbers with a few words in it would be passed over too, silently: it is refused.
@@ -1112,8 +1122,7 @@ def _numeric(path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ..
     import pandas as pd
 
     names = []
-    for name in frame.columns:
-        series = frame[name]
+    for name, series in columns.items():
         if name in others:
             continue
         if pd.api.types.is_numeric_dtype(series):

@@ -28,7 +28,7 @@ class StoredArray(ABC):
     """(N, ...) inputs in files.
 
     Indexing with a slice or with (n,) indices reads these rows into memory; `select` chooses
-    rows and reads nothing. Pickled, it is a few paths and numbers: every process reads the files
+    rows and reads nothing. Pickled, it is paths and row numbers: every process reads the files
     itself, so they must have the same path on all nodes of a cluster.
 
     Args:
@@ -106,6 +106,15 @@ def bounds(x: AnyArray) -> tuple[float, float]:
     return min(low), max(high)
 
 
+def equal(a: AnyArray, b: AnyArray) -> bool:
+    """Whether two inputs are the same; as much is read as it takes to tell."""
+    if a.shape != b.shape:
+        return False
+    step = max(1, CHUNK_BYTES * len(a) // max(1, a.nbytes))
+    parts = (slice(start, start + step) for start in range(0, len(a), step))
+    return all(np.array_equal(a[part], b[part]) for part in parts)
+
+
 class _Selected(StoredArray):
     """Some rows of other inputs."""
 
@@ -153,12 +162,7 @@ class MappedArray(StoredArray):
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         memory, array = self._map()
-        # All pages at once: one after the other, each would wait for the disk.
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-            self._ask_for(memory, int(rows[0]), len(rows))
-        else:
-            for row in rows:
-                self._ask_for(memory, int(row), 1)
+        self._ask_for(memory, rows)
         found = array[rows]
         if self.dtype == np.uint8:
             return found
@@ -174,12 +178,18 @@ class MappedArray(StoredArray):
     def _map(self) -> tuple[mmap.mmap, NDArray[Any]]:
         return _mapped(self.path, self._offset, self._stored, self.shape)
 
-    def _ask_for(self, memory: mmap.mmap, first: int, count: int) -> None:
-        """Have the system read some rows, one after another, in the background."""
+    def _ask_for(self, memory: mmap.mmap, rows: NDArray[np.int64]) -> None:
+        """Have the system read all pages of rows at once: one by one, each waits for the disk."""
+        if not len(rows):
+            return
         size = math.prod(self.shape[1:]) * self._stored.itemsize
-        start = self._offset + first * size
-        page = start // mmap.PAGESIZE * mmap.PAGESIZE
-        memory.madvise(mmap.MADV_WILLNEED, page, start + count * size - page)
+        start = self._offset + np.unique(rows) * size
+        first, last = start // mmap.PAGESIZE, (start + size - 1) // mmap.PAGESIZE
+        gaps = np.flatnonzero(first[1:] > last[:-1] + 1)
+        begins, ends = first[np.r_[0, gaps + 1]], last[np.r_[gaps, len(last) - 1]] + 1
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            length = min(end * mmap.PAGESIZE, len(memory)) - begin * mmap.PAGESIZE
+            memory.madvise(mmap.MADV_WILLNEED, begin * mmap.PAGESIZE, length)
 
 
 @lru_cache(maxsize=16)
@@ -246,8 +256,8 @@ class ImageFiles(StoredArray):
 
 
 def latest() -> LRUCache[Any, Any]:
-    """Room for the arrays used last, in each process, up to `CACHE_BYTES`."""
-    return LRUCache(CACHE_BYTES, getsizeof=lambda array: array.nbytes)
+    """Room for the arrays used last, in each process: `CACHE_BYTES`, or one that is larger."""
+    return LRUCache(CACHE_BYTES, getsizeof=lambda array: min(array.nbytes, CACHE_BYTES))
 
 
 @cached(latest())

@@ -244,8 +244,8 @@ class Client:
             loss: (network, x, y, context) -> (B,), the loss of each example, which depends on
                 that example alone (but for batch norm); the objective's if not given. Their mean
                 over the batch is minimised.
-            linear: (P,), which each step's gradient has added.
-            quadratic: which it has added times w.
+            linear: v (P,), added to each step's gradient.
+            quadratic: a; a·w is added to each step's gradient.
             perturb: (g, w, context) -> ε: the gradient is taken at w + ε, the step made from w.
             part: range of the flat vector that is trained, if not all; see `FlatModel.part`.
             context: vectors that these functions need, (P,) or (size,) each.

@@ -85,18 +85,26 @@ class RunSpec:
 class WorkerContext:
     """A network and the data, in one process on one device; clients take turns on it.
 
+    Args:
+        card_part: how much of a card is the worker's own, 0 to 1: training examples may lie there.
+
     Attributes:
         notice: what the user should know of where the data are, if anything.
     """
 
     def __init__(
-        self, spec: RunSpec, dataset: Dataset, splits: ClientSplits, device: torch.device
+        self,
+        spec: RunSpec,
+        dataset: Dataset,
+        splits: ClientSplits,
+        device: torch.device,
+        card_part: float = 0.0,
     ) -> None:
         self.spec, self.splits, self.device = spec, splits, device
         self.model = FlatModel(spec.build_model(), device)
         self.slices = slices_of(spec.objective, dataset, splits)
         self._dataset = dataset
-        self._on_card, self.notice = keep_on_card(dataset, device)
+        self._on_card, self.notice = keep_on_card(dataset, device, card_part)
         self._networks: dict[str, FlatModel] = {}
 
     def splits_at(self, t: int) -> ClientSplits:

@@ -133,7 +133,7 @@ class LocalEngine(Engine):
         self._settings = settings
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self._undo_threads = limit_threads(settings.cpus_per_actor)
-        self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings)))
+        self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), 1.0))
 
     def on_client_done(self, callback: Callable[[Client], None]) -> None:
         """Call back with each client after each client function, as that has left it."""

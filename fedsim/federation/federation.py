@@ -52,8 +52,8 @@ class Federation:
     """The clients, as a method sees them.
 
     A method's client functions are its own methods `f(self, client, **arguments)`. They run where
-    the clients live, usually in another process. The arguments are shared by all clients and must
-    not be changed. What a client is to keep goes into `client.state`.
+    the clients live, usually in another process. The arguments, `PerClient` ones aside, are shared
+    by all clients and must not be changed. What a client is to keep goes into `client.state`.
 
     An engine does the work in blocks: a block is a list of clients that one worker goes through
     in order, and the unit of what is lost and run again.

@@ -1,6 +1,8 @@
-"""Training examples that lie on a card, once for each process that computes there."""
+"""Training examples that lie on a card, once for each worker that computes there."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.data import Dataset
-from fedsim.data.stored import AnyArray
+from fedsim.data.stored import StoredArray
 
-SHARE = 0.5  # of the free memory that examples may take; networks and steps need the rest
-CHUNK = 4096  # examples that are sent to the card at a time
+SHARE = 0.5  # of a worker's part of the memory; networks and steps need the rest
+CHUNK_BYTES = 1 << 26  # sent to the card at a time
 
 
 class OnCard:
@@ -23,7 +25,7 @@ class OnCard:
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self._device = device
-        self._x, self._y = (_sent(array, device) for array in (dataset.x, dataset.y))
+        self._x, self._y = (_sent(np.asarray(a), device) for a in (dataset.x, dataset.y))
 
     def rows(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """(n, ...) inputs and (n, ...) labels or targets, as new tensors."""
@@ -31,27 +33,39 @@ class OnCard:
         return self._x[chosen], self._y[chosen]
 
 
-def keep_on_card(dataset: Dataset, device: torch.device) -> tuple[OnCard | None, str | None]:
+def keep_on_card(
+    dataset: Dataset, device: torch.device, part: float
+) -> tuple[OnCard | None, str | None]:
     """The data set on the device if that is a card with room for it.
+
+    Inputs that stay in their files are read when they are needed, here too.
+
+    Args:
+        part: of the card that the worker has, 0 to 1; with 0 nothing is kept.
 
     Returns:
         The data set there, if it is; and a line for the user if there is no room.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not part or isinstance(dataset.x, StoredArray):
         return None, None
-    size, (free, _) = dataset.x.nbytes + dataset.y.nbytes, torch.cuda.mem_get_info(device)
-    if size > SHARE * free:
-        return None, (
-            f"the training data ({size / 1e9:.1f} GB) take more than half of the memory that is "
-            f"free on the card ({free / 1e9:.1f} GB): they are sent to it client by client"
-        )
-    return OnCard(dataset, device), None
+    size, (free, total) = dataset.x.nbytes + dataset.y.nbytes, torch.cuda.mem_get_info(device)
+    room = min(free, SHARE * part * total)
+    if size <= room:
+        try:
+            return OnCard(dataset, device), None
+        except torch.OutOfMemoryError:  # others were quicker
+            room = 0
+    return None, (
+        f"the training data ({size / 1e9:.1f} GB) take more of the card than there is room for "
+        f"({room / 1e9:.1f} GB): they are sent to it client by client"
+    )
 
 
-def _sent(array: AnyArray, device: torch.device) -> Tensor:
+def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
     """An array on a device, sent in parts, so that no copy of all of it is made on the way."""
     kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
     found = torch.empty(array.shape, dtype=kind, device=device)
-    for start in range(0, len(array), CHUNK):
-        found[start : start + CHUNK].copy_(torch.tensor(array[start : start + CHUNK]))
+    count = max(1, CHUNK_BYTES * len(array) // max(1, array.nbytes))
+    for start in range(0, len(array), count):
+        found[start : start + count].copy_(torch.tensor(array[start : start + count]))
     return found

@@ -38,8 +38,8 @@ from fedsim.federation.worker import BlockResult, Call, Worker
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 3  # actors that may die at the start, in a row
-SHORT = 1.0  # seconds of a call in which messages take time that counts
-UNEVEN = 0.25  # of a call's time: how much later the last actor may be done than the first
+SHORT = 1.0  # seconds; calls that take less spend a notable share of them on messages
+UNEVEN = 0.25  # largest spread of the actors' finishing times, as a share of the call's
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
 
@@ -52,7 +52,8 @@ class ClientActor:
     ) -> None:
         limit_threads(settings.cpus_per_actor)
         _keep_freed_memory()
-        self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings)))
+        part = min(1.0, settings.gpus_per_actor)
+        self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), part))
 
     def device(self) -> str:
         """What the worker computes on; answers once the actor is up."""
@@ -296,7 +297,7 @@ class RayEngine(Engine):
     ) -> None:
         """Wait for a block, or for an actor to start, and take all that is there by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
-        # Sums come behind the blocks that they are of; whose actor is lost, these tell.
+        # A sum is awaited only once its blocks have answered; if their actor is lost, these tell.
         awaited = (
             ref
             for ref, message in flying.items()

@@ -80,7 +80,8 @@ class Scheduler(Generic[W]):
         for room in range(1, IN_FLIGHT + 1):
             free = [worker for worker in ready if self._in_flight[worker] < room]
             # All get the same, and as much as that is left for those who are quicker.
-            share = max(1, len(self._waiting) // (count if self._at_once else count + 1))
+            waiting = len(self._waiting)
+            share = -(-waiting // count) if self._at_once else max(1, waiting // (count + 1))
             for worker, item in zip(free, self._next_items(share, len(free)), strict=False):
                 holds_nothing = not self._in_flight[worker] and worker not in self._done
                 self._under_way[item] = worker

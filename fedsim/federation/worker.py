@@ -16,7 +16,15 @@ from fedsim.federation.client import Client
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.reduction import InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
-from fedsim.federation.wire import NotCounted, PerClient, as_arrays, same, to_arrays, to_tensors
+from fedsim.federation.wire import (
+    NotCounted,
+    PerClient,
+    as_arrays,
+    each_leaf,
+    same,
+    to_arrays,
+    to_tensors,
+)
 from fedsim.rng import keyed_torch_rng
 from fedsim.training import choose_stack_size
 
@@ -96,9 +104,8 @@ class Worker:
         self.on_client_done: Callable[[Client], None] = lambda client: None
         self._serial = -1
         self._partial: Reduction | None = None
-        self._counted: dict[str, Any] = {}  # the call's arguments as they came
-        self._sent: dict[str, Any] = {}  # as tensors, lent to each client
-        self._shared: dict[str, Any] = {}  # those that came as `NotCounted`, likewise
+        self._arguments: dict[str, Any] = {}  # of the call, as they came
+        self._lent: dict[str, Any] = {}  # as tensors, the same for all clients
         self._own: dict[str, Mapping[int, Any]] = {}  # those that came as `PerClient`
 
     def run_block(
@@ -175,12 +182,12 @@ class Worker:
     def _begin(self, call: Call, arguments: Mapping[str, Any]) -> None:
         """Take the arguments of a new call, and forget the call before."""
         self._serial, self._partial = call.serial, None
-        apart = NotCounted | PerClient
-        device = self.context.device
-        self._counted = {name: a for name, a in arguments.items() if not isinstance(a, apart)}
-        self._sent = to_tensors(self._counted, device)
-        shared = {name: a.value for name, a in arguments.items() if isinstance(a, NotCounted)}
-        self._shared = to_tensors(shared, device)
+        self._arguments = {
+            name: a.value if isinstance(a, NotCounted) else a
+            for name, a in arguments.items()
+            if not isinstance(a, PerClient)
+        }
+        self._lent = to_tensors(self._arguments, self.context.device)
         self._own = {name: a.parts for name, a in arguments.items() if isinstance(a, PerClient)}
 
     def _run_stack(
@@ -234,7 +241,7 @@ class Worker:
         client = Client(context, id, call.round, rng, to_tensors(state, context.device), trainer)
         context.model.train()
         context.model.restrict_classes(client.labels)
-        lent = {**self._sent, **self._shared}
+        lent = each_leaf(self._lent)  # in dicts and lists of the client's own
         own = {n: to_tensors(parts.get(id), context.device) for n, parts in self._own.items()}
         versions = _versions(lent)
         # Whatever draws from torch's own generator draws from this client's stream.
@@ -250,7 +257,7 @@ class Worker:
         kept = to_arrays(client.state)
         changed = not same(kept, state)
         partial.check(message)
-        partial.fold(id, message, self._sent)
+        partial.fold(id, message, self._lent)
         if changed:
             result.states[id] = kept
         if client.records:
@@ -264,9 +271,7 @@ class Worker:
 
     def _check_arguments(self, call: Call, block: Sequence[int]) -> None:
         """Refuse changes that the tensors do not know of, as through the arrays behind them."""
-        if self.context.device.type == "cpu" and not same(
-            as_arrays(self._sent), as_arrays(self._counted)
-        ):
+        if not same(as_arrays(self._lent), as_arrays(self._arguments)):
             raise RunError(
                 f"round {call.round}, {call.function}: one of clients {list(block)} changes an "
                 "argument, which all clients share; copy it first"
@@ -284,7 +289,7 @@ class Worker:
         """The totals of a shard of the central test set, by slice."""
         context, start = self.context, shard * TEST_SHARD
         batch = context.test_batch(slice(start, start + TEST_SHARD))
-        context.model.load(self._sent["weights"])
+        context.model.load(self._lent["weights"])
         context.model.restrict_classes(None)
         # For networks that draw in evaluation as well.
         with keyed_torch_rng(context.spec.seed, "test/torch", call.round, shard, context.device):

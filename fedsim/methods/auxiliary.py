@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Generic
+from typing import Annotated, Generic
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, SerializeAsAny
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, Source, datasets
 from fedsim.data.augment import weak
+from fedsim.data.stored import AnyArray, equal
 from fedsim.errors import ExperimentError
 from fedsim.federation import Federation, Vector
 from fedsim.methods.method import Method, S
@@ -62,8 +62,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
                 f"method.auxiliary: inputs of shape {shape} do not fit the run's data, whose "
                 f"inputs have shape {dataset.shape}"
             )
-        same_shape = self.auxiliary is not None and found.x.shape == dataset.x.shape
-        if same_shape and np.array_equal(found.x, dataset.x):
+        if self.auxiliary is not None and equal(found.x, dataset.x):
             raise ExperimentError(
                 "method.auxiliary: these are the clients' own training examples; name another "
                 "data set, or leave it out and set partition.server_fraction above 0"
@@ -74,8 +73,8 @@ class AuxiliaryMethod(Method[S], Generic[S]):
                 "are needed"
             )
 
-    def extra_hash_inputs(self) -> list[NDArray[Any]]:
-        return [] if self.auxiliary is None else [np.asarray(self.auxiliary.load().x)]
+    def extra_hash_inputs(self) -> list[AnyArray]:
+        return [] if self.auxiliary is None else [self.auxiliary.load().x]
 
     def inputs(self, fed: Federation) -> Tensor:
         """(n, ...) the auxiliary inputs, scaled and normalised as the run's data are.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
+from fedsim.data.stored import AnyArray
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Cohort, Federation, NotCounted, Vector, client_function
 from fedsim.methods.auxiliary import (
@@ -115,7 +116,7 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
                 "pretrained features in method.encoder"
             )
 
-    def extra_hash_inputs(self) -> list[NDArray[Any]]:
+    def extra_hash_inputs(self) -> list[AnyArray]:
         encoder = [] if self.encoder is None else [np.fromfile(self.encoder, dtype=np.uint8)]
         return super().extra_hash_inputs() + encoder
 

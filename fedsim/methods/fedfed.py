@@ -159,7 +159,7 @@ class FedFed(PoolMethod[FedFedState]):
                 f"side or more; the data's inputs have shape {shape}"
             )
         low, high = (0, 1) if x.dtype == np.uint8 else bounds(x)
-        if low < 0 or high > 1:
+        if not (low >= 0 and high <= 1):
             raise ExperimentError(
                 f"method.name={self.name} takes images with pixels of 0 to 255 (uint8) or of 0 to "
                 f"1; the data's are {low:g} to {high:g}"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
+from fedsim.data.stored import AnyArray
 from fedsim.errors import ExperimentError, RunError
 from fedsim.explain import Explainer
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
@@ -147,7 +148,7 @@ class Method(Config, ABC, Generic[S]):
             BadInput: with what would be right.
         """
 
-    def extra_hash_inputs(self) -> list[NDArray[Any]]:
+    def extra_hash_inputs(self) -> list[AnyArray]:
         """What the result depends on besides the data set, for the run's `data_hash`.
 
         A run is only resumed on the same.

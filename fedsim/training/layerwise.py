@@ -279,7 +279,7 @@ class LayerwiseSgd:
             delta = layer.backward(kept, delta, getattr(layer, to), beta, alpha)
 
     def _is_changed(self) -> bool:
-        """Whether the loss runs the network with other parameters, or has hooked its layers."""
+        """Whether the loss uses other or frozen parameters, or has hooked the layers."""
         moved = any(
             parameters.get(name) is not leaf or not leaf.requires_grad
             for parameters, name, leaf in self._places

@@ -162,8 +162,8 @@ class TrainingJob:
         rng: decides the order of the examples.
         hooks: what the method changes.
         context: vectors that the hooks need.
-        linear: v (P,), and
-        quadratic: a, of the terms ⟨v, w⟩ + (a/2)·‖w‖² that are minimised beside the loss.
+        linear: v (P,); ⟨v, w⟩ is minimised beside the loss.
+        quadratic: a; (a/2)·‖w‖² is minimised beside the loss.
     """
 
     weights: Tensor
@@ -278,21 +278,25 @@ def _flat_step(
             g = model.gradient(hooks.loss(model.module, x, y, context).mean())
             w.copy_(origin)
             buffers.copy_(statistics)  # they have seen this batch already
-        trained.grad = with_terms(g, w, job.linear, job.quadratic, settings)[hooks.part]
+        trained.grad = with_terms(g, w, job.linear, job.quadratic or None, settings)[hooks.part]
         optimizer.step()
 
     return step
 
 
 def with_terms(
-    g: Tensor, w: Tensor, linear: Tensor | None, quadratic: float | Tensor, settings: Train
+    g: Tensor,
+    w: Tensor,
+    linear: Tensor | None,
+    quadratic: float | Tensor | None,
+    settings: Train,
 ) -> Tensor:
     """The gradient (..., P) of the loss, and of the job's terms beside it, after clipping.
 
     Args:
-        quadratic: (..., 1) for a stack.
+        quadratic: (..., 1) for a stack; None if it is 0.
     """
-    if isinstance(quadratic, Tensor) or quadratic:
+    if quadratic is not None:
         g = g + quadratic * w
     if linear is not None:
         g = g + linear

@@ -59,7 +59,7 @@ class _Active:
     leaves: dict[str, Tensor]  # both, by layer
     context: dict[str, Tensor]  # (count, n) each
     linear: Tensor | None  # (count, P)
-    quadratic: Tensor  # (count, 1)
+    quadratic: Tensor | None  # (count, 1)
 
 
 class Stack:
@@ -141,7 +141,9 @@ class Stack:
             name: torch.stack([jobs[k].context[name] for k in order]) for name in jobs[0].context
         }
         linear = _stacked_terms([jobs[k].linear for k in order])
-        quadratic = torch.tensor([[jobs[k].quadratic] for k in order], device=device)
+        quadratic = None
+        if any(job.quadratic for job in jobs):
+            quadratic = torch.tensor([[jobs[k].quadratic] for k in order], device=device)
         gradients = torch.empty(len(jobs), self._model.num_parameters, device=device)
         total = torch.zeros(len(jobs), device=device)
         draws = Draws([_generator(states[k], device) for k in order], ())
@@ -183,7 +185,7 @@ class Stack:
         vectors: Tensor,
         context: dict[str, Tensor],
         linear: Tensor | None,
-        quadratic: Tensor,
+        quadratic: Tensor | None,
     ) -> _Active:
         P, leaves, start = self._model.num_parameters, {}, 0
         for name, shape in self._model.shapes.items():
@@ -195,7 +197,13 @@ class Stack:
         own = {name: vector[:count] for name, vector in context.items()}
         linear = None if linear is None else linear[:count]
         return _Active(
-            count, vectors[:, :P], vectors[:, P:], leaves, own, linear, quadratic[:count]
+            count,
+            vectors[:, :P],
+            vectors[:, P:],
+            leaves,
+            own,
+            linear,
+            quadratic if quadratic is None else quadratic[:count],
         )
 
     def _gradient(

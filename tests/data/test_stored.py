@@ -291,6 +291,48 @@ def test_columns_of_tables(tmp_path: Path) -> None:
         load(label="n", features=["a", "kind"])
 
 
+def test_numbers_kept_as_text_are_refused_in_place_as_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    words = ["0.5", "1.5", "two", "3.5"] * 5
+    pd.DataFrame({"a": range(20), "b": words, "kind": ["x", "y"] * 10}).to_parquet(path)
+    for in_place in (False, True):
+        with pytest.raises(DataError, match=r"column 'b' has 'two' in row 3, expected a number"):
+            sources.Table(path=path, label="kind", in_place=in_place).load()
+
+
+def test_a_row_group_larger_than_the_cache_is_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    count = stored.CACHE_BYTES // 8 // 40 + 1
+    pd.DataFrame({str(k): np.zeros(count) for k in range(40)}).to_parquet(
+        path, row_group_size=count
+    )
+    rows = sources.ParquetRows(path, [str(k) for k in range(40)], np.float64)
+    read, decoded = sources.table_features, []
+
+    def counted(*arguments: Any) -> Any:
+        decoded.append(1)
+        return read(*arguments)
+
+    monkeypatch.setattr(sources, "table_features", counted)
+    assert sum(len(part) for part in rows.chunks()) == count
+    assert len(decoded) == 1
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_inputs_are_compared_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    x = rng.random((40, 5)).astype(np.float32)
+    other = x.copy()
+    other[23, 4] += not same
+    path = npz(tmp_path / "a.npz", x=other, y=labels())
+    monkeypatch.setattr(stored, "CHUNK_BYTES", 100)
+    assert stored.equal(x, stored.MappedArray(path, "x")) == same
+    assert not stored.equal(x[:39], stored.MappedArray(path, "x"))
+
+
 def test_decoded_images_are_kept_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
