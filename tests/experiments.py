@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from fedsim import Experiment
-from fedsim.cluster.connection import environment_variable
+from fedsim.cluster.private import environment
 from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
 from fedsim.prepare import prepare
@@ -113,7 +113,7 @@ def server_states(experiment: Experiment) -> list[Any]:
 @contextmanager
 def private_ray(**resources: int) -> Iterator[None]:
     """A Ray of the test's own, whose workers find the modules of the tests."""
-    with environment_variable("PYTHONPATH", HERE["env_vars"]["PYTHONPATH"]):
+    with environment(HERE["env_vars"]):
         ray.init(
             **resources,
             include_dashboard=False,

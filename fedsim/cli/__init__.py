@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import warnings
 from typing import TextIO
@@ -22,6 +20,7 @@ from fedsim.cli import audit as _audit
 # isort: split
 from fedsim.cli import jobs as _jobs
 from fedsim.cli.console import app, err
+from fedsim.cli.signals import orderly_end
 from fedsim.errors import FedsimError, FedsimWarning
 
 __all__ = ["app", "main"]
@@ -31,11 +30,7 @@ del _audit, _explain, _jobs, _look, _runs
 def main() -> None:
     """Run the command line; errors meant for a person become one message and an exit code."""
     sys.path.insert(0, "")  # so that the user's own `module:Name` is found beside their files
-    if os.environ.get("RAY_JOB_STOP_SIGNAL") == "SIGINT":
-        # This is a job, to be stopped so; a cluster that was started in a shell's background
-        # ignores that signal, and so would all that it starts.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    with warnings.catch_warnings():
+    with orderly_end(), warnings.catch_warnings():
         warnings.showwarning = _warn
         _carry_out()
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedsim import atomic
 from fedsim.cli.console import File, Overrides, app, out, short
-from fedsim.cluster.connection import connect
+from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import Node, actors_on, plan_actors
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
@@ -189,16 +189,13 @@ def doctor_command(
     out.print(f"python {sys.version.split()[0]}, torch {torch.__version__}, ray {ray.__version__}")
     cards = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     out.print(f"GPUs that torch sees in this process: {', '.join(cards) or 'none'}")
-    connect(experiment.engine if experiment else None)
-    try:
+    with connected(experiment.engine if experiment else None):
         nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
         out.print(f"Ray at {ray.get_runtime_context().gcs_address}: {len(nodes)} node(s)")
         for node in nodes:
             out.print(f"  {node.describe()}")
         if experiment is not None:
             _diagnose(experiment, nodes)
-    finally:
-        ray.shutdown()
 
 
 def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:

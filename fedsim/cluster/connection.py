@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedsim.cluster.placement import Node, plan_actors
+from fedsim.cluster.private import QUIET, handlers_kept, private_ray
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
 
@@ -38,7 +38,7 @@ def planned_actors(settings: EngineSettings) -> Iterator[int]:
 
 
 @contextmanager
-def connected(settings: EngineSettings) -> Iterator[None]:
+def connected(settings: EngineSettings | None) -> Iterator[None]:
     """Have a Ray cluster: the one at hand, or a private one for as long as the context lasts.
 
     A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or this user
@@ -46,55 +46,56 @@ def connected(settings: EngineSettings) -> Iterator[None]:
     one gets at least as many CPUs as the experiment asks for: that more actors than cores take
     turns is the user's choice on a machine of their own.
 
+    Args:
+        settings: what a private one must have room for.
+
     Raises:
         ClusterError: the cluster cannot be reached.
     """
     import ray
 
-    mine = not ray.is_initialized()
-    if mine:
-        connect(settings)
-    try:
+    if ray.is_initialized():
         yield
-    finally:
-        if mine:
-            ray.shutdown()
-
-
-def connect(settings: EngineSettings | None) -> None:
-    """Connect to the Ray cluster at hand, or start a private one.
-
-    Args:
-        settings: what a private one must have room for.
-
-    Raises:
-        ClusterError: there is one, and it cannot be reached.
-    """
-    import ray
-
+        return
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     # The user's own modules lie in the folder that the command was given in.
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    variables = {"PYTHONPATH": path}
     address = _cluster_address()
-    if address is not None:
-        seen = {"env_vars": {"PYTHONPATH": path}}  # which Ray logs, and shows to all
-        try:
-            ray.init(address=address, runtime_env=seen, **common)
-        except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-            complaint = f"the Ray cluster at {address} does not let us in: {error}"
-            # A token that is refused, Ray tells as a connection that failed, and no more.
-            if isinstance(error, ConnectionError | ray.exceptions.AuthenticationError):
-                complaint += (
-                    "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its "
-                    "token in RAY_AUTH_TOKEN or ~/.ray/auth_token)"
-                )
-            if not os.environ.get("RAY_ADDRESS"):
-                complaint += "\n(to leave it alone and start a private one: RAY_ADDRESS=local)"
-            raise ClusterError(complaint) from error
+    if address is None:
+        with private_ray(*_size(settings), variables):
+            yield
         return
+    try:
+        _connect(address, variables)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str, variables: Mapping[str, str]) -> None:
+    import ray
+
+    try:
+        with handlers_kept():  # what is in a runtime environment Ray logs, and shows to all
+            ray.init(address=address, runtime_env={"env_vars": variables}, **QUIET)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        complaint = f"the Ray cluster at {address} does not let us in: {error}"
+        # A token that is refused, Ray tells as a connection that failed, and no more.
+        if isinstance(error, ConnectionError | ray.exceptions.AuthenticationError):
+            complaint += (
+                "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its "
+                "token in RAY_AUTH_TOKEN or ~/.ray/auth_token)"
+            )
+        if not os.environ.get("RAY_ADDRESS"):
+            complaint += "\n(to leave it alone and start a private one: RAY_ADDRESS=local)"
+        raise ClusterError(complaint) from error
+
+
+def _size(settings: EngineSettings | None) -> tuple[int, dict[str, Any]]:
+    """How many CPUs a private Ray gets, and how it is configured."""
     cpus = os.cpu_count() or 1
     if settings is not None and settings.actors != "auto":
         cpus = max(cpus, settings.actors * settings.cpus_per_actor)
@@ -107,30 +108,7 @@ def connect(settings: EngineSettings | None) -> None:
         # Ray starts a worker for each CPU at once. Almost all will become the driver and the
         # client actors; they load what these need while the data are made ready.
         config["preload_python_modules"] = ["fedsim.federation.ray_engine"]
-    # Its processes have the variables that it is started with. Workers of a runtime environment
-    # would start only when they are needed.
-    with environment_variable("PYTHONPATH", path):
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            _system_config=config,
-            **common,
-        )
-
-
-@contextmanager
-def environment_variable(name: str, value: str) -> Iterator[None]:
-    """Set a variable for a while."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+    return cpus, config
 
 
 def _cluster_address() -> str | None:

@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.exceptions import AuthenticationError
 
-from fedsim.cluster.connection import connect
+from fedsim.cluster.connection import connected
 from fedsim.errors import ClusterError
 
 TOKEN = (
@@ -61,7 +61,8 @@ def test_a_private_one(
 ) -> None:
     if given is not None:
         monkeypatch.setenv("RAY_ADDRESS", given)
-    connect(None)
+    with connected(None):
+        pass
     assert asked["address"] == "local"
 
 
@@ -69,7 +70,8 @@ def test_the_one_that_is_named(
     asked: dict[str, Any], head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", head)
-    connect(None)
+    with connected(None):
+        pass
     assert asked["address"] == head
 
 
@@ -85,14 +87,16 @@ class TestOnThisMachine:
     ) -> None:
         if given is not None:
             monkeypatch.setenv("RAY_ADDRESS", given)
-        connect(None)
+        with connected(None):
+            pass
         assert asked["address"] == head
 
     def test_not_when_a_private_one_is_wanted(
         self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("RAY_ADDRESS", "local")
-        connect(None)
+        with connected(None):
+            pass
         assert asked["address"] == "local"
 
     def test_not_somebody_elses(
@@ -100,7 +104,8 @@ class TestOnThisMachine:
     ) -> None:
         me = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: me + 1)
-        connect(None)
+        with connected(None):
+            pass
         assert asked["address"] == "local"
 
     @pytest.mark.parametrize("content", ["", "no address", "{gone}"])
@@ -108,7 +113,8 @@ class TestOnThisMachine:
         self, asked: dict[str, Any], word: Path, gone: str, content: str
     ) -> None:
         word.write_text(content.format(gone=gone))
-        connect(None)
+        with connected(None):
+            pass
         assert asked["address"] == "local"
 
 
@@ -117,8 +123,8 @@ def test_from_elsewhere(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", given)
-    with pytest.raises(ClusterError) as told:
-        connect(None)
+    with pytest.raises(ClusterError) as told, connected(None):
+        pass
     assert str(told.value) == (
         f"RAY_ADDRESS={given}: `fedsim run` works on a machine of the cluster; from elsewhere use "
         "`fedsim submit FILE --address http://head:8265`"
@@ -139,8 +145,8 @@ def test_nothing_answers(
 ) -> None:
     address = given.format(gone=gone)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ClusterError) as told:
-        connect(None)
+    with pytest.raises(ClusterError) as told, connected(None):
+        pass
     assert str(told.value) == f"RAY_ADDRESS={address}: no Ray answers there ({reason})"
     assert not asked
 
@@ -164,8 +170,8 @@ def test_it_does_not_let_us_in(
     monkeypatch.setattr(ray, "init", refuse)
     if named:
         monkeypatch.setenv("RAY_ADDRESS", head)
-    with pytest.raises(ClusterError) as told:
-        connect(None)
+    with pytest.raises(ClusterError) as told, connected(None):
+        pass
     assert str(told.value) == (
         f"the Ray cluster at {head} does not let us in: {error}{hint}{'' if named else PRIVATE}"
     )

@@ -1,0 +1,170 @@
+"""A Ray of this process's own, on this machine alone, which leaves nothing behind."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LOOPBACK = "127.0.0.1"
+PATIENCE = 5.0  # seconds that processes have to end by themselves
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+@contextmanager
+def private_ray(
+    cpus: int, config: Mapping[str, Any], variables: Mapping[str, str]
+) -> Iterator[None]:
+    """Start a Ray, and end it with the context.
+
+    Its logs and sockets lie in a folder that is this user's alone and is removed at the end.
+
+    Args:
+        cpus: how many CPUs it is to have, whatever the machine has.
+        config: of the raylet.
+        variables: that its processes have besides those of this one.
+    """
+    import ray
+
+    _make_token()
+    with _folder() as folder:
+        try:
+            # Workers of a runtime environment would start only when they are needed.
+            with environment(variables), handlers_kept():
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    _node_ip_address=LOOPBACK,
+                    _temp_dir=folder,
+                    _system_config={"enable_metrics_collection": False, **config},
+                    **QUIET,
+                )
+            yield
+        finally:
+            family = _family(folder)
+            ray.shutdown()
+            _end(family)
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for logs and sockets, which want a short path; gone at the end.
+
+    Those of processes that were killed are removed, too: their locks ended with them.
+    """
+    base = os.environ.get("RAY_TMPDIR", "/tmp")
+    for old in Path(base).glob("fsray-*"):
+        try:
+            if old.stat(follow_symlinks=False).st_uid == os.getuid():
+                with _locked(old):
+                    shutil.rmtree(old, ignore_errors=True)
+        except OSError:  # in use, or gone meanwhile
+            continue
+    new = Path(tempfile.mkdtemp(prefix=".fsray-", dir=base))
+    with _locked(new):
+        folder = new.rename(new.with_name(new.name[1:]))  # which nobody removes: it is locked
+        try:
+            yield str(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: str | Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raises BlockingIOError if another process has it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _make_token() -> None:
+    """Have the token that lets into this user's clusters; Ray would make one that all can read."""
+    token = Path.home() / ".ray" / "auth_token"
+    try:
+        token.parent.mkdir(parents=True, exist_ok=True)
+        new = os.open(token, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        if token.is_file() and not token.is_symlink() and token.stat().st_uid == os.getuid():
+            token.chmod(0o600)
+    except OSError:  # a home that cannot be written; Ray says what it needs
+        return
+    else:
+        with open(new, "w") as file:
+            file.write(secrets.token_hex(32))
+
+
+def _family(folder: str) -> list[psutil.Process]:
+    """The processes of the Ray whose folder that is, and all that came from them."""
+    found: dict[int, psutil.Process] = {}
+    for child in psutil.Process().children():
+        try:
+            if any(folder in word for word in child.cmdline()):
+                found |= {each.pid: each for each in (child, *child.children(recursive=True))}
+        except psutil.Error:  # it has ended
+            continue
+    return list(found.values())
+
+
+def _end(family: list[psutil.Process]) -> None:
+    """End what is left of them: agents would look a minute for the node that they served."""
+    _, left = psutil.wait_procs(family, timeout=0)
+    for process in left:
+        try:
+            process.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    _, left = psutil.wait_procs(left, timeout=PATIENCE)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Keep how this process takes signals: Ray would leave, or abort with a dump, at a SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():  # where none can be set
+        yield
+        return
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    ended = False
+    try:
+        yield
+    except SystemExit:  # by Ray's own handler
+        ended = True
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if ended:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,146 @@
+"""SIGTERM and SIGHUP end a command in order, as Ctrl-C does."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from experiments import small_experiment
+from fedsim import load
+from fedsim.cli.signals import orderly_end
+from fedsim.cluster import private
+
+SIGNALS = [signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, *SIGNALS)}
+    for each in before:
+        signal.signal(each, signal.default_int_handler)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *SIGNALS])
+def test_the_first_is_an_interrupt_and_a_second_would_end_the_process(number: int) -> None:
+    second = None
+
+    @orderly_end()
+    def interrupted() -> None:
+        nonlocal second
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            second = signal.getsignal(number)
+            raise
+
+    with pytest.raises(SystemExit) as left:
+        interrupted()
+    assert second == signal.SIG_DFL
+    assert left.value.code == 128 + number
+    assert signal.getsignal(number) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_whoever_handles_ctrl_c_handles_these(number: int) -> None:
+    seen: list[int] = []
+
+    @orderly_end()
+    def command() -> None:
+        signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        signal.raise_signal(number)
+        sys.exit(130)  # as commands do that were told to end
+
+    with pytest.raises(SystemExit) as left:
+        command()
+    assert seen == [signal.SIGINT]
+    assert left.value.code == 128 + number
+
+
+def test_what_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    with orderly_end():
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGINT)
+    monkeypatch.setenv("RAY_JOB_STOP_SIGNAL", "SIGINT")
+    with pytest.raises(SystemExit), orderly_end():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_other_ends_are_left_alone() -> None:
+    with pytest.raises(SystemExit) as left, orderly_end():
+        sys.exit(2)
+    assert left.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGHUP, "local"), (signal.SIGTERM, "local"), (signal.SIGTERM, "ray")],
+)
+def test_a_run_ends_in_order(tmp_path: Path, number: int, kind: str) -> None:
+    experiment = small_experiment(
+        train={"rounds": 100_000}, engine={"kind": kind}, checkpoint={"every": 1}
+    )
+    (tmp_path / "small.yaml").write_text(experiment.to_yaml())
+    base = Path(os.environ["RAY_TMPDIR"])
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedsim", "run", str(tmp_path / "small.yaml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "RAY_ADDRESS": "local"},
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("round 3/"):
+                break
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert bool(family) == (kind == "ray")
+        process.send_signal(number)
+        rest = process.stdout.read()
+    assert process.returncode == 128 + number
+    told = rest[rest.rindex("interrupted") :]
+    assert re.fullmatch(r"interrupted after round \d+; to go on:\n  fedsim resume \S+\n", told)
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    assert load(folder).manifest["status"] == "interrupted"
+    assert len(load(folder).rounds) >= 3
+    assert not [each for each in family if each.is_running()]
+    assert not list(base.glob("fsray-*"))
+
+
+def test_folders_of_processes_that_were_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "fsray-old" / "session").mkdir(parents=True)
+    (tmp_path / "somebody").mkdir()
+    (tmp_path / "fsray-link").symlink_to(tmp_path / "somebody")
+    with private._folder() as one, private._folder() as other:
+        assert {path.name for path in tmp_path.iterdir()} == {
+            *("somebody", "fsray-link", Path(one).name, Path(other).name)
+        }
+        assert Path(one).stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in tmp_path.iterdir()} == {"somebody", "fsray-link"}
+
+
+def test_the_token_is_its_owner_s_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = tmp_path / ".ray" / "auth_token"
+    private._make_token()
+    content = token.read_text()
+    assert (len(content), token.stat().st_mode & 0o777) == (64, 0o600)
+    token.chmod(0o644)  # as Ray makes it
+    private._make_token()
+    assert (token.read_text(), token.stat().st_mode & 0o777) == (content, 0o600)
