@@ -2,6 +2,9 @@
 
 import gc as _gc
 
+from fedsim.modules import search_here_last as _search_here_last
+
+_search_here_last()
 # Imports, torch's most of all, make many objects and no garbage; collecting takes a tenth of their
 # time, in each process of a run.
 _collects = _gc.isenabled()
@@ -35,4 +38,4 @@ __all__ = [
     "resume",
     "run",
 ]
-del _reviews, _sources, _task_sequence, _text_sources
+del _reviews, _search_here_last, _sources, _task_sequence, _text_sources

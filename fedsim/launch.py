@@ -22,6 +22,7 @@ from fedsim.federation import (
     RunSpec,
     limit_threads,
 )
+from fedsim.modules import search_here_last
 from fedsim.prepare import prepare
 from fedsim.records import hashes
 from fedsim.results.folder import RunFolder, alone, new_path
@@ -112,6 +113,7 @@ def drive(
     with alone(path):
         if (path / "manifest.json").exists():
             folder = RunFolder.open(path)
+            folder.trust()  # the experiment was handed over with it; it may have begun elsewhere
             same_data(folder, dataset, splits)
         else:
             facts = {**hashes(dataset, splits, experiment.method), "clients": len(splits)}
@@ -204,6 +206,7 @@ class Driver:
         data: list[Any],
         variables: Mapping[str, str],
     ) -> None:
+        search_here_last()
         # The data comes as references in a list, so that they can be passed on as such.
         self._path, self._setup, self._actors, self._data = path, spec, actors, data
         os.environ.update(variables)

@@ -11,7 +11,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
@@ -165,20 +168,51 @@ class Registry(Generic[C]):
         return component.model_validate(dict(value))
 
 
+_may_import: ContextVar[bool] = ContextVar("may_import", default=True)
+
+
+@contextmanager
+def importing(allowed: bool) -> Iterator[None]:
+    """Whether, within, an experiment may name code that is not fedsim's own."""
+    token = _may_import.set(allowed)
+    try:
+        yield
+    finally:
+        _may_import.reset(token)
+
+
 def import_object(name: str, what: str) -> Any:
     """The object at `package.module:attribute`.
 
     Raises:
-        PydanticCustomError: the module or the attribute is not there.
+        PydanticCustomError: the module or the attribute is not there, or nothing may be imported.
     """
     module, _, attribute = name.partition(":")
+    if not _may_import.get():
+        raise PydanticCustomError(
+            "not_trusted",
+            "{what} '{name}' is code of the author's, and this folder was made elsewhere; if you "
+            "trust them: --trust",
+            {"what": what, "name": name},
+        )
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise PydanticCustomError(
+            "not_own",
+            "{what} '{name}' is of Python's own library, which has none",
+            {"what": what, "name": name},
+        )
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the module raises
+    except (Exception, SystemExit) as error:  # whatever the module raises
+        words = str(error) or type(error).__name__
         raise PydanticCustomError(
             "import_failed",
             "{what} '{name}' cannot be imported: {error}",
-            {"what": what, "name": name, "error": str(error) or type(error).__name__},
+            {
+                "what": what,
+                "name": name,
+                "error": f"it exits ({words})" if isinstance(error, SystemExit) else words,
+            },
         ) from error
 
 

@@ -52,6 +52,7 @@ def ray_apart() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tempfile.mkdtemp(prefix="fedsim-", dir="/tmp")  # sockets want a short path
         patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("XDG_CONFIG_HOME", folder)  # where this user's key is
         yield
     shutil.rmtree(folder, ignore_errors=True)  # of Rays that are still ending
 

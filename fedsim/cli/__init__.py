@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from pathlib import Path
 from typing import TextIO
 
 from fedsim.cli import runs as _runs  # they add their commands, in the order of the help
@@ -22,6 +23,7 @@ from fedsim.cli import jobs as _jobs
 from fedsim.cli.console import app, err
 from fedsim.cli.signals import orderly_end
 from fedsim.errors import FedsimError, FedsimWarning
+from fedsim.modules import search_last
 
 __all__ = ["app", "main"]
 del _audit, _explain, _jobs, _look, _runs
@@ -29,7 +31,7 @@ del _audit, _explain, _jobs, _look, _runs
 
 def main() -> None:
     """Run the command line; errors meant for a person become one message and an exit code."""
-    sys.path.insert(0, "")  # so that the user's own `module:Name` is found beside their files
+    search_last(str(Path.cwd()))
     with orderly_end(), warnings.catch_warnings():
         warnings.showwarning = _warn
         _carry_out()

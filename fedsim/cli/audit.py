@@ -11,7 +11,8 @@ import typer
 from rich.table import Table
 
 from fedsim import atomic
-from fedsim.cli.console import app, out, say_written, writing
+from fedsim.cli.console import Trust, app, out, say_written, writing
+from fedsim.results.folder import RunFolder
 from fedsim.results.run import load
 
 
@@ -21,10 +22,13 @@ def attack_command(
     shadows: Annotated[
         int, typer.Option(help="Shadow models for LiRA, a training each; 0 leaves it out.")
     ] = 0,
+    trust: Trust = False,
 ) -> None:
     """Attack a run: who was trained on, and what shared images show."""
     from fedsim.analysis.audit import PrivacyAudit
 
+    if trust:
+        RunFolder.open(folder).trust()
     attacked = PrivacyAudit(load(folder))
     found: dict[str, Any] = {"membership": {}}
     table = Table(box=None, pad_edge=False)

@@ -34,6 +34,12 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="section.key=value, as many as you like.", show_default=False),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run the code that the experiment of a folder from elsewhere names."
+    ),
+]
 OutFolder = Annotated[Path, typer.Option("--out", help="Where runs lie.")]
 
 

@@ -11,13 +11,14 @@ from pydantic import ValidationError
 from rich.status import Status
 
 from fedsim.analysis.replay import ModelSnapshot, explain_run, usual_inputs
-from fedsim.cli.console import app, out, say_written, writing
+from fedsim.cli.console import Trust, app, out, say_written, writing
 from fedsim.data import Dataset
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
 from fedsim.explain.explainer import Exportable
 from fedsim.explain.inputs import Inputs
 from fedsim.registry import first_line, nearest
+from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run, load
 
 MOST_WORDS = 20  # that are named as unknown
@@ -56,12 +57,15 @@ def explain_command(
         Path | None,
         typer.Option(help="Write the rules to this folder, as OpenFL-XAI's three .npy files."),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Explain a run's global model, or any client's, after any round, in words and pictures.
 
     Models of earlier rounds are made once more from what the run has stored. Without options:
     what there is to see of the whole run.
     """
+    if trust:
+        RunFolder.open(folder).trust()
     run = load(folder)
     method = run.experiment.method
     ways = sum(way is not None for way in (input, text, row or None))

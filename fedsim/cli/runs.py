@@ -17,7 +17,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from fedsim.cli.console import File, OutFolder, Overrides, app, err, out, short, size
+from fedsim.cli.console import File, OutFolder, Overrides, Trust, app, err, out, short, size
 from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
@@ -68,8 +68,11 @@ def run_command(
 @app.command("resume")
 def resume_command(
     folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+    trust: Trust = False,
 ) -> None:
     """Go on with a run that broke off, from its last checkpoint."""
+    if trust:
+        RunFolder.open(folder).trust()
     with _Screen() as screen:
         done = resume(folder, screen.show, screen.start)
     _summary(done)
@@ -81,10 +84,13 @@ def grid_command(
     overrides: Overrides = None,
     out_folder: OutFolder = Path("runs"),
     go_on: GoOn = False,
+    trust: Trust = False,
 ) -> None:
     """Run every cell of an experiment file's grid section."""
-    from fedsim.sweep.grid import resume_grid, run_grid
+    from fedsim.sweep.grid import GridFolder, resume_grid, run_grid
 
+    if trust:
+        GridFolder.open(file).trust()
     with _Lines("grid") as lines:
         if go_on:
             folder = resume_grid(_only_folder(file, overrides), lines.tell, lines.start)
@@ -103,10 +109,13 @@ def tune_command(
     overrides: Overrides = None,
     out_folder: OutFolder = Path("runs"),
     go_on: GoOn = False,
+    trust: Trust = False,
 ) -> None:
     """Tune the hyper-parameters of an experiment file's search section."""
-    from fedsim.sweep.search import resume_search, run_search
+    from fedsim.sweep.search import SearchFolder, resume_search, run_search
 
+    if trust:
+        SearchFolder.open(file).trust()
     with _Lines("tune") as lines:
         if go_on:
             folder = resume_search(_only_folder(file, overrides), lines.tell, lines.start)

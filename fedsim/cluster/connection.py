@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedsim import modules
 from fedsim.cluster.placement import Node, plan_actors
 from fedsim.cluster.private import QUIET, handlers_kept, private_ray
 from fedsim.cluster.settings import EngineSettings
@@ -60,9 +61,9 @@ def connected(settings: EngineSettings | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-    # The user's own modules lie in the folder that the command was given in.
-    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    variables = {"PYTHONPATH": path}
+    variables = {modules.FOLDER: str(Path.cwd())}
+    if os.environ.get("PYTHONPATH"):
+        variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
     address = _cluster_address()
     if address is None:
         with private_ray(*_size(settings), variables):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -586,6 +587,12 @@ def _own_canonizer(name: str) -> Any:
     """
     base = _zennit("canonizers").Canonizer  # first: the user's module imports it too
     make = import_object(name, "canonizer")
+    if not (inspect.isfunction(make) or (inspect.isclass(make) and issubclass(make, base))):
+        raise PydanticCustomError(
+            "not_a_canonizer",
+            "'{name}' is neither a zennit.canonizers.Canonizer nor a function that makes one",
+            {"name": name},
+        )
     try:
         made = make()
     except Exception as error:  # whatever the user's own raises

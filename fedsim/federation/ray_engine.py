@@ -34,6 +34,7 @@ from fedsim.federation.object_cache import ObjectCache
 from fedsim.federation.reduction import Reduction
 from fedsim.federation.scheduler import Scheduler, WorkItem
 from fedsim.federation.worker import BlockResult, Call, Worker
+from fedsim.modules import search_here_last
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class ClientActor:
     def __init__(
         self, settings: EngineSettings, spec: RunSpec, dataset: Dataset, splits: ClientSplits
     ) -> None:
+        search_here_last()
         limit_threads(settings.cpus_per_actor)
         _keep_freed_memory()
         part = min(1.0, settings.gpus_per_actor)

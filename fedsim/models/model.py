@@ -154,7 +154,7 @@ class _Models(Registry[Model]):
         found = import_object(name, self.what)
         if isinstance(found, type) and issubclass(found, Model):
             return super()._import(name)
-        if not callable(found):
+        if not inspect.isfunction(found):
             raise PydanticCustomError(
                 "not_a_function", "model '{name}' is not a function", {"name": name}
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from fedsim import atomic
 from fedsim.errors import Damaged, ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment
+from fedsim.registry import importing
 
 # Raised whenever a run folder of an earlier version can no longer be read.
 FORMAT = 1
@@ -60,6 +62,7 @@ class Folder:
             "kind": cls.kind,
             "status": "running",
             "experiment_hash": _hash(experiment),
+            "signature": _signature(experiment),
             **facts,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "git_revision": _git_revision(),
@@ -113,12 +116,29 @@ class Folder:
             content = (path / "experiment.yaml").read_bytes()
         except OSError as error:
             raise RunFolderError(f"{path}: its experiment.yaml is gone: {error}") from error
+        _refuse_links(path)
         if _hash(content) != expected:
             raise RunFolderError(
                 f"{path}: its experiment.yaml was edited after the {kind} started; undo that, or "
                 f"start a new {kind} with it"
             )
         return cls(path, manifest)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether this user made the folder here, or said to trust it: see `trust`.
+
+        The experiments of others are read, but nothing that they name is imported.
+        """
+        expected = _signature((self.path / "experiment.yaml").read_bytes())
+        found = self.manifest.get("signature")
+        return expected is not None and hmac.compare_digest(expected, str(found))
+
+    def trust(self) -> None:
+        """Trust the code that the experiment names, and those of runs below, from now on."""
+        self.update(signature=_signature((self.path / "experiment.yaml").read_bytes()))
+        for manifest in self.path.glob("*/**/manifest.json"):
+            RunFolder.open(manifest.parent).trust()
 
     def alone(self) -> AbstractContextManager[None]:
         """Keep other processes off it, see `alone`."""
@@ -167,10 +187,11 @@ class RunFolder(Folder):
         """As resolved, complete. Building it imports the user's own components, if it names any.
 
         Raises:
-            RunFolderError: a component that it names is not to be had here.
+            RunFolderError: a component that it names is not to be had here, or not to be trusted.
         """
         try:
-            return Experiment.load(self.path / "experiment.yaml")
+            with importing(self.trusted):
+                return Experiment.load(self.path / "experiment.yaml")
         except ExperimentError as error:
             raise RunFolderError(
                 f"{self.path}: its experiment cannot be built: {error}"
@@ -185,6 +206,26 @@ class RunFolder(Folder):
     def create(cls, experiment: Experiment, path: Path, facts: Mapping[str, Any]) -> RunFolder:
         """Make the folder of a new run; see `make`."""
         return cls.make(path, experiment.to_yaml(), {"seed": experiment.seed, **facts})
+
+
+def _refuse_links(folder: Path) -> None:
+    """fedsim makes none: by one, a folder from elsewhere would have other files written or shown.
+
+    Raises:
+        RunFolderError: there is one.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.is_symlink():
+                raise RunFolderError(
+                    f"{path}: is a symbolic link, which no folder of fedsim's has; remove it"
+                )
+            # Runs of a grid are looked into when they are opened; client states are replaced and
+            # removed by name, which no link misleads.
+            is_run = (path / "manifest.json").exists()
+            if entry.is_dir() and not is_run and path.parts[-2:] != ("weights", "clients"):
+                _refuse_links(path)
 
 
 @contextmanager
@@ -215,6 +256,23 @@ def new_path(out: str | Path, name: str) -> Path:
 
 def _as_json(manifest: Mapping[str, Any]) -> bytes:
     return (json.dumps(manifest, indent=2) + "\n").encode()
+
+
+def _signature(experiment: bytes) -> str | None:
+    """What this user signs an experiment with; None if there is nowhere to keep a key."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = home / "fedsim" / "key"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # made by another process meanwhile
+                key_file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+                with open(key_file, "wb") as file:
+                    file.write(secrets.token_bytes(32))
+        key = path.read_bytes()
+    except OSError:
+        return None
+    return hmac.new(key, experiment, "sha256").hexdigest()[:32]
 
 
 def _hash(content: bytes) -> str:

@@ -382,9 +382,9 @@ class SearchSweep(Sweep[SearchFolder]):
             tables |= {"pareto": best, "importance": _importance(study, search)}
             name, mode = next(iter(search.objectives.items()))
             first = best.sort_values(name, ascending=mode == "min", kind="stable").iloc[0]
-            experiment = RunFolder.open(folder.path / first["folder"]).experiment
             try:
-                atomic.write(folder.path / "best.yaml", experiment.to_yaml().encode())
+                best_experiment = folder.path / first["folder"] / "experiment.yaml"
+                atomic.write(folder.path / "best.yaml", best_experiment.read_bytes())
                 if len(search.objectives) > 1:
                     pareto.draw(finished, search.objectives, folder.path / "pareto.png")
             except OSError as error:

@@ -553,7 +553,7 @@ def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
     body = _HashingReader(chunks)
     try:
         with tarfile.open(fileobj=body, mode="r|") as tar:  # type: ignore[call-overload]
-            tar.extractall(stage, filter="data")
+            tar.extractall(stage, filter=_no_links)
     except tarfile.FilterError as error:
         raise RunError(f"the package of results is refused: {error}") from error
     except tarfile.ReadError:
@@ -562,6 +562,12 @@ def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
         pass
     if body.digest.hexdigest() != sha256:
         raise RunError("the results did not arrive as they were sent; fetch again")
+
+
+def _no_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+    if member.issym() or member.islnk():
+        raise tarfile.FilterError(f"{member.name!r} is a link")
+    return tarfile.data_filter(member, path)
 
 
 def _install(stage: Path, out: Path, job: str) -> list[Path]:

@@ -20,7 +20,7 @@ from fedsim import atomic
 from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import to_yaml
-from fedsim.registry import Config
+from fedsim.registry import Config, importing
 from fedsim.results.folder import Folder, new_path
 from fedsim.results.tables import Table
 from fedsim.sweep.trials import SweepPlan, run_trials
@@ -143,7 +143,8 @@ class Sweep(ABC, Generic[F]):
                 raise RunFolderError(
                     f"{folder.path}: the {folder.kind} is finished; nothing is missing"
                 )
-            sweep = cls(RawConfig.read(folder.path / "experiment.yaml"))
+            with importing(folder.trusted):
+                sweep = cls(RawConfig.read(folder.path / "experiment.yaml"))
 
             def begin() -> None:
                 folder.update(status="running", **sweep.facts())

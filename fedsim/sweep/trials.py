@@ -30,6 +30,7 @@ from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
 from fedsim.launch import drive
+from fedsim.modules import search_here_last
 from fedsim.prepare import prepare
 from fedsim.results.folder import RunFolder, alone
 from fedsim.results.loggers import environment
@@ -261,6 +262,7 @@ def _trial(
     variables: Mapping[str, str],
 ) -> None:
     """A trial, in its own process."""
+    search_here_last()
     os.environ.update(variables)
     trial = plan.trial_of(config)
     experiment = trial.experiment  # raises if these values do not go together

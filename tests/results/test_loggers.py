@@ -369,10 +369,12 @@ def test_ray_does_not_get_to_see_mlflows_password(
     monkeypatch.setattr(ray, "init", lambda **given: asked.update(given))
     monkeypatch.setattr(connection, "_cluster_address", lambda: address)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-    connection.connect(None)
+    monkeypatch.setenv("PYTHONPATH", "/home/me/code")
+    with connection.connected(None):
+        pass
     assert asked["address"] == (address or "local")
     assert list(asked.get("runtime_env", {}).get("env_vars", {})) == (
-        ["PYTHONPATH"] if address else []
+        ["FEDSIM_MODULES", "PYTHONPATH"] if address else []
     )
     assert "secret" not in str(asked)
 

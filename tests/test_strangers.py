@@ -1,0 +1,248 @@
+"""Folders that somebody else prepared: nothing of theirs runs, is followed or is overwritten."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from experiments import Say, change_manifest, small_experiment
+from fedsim.errors import RunFolderError
+from fedsim.results.folder import RunFolder
+from fedsim.results.run import Run
+from fedsim.sweep.submit import _no_links
+
+PAYLOAD = """
+from pathlib import Path
+Path({marker!r}).touch()
+from fedsim.methods.fedavg import FedAvg
+class It(FedAvg):
+    name: str = {module!r} + ":It"
+"""
+
+
+@pytest.fixture
+def payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+    """A module that leaves a mark when it is imported, and where that is."""
+    marker, module = tmp_path / "marker", f"payload_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(PAYLOAD.format(marker=str(marker), module=module))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return f"{module}:It", marker
+
+
+@pytest.fixture
+def strange(
+    tmp_path: Path, payload: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """The folder of a run by a stranger's method, and where their code leaves its mark."""
+    name, marker = payload
+    with monkeypatch.context() as theirs:
+        theirs.setenv("XDG_CONFIG_HOME", str(tmp_path / "their-home"))
+        done = fedsim.run(small_experiment(method={"name": name}, train={"rounds": 1}), tmp_path)
+    sys.modules.pop(name.partition(":")[0])
+    marker.unlink()
+    return done.path, marker
+
+
+class TestCode:
+    @pytest.mark.parametrize("command", ["explain", "attack", "resume"])
+    def test_that_a_folder_names_is_not_imported(
+        self, strange: tuple[Path, Path], say: Say, command: str
+    ) -> None:
+        path, marker = strange
+        change_manifest(path, status="failed")
+        code, _, complaint = say(command, str(path))
+        assert code == 2
+        assert re.search(
+            r"method 'payload_\w+:It' is code of the author's, and this folder was made "
+            r"elsewhere; if you trust them: --trust",
+            complaint,
+        )
+        assert not marker.exists()
+
+    def test_it_is_with_trust_then_and_later(self, strange: tuple[Path, Path], say: Say) -> None:
+        path, marker = strange
+        shutil.rmtree(path / "weights")
+        change_manifest(path, "result_hash", status="failed")
+        assert say("resume", str(path), "--trust")[0] == 0
+        assert marker.exists()
+        assert fedsim.load(path).experiment.method.name.startswith("payload_")
+
+    def test_a_report_needs_none_of_it(self, strange: tuple[Path, Path], say: Say) -> None:
+        path, marker = strange
+        assert say("report", str(path))[0] == 0
+        assert not marker.exists()
+
+    def test_one_s_own_folders_need_no_trust(
+        self, tmp_path: Path, payload: tuple[str, Path]
+    ) -> None:
+        done = fedsim.run(
+            small_experiment(method={"name": payload[0]}, train={"rounds": 1}), tmp_path
+        )
+        copy = shutil.copytree(done.path, tmp_path / "copy")
+        assert fedsim.load(copy).experiment == done.experiment
+        experiment = copy / "experiment.yaml"
+        experiment.write_text(experiment.read_text() + "\n")
+        assert not RunFolder(copy, done.manifest).trusted
+
+    def test_of_a_grid_is_not_imported(
+        self, tmp_path: Path, payload: tuple[str, Path], say: Say, monkeypatch: Any
+    ) -> None:
+        name, marker = payload
+        content = small_experiment(train={"rounds": 1}).to_yaml()
+        content = re.sub(r"name: fedavg", f"name: {name}", content)
+        Path("grid.yaml").write_text(
+            f"{content}\ngrid: {{axes: {{partition.clients: [4, 5]}}, seeds: [0]}}\n"
+        )
+        with monkeypatch.context() as theirs:
+            theirs.setenv("XDG_CONFIG_HOME", str(tmp_path / "their-home"))
+            say("grid", "grid.yaml")
+        (path,) = tmp_path.glob("runs/small/*")
+        change_manifest(path, status="interrupted")
+        sys.modules.pop(name.partition(":")[0])
+        marker.unlink()
+        code, _, complaint = say("grid", "--resume", str(path))
+        assert (code, "--trust" in complaint, marker.exists()) == (2, True, False)
+
+    def test_beside_a_file_does_not_stand_in_for_a_library(self, tmp_path: Path) -> None:
+        for module in ("jinja2", "pandas", "psutil"):
+            (tmp_path / f"{module}.py").write_text(
+                f"from pathlib import Path\nPath('{module}.ran').touch()\n"
+            )
+        (tmp_path / "own.py").write_text(
+            "from torch import nn\n"
+            "def net(shape, outputs):\n"
+            "    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
+        )
+        experiment = small_experiment(
+            train={"rounds": 1}, partition={"clients": 2}, engine={"kind": "ray", "actors": 1}
+        )
+        text = re.sub(r"model:\n(  .*\n)+", "model: {name: 'own:net'}\n", experiment.to_yaml())
+        (tmp_path / "small.yaml").write_text(text)
+        fedsim_command = Path(sys.executable).with_name("fedsim")
+        for words in (["run", "small.yaml"], ["report", "runs/small"], ["list", "methods"]):
+            if words[0] == "report":
+                words = ["report", *map(str, tmp_path.glob("runs/small/*"))]
+            done = subprocess.run(
+                [str(fedsim_command), *words],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "RAY_ADDRESS": "local"},
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert not list(tmp_path.glob("*.ran"))
+
+    @pytest.mark.parametrize(
+        ("name", "complaint"),
+        [
+            ("os:system", "model 'os:system' is of Python's own library, which has none"),
+            ("shutil:rmtree", "model 'shutil:rmtree' is of Python's own library, which has none"),
+            ("exits:net", "model 'exits:net' cannot be imported: it exits (0)"),
+            ("callable:it", "model 'callable:it' is not a function"),
+        ],
+    )
+    def test_what_is_no_model_is_never_called(
+        self, tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch, name: str, complaint: str
+    ) -> None:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "exits.py").write_text("import sys\nsys.exit(0)\n")
+        (tmp_path / "callable.py").write_text(
+            "class It:\n    def __call__(self, *_):\n        raise SystemExit\nit = It()\n"
+        )
+        text = small_experiment().to_yaml()
+        text = re.sub(r"model:\n(  .*\n)+", f"model: {{name: '{name}'}}\n", text)
+        (tmp_path / "small.yaml").write_text(text)
+        code, _, told = say("run", "small.yaml")
+        assert code == 2
+        assert complaint in told
+
+
+Linked = Callable[[Path, Path], Path]  # makes a link in a run folder to somewhere else
+
+
+def link_to_folder(name: str) -> Linked:
+    def link(path: Path, elsewhere: Path) -> Path:
+        there = path / name
+        if there.exists():
+            shutil.rmtree(there)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.symlink_to(elsewhere)
+        return there
+
+    return link
+
+
+def link_to_file(name: str) -> Linked:
+    def link(path: Path, elsewhere: Path) -> Path:
+        there = path / name
+        there.unlink(missing_ok=True)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.symlink_to(elsewhere / "precious.safetensors")
+        return there
+
+    return link
+
+
+LINKS: dict[str, Linked] = {
+    **{name: link_to_folder(name) for name in ("weights", "weights/clients", "rounds.parts")},
+    **{
+        name: link_to_file(name)
+        for name in ("log.txt", "explanations/picture.png", "weights/final.safetensors")
+    },
+    **{name: link_to_file(name) for name in (".manifest.json.part", ".report.html.part")},
+}
+
+
+class TestLinks:
+    @pytest.fixture(scope="class")
+    def finished(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        return fedsim.run(small_experiment(train={"rounds": 1}), tmp_path_factory.mktemp("runs"))
+
+    @pytest.mark.parametrize("name", LINKS)
+    @pytest.mark.parametrize("command", ["resume", "report", "explain", "verify"])
+    def test_are_refused(
+        self, finished: Run, tmp_path: Path, say: Say, name: str, command: str
+    ) -> None:
+        path = shutil.copytree(finished.path, tmp_path / "run")
+        change_manifest(path, status="failed")
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "precious.safetensors").write_text("mine")
+        there = LINKS[name](path, elsewhere)
+        code, _, complaint = say(command, str(path))
+        assert code == 2
+        assert complaint == (
+            f"error: {there}: is a symbolic link, which no folder of fedsim's has; remove it\n"
+        )
+        assert [p.name for p in elsewhere.iterdir()] == ["precious.safetensors"]
+        assert (elsewhere / "precious.safetensors").read_text() == "mine"
+
+    def test_to_a_run_are_refused_in_a_grid(self, finished: Run, tmp_path: Path) -> None:
+        grid = shutil.copytree(finished.path, tmp_path / "grid")
+        (grid / "cells").mkdir()
+        (grid / "cells" / "a").symlink_to(finished.path)
+        with pytest.raises(RunFolderError, match=f"{grid / 'cells' / 'a'}: is a symbolic link"):
+            RunFolder.open(grid)
+
+    def test_to_a_run_folder_are_followed(self, finished: Run, tmp_path: Path) -> None:
+        """Which the user made, outside of it."""
+        (tmp_path / "latest").symlink_to(finished.path)
+        assert fedsim.load(tmp_path / "latest").result_hash == finished.result_hash
+
+    @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+    def test_are_not_fetched(self, tmp_path: Path, kind: bytes) -> None:
+        member = tarfile.TarInfo("small/one/rounds.parquet")
+        member.type, member.linkname = kind, "../two/rounds.parquet"
+        with pytest.raises(tarfile.FilterError, match=r"one/rounds\.parquet' is a link"):
+            _no_links(member, str(tmp_path))
