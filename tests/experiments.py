@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import pickletools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,3 +138,18 @@ def change_manifest(folder: Path, *removed: str, **facts: Any) -> None:
     for name in ("checksum", *removed):
         manifest.pop(name, None)
     path.write_text(json.dumps(manifest))
+
+
+def pickles(folder: Path) -> list[Path]:
+    """The files of a folder that hold a pickle, also as text in base 64."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if path.suffix == ".pkl" or _holds_a_pickle(path.read_bytes())]
+
+
+def _holds_a_pickle(content: bytes) -> bool:
+    if re.search(rb"gA[JOSV][A-Za-z0-9+/]{20}", content):
+        return True
+    try:
+        return content[:1] == b"\x80" and bool(list(pickletools.genops(content)))
+    except ValueError:
+        return False

@@ -40,11 +40,6 @@ def free_resources() -> dict[str, dict[str, float]]:
     return free
 
 
-def set_concurrent_trials(tuner: Any, count: int) -> None:
-    """Let a restored Tuner run so many trials at once, rather than as many as before."""
-    tuner._local_tuner._tune_config.max_concurrent_trials = count
-
-
 def use_token_if_there() -> None:
     """Authenticate with the user's token if there is one; clients do so only if told to."""
     from ray._private.authentication.authentication_token_setup import (

@@ -38,7 +38,7 @@ def private_ray(
     import ray
 
     _make_token()
-    with _folder() as folder:
+    with scratch("fsray-") as folder:
         try:
             # Workers of a runtime environment would start only when they are needed.
             with environment(variables), handlers_kept():
@@ -59,20 +59,23 @@ def private_ray(
 
 
 @contextmanager
-def _folder() -> Iterator[str]:
-    """A folder for logs and sockets, which want a short path; gone at the end.
+def scratch(prefix: str) -> Iterator[str]:
+    """A folder of this user's alone, with a short path (of sockets), gone at the end.
 
     Those of processes that were killed are removed, too: their locks ended with them.
+
+    Args:
+        prefix: of its name, the same for all that serve the same end.
     """
     base = os.environ.get("RAY_TMPDIR", "/tmp")
-    for old in Path(base).glob("fsray-*"):
+    for old in Path(base).glob(f"{prefix}*"):
         try:
             if old.stat(follow_symlinks=False).st_uid == os.getuid():
                 with _locked(old):
                     shutil.rmtree(old, ignore_errors=True)
         except OSError:  # in use, or gone meanwhile
             continue
-    new = Path(tempfile.mkdtemp(prefix=".fsray-", dir=base))
+    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
     with _locked(new):
         folder = new.rename(new.with_name(new.name[1:]))  # which nobody removes: it is locked
         try:

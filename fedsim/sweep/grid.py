@@ -6,7 +6,6 @@ runs/<name>/<id>/
   cells/<cell>/seed-<s>/   the folder of each run
   rounds.parquet       a row per cell, seed and round
   summary.parquet      a row per cell, over its seeds; also as summary.csv
-  tune/                Ray Tune's own state
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +30,7 @@ from fedsim.registry import Config, nearest
 from fedsim.results.run import load
 from fedsim.results.summary import cell_label, summarise, tidy
 from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
-from fedsim.sweep.trials import SweepPlan, Trial, run_config, trial_status
+from fedsim.sweep.trials import SweepPlan, Trial, trial_status
 
 # Columns of the tables that a grid leaves; an axis cannot be called so.
 COLUMNS = (
@@ -225,17 +223,15 @@ class GridSweep(Sweep[GridFolder]):
         )
 
     def make_tuner(
-        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int
+        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int, run: tune.RunConfig
     ) -> tune.Tuner:
-        # The run folders say what is missing; what Tune has kept of an earlier session is no use.
-        shutil.rmtree(path / "tune", ignore_errors=True)
         return tune.Tuner(
             trainable,
             param_space={"run": tune.grid_search(self._unfinished(path))},
             tune_config=tune.TuneConfig(
                 max_concurrent_trials=concurrent, reuse_actors=plan.reuse_processes
             ),
-            run_config=run_config(path),
+            run_config=run,
         )
 
     def _unfinished(self, path: Path) -> list[int]:

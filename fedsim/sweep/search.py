@@ -10,7 +10,6 @@ runs/<name>/<id>/
   pareto.png           and their picture, if there are several objectives
   importance.parquet   how much of each objective's variance a hyper-parameter explains
   best.yaml            the best experiment, ready to run
-  tune/                Ray Tune's own state
 (tables also as .csv)
 """
 
@@ -24,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import optuna
@@ -34,16 +34,18 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.exceptions import OptunaError
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
+from sqlalchemy.exc import SQLAlchemyError
 
 from fedsim import atomic
-from fedsim.cluster.compat import set_concurrent_trials
 from fedsim.config_file import RawConfig
-from fedsim.errors import ExperimentError, RunError, RunFolderError
+from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.registry import Config, Registry
 from fedsim.results.folder import RunFolder
@@ -54,11 +56,12 @@ from fedsim.sweep.trials import (
     SweepPlan,
     Trial,
     objective_value,
-    run_config,
     trial_status,
 )
 
 STUDY = "fedsim"  # the name of each study, in a storage of its own
+DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
+AGAIN = "proposed_again"  # the study's attribute that has the numbers of trials that others repeat
 
 
 class Range(Config):
@@ -201,15 +204,19 @@ class SearchSettings(Config):
             )
         return self
 
-    def make_sampler(self) -> optuna.samplers.BaseSampler:
-        """Optuna's sampler."""
+    def make_sampler(self, before: int) -> optuna.samplers.BaseSampler:
+        """Optuna's sampler.
+
+        Args:
+            before: how many trials there have been: it is not to draw the same ones again.
+        """
         samplers: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
             "tpe": optuna.samplers.TPESampler,
             "nsga2": optuna.samplers.NSGAIISampler,
             "gp": optuna.samplers.GPSampler,
             "random": optuna.samplers.RandomSampler,
         }
-        return samplers[self.sampler](seed=self.seed)
+        return samplers[self.sampler](seed=self.seed + before)
 
 
 @dataclass(frozen=True)
@@ -240,7 +247,7 @@ class SearchFolder(SweepFolder):
 
     def study(self) -> optuna.Study:
         """Optuna's study."""
-        return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{self.path}/study.db")
+        return optuna.load_study(study_name=STUDY, storage=_storage(self.path))
 
 
 class SearchSweep(Sweep[SearchFolder]):
@@ -300,30 +307,32 @@ class SearchSweep(Sweep[SearchFolder]):
             trial_of=TrialFactory(self._base.content, list(self.settings.space), path),
             examples=self.probe_trials,
             count=self.settings.trials,
+            finished=len(_ended(path)),
             concurrent=self.settings.concurrent,
             objectives=list(self.settings.objectives),
             every_round=self.settings.asha is not None,
         )
 
     def make_tuner(
-        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int
+        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int, run: tune.RunConfig
     ) -> tune.Tuner:
-        """A Tuner, with what Tune and Optuna know of an earlier session."""
+        """A Tuner of the trials that are missing; the study and the runs' folders tell which."""
         search = self.settings
         optuna.logging.set_verbosity(optuna.logging.CRITICAL)
         logging.getLogger("ray.tune.search").setLevel(logging.CRITICAL)
-        state = str(path / "tune")
         try:
-            if tune.Tuner.can_restore(state):
-                tuner = tune.Tuner.restore(state, trainable, resume_errored=True)
-                # Otherwise as many as before, however large the cluster is now.
-                set_concurrent_trials(tuner, concurrent)
-                return tuner
-            storage = optuna.storages.RDBStorage(f"sqlite:///{path}/study.db")
-        except Exception as error:  # of pickle, SQLAlchemy, Optuna or Tune
-            raise RunFolderError(
-                f"{path}: the state of the search cannot be read; if the folder was moved, move "
-                f"it back, or start a new search ({str(error).strip().partition(chr(10))[0]})"
+            storage = optuna.storages.RDBStorage(_storage(path))
+            study = optuna.create_study(
+                storage=storage,
+                study_name=STUDY,
+                directions=[DIRECTIONS[way] for way in search.objectives.values()],
+                load_if_exists=True,
+            )
+            before = len(study.trials)
+            _propose_lost_ones_again(study)
+        except (OptunaError, SQLAlchemyError) as error:
+            raise Damaged(
+                f"{path / 'study.db'}: cannot be read: {str(error).strip().partition(chr(10))[0]}"
             ) from error
         names, modes = list(search.objectives), list(search.objectives.values())
         algorithm = OptunaSearch(
@@ -331,7 +340,7 @@ class SearchSweep(Sweep[SearchFolder]):
             # Lists also for one: else a trial that is told again after a crash breaks the search.
             metric=names,
             mode=modes,
-            sampler=search.make_sampler(),
+            sampler=search.make_sampler(before),
             study_name=STUDY,
             storage=storage,
         )
@@ -345,16 +354,18 @@ class SearchSweep(Sweep[SearchFolder]):
                 grace_period=search.asha.grace,
                 reduction_factor=search.asha.reduction,
             )
+            for frozen in _ended(path):
+                _tell_again(scheduler, plan.trial_of(frozen.params).path, names[0])
         return tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
                 search_alg=algorithm,
                 scheduler=scheduler,
-                num_samples=search.trials,
+                num_samples=search.trials - plan.finished,
                 max_concurrent_trials=concurrent,
                 reuse_actors=plan.reuse_processes,
             ),
-            run_config=run_config(path),
+            run_config=run,
         )
 
     def conclude(
@@ -362,16 +373,9 @@ class SearchSweep(Sweep[SearchFolder]):
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
         """Draw up the tables of a search; write its picture, and the best experiment."""
         search = self.settings
-        study = folder.study()
-        over = sum(frozen.state.is_finished() for frozen in study.trials) >= search.trials
-        rows = []
-        for frozen in study.trials:
-            row = _row(folder, search, plan.trial_of(frozen.params), frozen, errors)
-            if over and not frozen.state.is_finished():
-                # Its process was lost before Tune had noted it, and it was proposed anew.
-                study.tell(frozen.number, state=TrialState.FAIL)
-            elif frozen.state != TrialState.FAIL or row["status"] != "missing":
-                rows.append(row)
+        study, known = folder.study(), _trials(folder.path)
+        over = sum(frozen.state.is_finished() for frozen in known) >= search.trials
+        rows = [_row(folder, search, plan.trial_of(t.params), t, errors) for t in known]
         if not rows:
             raise RunError(f"{folder.path}: no trial was begun")
         trials = pd.DataFrame(rows)
@@ -399,6 +403,48 @@ class SearchSweep(Sweep[SearchFolder]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return super()._run(path, begin, tell)
+
+
+def _storage(path: Path) -> str:
+    return f"sqlite:///{path}/study.db"
+
+
+def _trials(path: Path) -> list[FrozenTrial]:
+    """The trials of the search at `path`, but for those that were proposed again."""
+    if not (path / "study.db").exists():
+        return []
+    study = optuna.load_study(study_name=STUDY, storage=_storage(path))
+    again = study.user_attrs.get(AGAIN, [])
+    return [t for t in study.trials if t.number not in again and t.state != TrialState.WAITING]
+
+
+def _ended(path: Path) -> list[FrozenTrial]:
+    """Those that came to their end, or were stopped early."""
+    return [t for t in _trials(path) if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+
+
+def _propose_lost_ones_again(study: optuna.Study) -> None:
+    """Have trials that failed, or whose process was lost, proposed again with the same values."""
+    again = list(study.user_attrs.get(AGAIN, []))
+    for frozen in study.trials:
+        if frozen.number in again or frozen.state not in (TrialState.RUNNING, TrialState.FAIL):
+            continue
+        if frozen.state == TrialState.RUNNING:
+            study.tell(frozen.number, state=TrialState.FAIL)
+        again.append(frozen.number)
+        study.set_user_attr(AGAIN, again)
+        study.enqueue_trial(frozen.params)
+
+
+def _tell_again(scheduler: ASHAScheduler, path: Path, objective: str) -> None:
+    """Tell the scheduler what an earlier trial came to in each round, to hold others against."""
+    trial = SimpleNamespace(trial_id=str(path))
+    scheduler.on_trial_add(None, trial)
+    for row in load(path).rounds.to_dict("records"):
+        if pd.notna(row.get(objective)):
+            scheduler.on_trial_result(
+                None, trial, {"round": row["round"], objective: objective_value(row, objective)}
+            )
 
 
 def _row(

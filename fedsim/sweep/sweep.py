@@ -73,9 +73,9 @@ class Sweep(ABC, Generic[F]):
 
     @abstractmethod
     def make_tuner(
-        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int
+        self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int, run: tune.RunConfig
     ) -> tune.Tuner:
-        """The Tuner of its trials, of which so many run at once."""
+        """The Tuner of the trials that are missing, of which so many run at once."""
 
     @abstractmethod
     def conclude(

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,7 +41,6 @@ from fedsim.simulate import Progress
 from fedsim.sweep.preflight import Allocation, Watchdog, allocate, cluster, placement
 
 MAX_FAILURES = 2  # times that a trial whose process was lost is started again
-SNAPSHOT = "2"  # seconds between two snapshots of Tune's own state
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def run_trials(
     plan: SweepPlan,
     path: Path,
     begin: Callable[[], None],
-    make_tuner: Callable[[Any, int], tune.Tuner],
+    make_tuner: Callable[[Any, int, tune.RunConfig], tune.Tuner],
     tell: Callable[[str], None],
 ) -> dict[Path, str]:
     """Run the trials of a sweep.
@@ -131,7 +131,8 @@ def run_trials(
     Args:
         path: of the sweep's folder.
         begin: is called when all checks are passed, before anything is started.
-        make_tuner: the Tuner of a trainable and of how many run at once.
+        make_tuner: the Tuner of a trainable, of how many run at once, and of where Tune keeps
+            its own state: pickles, which are no part of the results.
 
     Returns:
         Of each trial that failed its path, and why.
@@ -171,7 +172,6 @@ def run_trials(
             ),
             place,
         )
-        os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", SNAPSHOT)
         os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
         os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # prints a banner however quiet
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors are ours to tell
@@ -179,9 +179,14 @@ def run_trials(
         actors = max(each.actors for each in allocations.values())
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
         tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
-        with Watchdog(tell) as watchdog, TrialReporter.reporting(plan, watchdog, tell) as errors:
+        state = tempfile.TemporaryDirectory(prefix="fedsim-tune-")
+        with (
+            state,
+            Watchdog(tell) as watchdog,
+            TrialReporter.reporting(plan, watchdog, tell) as errors,
+        ):
             try:
-                make_tuner(trainable, concurrent).fit()
+                make_tuner(trainable, concurrent, run_config(Path(state.name))).fit()
             except (TuneError, OSError) as error:
                 raise RunError(f"{path}: Ray Tune cannot go on: {_first_line(error)}") from error
         return errors
@@ -192,7 +197,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def run_config(path: Path) -> tune.RunConfig:
-    """How Tune carries out the trials of the grid or search at `path`."""
+    """How Tune carries out trials, with its own state at `path`."""
     return tune.RunConfig(
         name="tune",
         storage_path=str(path),

@@ -6,12 +6,10 @@ import inspect
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from ray import tune
 from ray.job_submission import JobSubmissionClient
 
 from fedsim.cluster import compat
@@ -27,10 +25,6 @@ def still_there(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except (ImportError, AttributeError, TypeError) as error:
         pytest.fail(MOVED.format(version=ray.__version__, name=function.__name__, error=error))
-
-
-def trainable(_: dict[str, Any]) -> None:
-    pass
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -55,14 +49,6 @@ class TestOfTheCluster:
     def test_what_is_free_on_each_node(self) -> None:
         free = still_there(compat.free_resources)
         assert set(free) == {ray.get_runtime_context().get_node_id()}
-
-    def test_how_many_trials_a_restored_tuner_runs(self, tmp_path: Path) -> None:
-        config = tune.RunConfig(name="few", storage_path=str(tmp_path), verbose=0)
-        first = tune.Tuner(trainable, run_config=config)
-        first.fit()
-        again = tune.Tuner.restore(str(tmp_path / "few"), trainable)
-        still_there(compat.set_concurrent_trials, again, 3)
-        assert again._local_tuner._tune_config.max_concurrent_trials == 3
 
 
 class TestOfTheDashboard:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
+from optuna.trial import TrialState
+from ray.tune.schedulers import ASHAScheduler
 
-from experiments import small_experiment
-from fedsim import Experiment, load, run
+from experiments import pickles, small_experiment
+from fedsim import Experiment, Run, load, run
 from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError
-from fedsim.sweep import pareto
-from fedsim.sweep.search import SearchFolder, SearchSweep, run_search
+from fedsim.sweep import pareto, search
+from fedsim.sweep.search import SearchFolder, SearchSettings, SearchSweep, run_search
 from fedsim.sweep.trials import objective_value
 
 SPACE = {
@@ -127,12 +132,12 @@ class TestOnRay:
 def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    search = {
+    section = {
         "space": SPACE,
         "objectives": {"accuracy": "max", "total_bytes": "min"},
         "trials": 12,
     }
-    (tmp_path / "search.yaml").write_text(yaml.safe_dump(content(search)))
+    (tmp_path / "search.yaml").write_text(yaml.safe_dump(content(section)))
     first = command("tune", "search.yaml")
     assert first.stdout is not None
     for line in first.stdout:
@@ -144,6 +149,7 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     (path,) = (tmp_path / "runs" / "small").iterdir()
     assert f"interrupted; to go on:\n  fedsim tune --resume {path.relative_to(tmp_path)}" in text
     assert SearchFolder.open(path).manifest["status"] == "interrupted"
+    assert not pickles(path)
 
     second = command("tune", "--resume", str(path))
     text, _ = second.communicate(timeout=400)
@@ -153,6 +159,8 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     trials = folder.table("trials")
     assert len(trials) == 12
     assert set(trials["status"]) == {"finished"}
+    assert not pickles(path)
+    assert {p.name for p in path.iterdir() if p.is_dir()} == {"trials"}
 
     # The study, with Optuna's own tools.
     study = optuna.load_study(study_name="fedsim", storage=f"sqlite:///{path}/study.db")
@@ -177,6 +185,59 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     again = run(best, tmp_path / "again")
     assert again.rounds["accuracy"].iloc[-1] == trials["accuracy"].max()
     assert "best, ready to run: fedsim run" in text
+
+
+def test_pickles_are_found(tmp_path: Path) -> None:
+    content = pickle.dumps({"x": np.ones(3)})
+    (tmp_path / "bytes").write_bytes(content)
+    (tmp_path / "text.json").write_text(f'{{"state": "{base64.b64encode(content).decode()}"}}')
+    (tmp_path / "length.safetensors").write_bytes(b"\x80\x02" + bytes(6) + b"{}")
+    assert {path.name for path in pickles(tmp_path)} == {"bytes", "text.json"}
+
+
+def test_trials_that_were_lost_or_failed_are_proposed_again_once() -> None:
+    study = optuna.create_study()
+    space = {"x": optuna.distributions.FloatDistribution(0, 1)}
+    for how in (TrialState.COMPLETE, TrialState.FAIL, None, TrialState.PRUNED):
+        trial = study.ask(fixed_distributions=space)
+        if how is not None:
+            study.tell(trial, 0.5 if how == TrialState.COMPLETE else None, state=how)
+    lost = [study.trials[1].params, study.trials[2].params]
+    for _ in range(2):
+        search._propose_lost_ones_again(study)
+    assert study.user_attrs == {search.AGAIN: [1, 2]}
+    assert [t.state for t in study.trials[4:]] == [TrialState.WAITING] * 2
+    assert [study.ask(fixed_distributions=space).params for _ in range(2)] == lost
+
+
+def test_the_rungs_of_an_earlier_session_are_climbed_again(finish: Callable[..., Run]) -> None:
+    good = finish(train={"rounds": 4})
+
+    def decision(told: Sequence[Path]) -> str:
+        scheduler = ASHAScheduler(
+            "round", "accuracy", "max", max_t=4, grace_period=2, reduction_factor=2
+        )
+        for path in told:
+            search._tell_again(scheduler, path, "accuracy")
+        trial = SimpleNamespace(trial_id="bad")
+        scheduler.on_trial_add(None, trial)
+        return str(scheduler.on_trial_result(None, trial, {"round": 2, "accuracy": 0.0}))
+
+    assert decision([]) == "CONTINUE"
+    assert decision([good.path]) == "STOP"
+
+
+def test_a_resumed_sampler_does_not_repeat_itself() -> None:
+    settings = SearchSettings.model_validate(
+        {"space": {"train.optimizer.lr": [0.1, 0.2]}, "objectives": {"accuracy": "max"}}
+    )
+    space = {"x": optuna.distributions.FloatDistribution(0, 1)}
+
+    def first(before: int) -> float:
+        study = optuna.create_study(sampler=settings.make_sampler(before))
+        return float(study.ask(fixed_distributions=space).params["x"])
+
+    assert first(0) == first(0) != first(3)
 
 
 class TestPareto:
