@@ -78,7 +78,7 @@ def simulate(
     folder.update(server_device=str(device), metrics=metrics)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(
-        folder.path / "weights", experiment.checkpoint.keep, folder.manifest.get("checkpoint", 0)
+        folder.path / "weights", experiment.checkpoint.keep, folder.manifest.get("checkpoints", ())
     )
     with keyed_torch_rng(experiment.seed, "server", 0, device=device):
         initial = method.init(fed)
@@ -118,7 +118,8 @@ def simulate(
                             table.flush(t)
                         chains = {name: table.chain for name, table in tables.items()}
                         checkpoints.save(t, state, fed, {"ledger": ledger, "tables": chains})
-                        folder.update(checkpoint=t)
+                        folder.update(checkpoints=checkpoints.kept())
+                        checkpoints.prune()
                 while engine.notices:
                     yield engine.notices.popleft()
                 yield row

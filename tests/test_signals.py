@@ -127,7 +127,7 @@ def test_folders_of_processes_that_were_killed_are_removed(
     (tmp_path / "fsray-old" / "session").mkdir(parents=True)
     (tmp_path / "somebody").mkdir()
     (tmp_path / "fsray-link").symlink_to(tmp_path / "somebody")
-    with private._folder() as one, private._folder() as other:
+    with private.scratch("fsray-") as one, private.scratch("fsray-") as other:
         assert {path.name for path in tmp_path.iterdir()} == {
             *("somebody", "fsray-link", Path(one).name, Path(other).name)
         }

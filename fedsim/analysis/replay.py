@@ -204,7 +204,7 @@ def replay(
     fed = Federation(spec, dataset, splits, engine, V, device)
     with keyed_torch_rng(spec.seed, "server", 0, device=device):
         initial = experiment.method.init(fed)
-    checkpoints = Checkpoints(run.path / "weights", newest=run.manifest.get("checkpoint", 0))
+    checkpoints = Checkpoints(run.path / "weights", known=run.manifest.get("checkpoints", ()))
     found = checkpoints.latest(initial, fed, after)
     for damage in checkpoints.passed_over:
         warnings.warn(f"{damage}; rounds are carried out once more", FedsimWarning, stacklevel=2)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -143,19 +143,20 @@ class Checkpoints:
     Args:
         folder: where they lie.
         keep: the `last` two of them, or `all`.
-        newest: the round of the one that was written last, 0 if there is none; `latest` and
-            `damage` say if it is missing.
+        known: the rounds of those that should be there; `latest` and `damage` say if one is not.
 
     Attributes:
         passed_over: says of each damaged checkpoint that `latest` came across what is wrong.
     """
 
-    def __init__(self, folder: Path, keep: str = "last", newest: int = 0) -> None:
-        self._folder, self._keep, self._newest = folder, keep, newest
+    def __init__(self, folder: Path, keep: str = "last", known: Sequence[int] = ()) -> None:
+        self._folder, self._keep, self._known = folder, keep, known
         self._clients = folder / "clients"
         self._clients.mkdir(parents=True, exist_ok=True)
         self._written: dict[int, tuple[Handle, str]] = {}
-        self._before: set[str] = set()  # client states that the checkpoint before needs
+        # Client states that the last checkpoint needs, and the one before.
+        self._latest: set[str] = set()
+        self._before: set[str] = set()
         self.passed_over: list[str] = []
 
     def save(self, t: int, state: Any, fed: Federation, progress: Mapping[str, Any]) -> None:
@@ -177,30 +178,31 @@ class Checkpoints:
             self._path(t),
             {"round": t, "state": fields, "clients": names, "progress": dict(progress)},
         )
-        self._newest = t
-        if self._keep == "last":
-            self._prune(t, set(names.values()))
+        self._known = ()
+        self._before, self._latest = self._latest, set(names.values())
 
     def _path(self, t: int) -> Path:
         return self._folder / f"round-{t:06d}.safetensors"
 
-    def _rounds(self) -> list[int]:
+    def rounds(self) -> list[int]:
         """Those after which there are checkpoints."""
         names = (path.name for path in self._folder.iterdir())
         return sorted(int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name)))
 
-    def _expected(self) -> list[int]:
-        return [self._newest] if self._newest else []
+    def kept(self) -> list[int]:
+        """Those of them that `prune` leaves."""
+        return self.rounds()[-2:] if self._keep == "last" else self.rounds()
 
-    def _prune(self, t: int, used: set[str]) -> None:
-        """Remove what is older than the checkpoint before round t's."""
-        for round in [round for round in self._rounds() if round < t][:-1]:
+    def prune(self) -> None:
+        """Remove what is older than the checkpoint before the last, if all are not to be kept."""
+        if self._keep != "last":
+            return
+        for round in set(self.rounds()) - set(self.kept()):
             self._path(round).unlink()
         for path in self._clients.iterdir():
             known = _CLIENT_STATE.fullmatch(path.name)
-            if known and path.name not in used | self._before:
+            if known and path.name not in self._latest | self._before:
                 path.unlink()
-        self._before = used
 
     def latest(
         self,
@@ -218,7 +220,7 @@ class Checkpoints:
             until: the last round that is wanted.
             check: (round, progress), raises `Damaged` if what else belongs to it is.
         """
-        for t in sorted({*self._rounds(), *self._expected()}, reverse=True):
+        for t in sorted({*self.rounds(), *self._known}, reverse=True):
             if t > until:
                 continue
             try:
@@ -232,17 +234,17 @@ class Checkpoints:
             fed.restore(states)
             handles = fed.states()
             self._written = {id: (handles[id], name) for id, name in names.items()}
-            self._before = set(names.values())
+            self._latest = set(names.values())
             state = dataclasses.replace(template, **content["state"])  # type: ignore[type-var]
             return Checkpoint(t, state, content["progress"])
         fed.restore({})
-        self._written, self._before = {}, set()
+        self._written, self._latest = {}, set()
         return None
 
     def drop_after(self, t: int) -> None:
         """Remove the checkpoints after round t, which were passed over."""
-        self._newest = t
-        for round in self._rounds():
+        self._known = ()
+        for round in self.rounds():
             if round > t:
                 self._path(round).unlink()
 
@@ -250,7 +252,7 @@ class Checkpoints:
         """What is wrong with the checkpoints; `check` as of `latest`."""
         wrong: dict[str, None] = {}  # each once: checkpoints share client states
         known: set[str] = set()
-        for t in sorted({*self._rounds(), *self._expected()}):
+        for t in sorted({*self.rounds(), *self._known}):
             try:
                 content = read_tree(self._path(t))
                 check(t, content["progress"])

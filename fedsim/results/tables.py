@@ -68,10 +68,14 @@ class Table:
             if int(part.stem) > t:
                 break
             if _chain_before(part) != found:
-                raise Damaged(f"{latest or part}: is damaged, or a part beside it is missing")
+                raise Damaged(
+                    f"{latest or part}: is damaged, or a part before or after it is gone"
+                )
             found, latest = _chained(found, part), part
         if found != chain:
-            raise Damaged(f"{latest or self._parts}: is damaged, or a part after it is missing")
+            last = self._parts / f"{t:06d}.parquet"
+            wrong = f"{last}: is missing" if latest != last else f"{last}: is damaged"
+            raise Damaged(f"{wrong}, or a part before it is")
 
     def rewind(self, t: int, chain: str) -> None:
         """Forget all rows of rounds after t. Valid for rounds at which parts end.

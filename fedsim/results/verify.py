@@ -48,7 +48,7 @@ def _damage_of_run(folder: RunFolder) -> list[str]:
     weights = folder.path / "weights"
     if not weights.is_dir():  # it broke off before its first round
         return folder.damage()
-    checkpoints = Checkpoints(weights, newest=folder.manifest.get("checkpoint", 0))
+    checkpoints = Checkpoints(weights, known=folder.manifest.get("checkpoints", ()))
     # Of a finished run the tables have been merged, and have checksums of their own.
     found = checkpoints.damage() if finished else checkpoints.damage(check_tables)
     return [*folder.damage(), *found]

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from fedsim.cluster.connection import connected
+from fedsim.cluster.private import scratch
 from fedsim.data import Dataset, Source
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
@@ -179,14 +179,13 @@ def run_trials(
         actors = max(each.actors for each in allocations.values())
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
         tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
-        state = tempfile.TemporaryDirectory(prefix="fedsim-tune-")
         with (
-            state,
+            scratch("fstune-") as state,
             Watchdog(tell) as watchdog,
             TrialReporter.reporting(plan, watchdog, tell) as errors,
         ):
             try:
-                make_tuner(trainable, concurrent, run_config(Path(state.name))).fit()
+                make_tuner(trainable, concurrent, run_config(Path(state))).fit()
             except (TuneError, OSError) as error:
                 raise RunError(f"{path}: Ray Tune cannot go on: {_first_line(error)}") from error
         return errors

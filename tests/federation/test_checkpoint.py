@@ -140,8 +140,10 @@ def test_the_latest_is_taken_up(folder: Path) -> None:
     saver = Checkpoints(folder)
     fed.kept = {1: {"control": np.ones(2)}, 12: {"count": 4}}
     saver.save(2, state(2), fed, {"chain": "ab", "total": 5})  # type: ignore[arg-type]
+    saver.prune()
     fed.kept[12] = {"count": 5}
     saver.save(4, state(4), fed, {"chain": "cd", "total": 9})  # type: ignore[arg-type]
+    saver.prune()
     found = Checkpoints(folder).latest(state(0), again)  # type: ignore[arg-type]
     assert found is not None
     assert (found.round, found.progress) == (4, {"chain": "cd", "total": 9})
@@ -155,12 +157,14 @@ def test_only_what_changed_is_written_and_two_checkpoints_kept(folder: Path) -> 
     saver = Checkpoints(folder)
     fed.kept = {1: {"n": 1}, 2: {"n": 1}}
     saver.save(1, state(1), fed, {})  # type: ignore[arg-type]
+    saver.prune()
     assert files(folder) == {
         *("round-000001.safetensors", "clients/1-000001.safetensors"),
         "clients/2-000001.safetensors",
     }
     fed.kept[2] = {"n": 2}
     saver.save(3, state(3), fed, {})  # type: ignore[arg-type]
+    saver.prune()
     assert files(folder) == {
         *("round-000001.safetensors", "round-000003.safetensors"),
         *("clients/1-000001.safetensors", "clients/2-000001.safetensors"),
@@ -170,6 +174,7 @@ def test_only_what_changed_is_written_and_two_checkpoints_kept(folder: Path) -> 
     going_on = Checkpoints(folder)
     going_on.latest(state(0), resumed)  # type: ignore[arg-type]
     going_on.save(4, state(4), resumed, {})  # type: ignore[arg-type]
+    going_on.prune()
     assert files(folder) == {
         *("round-000003.safetensors", "round-000004.safetensors"),
         *("clients/1-000001.safetensors", "clients/2-000003.safetensors"),
@@ -182,6 +187,7 @@ def test_files_of_others_are_left_alone(folder: Path) -> None:
         (folder / name).write_text("mine")
     for t in (1, 2, 3):
         saver.save(t, state(t), Clients(), {})  # type: ignore[arg-type]
+        saver.prune()
     assert files(folder) == {
         *("round-000002.safetensors", "round-000003.safetensors", "round-best.safetensors"),
         *("clients/notes.txt", "clients/1-a.safetensors"),
@@ -195,6 +201,7 @@ def saved(folder: Path) -> Path:
     for t in (2, 4):
         fed.kept = {1: {"control": np.full(50, t)}, 2: {"control": np.ones(3)}}
         saver.save(t, state(t), fed, {"t": t})  # type: ignore[arg-type]
+        saver.prune()
     return folder
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from experiments import small_experiment
+from experiments import pickles, small_experiment
 from fedsim import load, run
 from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError, RunFolderError
@@ -205,6 +205,7 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
     assert "[12/12]" in text
     assert "one-tailed Welch test, mean of last 5 above that of method=FedAvg" in text
     assert all(path.stat().st_mtime_ns == written for path, written in weights.items())
+    assert not pickles(folder)
     found = pd.read_parquet(folder / "rounds.parquet")
     pd.testing.assert_frame_equal(found.drop(columns="seconds"), rounds.drop(columns="seconds"))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "summary.parquet"), table)
