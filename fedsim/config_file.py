@@ -49,6 +49,8 @@ class RawConfig:
             ExperimentError: it cannot be read, or an override is none.
         """
         path = Path(path)
+        if path.is_fifo():
+            raise ExperimentError(f"{path}: is a pipe, not a file; write it to a file first")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import json
+import os
 import struct
 import sys
 from collections.abc import Callable
@@ -461,6 +463,45 @@ def test_code_that_breaks_on_import(
     shown = refused("run", "small.yaml")
     assert f"'{name}:" in shown
     assert message in shown
+
+
+# what would take for ever
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.rounds=1e30", "train.rounds"),
+        ("train.rounds=10000001", "train.rounds: must be less than or equal to 10000000"),
+        ("train.local_epochs=1e30", "train.local_epochs"),
+        ("partition.clients=1e12", "partition.clients"),
+        ("train.batch_size=10000000000", "train.batch_size"),
+    ],
+)
+def test_sizes_that_nobody_can_mean(
+    refused: Callable[..., str], override: str, message: str
+) -> None:
+    assert message in refused("run", "small.yaml", override)
+
+
+def test_a_grid_of_more_cells_than_can_be_run(refused: Callable[..., str]) -> None:
+    text = Path("small.yaml").read_text()
+    axes = {f"train.{key}": [*range(1, 201)] for key in ("rounds", "local_epochs", "batch_size")}
+    Path("grid.yaml").write_text(text + f"\ngrid: {json.dumps({'axes': axes})}\n")
+    message = refused("grid", "grid.yaml")
+    assert message.endswith("grid.axes: 8,000,000 cells, a run or more each; 100,000 are the most")
+
+
+def test_pipes_are_not_waited_for(fedsim: Call, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    os.mkfifo(tmp_path / "pipe.npz")
+    code, _, message = fedsim("run", "pipe.yaml")
+    assert code == 2
+    assert message == "error: pipe.yaml: is a pipe, not a file; write it to a file first\n"
+    write_experiment(2, f"data: {{name: npz, path: {tmp_path / 'pipe.npz'}}}")
+    code, _, message = fedsim("run", "small.yaml")
+    assert code == 2
+    assert message == f"error: {tmp_path / 'pipe.npz'}: is a pipe, not a file\n"
 
 
 # run folders

@@ -15,6 +15,7 @@ from fedsim.cluster.private import QUIET, handlers_kept, private_ray
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
 
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and no settings
 TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
 
 
@@ -153,9 +154,16 @@ def _silent(address: str) -> str | None:
     """
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT) as head:
+            if os.environ.get("RAY_USE_TLS") == "1":  # it would not understand
+                return None
+            # Ray speaks gRPC, that is HTTP/2, whose servers answer with their settings.
+            head.sendall(HTTP2_PREFACE)
+            answer = head.recv(9)
+            return None if answer[3:4] == b"\x04" else "something else does"
+    except TimeoutError:
+        return f"it said nothing for {TIMEOUT:.0f} s"
     except OSError as error:
         return error.strerror or str(error)
     except ValueError:
         return "it is not host:port"
-    return None

@@ -105,6 +105,8 @@ def reading(path: Path) -> Iterator[None]:
     A decoder that meets damaged bytes raises what it trips over (EOFError, zlib.error, LZMAError,
     UnpicklingError, ValueError, MemoryError, ...), so all are caught: keep the block to one call.
     """
+    if path.is_fifo():  # reading it would wait for somebody to write
+        raise DataError(f"{path}: is a pipe, not a file")
     try:
         yield
     except DataError:

@@ -163,6 +163,9 @@ class ClientSplits:
         return found
 
 
+MOST_CLIENTS = 100_000_000  # more would not fit into memory, whatever they hold
+
+
 class Partition(Config):
     """How examples are dealt out to clients: a component of the `partition` section.
 
@@ -304,7 +307,7 @@ class Iid(Partition):
     """Examples shuffled and dealt out evenly."""
 
     kind: str = "iid"
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=MOST_CLIENTS)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         _enough(data, self.clients)
@@ -321,7 +324,7 @@ class Dirichlet(Partition):
     """
 
     kind: str = "dirichlet"
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=MOST_CLIENTS)
     alpha: float = Field(gt=0)
     min_samples: int = Field(10, ge=1)
 
@@ -368,7 +371,7 @@ class Pathological(Partition):
     """
 
     kind: str = "pathological"
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=MOST_CLIENTS)
     classes_per_client: int = Field(2, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
@@ -411,7 +414,7 @@ class Quantile(Partition):
     """
 
     kind: str = "quantile"
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=MOST_CLIENTS)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         if data.classes:
@@ -432,7 +435,7 @@ class Quantity(Partition):
     """
 
     kind: str = "quantity"
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=MOST_CLIENTS)
     sigma: float = Field(1.0, ge=0)
     min_samples: int = Field(1, ge=1)
 
@@ -465,7 +468,7 @@ class Natural(Partition):
 
     kind: str = "natural"
     column: str
-    clients: int | None = Field(None, ge=1)
+    clients: int | None = Field(None, ge=1, le=MOST_CLIENTS)
     min_samples: int = Field(1, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
@@ -499,7 +502,7 @@ class Aspects(Partition):
 
     kind: str = "aspects"
     column: str = "aspect"
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=MOST_CLIENTS)
     subsets: int = Field(10, ge=1)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:

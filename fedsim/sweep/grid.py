@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ COLUMNS = (
     *("bytes_up", "bytes_down", "total_bytes_up", "total_bytes_down", "one_off_up"),
     *("one_off_down", "epsilon", "seeds", "reached", "p_value"),
 )
+
+MOST_CELLS = 100_000
 
 
 class GridSettings(Config):
@@ -134,6 +137,11 @@ class GridSettings(Config):
                 options.append([(axis, name, sets) for name, sets in given.items()])
             else:
                 options.append([(axis, self.show(axis, v), {axis: v}) for v in given])
+        count = math.prod(map(len, options))
+        if count > MOST_CELLS:
+            raise ExperimentError(
+                f"grid.axes: {count:,} cells, a run or more each; {MOST_CELLS:,} are the most"
+            )
         found = []
         for combination in itertools.product(*options):
             cell = {axis: shown for axis, shown, _ in combination}

@@ -47,7 +47,11 @@ from fedsim.sweep import pack
 JOBS_FOLDER = "~/fedsim-jobs"  # of results on the cluster: each job's in one of its name
 UPLOAD_LIMIT = 100 * 2**20  # bytes that a dashboard of Ray's takes in one request
 # As .gitignore would say it.
-ALWAYS_IGNORED = ["/runs/", ".*/", "venv/", "__pycache__/", "*.egg-info/"]
+ALWAYS_IGNORED = [
+    *("/runs/", ".*/", "venv/", "__pycache__/", "*.egg-info/"),
+    # What must stay at home unless .rayignore has it sent: `!.env`.
+    *(".env", ".env.*", ".netrc", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*"),
+]
 PATIENCE = 30.0  # seconds of silence after which we look whether the cluster is still there
 TIMEOUT = (10.0, 120.0)  # seconds to connect, and to wait for an answer
 STOP_GRACE = 30  # seconds that a job has to end in good order when it is stopped
@@ -354,7 +358,10 @@ def _to_send(here: Path, file: Path) -> dict[Path, str]:
 
 
 def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
-    """The files below a folder, less those that are ignored. Links to folders are not followed."""
+    """The files below a folder, less those that are ignored; the last line that names one decides.
+
+    Links are not followed, for what they lead to may lie anywhere.
+    """
     ignored = [*above]
     if folder == top:
         ignored.append((top, GitIgnoreSpec.from_lines(ALWAYS_IGNORED)))
@@ -365,11 +372,13 @@ def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> 
     for path in sorted(folder.iterdir()):
         is_folder = path.is_dir() and not path.is_symlink()
         slash = "/" if is_folder else ""
-        if any(spec.match_file(f"{path.relative_to(at)}{slash}") for at, spec in ignored):
+        verdicts = [spec.check_file(f"{path.relative_to(at)}{slash}") for at, spec in ignored]
+        ignore = [found.include for found in verdicts if found.include is not None]
+        if ignore and ignore[-1]:
             continue
         if is_folder:
             yield from _files(path, top, ignored)
-        elif path.is_file():
+        elif path.is_file() and not path.is_symlink():
             yield path
 
 

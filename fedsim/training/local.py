@@ -107,10 +107,10 @@ class Train(Config):
             the client out of the round.
     """
 
-    rounds: int = Field(20, ge=1)
+    rounds: int = Field(20, ge=1, le=10_000_000)
     participation: float = Field(1.0, gt=0, le=1)
-    local_epochs: int = Field(1, ge=1)
-    batch_size: int = Field(16, ge=1)
+    local_epochs: int = Field(1, ge=1, le=1_000_000)
+    batch_size: int = Field(16, ge=1, le=1_000_000_000)
     lr_decay: float = Field(1.0, gt=0, le=1)
     clip_norm: float | None = Field(None, gt=0)
     optimizer: Optimizer = Optimizer()

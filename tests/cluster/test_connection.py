@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import ray
 from ray.exceptions import AuthenticationError
 
+from fedsim.cluster import connection
 from fedsim.cluster.connection import connected
 from fedsim.errors import ClusterError
 
@@ -32,11 +35,52 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
+@contextmanager
+def answering(answer: bytes | None) -> Iterator[str]:
+    """The address of something that takes connections, and says this to each, or nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            held = []
+            with suppress(OSError):  # the server is closed
+                while True:
+                    connection, _ = server.accept()
+                    held.append(connection)
+                    if answer is not None:
+                        connection.recv(64)
+                        connection.sendall(answer)
+                        connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.fixture
 def head() -> Iterator[str]:
-    """The address of something that takes connections."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+    """The address of something that answers as the head of a cluster does."""
+    with answering(b"\0\0\x12\x04\0\0\0\0\0" + bytes(18)) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "something else does"),
+        (b"", "something else does"),
+        (None, "it said nothing for 0 s"),
+    ],
+)
+def test_something_answers_that_is_no_ray(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, answer: bytes | None, reason: str
+) -> None:
+    monkeypatch.setattr(connection, "TIMEOUT", 0.3)
+    with answering(answer) as address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ClusterError) as told, connected(None):
+            pass
+    assert str(told.value) == f"RAY_ADDRESS={address}: no Ray answers there ({reason})"
+    assert not asked
 
 
 @pytest.fixture

@@ -194,16 +194,20 @@ class TestWhatIsSent:
         left = [
             *("runs/small/1/manifest.json", ".git/HEAD", ".venv/bin/python", "venv/bin/python"),
             *("deep/__pycache__/module.pyc", "pkg.egg-info/PKG-INFO", "data/large.npz"),
-            *("deep/er/notes.txt", "secret.key"),
+            *("deep/er/notes.txt", "secret.npy", ".env", "deep/.env.local", "my.key", "id_rsa"),
         ]
         for name in [*sent, *left]:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(name)
-        Path(".gitignore").write_text("data/*\n!data/small.npz\n*.key\n")
+        Path(".gitignore").write_text("data/*\n!data/small.npz\nsecret.*\n")
         Path("deep/.rayignore").write_text("er/notes.txt\n")
         Path("link").symlink_to(here.parent)
+        Path("link.txt").symlink_to(Path("/etc/hostname"))
         files = submit._to_send(here, Path("small.yaml"))
         assert sorted(files.values()) == sorted([*sent, "small.yaml"])
+        Path(".rayignore").write_text("!.env\n")  # it is wanted there
+        files = submit._to_send(here, Path("small.yaml"))
+        assert sorted(files.values()) == sorted([*sent, "small.yaml", ".env", ".rayignore"])
 
     def test_the_experiment_wherever_it_lies(self, here: Path) -> None:
         Path("runs").mkdir()
