@@ -83,6 +83,12 @@ def resume(
         same_data(folder, dataset, splits)
         with planned_actors(folder.experiment.engine) as actors:
             on_start(folder)
+            changed = folder.rounds_otherwise()
+            if changed:
+                on_progress(
+                    f"the run began elsewhere ({changed}): rounds from here on may be rounded "
+                    "otherwise, and the hash be another"
+                )
             return _carry_out(folder, dataset, splits, spec, actors, on_progress)
 
 

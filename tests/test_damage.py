@@ -201,3 +201,22 @@ def test_what_cannot_be_verified(tmp_path: Path, say: Say) -> None:
     code, _, complaint = say("verify", str(tmp_path))
     assert code == 2
     assert complaint.startswith(f"error: {tmp_path}: not the folder of a run, a grid or a search")
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(begun: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(begun, tmp_path / "run")
+    manifest = fedsim.load(path).manifest
+    there = {**manifest["hardware"], "processor": "Z80", "capability": "NONE"}
+    packages = {**manifest["packages"], "torch": "1.0"}
+    change_manifest(path, hardware=there, packages=packages)
+    lines: list[Any] = []
+    fedsim.resume(path, lines.append)
+    here = manifest["hardware"]
+    assert lines[0] == (
+        f"the run began elsewhere (processor 'Z80', now {here['processor']!r}; "
+        f"capability 'NONE', now {here['capability']!r}; torch 1.0, now "
+        f"{manifest['packages']['torch']}): rounds from here on may be rounded otherwise, and the hash be another"
+    )
+    lines.clear()
+    fedsim.resume(shutil.copytree(begun, tmp_path / "here"), lines.append)
+    assert "elsewhere" not in str(lines)

@@ -15,7 +15,8 @@ class EngineSettings(Config):
     Args:
         kind: `ray`, or `local` (in this process: for debugging, notebooks and tests).
         actors: how many client actors; `auto` is as many as the cluster can hold.
-        cpus_per_actor: CPUs, and with them threads, of each actor.
+        cpus_per_actor: CPUs, and with them threads, of each actor. Sums over several threads are
+            rounded otherwise, so results depend on it in the last bits.
         gpus_per_actor: GPUs of each actor; a fraction shares one GPU among several.
         clients_per_step: V, clients trained at once in a stack; `auto` measures before the first
             round what is fastest. Results depend on it in the last bits, so it is put on record.

@@ -68,11 +68,7 @@ class Folder:
             "git_revision": _git_revision(),
             "python": platform.python_version(),
             "packages": {name: version(name) for name in PACKAGES},
-            "hardware": {
-                "machine": platform.machine(),
-                "cpus": os.cpu_count(),
-                "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
-            },
+            "hardware": hardware(),
         }
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -197,6 +193,22 @@ class RunFolder(Folder):
                 f"{self.path}: its experiment cannot be built: {error}"
             ) from error
 
+    def rounds_otherwise(self) -> str | None:
+        """What decides rounding and is another now than at the start, in words; None if nothing."""
+        before, now = self.manifest["hardware"], hardware()
+        changed = [
+            f"{name} {before[name]!r}, now {now[name]!r}"
+            for name in ("processor", "capability")
+            if name in before and before[name] != now[name]
+        ]
+        known = self.manifest["packages"]
+        changed += [
+            f"{name} {known[name]}, now {version(name)}"
+            for name in ("torch", "numpy")
+            if name in known and known[name] != version(name)
+        ]
+        return "; ".join(changed) or None
+
     def forget_result(self) -> None:
         """Of a run that is to be made anew because its tables or weights are damaged."""
         for name in ("result_hash", "files"):
@@ -252,6 +264,27 @@ def alone(path: Path, refusal: str | None = None) -> Iterator[None]:
 def new_path(out: str | Path, name: str) -> Path:
     """Where something that starts now leaves its results: `<out>/<name>/<id>`."""
     return Path(out, name, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+
+
+def hardware() -> dict[str, Any]:
+    """What this machine computes with."""
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
+    }
+
+
+def _processor() -> str:
+    """The model of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not on Linux
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def _as_json(manifest: Mapping[str, Any]) -> bytes:

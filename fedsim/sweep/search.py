@@ -190,7 +190,8 @@ class SearchSettings(Config):
         for key, given in self.space.items():
             if key.partition(".")[0] == "engine":
                 raise ExperimentError(
-                    f"search.space.{key}: where a run is carried out does not change its result"
+                    f"search.space.{key}: where a run is carried out changes the last bits of its "
+                    "result at most"
                 )
             try:
                 given.distribution()

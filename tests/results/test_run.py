@@ -121,7 +121,7 @@ def test_the_manifest(done: Run) -> None:
     assert (manifest["actors"], manifest["clients_per_step"]) == (0, 1)
     assert {"fedsim", "torch", "numpy", "ray"} <= manifest["packages"].keys()
     assert manifest["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert manifest["hardware"].keys() == {"machine", "cpus", "gpus"}
+    assert manifest["hardware"].keys() == {"machine", "processor", "capability", "cpus", "gpus"}
     assert manifest["wall_seconds"] > 0
     assert pd.Timestamp(manifest["created"]) <= pd.Timestamp.now("UTC")
     assert "git_revision" in manifest

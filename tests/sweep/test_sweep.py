@@ -134,7 +134,7 @@ SEARCHES = [
     ),
     (
         "search:\n  space: {engine.actors: [1, 2]}" + BEST,
-        "engine.actors: where a run is carried out does not change its result",
+        "engine.actors: where a run is carried out changes the last bits of its result at most",
     ),
     (
         SPACE + "  objectives: {accuracy: max}\n  sampler: tpee",
