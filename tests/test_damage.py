@@ -215,7 +215,8 @@ def test_a_run_that_goes_on_elsewhere_says_so(begun: Path, tmp_path: Path) -> No
     assert lines[0] == (
         f"the run began elsewhere (processor 'Z80', now {here['processor']!r}; "
         f"capability 'NONE', now {here['capability']!r}; torch 1.0, now "
-        f"{manifest['packages']['torch']}): rounds from here on may be rounded otherwise, and the hash be another"
+        f"{manifest['packages']['torch']}): rounds from here on may be rounded otherwise, and "
+        "the hash be another"
     )
     lines.clear()
     fedsim.resume(shutil.copytree(begun, tmp_path / "here"), lines.append)

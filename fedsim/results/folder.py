@@ -194,7 +194,7 @@ class RunFolder(Folder):
             ) from error
 
     def rounds_otherwise(self) -> str | None:
-        """What decides rounding and is another now than at the start, in words; None if nothing."""
+        """What decides rounding and is another than at the start, in words; None if nothing."""
         before, now = self.manifest["hardware"], hardware()
         changed = [
             f"{name} {before[name]!r}, now {now[name]!r}"
