@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.connection import planned_actors
 from fedsim.cluster.placement import starting
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import FedsimError, RunError, RunFolderError
+from fedsim.errors import ExperimentError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import (
     Engine,
     LocalEngine,
     RunSpec,
+    cohort_size,
     limit_threads,
 )
 from fedsim.modules import search_here_last
@@ -56,7 +58,8 @@ def run(
         RunError: the run broke off; its folder can be resumed.
     """
     dataset, splits, spec = prepare(experiment)
-    with planned_actors(experiment.engine) as actors:
+    check_disk(experiment, spec, Path(out))
+    with _planned(experiment, splits, spec) as actors:
         facts = {**hashes(dataset, splits, experiment.method), "clients": len(splits)}
         folder = RunFolder.create(experiment, new_path(out, experiment.name), facts)
         with folder.alone():
@@ -81,7 +84,7 @@ def resume(
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         dataset, splits, spec = prepare(folder.experiment)
         same_data(folder, dataset, splits)
-        with planned_actors(folder.experiment.engine) as actors:
+        with _planned(folder.experiment, splits, spec) as actors:
             on_start(folder)
             changed = folder.rounds_otherwise()
             if changed:
@@ -131,6 +134,34 @@ def drive(
         else:
             events = _with_actors(folder, spec, actors, [data, ray.put(splits)])
         return _carry_through(folder, events, actors, on_progress)
+
+
+def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
+    """Refuse a run whose checkpoints would not fit the disk.
+
+    Raises:
+        ExperimentError: they would not; what clients keep is not even counted.
+    """
+    each, rounds = 4.0 * spec.size, experiment.train.rounds
+    every, keep = experiment.checkpoint.every, experiment.checkpoint.keep
+    count = 1 + (rounds // every if keep == "all" and every else min(rounds, 2))
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if count * each > free:
+        raise ExperimentError(
+            f"checkpoint: {count} times the weights, {each / 1e9:.3g} GB each, are "
+            f"{count * each / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free below {there}; raise "
+            "checkpoint.every, or set checkpoint.keep=last"
+        )
+
+
+def _planned(
+    experiment: Experiment, splits: ClientSplits, spec: RunSpec
+) -> AbstractContextManager[int]:
+    """How many client actors the run gets; see `planned_actors`."""
+    V = experiment.engine.clients_per_step
+    cohort = cohort_size(experiment.train.participation, len(splits))
+    return planned_actors(experiment.engine, spec.worker_bytes(1 if V == "auto" else V), cohort)
 
 
 def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:

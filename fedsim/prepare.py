@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -11,6 +13,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
 from fedsim.methods.learns import Problem
 from fedsim.results.loggers import check_loggers
+from fedsim.training import lacks_memory
 
 
 def prepare(
@@ -65,7 +68,8 @@ def prepare(
     if privacy is not None:
         _check_no_running_stats(network, experiment.model.name)
     experiment.method.check_data(dataset, splits, network)
-    return dataset, splits, spec
+    size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
+    return dataset, splits, replace(spec, size=size)
 
 
 def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
@@ -100,6 +104,8 @@ def _try_model(spec: RunSpec) -> nn.Module:
     except FedsimError:
         raise
     except Exception as error:  # of the user's own code
+        if lacks_memory(error):
+            raise ExperimentError(f"{name}: there is not enough memory for it: {error}") from error
         raise ExperimentError(
             f"{name} does not take the data's inputs of shape {spec.data.shape}: "
             f"{type(error).__name__}: {error}"

@@ -6,12 +6,16 @@ import gzip
 import importlib
 import json
 import os
+import re
+import shutil
 import struct
 import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -502,6 +506,67 @@ def test_pipes_are_not_waited_for(fedsim: Call, tmp_path: Path) -> None:
     code, _, message = fedsim("run", "small.yaml")
     assert code == 2
     assert message == f"error: {tmp_path / 'pipe.npz'}: is a pipe, not a file\n"
+
+
+# what does not fit
+
+
+def test_a_model_that_cannot_be_built_for_want_of_memory(refused: Callable[..., str]) -> None:
+    write_experiment(4, "model: {name: mlp, hidden: [1000000, 1000000]}")
+    message = refused("run", "small.yaml")
+    assert message.startswith("model.name=mlp: there is not enough memory for it: ")
+
+
+def test_a_run_in_one_process_that_does_not_fit(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SimpleNamespace(available=500)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    message = refused("run", "small.yaml", "engine={kind: local}")
+    assert message == (
+        "engine.kind=local: training takes about 0.0 GB of memory, and 0.0 GB are free; take a "
+        "smaller model or a smaller engine.clients_per_step"
+    )
+
+
+@pytest.mark.parametrize("command", ["run", "grid", "tune"])
+def test_checkpoints_that_the_disk_has_no_room_for(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    sections = {
+        "run": "",
+        "grid": "\ngrid: {axes: {train.optimizer.lr: [0.1]}}\n",
+        "tune": "\nsearch: {space: {train.optimizer.lr: [0.1]}, objectives: {accuracy: max}}\n",
+    }
+    Path("all.yaml").write_text(Path("small.yaml").read_text() + sections[command])
+    keep = "checkpoint={keep: all, every: 1}"
+    message = refused(command, "all.yaml", "train.rounds=50", keep)
+    assert re.search(
+        r"checkpoint: 51 times the weights, \S+ GB each, are \S+ GB, and 1e-06 GB are free below "
+        rf"{tmp_path}\S*; raise checkpoint.every, or set checkpoint.keep=last$",
+        message,
+    )
+
+
+def test_actors_are_as_many_as_the_memory_holds_and_are_of_use() -> None:
+    node = Node("laptop", cpus=16, gpus=0, memory=10e9)
+    assert plan_actors(EngineSettings(), [node]) == 16
+    assert plan_actors(EngineSettings(), [node], actor_bytes=3e9) == 3
+    assert plan_actors(EngineSettings(), [node], most=12) == 12
+    assert plan_actors(EngineSettings(actors=14), [node], most=12) == 14
+    with pytest.raises(ClusterError) as told:
+        plan_actors(EngineSettings(actors=4), [node], actor_bytes=3e9)
+    assert str(told.value) == (
+        "engine.actors=4: only 3 client actor(s) of 1 CPU(s) and 3.0 GB fit (laptop: 16 CPUs, 0 "
+        "GPUs, 10 GB); set engine.actors=3 or engine.actors=auto"
+    )
+    with pytest.raises(ClusterError) as told:
+        plan_actors(EngineSettings(), [node], actor_bytes=11e9)
+    assert str(told.value) == (
+        "no node has the memory for a client actor of 1 CPU(s) and 11.0 GB (laptop: 16 CPUs, 0 "
+        "GPUs, 10 GB); take a smaller model or a smaller engine.clients_per_step"
+    )
 
 
 # run folders

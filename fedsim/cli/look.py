@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import psutil
 import typer
 from rich.table import Table
 
 from fedsim import atomic
-from fedsim.cli.console import File, Overrides, app, out, short
+from fedsim.cli.console import File, Overrides, app, out, short, size
 from fedsim.cluster.connection import connected
-from fedsim.cluster.placement import Node, actors_on, plan_actors
+from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import RunError, RunFolderError
@@ -200,22 +202,30 @@ def doctor_command(
 
 def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     """What the experiment would get. Raises what would stop it."""
-    _, splits, _ = prepare(experiment)
+    dataset, splits, spec = prepare(experiment)
     cohort = cohort_size(experiment.train.participation, len(splits))
     sizes = splits.train.lengths
     out.print(
         f"{experiment.name}: {len(splits)} clients with {sizes.min()} to {sizes.max()} training "
         f"examples, {cohort} of them a round"
     )
+    V = 1 if experiment.engine.clients_per_step == "auto" else experiment.engine.clients_per_step
+    out.print(
+        f"about {size(ACTOR_BYTES + spec.worker_bytes(V))} of memory an actor, and "
+        f"{size(dataset.x.nbytes + dataset.test_x.nbytes)} of data on each node; "
+        f"{size(psutil.virtual_memory().available)} of memory and "
+        f"{size(shutil.disk_usage(Path.cwd()).free)} of disk are free here"
+    )
     if experiment.engine.kind == "local":
         out.print("engine.kind=local: everything in one process, Ray is not used")
         return
-    actors = plan_actors(experiment.engine, nodes)
+    each = ACTOR_BYTES + spec.worker_bytes(V)
+    actors = plan_actors(experiment.engine, nodes, each, cohort)
     blocks = len(cut_blocks(np.arange(cohort), sizes[:cohort]))
     out.print(
         f"{actors} client actor(s) of {experiment.engine.cpus_per_actor} CPU(s) and "
         f"{experiment.engine.gpus_per_actor:g} GPU(s); at most "
-        f"{' + '.join(str(actors_on(node, experiment.engine)) for node in nodes)} fit"
+        f"{' + '.join(str(actors_on(node, experiment.engine, each)) for node in nodes)} fit"
     )
     out.print(f"{blocks} blocks of clients a round, about {cohort / actors:.1f} clients an actor")
     if blocks < actors:

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fedsim import modules
-from fedsim.cluster.placement import Node, plan_actors
+from fedsim.cluster.placement import ACTOR_BYTES, Node, plan_actors
 from fedsim.cluster.private import QUIET, handlers_kept, private_ray
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
@@ -20,8 +22,12 @@ TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
 
 
 @contextmanager
-def planned_actors(settings: EngineSettings) -> Iterator[int]:
+def planned_actors(settings: EngineSettings, worker_bytes: float, most: int) -> Iterator[int]:
     """Have a Ray cluster, as `connected`, and plan the client actors of a run on it.
+
+    Args:
+        worker_bytes: memory of a worker's arrays.
+        most: clients of a round; `engine.actors=auto` makes no more actors.
 
     Yields:
         How many client actors to make.
@@ -30,13 +36,20 @@ def planned_actors(settings: EngineSettings) -> Iterator[int]:
         ClusterError: the cluster cannot be reached, or not one actor fits it.
     """
     if settings.kind == "local":
+        free = psutil.virtual_memory().available
+        if worker_bytes > free:
+            raise ClusterError(
+                f"engine.kind=local: training takes about {worker_bytes / 1e9:.1f} GB of memory, "
+                f"and {free / 1e9:.1f} GB are free; take a smaller model or a smaller "
+                "engine.clients_per_step"
+            )
         yield 0
         return
     import ray
 
     with connected(settings):
         nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
-        yield plan_actors(settings, nodes)
+        yield plan_actors(settings, nodes, ACTOR_BYTES + worker_bytes, most)
 
 
 @contextmanager

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsim.cluster.compat import free_resources
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
-
-if TYPE_CHECKING:  # this room lies below that of the federation
-    from fedsim.cluster.settings import EngineSettings
 
 ACTOR_BYTES = 300e6  # memory of an actor that has imported torch, as measured: about 270 MB
 
@@ -42,13 +39,16 @@ class Node:
         return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs, {self.memory / 1e9:.0f} GB"
 
 
-def actors_on(node: Node, settings: EngineSettings) -> int:
+def actors_on(node: Node, settings: EngineSettings, actor_bytes: float = ACTOR_BYTES) -> int:
     """How many of the experiment's actors fit a node.
 
     Ray cuts each GPU by itself: a fraction never spans two cards, and more than one GPU is a
     whole number of cards.
+
+    Args:
+        actor_bytes: memory that each takes.
     """
-    fit = min(math.floor(node.cpus / settings.cpus_per_actor), node.memory // ACTOR_BYTES)
+    fit = min(math.floor(node.cpus / settings.cpus_per_actor), node.memory // actor_bytes)
     if 0 < settings.gpus_per_actor < 1:
         per_card = math.floor(1 / settings.gpus_per_actor + 1e-9)
         fit = min(fit, per_card * math.floor(node.gpus))
@@ -57,8 +57,17 @@ def actors_on(node: Node, settings: EngineSettings) -> int:
     return int(fit)
 
 
-def plan_actors(settings: EngineSettings, nodes: Sequence[Node]) -> int:
+def plan_actors(
+    settings: EngineSettings,
+    nodes: Sequence[Node],
+    actor_bytes: float = ACTOR_BYTES,
+    most: float = math.inf,
+) -> int:
     """The number of client actors to make.
+
+    Args:
+        actor_bytes: memory that each takes.
+        most: that are of any use, as there are no more clients a round; heeded by `auto`.
 
     Raises:
         ClusterError: not one, or not as many as asked for, can ever be placed.
@@ -66,18 +75,25 @@ def plan_actors(settings: EngineSettings, nodes: Sequence[Node]) -> int:
     each = f"{settings.cpus_per_actor} CPU(s)"
     if settings.gpus_per_actor:
         each += f" and {settings.gpus_per_actor:g} GPU(s)"
+    if actor_bytes >= 1e9:
+        each += f" and {actor_bytes / 1e9:.1f} GB"
     there = "; ".join(node.describe() for node in nodes)
     if settings.gpus_per_actor > 1 and settings.gpus_per_actor % 1:
         raise ClusterError(
             f"engine.gpus_per_actor={settings.gpus_per_actor:g}: above 1 it must be a whole number"
         )
-    fit = sum(actors_on(node, settings) for node in nodes)
+    fit = sum(actors_on(node, settings, actor_bytes) for node in nodes)
+    if fit == 0 and any(actors_on(node, settings, 1.0) for node in nodes):
+        raise ClusterError(
+            f"no node has the memory for a client actor of {each} ({there}); take a smaller model "
+            "or a smaller engine.clients_per_step"
+        )
     if fit == 0:
         raise ClusterError(
             f"no node can hold a client actor of {each} ({there}); "
             "lower engine.cpus_per_actor or engine.gpus_per_actor, or set engine.gpus_per_actor=0"
         )
-    wanted = fit if settings.actors == "auto" else settings.actors
+    wanted = min(fit, int(min(most, fit))) if settings.actors == "auto" else settings.actors
     if wanted > fit:
         raise ClusterError(
             f"engine.actors={wanted}: only {fit} client actor(s) of {each} fit ({there}); "

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 
-LOOPBACK = "127.0.0.1"
 PATIENCE = 5.0  # seconds that processes have to end by themselves
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
@@ -46,7 +45,6 @@ def private_ray(
                     address="local",
                     num_cpus=cpus,
                     include_dashboard=False,
-                    _node_ip_address=LOOPBACK,
                     _temp_dir=folder,
                     _system_config={"enable_metrics_collection": False, **config},
                     **QUIET,

@@ -61,6 +61,7 @@ class RunSpec:
         data: shape and kind of inputs.
         outputs: how many numbers a network returns for one input.
         aggregation: how updates are averaged.
+        size: how many numbers a model's weights are, buffers included; 0 if it has none.
     """
 
     model: Model
@@ -71,6 +72,18 @@ class RunSpec:
     data: DataSpec
     outputs: int
     aggregation: Aggregation = field(default_factory=Aggregation)
+    size: int = 0
+
+    def worker_bytes(self, clients_per_step: int) -> float:
+        """About what the arrays of a worker take, examples and activations aside.
+
+        The network, its gradient, the weights as they came and as they leave (4 bytes a number
+        each), the exact sum (16), and for each client of a stack weights, gradient and what the
+        optimiser keeps.
+        """
+        optimizer = self.train.optimizer
+        kept = 2 if optimizer.name != "sgd" else int(optimizer.momentum > 0)
+        return 4.0 * self.size * (8 + (2 + kept) * clients_per_step)
 
     def build_model(self) -> nn.Module:
         """The network with the run's initial weights, the same wherever it is built.

@@ -52,6 +52,7 @@ def allocate(
     here: Node,
     trials: int,
     concurrent: int | Literal["auto"] = "auto",
+    actor_bytes: float = ACTOR_BYTES,
 ) -> Allocation:
     """Decide how many client actors a trial gets, and how many trials run at once.
 
@@ -63,6 +64,7 @@ def allocate(
         here: the node of this process. Drivers run there, because their folders lie there.
         trials: how many there will be.
         concurrent: how many are to run at the same time.
+        actor_bytes: memory that each client actor, or each trial in one process, takes.
 
     Raises:
         ClusterError: one trial, or as many as asked for at once, can never be placed.
@@ -70,14 +72,17 @@ def allocate(
     if concurrent != "auto":
         concurrent = min(concurrent, trials)
     local = settings.kind == "local"
-    if local and actors_on(here, settings) == 0:
+    if local and actors_on(here, settings, actor_bytes) == 0:
         raise ClusterError(
-            f"engine.kind=local: a trial of {settings.cpus_per_actor} CPU(s) and "
-            f"{settings.gpus_per_actor:g} GPU(s) does not fit this node ({here.describe()}); "
-            "lower engine.cpus_per_actor or engine.gpus_per_actor"
+            f"engine.kind=local: a trial of {settings.cpus_per_actor} CPU(s), "
+            f"{settings.gpus_per_actor:g} GPU(s) and {actor_bytes / 1e9:.1f} GB does not fit this "
+            f"node ({here.describe()}); lower engine.cpus_per_actor or engine.gpus_per_actor, or "
+            "take a smaller model"
         )
-    planned = 1 if local else plan_actors(settings, nodes)  # raises if they cannot be placed
-    fit = actors_on(here, settings) if local else sum(actors_on(n, settings) for n in nodes)
+    # Raises if they cannot be placed.
+    planned = 1 if local else plan_actors(settings, nodes, actor_bytes)
+    places = [here] if local else nodes
+    fit = sum(actors_on(node, settings, actor_bytes) for node in places)
     # Half of this node's memory for drivers, half for client actors.
     drivers = fit if local else max(1, int(min(here.memory / ACTOR_BYTES / 2, trials)))
     actors = planned

@@ -25,12 +25,13 @@ from ray import tune
 from ray.tune.error import TuneError
 
 from fedsim.cluster.connection import connected
+from fedsim.cluster.placement import ACTOR_BYTES
 from fedsim.cluster.private import scratch
 from fedsim.data import Dataset, Source
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
-from fedsim.launch import drive
+from fedsim.launch import check_disk, drive
 from fedsim.modules import search_here_last
 from fedsim.prepare import prepare
 from fedsim.results.folder import RunFolder, alone
@@ -141,13 +142,15 @@ def run_trials(
         BadInput: an experiment cannot be carried out, or its trial never placed.
         RunError: Tune cannot go on.
     """
-    datasets = _load_data(plan.examples)
+    datasets, sizes = _load_data(plan.examples, path)
     engines = [example.experiment.engine for example in plan.examples]
     largest = max(engines, key=lambda e: 0 if e.actors == "auto" else e.actors * e.cpus_per_actor)
     with connected(largest):
         nodes, here, pin = cluster()
         allocations = {
-            _resource_key(engine): allocate(engine, nodes, here, plan.count, plan.concurrent)
+            _resource_key(engine): allocate(
+                engine, nodes, here, plan.count, plan.concurrent, sizes[_resource_key(engine)]
+            )
             for engine in engines
         }
         concurrent = max(each.concurrent for each in allocations.values())
@@ -224,22 +227,36 @@ def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
     return engine.kind, engine.actors, engine.cpus_per_actor, engine.gpus_per_actor
 
 
-def _load_data(examples: Sequence[Trial]) -> dict[str, Dataset]:
-    """Check the examples, and load their data, by data section.
+def _load_data(
+    examples: Sequence[Trial], path: Path
+) -> tuple[dict[str, Dataset], dict[tuple[Any, ...], float]]:
+    """Check the examples, and load their data.
+
+    Args:
+        path: of the sweep's folder.
+
+    Returns:
+        The data by data section; the memory of a client actor by what of the engine decides.
 
     Raises:
         BadInput: an experiment cannot be carried out.
     """
     loaded: dict[str, Dataset] = {}
+    sizes: dict[tuple[Any, ...], float] = {}
     for trial in examples:
         try:
             key = _data_key(trial.experiment.data)
             if key not in loaded:
                 loaded[key] = trial.experiment.data.load()
-            prepare(trial.experiment, loaded[key])
+            _, _, spec = prepare(trial.experiment, loaded[key])
+            check_disk(trial.experiment, spec, path)
+            engine = trial.experiment.engine
+            V = 1 if engine.clients_per_step == "auto" else engine.clients_per_step
+            place = _resource_key(engine)
+            sizes[place] = max(sizes.get(place, 0), ACTOR_BYTES + spec.worker_bytes(V))
         except BadInput as error:
             raise type(error)(f"{trial.label}: {error}") from error
-    return loaded
+    return loaded, sizes
 
 
 def _data_key(source: Source) -> str:
