@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.connection import planned_actors
-from fedsim.cluster.placement import starting
+from fedsim.cluster.placement import node_is_lost, starting
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
@@ -305,6 +305,11 @@ def _on_ray(
         except LOST as error:
             if failed_to_start(error):
                 raise RunError(f"the driver cannot start: {error}") from error
+            if node_is_lost():
+                raise RunError(
+                    "Ray's own process on this machine, the raylet, was lost: killed, or out of "
+                    "memory?"
+                ) from error
             deaths += 1
             if deaths == MAX_DRIVER_DEATHS:
                 raise RunError(

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from experiments import small_experiment
+from experiments import change_manifest, small_experiment
 from fedsim import Run, cli, load
 from fedsim._torchvision import import_torchvision
 from fedsim.cli import runs
@@ -98,6 +98,7 @@ def make_regression(path: Path, r2: list[float]) -> None:
     """Write other rounds into a run's folder: those of a regression."""
     rounds = load(path).rounds.drop(columns="accuracy")
     rounds.assign(r2=r2, rmse=2.0, mae=1.5).to_parquet(path / "rounds.parquet")
+    change_manifest(path, "files")
     metrics = Regression().metrics(None)  # type: ignore[arg-type]
     RunFolder.open(path).update(metrics=[asdict(metric) for metric in metrics])
 

@@ -6,6 +6,7 @@ a dashboard. tests/cluster/test_compat.py tells what a new version of Ray has ch
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,15 @@ def free_resources() -> dict[str, dict[str, float]]:
 
     free: dict[str, dict[str, float]] = available_resources_per_node()
     return free
+
+
+def log_what_ray_says() -> None:
+    """Log what Ray would write to this process's terminal: pages, where a line would do."""
+    from ray._private import worker
+
+    assert callable(worker.print_to_stdstream)
+    log = logging.getLogger("fedsim.ray")
+    worker.print_to_stdstream = lambda data, **_: log.info("\n".join(data["lines"]))
 
 
 def use_token_if_there() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from fedsim import modules
+from fedsim.cluster.compat import log_what_ray_says
 from fedsim.cluster.placement import ACTOR_BYTES, Node, plan_actors
 from fedsim.cluster.private import QUIET, handlers_kept, private_ray
 from fedsim.cluster.settings import EngineSettings
@@ -72,6 +73,7 @@ def connected(settings: EngineSettings | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    log_what_ray_says()
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")

@@ -132,6 +132,14 @@ def live_nodes() -> dict[str, Node]:
     }
 
 
+def node_is_lost() -> bool:
+    """Whether the control service has given up the node that this process is on."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here)
+
+
 def free_now() -> list[Free]:
     """What is free on each node of the cluster that this process is connected to."""
     free = free_resources()

@@ -51,6 +51,20 @@ class TestOfTheCluster:
         assert set(free) == {ray.get_runtime_context().get_node_id()}
 
 
+def test_what_ray_says_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    from ray._private import worker
+
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    still_there(compat.log_what_ray_says)
+    caplog.set_level("INFO", "fedsim.ray")
+    said = {"lines": ["a", "b"], "pid": 1, "is_err": False}
+    worker.print_to_stdstream(said, ignore_prefix=False)
+    assert caplog.messages == ["a\nb"]
+    assert capsys.readouterr() == ("", "")
+
+
 class TestOfTheDashboard:
     def test_a_token_is_used_if_there_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # said by the user: nothing is changed
