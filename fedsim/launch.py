@@ -146,8 +146,8 @@ def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
     every, keep = experiment.checkpoint.every, experiment.checkpoint.keep
     count = 1 + (rounds // every if keep == "all" and every else min(rounds, 2))
     there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if count * each > free:
+    total, _, free = shutil.disk_usage(there)
+    if count * each > free and total:  # what has no size at all says itself what is wrong
         raise ExperimentError(
             f"checkpoint: {count} times the weights, {each / 1e9:.3g} GB each, are "
             f"{count * each / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free below {there}; raise "

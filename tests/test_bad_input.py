@@ -533,7 +533,7 @@ def test_a_run_in_one_process_that_does_not_fit(
 def test_checkpoints_that_the_disk_has_no_room_for(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (10**9, 10**9 - 1000, 1000))
     sections = {
         "run": "",
         "grid": "\ngrid: {axes: {train.optimizer.lr: [0.1]}}\n",

@@ -116,7 +116,7 @@ def test_a_run_ends_in_order(tmp_path: Path, number: int, kind: str) -> None:
     (folder,) = (tmp_path / "runs" / "small").iterdir()
     assert load(folder).manifest["status"] == "interrupted"
     assert len(load(folder).rounds) >= 3
-    assert not [each for each in family if each.is_running()]
+    assert not [each for each in family if private.is_alive(each)]
     assert not list(base.glob("fsray-*"))
 
 

@@ -10,8 +10,9 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,18 +124,21 @@ def _family(folder: str) -> list[psutil.Process]:
 
 def _end(family: list[psutil.Process]) -> None:
     """End what is left of them: agents would look a minute for the node that they served."""
-    _, left = psutil.wait_procs(family, timeout=0)
-    for process in left:
-        try:
-            process.terminate()
-        except psutil.NoSuchProcess:
-            continue
-    _, left = psutil.wait_procs(left, timeout=PATIENCE)
-    for process in left:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+    for ask, patience in ((psutil.Process.terminate, PATIENCE), (psutil.Process.kill, 1.0)):
+        for process in filter(is_alive, family):
+            with suppress(psutil.NoSuchProcess):
+                ask(process)
+        until = time.monotonic() + patience
+        while any(map(is_alive, family)) and time.monotonic() < until:
+            time.sleep(0.02)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that nobody asks how it ended does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

@@ -112,7 +112,7 @@ class TestEveryMethod:
         found = checkpoints.latest(method.init(other), other)
         assert found is not None
         other.begin_round(3)
-        again = method.round(other, found[1], 3)
+        again = method.round(other, found.state, 3)
         for field in vars(third):
             np.testing.assert_array_equal(getattr(again, field), getattr(third, field))
 

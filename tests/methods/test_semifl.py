@@ -375,7 +375,7 @@ class TestRuns:
         found = Checkpoints(tmp_path).latest(method.init(fed), fed)
         assert found is not None
         fed.begin_round(3)
-        again = method.round(fed, found[1], 3)
+        again = method.round(fed, found.state, 3)
         np.testing.assert_array_equal(again.weights, states[3].weights)
         np.testing.assert_array_equal(again.velocity, states[3].velocity)
 
