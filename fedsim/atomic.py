@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsim.errors import Damaged
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -46,3 +48,14 @@ def checksum(path: Path) -> str:
     """Of a file's bytes, to notice damage by."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
+def check(path: Path, expected: str | None) -> None:
+    """Insist that a file has a checksum; with None nothing is known of it.
+
+    Raises:
+        Damaged: it has another one.
+        OSError: it cannot be read.
+    """
+    if expected is not None and checksum(path) != expected:
+        raise Damaged(f"{path}: is damaged: its checksum is another one")

@@ -159,9 +159,9 @@ def _planned(
     experiment: Experiment, splits: ClientSplits, spec: RunSpec
 ) -> AbstractContextManager[int]:
     """How many client actors the run gets; see `planned_actors`."""
-    V = experiment.engine.clients_per_step
+    engine = experiment.engine
     cohort = cohort_size(experiment.train.participation, len(splits))
-    return planned_actors(experiment.engine, spec.worker_bytes(1 if V == "auto" else V), cohort)
+    return planned_actors(engine, spec.worker_bytes(engine.clients_per_step), cohort)
 
 
 def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:

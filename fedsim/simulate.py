@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from fedsim.federation.engine import Engine
 from fedsim.methods import State
 from fedsim.records import chained, new_ledger, result_hash, summarise
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
-from fedsim.results.tables import Table
+from fedsim.results.tables import Table, check_tables
 from fedsim.rng import keyed_torch_rng
 
 TABLES = ("rounds", "clients", *RECORDED)
@@ -82,14 +83,9 @@ def simulate(
     )
     with keyed_torch_rng(experiment.seed, "server", 0, device=device):
         initial = method.init(fed)
-
-    def check_tables(t: int, progress: dict[str, Any]) -> None:
-        for name, table in tables.items():
-            table.check(t, progress["tables"][name])
-
     done = False
     while not done:
-        found = checkpoints.latest(initial, fed, check=check_tables)
+        found = checkpoints.latest(initial, fed, check=partial(check_tables, folder.path))
         while checkpoints.passed_over:
             yield f"{checkpoints.passed_over.pop(0)}; its checkpoint is passed over"
         if found is None:

@@ -209,9 +209,9 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
         f"{experiment.name}: {len(splits)} clients with {sizes.min()} to {sizes.max()} training "
         f"examples, {cohort} of them a round"
     )
-    V = 1 if experiment.engine.clients_per_step == "auto" else experiment.engine.clients_per_step
+    each = ACTOR_BYTES + spec.worker_bytes(experiment.engine.clients_per_step)
     out.print(
-        f"about {size(ACTOR_BYTES + spec.worker_bytes(V))} of memory an actor, and "
+        f"about {size(each)} of memory an actor, and "
         f"{size(dataset.x.nbytes + dataset.test_x.nbytes)} of data on each node; "
         f"{size(psutil.virtual_memory().available)} of memory and "
         f"{size(shutil.disk_usage(Path.cwd()).free)} of disk are free here"
@@ -219,7 +219,6 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     if experiment.engine.kind == "local":
         out.print("engine.kind=local: everything in one process, Ray is not used")
         return
-    each = ACTOR_BYTES + spec.worker_bytes(V)
     actors = plan_actors(experiment.engine, nodes, each, cohort)
     blocks = len(cut_blocks(np.arange(cohort), sizes[:cohort]))
     out.print(

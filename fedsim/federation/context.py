@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -74,16 +74,17 @@ class RunSpec:
     aggregation: Aggregation = field(default_factory=Aggregation)
     size: int = 0
 
-    def worker_bytes(self, clients_per_step: int) -> float:
+    def worker_bytes(self, clients_per_step: int | Literal["auto"]) -> float:
         """About what the arrays of a worker take, examples and activations aside.
 
         The network, its gradient, the weights as they came and as they leave (4 bytes a number
         each), the exact sum (16), and for each client of a stack weights, gradient and what the
-        optimiser keeps.
+        optimiser keeps; of a stack whose size is not known yet, one client.
         """
+        V = 1 if clients_per_step == "auto" else clients_per_step
         optimizer = self.train.optimizer
         kept = 2 if optimizer.name != "sgd" else int(optimizer.momentum > 0)
-        return 4.0 * self.size * (8 + (2 + kept) * clients_per_step)
+        return 4.0 * self.size * (8 + (2 + kept) * V)
 
     def build_model(self) -> nn.Module:
         """The network with the run's initial weights, the same wherever it is built.

@@ -166,10 +166,12 @@ class Folder:
         wrong = []
         for name, expected in self.files.items():
             path = self.path / name
-            if not path.exists():
+            try:
+                atomic.check(path, expected)
+            except FileNotFoundError:
                 wrong.append(f"{path}: is missing")
-            elif atomic.checksum(path) != expected:
-                wrong.append(f"{path}: is damaged: its checksum is another one")
+            except Damaged as damage:
+                wrong.append(str(damage))
         return wrong
 
 

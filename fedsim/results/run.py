@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fedsim import atomic
-from fedsim.errors import Damaged, RunFolderError
+from fedsim.errors import RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.objectives import Metric
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
@@ -120,8 +120,7 @@ class Run:
             raise RunFolderError(f"{self.path}: the run is not finished; it has no weights yet")
         expected = self._folder.files.get(FINAL_WEIGHTS)
         try:
-            if expected not in (None, atomic.checksum(path)):
-                raise Damaged(f"{path}: is damaged: its checksum is another one")
+            atomic.check(path, expected)
             with safe_open(path, framework="pt") as file:
                 layers = (file.metadata() or {}).get("layers")
                 names = sorted(file.keys()) if layers is None else json.loads(layers)

@@ -125,8 +125,7 @@ class Table:
     def _read(self, checksum: str | None) -> pd.DataFrame:
         import pandas as pd  # here, because client actors import this module and need no pandas
 
-        if checksum is not None and atomic.checksum(self.file) != checksum:
-            raise Damaged(f"{self.file}: is damaged: its checksum is another one")
+        atomic.check(self.file, checksum)
         if self.file.exists():
             return pd.read_parquet(self.file)
         parts = self._part_files()
@@ -145,6 +144,19 @@ class Table:
 
     def _part_files(self) -> list[Path]:
         return sorted(self._parts.glob("[0-9]*.parquet"))
+
+
+def check_tables(folder: Path, t: int, progress: Mapping[str, Any]) -> None:
+    """Insist that the tables of a run are those of its checkpoint of round t.
+
+    Args:
+        progress: what the checkpoint has of the run; the tables' chains among it.
+
+    Raises:
+        Damaged: a part is missing, or not what was written.
+    """
+    for name, chain in progress["tables"].items():
+        Table(folder, name).check(t, chain)
 
 
 def _chained(chain: str, part: Path) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedsim.errors import RunFolderError
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.report.entries import open_folder
-from fedsim.results.tables import Table
+from fedsim.results.tables import check_tables
 
 
 def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -39,19 +39,14 @@ def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _damage_of_run(folder: RunFolder) -> list[str]:
-    finished = "result_hash" in folder.manifest
-
-    def check_tables(t: int, progress: dict[str, Any]) -> None:
-        for name, chain in progress["tables"].items():
-            Table(folder.path, name).check(t, chain)
-
     weights = folder.path / "weights"
     if not weights.is_dir():  # it broke off before its first round
         return folder.damage()
     checkpoints = Checkpoints(weights, known=folder.manifest.get("checkpoints", ()))
     # Of a finished run the tables have been merged, and have checksums of their own.
-    found = checkpoints.damage() if finished else checkpoints.damage(check_tables)
-    return [*folder.damage(), *found]
+    if "result_hash" in folder.manifest:
+        return [*folder.damage(), *checkpoints.damage()]
+    return [*folder.damage(), *checkpoints.damage(partial(check_tables, folder.path))]
 
 
 def _damage_of_study(folder: Folder) -> list[str]:

@@ -251,9 +251,8 @@ def _load_data(
             _, _, spec = prepare(trial.experiment, loaded[key])
             check_disk(trial.experiment, spec, path)
             engine = trial.experiment.engine
-            V = 1 if engine.clients_per_step == "auto" else engine.clients_per_step
-            place = _resource_key(engine)
-            sizes[place] = max(sizes.get(place, 0), ACTOR_BYTES + spec.worker_bytes(V))
+            place, each = _resource_key(engine), spec.worker_bytes(engine.clients_per_step)
+            sizes[place] = max(sizes.get(place, 0), ACTOR_BYTES + each)
         except BadInput as error:
             raise type(error)(f"{trial.label}: {error}") from error
     return loaded, sizes
