@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -84,6 +86,18 @@ def test_other_ends_are_left_alone() -> None:
     assert left.value.code == 2
 
 
+def command(name: str, file: str, folder: Path) -> subprocess.Popen[str]:
+    """A command on a private Ray, what it prints and its complaints in one."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsim", name, file],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "RAY_ADDRESS": "local"},
+    )
+
+
 @pytest.mark.parametrize(
     ("number", "kind"),
     [(signal.SIGHUP, "local"), (signal.SIGTERM, "local"), (signal.SIGTERM, "ray")],
@@ -94,14 +108,7 @@ def test_a_run_ends_in_order(tmp_path: Path, number: int, kind: str) -> None:
     )
     (tmp_path / "small.yaml").write_text(experiment.to_yaml())
     base = Path(os.environ["RAY_TMPDIR"])
-    with subprocess.Popen(
-        [sys.executable, "-m", "fedsim", "run", str(tmp_path / "small.yaml")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "RAY_ADDRESS": "local"},
-    ) as process:
+    with command("run", "small.yaml", tmp_path) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("round 3/"):
@@ -118,6 +125,38 @@ def test_a_run_ends_in_order(tmp_path: Path, number: int, kind: str) -> None:
     assert len(load(folder).rounds) >= 3
     assert not [each for each in family if private.is_alive(each)]
     assert not list(base.glob("fsray-*"))
+
+
+SEARCH = {"space": {"train.optimizer.lr": [0.1, 0.2]}, "objectives": {"accuracy": "max"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"), [("run", "raylet"), ("run", "gcs_server"), ("tune", "raylet")]
+)
+def test_the_loss_of_a_process_of_ray_s_own_is_told(tmp_path: Path, name: str, lost: str) -> None:
+    experiment = small_experiment(train={"rounds": 100_000}, engine={"kind": "ray"})
+    search = f"search: {json.dumps({**SEARCH, 'trials': 2})}\n" if name == "tune" else ""
+    (tmp_path / "small.yaml").write_text(experiment.to_yaml() + search)
+    with command(name, "small.yaml", tmp_path) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(("round 3/", "2 runs")):
+                break
+        family = psutil.Process(process.pid).children(recursive=True)
+        named = {}
+        for each in family:
+            with suppress(psutil.NoSuchProcess):  # a worker may just have ended
+                named[each.name()] = each
+        named[lost].kill()
+        rest = process.stdout.read()
+    assert process.returncode == 1
+    resume = "resume" if name == "run" else "tune --resume"
+    assert re.fullmatch(
+        rf"broke off.*; to go on:\n  fedsim {resume} \S+\nerror: Ray's own process on this "
+        rf"machine, the {lost}, was lost: killed, or out of memory\?\n",
+        rest[rest.rindex("broke off") :],
+    )
+    assert not [each for each in family if private.is_alive(each)]
 
 
 def test_folders_of_processes_that_were_killed_are_removed(

@@ -14,11 +14,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
 
+from fedsim.errors import RunError
+
 PATIENCE = 5.0  # seconds that processes have to end by themselves
+CORE = ("gcs_server", "raylet")  # Ray's own processes, without which nothing goes on
+WATCH = 0.5  # seconds between two looks at them
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -34,6 +39,9 @@ def private_ray(
         cpus: how many CPUs it is to have, whatever the machine has.
         config: of the raylet.
         variables: that its processes have besides those of this one.
+
+    Raises:
+        RunError: one of Ray's own processes was lost meanwhile.
     """
     import ray
 
@@ -50,7 +58,8 @@ def private_ray(
                     _system_config={"enable_metrics_collection": False, **config},
                     **QUIET,
                 )
-            yield
+            with _watched(_family(folder)):
+                yield
         finally:
             family = _family(folder)
             ray.shutdown()
@@ -120,6 +129,63 @@ def _family(folder: str) -> list[psutil.Process]:
         except psutil.Error:  # it has ended
             continue
     return list(found.values())
+
+
+@contextmanager
+def _watched(family: list[psutil.Process]) -> Iterator[None]:
+    """Within, the loss of one of Ray's own processes ends the work, as Ctrl-C would.
+
+    Ray itself tries for up to a minute, and then ends this process without a word.
+
+    Raises:
+        RunError: one was lost.
+    """
+    core = {}
+    for each in family:
+        with suppress(psutil.NoSuchProcess):  # a worker may just have ended
+            core[each.name()] = each
+    main = threading.main_thread()
+    asked, over = threading.Event(), threading.Event()
+
+    def lost() -> str | None:
+        return next((name for name in CORE if name in core and not is_alive(core[name])), None)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not over.is_set():
+            asked.set()
+            raise KeyboardInterrupt
+
+    def watch() -> None:
+        wait = WATCH
+        while not over.wait(wait):
+            if lost():
+                signal.pthread_kill(main.ident or 0, signal.SIGUSR2)
+                wait = PATIENCE  # until it is asked again
+
+    if threading.current_thread() is not main:  # only there signals arrive
+        yield
+        return
+    before = signal.signal(signal.SIGUSR2, interrupt)
+    watcher = threading.Thread(target=watch, daemon=True, name="watch Ray")
+    watcher.start()
+    try:
+        try:
+            yield
+            if asked.is_set():  # Ray Tune takes an interrupt as a wish to end
+                raise KeyboardInterrupt
+        except (Exception, KeyboardInterrupt) as error:
+            over.set()
+            name = lost()
+            if name is None:
+                raise
+            raise RunError(
+                f"Ray's own process on this machine, the {name}, was lost: killed, or out of "
+                "memory?"
+            ) from error
+    finally:
+        over.set()
+        watcher.join()
+        signal.signal(signal.SIGUSR2, before)
 
 
 def _end(family: list[psutil.Process]) -> None:
