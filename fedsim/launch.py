@@ -29,6 +29,7 @@ from fedsim.prepare import prepare
 from fedsim.records import hashes
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.loggers import environment, with_loggers
+from fedsim.results.manifest import is_at
 from fedsim.results.run import Run, load
 from fedsim.simulate import Progress, simulate
 
@@ -82,6 +83,8 @@ def resume(
         folder = RunFolder.open(path)  # as whoever held it has left it
         if folder.manifest["status"] == "finished" and not folder.damage():
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
+        for line in folder.repaired:
+            on_progress(line)
         dataset, splits, spec = prepare(folder.experiment)
         same_data(folder, dataset, splits)
         with _planned(folder.experiment, splits, spec) as actors:
@@ -120,7 +123,7 @@ def drive(
         raise RunFolderError(f"{path}: cannot be made: {error}") from error
     # A process that was lost may not have ended yet, and another trial may be the same run.
     with alone(path):
-        if (path / "manifest.json").exists():
+        if is_at(path):
             folder = RunFolder.open(path)
             folder.trust()  # the experiment was handed over with it; it may have begun elsewhere
             same_data(folder, dataset, splits)

@@ -26,6 +26,7 @@ from fedsim.cli import main
 from fedsim.cluster.placement import Node, actors_on, plan_actors
 from fedsim.errors import ClusterError
 from fedsim.federation import EngineSettings
+from fedsim.results.manifest import NAMES
 
 EXPERIMENT = """\
 name: small
@@ -585,6 +586,14 @@ def change_experiment(path: Path, before: str, after: str) -> None:
     file.write_text(text.replace(before, after))
 
 
+def write_manifests(path: Path, content: str | None) -> None:
+    """Replace the manifest and its copy; None removes them."""
+    for name in NAMES:
+        (path / name).unlink()
+        if content is not None:
+            (path / name).write_text(content)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -593,21 +602,15 @@ def change_experiment(path: Path, before: str, after: str) -> None:
             lambda path: change_manifest(path, format=99),
             "a run folder of format 99; this version of fedsim reads format 1",
         ),
-        (lambda path: (path / "manifest.json").unlink(), "not a run folder (no readable manifest"),
-        (lambda path: (path / "manifest.json").write_text("[]"), "not a run folder (no readable "),
-        (lambda path: (path / "manifest.json").write_text("{"), "not a run folder (no readable m"),
+        (lambda path: write_manifests(path, None), "not a run folder (no readable manifest.json"),
         (
             lambda path: change_experiment(path, "rounds: 1", "rounds: 2"),
-            "its experiment.yaml was edited after the run started; undo that, or start a new run",
+            "its experiment.yaml was edited after the run started (or is damaged; remove it to "
+            "have it put back); undo that, or start a new run with it",
         ),
         (
             lambda path: change_experiment(path, "rounds: 1", "rounds: none"),
-            "its experiment.yaml was edited after the run started; undo that, or start a new run",
-        ),
-        (lambda path: (path / "experiment.yaml").unlink(), "its experiment.yaml is gone: "),
-        (
-            lambda path: (path / "manifest.json").write_text('{"format": 1}'),
-            "not a run folder",
+            "its experiment.yaml was edited after the run started (or is damaged; remove it to ",
         ),
         (
             lambda path: change_manifest(path, status="failed", partition_hash="another"),
@@ -620,6 +623,23 @@ def test_a_folder_that_cannot_be_resumed(
 ) -> None:
     change(finished)
     assert refused("resume", str(finished)).startswith(f"{finished}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "it is not a mapping"),
+        ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("[" * 100_000, "too many levels"),
+        ('{"format": 1}', "status: Field required"),
+        ('{"format": "1"}', "format: Input should be a valid integer"),
+    ],
+)
+def test_a_manifest_that_is_none(
+    refused: Callable[..., str], finished: Path, content: str, message: str
+) -> None:
+    write_manifests(finished, content)
+    assert refused("resume", str(finished)) == f"{finished}/manifest.json: is damaged: {message}"
 
 
 def test_a_folder_that_is_no_run(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -141,15 +141,45 @@ def test_a_damaged_checkpoint_is_replayed_past(whole: Run, tmp_path: Path) -> No
     assert (again.state.weights == replay(whole).state.weights).all()
 
 
-def test_a_damaged_manifest_is_named(whole: Run, tmp_path: Path, say: Say) -> None:
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [zeros, Path.unlink])
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.copy.json", "experiment.yaml"])
+def test_either_description_of_a_folder_makes_the_other_good(
+    begun: Path,
+    whole: Run,
+    tmp_path: Path,
+    say: Say,
+    name: str,
+    damage: Callable[[Path], None],
+) -> None:
+    path = shutil.copytree(begun, tmp_path / "run")
+    damage(path / name)
+    code, _, complaint = say("verify", str(path))
+    assert (code, str(path / name) in complaint) == (2, True)
+    same_result(fedsim.resume(path), whole)
+    assert (path / "manifest.copy.json").read_bytes() == (path / "manifest.json").read_bytes()
+    assert say("verify", str(path))[0] == 0
+
+
+def test_a_damaged_manifest_is_read_from_its_copy(whole: Run, tmp_path: Path, say: Say) -> None:
     path = shutil.copytree(whole.path, tmp_path / "run")
     file = path / "manifest.json"
     file.write_text(file.read_text().replace(whole.result_hash, whole.result_hash[::-1]))
-    with pytest.raises(Damaged, match=f"{file}: is damaged: its checksum is another one"):
+    assert fedsim.load(path).result_hash == whole.result_hash
+    damage = f"{file}: is damaged: its checksum is another one"
+    assert damage in say("verify", str(path))[2]
+    lines: list[object] = []
+    same_result(fedsim.resume(path, lines.append), whole)
+    assert lines == [damage]
+    assert say("verify", str(path))[0] == 0
+    for each in (file, path / "manifest.copy.json"):
+        each.write_text(each.read_text().replace(whole.result_hash, whole.result_hash[::-1]))
+    with pytest.raises(Damaged, match=damage):
         fedsim.load(path)
     assert say("report", str(path))[0] == 2
-    change_manifest(path, result_hash=whole.result_hash)  # whoever edits it removes the checksum
-    assert fedsim.load(path).result_hash == whole.result_hash
 
 
 def test_a_run_whose_process_ended_while_it_cleared_up(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import hmac
-import json
 import os
 import platform
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from importlib.metadata import version
@@ -19,14 +17,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+import yaml
 
 from fedsim import atomic
 from fedsim.errors import Damaged, ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.registry import importing
+from fedsim.results import manifest as manifests
 
-# Raised whenever a run folder of an earlier version can no longer be read.
-FORMAT = 1
 FINAL_WEIGHTS = "weights/final.safetensors"  # of a run's global model
 PACKAGES = ("fedsim", "torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
 
@@ -36,13 +34,15 @@ class Folder:
 
     Attributes:
         path: of the folder.
-        manifest: kind, version, packages, hardware, status.
+        manifest: see the class that `schema` names.
+        repaired: what was wrong with the two when it was opened, and has been made good.
     """
 
     kind: ClassVar[str]  # what lies in the folder: a run, a grid or a search
+    schema: ClassVar[type[manifests.Manifest]]
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
-        self.path, self.manifest = path, manifest
+    def __init__(self, path: Path, manifest: dict[str, Any], repaired: Sequence[str] = ()) -> None:
+        self.path, self.manifest, self.repaired = path, manifest, list(repaired)
 
     @classmethod
     def make(cls, path: Path, content: str, facts: Mapping[str, Any]) -> Self:
@@ -58,10 +58,11 @@ class Folder:
         path = path.absolute()
         experiment = content.encode()
         manifest = {
-            "format": FORMAT,
+            "format": manifests.FORMAT,
             "kind": cls.kind,
             "status": "running",
-            "experiment_hash": _hash(experiment),
+            "experiment": content,
+            "experiment_hash": manifests.hash_of(experiment),
             "signature": _signature(experiment),
             **facts,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -84,41 +85,15 @@ class Folder:
         """Open a folder.
 
         Raises:
-            RunFolderError: it is not of this kind, was written by another version, or its
-                experiment was edited.
+            RunFolderError: it is not of this kind, was written by another version, its
+                experiment was edited, or it is damaged beyond what its copies can mend.
         """
         path = Path(path).absolute()
         if not path.is_dir():
             raise RunFolderError(f"{path}: there is no such folder")
-        try:
-            manifest = json.loads((path / "manifest.json").read_text())
-            written_by, expected = manifest["format"], manifest["experiment_hash"]
-            kind = manifest.get("kind", "run")
-            checksum = manifest.pop("checksum", None)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunFolderError(
-                f"{path}: not a {cls.kind} folder (no readable manifest.json in it)"
-            ) from error
-        if written_by != FORMAT:
-            raise RunFolderError(
-                f"{path}: a {kind} folder of format {written_by}; this version of fedsim reads "
-                f"format {FORMAT}"
-            )
-        if checksum not in (None, _hash(_as_json(manifest))):
-            raise Damaged(f"{path / 'manifest.json'}: is damaged: its checksum is another one")
-        if kind != cls.kind:
-            raise RunFolderError(f"{path}: the folder of a {kind}, not of a {cls.kind}")
-        try:
-            content = (path / "experiment.yaml").read_bytes()
-        except OSError as error:
-            raise RunFolderError(f"{path}: its experiment.yaml is gone: {error}") from error
+        manifest, wrong = manifests.read(path, cls.kind, cls.schema)
         _refuse_links(path)
-        if _hash(content) != expected:
-            raise RunFolderError(
-                f"{path}: its experiment.yaml was edited after the {kind} started; undo that, or "
-                f"start a new {kind} with it"
-            )
-        return cls(path, manifest)
+        return cls(path, manifest, [*wrong, *_put_experiment_back(path, manifest, cls.kind)])
 
     @property
     def trusted(self) -> bool:
@@ -133,8 +108,8 @@ class Folder:
     def trust(self) -> None:
         """Trust the code that the experiment names, and those of runs below, from now on."""
         self.update(signature=_signature((self.path / "experiment.yaml").read_bytes()))
-        for manifest in self.path.glob("*/**/manifest.json"):
-            RunFolder.open(manifest.parent).trust()
+        for path in manifests.runs_below(self.path):
+            RunFolder.open(path).trust()
 
     def alone(self) -> AbstractContextManager[None]:
         """Keep other processes off it, see `alone`."""
@@ -147,13 +122,11 @@ class Folder:
             RunError: it cannot be written.
         """
         self.manifest.update(facts)
-        checksum = _hash(_as_json(self.manifest))
         try:
-            atomic.write(
-                self.path / "manifest.json", _as_json({**self.manifest, "checksum": checksum})
-            )
+            manifests.write(self.path, self.manifest)
         except OSError as error:
             raise RunError(f"{self.path}: cannot be written: {error}") from error
+        self.repaired = []
 
     @property
     def files(self) -> dict[str, str]:
@@ -162,8 +135,8 @@ class Folder:
         return found
 
     def damage(self) -> list[str]:
-        """What is wrong with these files."""
-        wrong = []
+        """What is wrong with these files, and was wrong with its two descriptions."""
+        wrong = [*self.repaired, *manifests.damage_of_copy(self.path, self.kind, self.schema)]
         for name, expected in self.files.items():
             path = self.path / name
             try:
@@ -179,6 +152,7 @@ class RunFolder(Folder):
     """The folder of one run."""
 
     kind = "run"
+    schema = manifests.RunManifest
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -197,13 +171,13 @@ class RunFolder(Folder):
 
     def rounds_otherwise(self) -> str | None:
         """What decides rounding and is another than at the start, in words; None if nothing."""
-        before, now = self.manifest["hardware"], hardware()
+        before, now = self.manifest.get("hardware", {}), hardware()
         changed = [
             f"{name} {before[name]!r}, now {now[name]!r}"
             for name in ("processor", "capability")
             if name in before and before[name] != now[name]
         ]
-        known = self.manifest["packages"]
+        known = self.manifest.get("packages", {})
         changed += [
             f"{name} {known[name]}, now {version(name)}"
             for name in ("torch", "numpy")
@@ -222,6 +196,44 @@ class RunFolder(Folder):
         return cls.make(path, experiment.to_yaml(), {"seed": experiment.seed, **facts})
 
 
+def _put_experiment_back(folder: Path, manifest: Mapping[str, Any], kind: str) -> list[str]:
+    """Write experiment.yaml once more, from the manifest, if it is missing or no longer YAML.
+
+    Returns:
+        What was wrong with it.
+
+    Raises:
+        RunFolderError: it was edited, or cannot be put back.
+    """
+    path = folder / "experiment.yaml"
+    try:
+        content = path.read_bytes()
+        if manifests.hash_of(content) == manifest["experiment_hash"]:
+            return []
+        readable = isinstance(yaml.safe_load(content), dict)
+        wrong = f"{path}: is damaged"
+    except FileNotFoundError:
+        readable, wrong = False, f"{path}: is missing"
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        readable, wrong = False, f"{path}: is damaged: {type(error).__name__}"
+    original = (manifest.get("experiment") or "").encode()
+    if manifests.hash_of(original) != manifest["experiment_hash"]:
+        original = b""
+    if readable:
+        remedy = "; remove it to have it put back" if original else ""
+        raise RunFolderError(
+            f"{folder}: its experiment.yaml was edited after the {kind} started (or is damaged"
+            f"{remedy}); undo that, or start a new {kind} with it"
+        )
+    if not original:
+        raise Damaged(wrong)
+    try:
+        atomic.write(path, original)
+    except OSError as error:
+        raise RunFolderError(f"{wrong}, and cannot be put back: {error}") from error
+    return [f"{wrong}; it has been put back"]
+
+
 def _refuse_links(folder: Path) -> None:
     """fedsim makes none: by one, a folder from elsewhere would have other files written or shown.
 
@@ -237,7 +249,7 @@ def _refuse_links(folder: Path) -> None:
                 )
             # Runs of a grid are looked into when they are opened; client states are replaced and
             # removed by name, which no link misleads.
-            is_run = (path / "manifest.json").exists()
+            is_run = manifests.is_at(path)
             if entry.is_dir() and not is_run and path.parts[-2:] != ("weights", "clients"):
                 _refuse_links(path)
 
@@ -289,10 +301,6 @@ def _processor() -> str:
     return next(names, platform.processor())
 
 
-def _as_json(manifest: Mapping[str, Any]) -> bytes:
-    return (json.dumps(manifest, indent=2) + "\n").encode()
-
-
 def _signature(experiment: bytes) -> str | None:
     """What this user signs an experiment with; None if there is nowhere to keep a key."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -308,10 +316,6 @@ def _signature(experiment: bytes) -> str | None:
     except OSError:
         return None
     return hmac.new(key, experiment, "sha256").hexdigest()[:32]
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _git_revision() -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedsim.errors import RunFolderError
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.manifest import runs_below
 from fedsim.results.report.entries import open_folder
 from fedsim.results.tables import check_tables
 
@@ -29,8 +30,8 @@ def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
         yield folder.path, _damage_of_run(folder)
         return
     yield folder.path, [*folder.damage(), *_damage_of_study(folder)]
-    runs = {manifest.parent for manifest in folder.path.glob("*/**/manifest.json")}
-    runs |= {folder.path / cell["folder"] for cell in folder.manifest.get("cells", [])}
+    cells = (folder.path / cell["folder"] for cell in folder.manifest.get("cells", []))
+    runs = {*runs_below(folder.path), *cells}
     for run in sorted(runs):
         try:
             yield run, _damage_of_run(RunFolder.open(run))

@@ -28,6 +28,7 @@ from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError
 from fedsim.experiment import Experiment
 from fedsim.registry import Config, nearest
+from fedsim.results.manifest import GridManifest
 from fedsim.results.run import load
 from fedsim.results.summary import cell_label, summarise, tidy
 from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
@@ -182,6 +183,7 @@ class GridFolder(SweepFolder):
     """The folder of a grid; its tables are `rounds` and `summary`."""
 
     kind = "grid"
+    schema = GridManifest
 
 
 class GridSweep(Sweep[GridFolder]):

@@ -49,6 +49,7 @@ from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.registry import Config, Registry
 from fedsim.results.folder import RunFolder
+from fedsim.results.manifest import SearchManifest
 from fedsim.results.run import load
 from fedsim.sweep import pareto
 from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
@@ -245,6 +246,7 @@ class SearchFolder(SweepFolder):
     """The folder of a search; its tables are `trials`, `pareto` and `importance`."""
 
     kind = "search"
+    schema = SearchManifest
 
     def study(self) -> optuna.Study:
         """Optuna's study."""

@@ -143,6 +143,8 @@ class Sweep(ABC, Generic[F]):
                 raise RunFolderError(
                     f"{folder.path}: the {folder.kind} is finished; nothing is missing"
                 )
+            for line in folder.repaired:
+                tell(line)
             with importing(folder.trusted):
                 sweep = cls(RawConfig.read(folder.path / "experiment.yaml"))
 

@@ -36,6 +36,7 @@ from fedsim.modules import search_here_last
 from fedsim.prepare import prepare
 from fedsim.results.folder import RunFolder, alone
 from fedsim.results.loggers import environment
+from fedsim.results.manifest import is_at
 from fedsim.results.run import load
 from fedsim.results.summary import digits
 from fedsim.simulate import Progress
@@ -212,7 +213,7 @@ def run_config(path: Path) -> tune.RunConfig:
 def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | None]:
     """How a trial ended: finished, failed (and why), stopped (early), or missing."""
     status = error = None
-    if (path / "manifest.json").exists():
+    if is_at(path):
         manifest = RunFolder.open(path).manifest
         status, error = manifest["status"], manifest.get("error")
     if path in errors and status != "finished":
@@ -286,7 +287,7 @@ def _trial(
     os.environ.update(variables)
     trial = plan.trial_of(config)
     experiment = trial.experiment  # raises if these values do not go together
-    begun = (trial.path / "manifest.json").exists()
+    begun = is_at(trial.path)
     if begun:
         before = RunFolder.open(trial.path).manifest
         # Started again after its process was lost, a trial goes on. After an error of its own it
@@ -316,7 +317,7 @@ def _trial(
     try:
         run = drive(experiment, trial.path, actors, reference, follow)
     except Exception:
-        if (trial.path / "manifest.json").exists():
+        if is_at(trial.path):
             with alone(trial.path):
                 RunFolder.open(trial.path).update(session=session)
         raise
@@ -396,7 +397,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
 
 def _why(path: Path, trial: Any) -> str:
     """Why a trial failed, in a line."""
-    if (path / "manifest.json").exists():
+    if is_at(path):
         error = RunFolder.open(path).manifest.get("error")
         if error:
             return str(error).partition("\n")[0]

@@ -39,6 +39,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import with_loggers
 from fedsim.sweep import trials
 
+FACTS = {"clients": 10}  # that a manifest cannot do without
 BOTH = ("tensorboard", "mlflow")
 ROUNDS = 6
 
@@ -202,7 +203,7 @@ def test_runs_of_one_experiment_lie_together_in_mlflow(logged: Run, out: Path) -
 
 def test_a_run_of_a_grid_is_named_with_it(logged: Run, out: Path) -> None:
     grid = out / "small" / "grid"
-    folder = RunFolder.create(experiment("mlflow"), grid / "cells" / "FedAvg" / "seed-1", {})
+    folder = RunFolder.create(experiment("mlflow"), grid / "cells" / "FedAvg" / "seed-1", FACTS)
     for name in ("experiment.yaml", "manifest.json"):
         (grid / name).touch()
     folder.update(result_hash="0")
@@ -228,7 +229,9 @@ def test_the_database_is_opened_by_one_process_at_a_time(
         return MlflowClient(uri)
 
     monkeypatch.setattr(mlflow, "MlflowClient", opened)
-    folder = RunFolder.create(experiment("mlflow"), out / "small" / "alone", {"result_hash": "0"})
+    folder = RunFolder.create(
+        experiment("mlflow"), out / "small" / "alone", {**FACTS, "result_hash": "0"}
+    )
     assert list(with_loggers(folder, iter([]))) == []
     assert alone == [f"sqlite:///{out / 'mlflow.db'}"]
 
@@ -276,7 +279,7 @@ def record(t: int) -> dict[str, Any]:
 
 
 def test_a_run_that_falls_back_logs_no_round_twice(out: Path) -> None:
-    folder = RunFolder.create(experiment(*BOTH), out / "small" / "falling", {})
+    folder = RunFolder.create(experiment(*BOTH), out / "small" / "falling", FACTS)
     folder.update(result_hash="0")
     told = [*map(record, (1, 2, 3, 4)), "falling back", *map(record, (2, 3, 4, 5))]
     assert list(with_loggers(folder, iter(told))) == told
@@ -293,7 +296,7 @@ def test_a_run_that_fails_is_marked_so(out: Path) -> None:
         yield record(1)
         raise ValueError("no more")
 
-    folder = RunFolder.create(experiment("mlflow"), out / "small" / "failing", {})
+    folder = RunFolder.create(experiment("mlflow"), out / "small" / "failing", FACTS)
     with pytest.raises(ValueError, match="no more"):
         list(with_loggers(folder, failing()))
     assert in_mlflow(fedsim.load(folder.path), out)[1].info.status == "FAILED"
@@ -412,7 +415,7 @@ def test_a_complaint_holds_no_password(
         raise ConnectionError(f"404 at https://{user}tracking:5000/api: ask me@tracking")
 
     monkeypatch.setattr(loggers.MLflow, "begin", fail)
-    folder = RunFolder.create(experiment("mlflow"), out / "small" / f"user-{len(user)}", {})
+    folder = RunFolder.create(experiment("mlflow"), out / "small" / f"user-{len(user)}", FACTS)
     line = next(with_loggers(folder, iter([])))
     assert line == (
         "mlflow failed; the run goes on without this logger: "
@@ -451,7 +454,7 @@ def test_a_failure_while_a_run_breaks_off_is_logged(
         raise ConnectionError
 
     monkeypatch.setattr(loggers.TensorBoard, "end", fail)
-    folder = RunFolder.create(experiment("tensorboard"), out / "small" / "closing", {})
+    folder = RunFolder.create(experiment("tensorboard"), out / "small" / "closing", FACTS)
     passing = with_loggers(folder, iter([record(1), record(2)]))
     next(passing)
     with caplog.at_level(logging.INFO, "fedsim"):

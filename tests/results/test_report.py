@@ -845,7 +845,9 @@ def test_a_target_far_out_of_sight_leaves_the_figure_as_it_is() -> None:
 
 
 def test_a_search(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "tuned" / "1", "search", status="interrupted")
+    folder = make_folder(
+        tmp_path / "tuned" / "1", "search", status="interrupted", objectives={}, space=[]
+    )
     assert "No round" not in Report([folder]).html()
     trials = pd.DataFrame(
         {
@@ -952,4 +954,4 @@ def test_a_grid_whose_manifest_was_edited(grid: Path, tmp_path: Path, say: Say) 
     change_manifest(copy, cells=[{"seed": 1}])
     code, _, complaint = say("report", copy)
     assert code == 2
-    assert complaint == (f"error: {copy}: its manifest.json does not say which cells there are\n")
+    assert complaint == f"error: {copy}/manifest.json: is damaged: cells.0.cell: Field required\n"

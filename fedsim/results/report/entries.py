@@ -12,6 +12,7 @@ import yaml
 
 from fedsim.errors import RunFolderError
 from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.manifest import GridManifest, SearchManifest, kind_of, runs_below
 from fedsim.results.run import Run
 
 Value = str | int | float  # of an axis
@@ -19,10 +20,12 @@ Value = str | int | float  # of an axis
 
 class _GridFiles(Folder):
     kind = "grid"
+    schema = GridManifest
 
 
 class _SearchFiles(Folder):
     kind = "search"
+    schema = SearchManifest
 
 
 @dataclass
@@ -73,19 +76,18 @@ def open_folder(path: Path) -> Folder:
     Raises:
         RunFolderError: it is none of these.
     """
-    kinds: dict[str, type[Folder]] = {f.kind: f for f in (RunFolder, _GridFiles, _SearchFiles)}
     if not path.is_dir():
         raise RunFolderError(f"{path}: there is no such folder")
-    try:
-        kind = kinds[json.loads((path / "manifest.json").read_text()).get("kind", "run")]
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        below = [p.parent for p in sorted(path.glob("*/manifest.json"))]
-        hint = f"; did you mean {below[-1]}?" if below else ""
-        raise RunFolderError(
-            f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in "
-            f"it){hint}"
-        ) from error
-    return kind.open(path)
+    kind = kind_of(path)
+    for folder in (RunFolder, _GridFiles, _SearchFiles):
+        if folder.kind == kind:
+            return folder.open(path)
+    below = [p for p in runs_below(path) if p.parent == path]
+    hint = f"; did you mean {below[-1]}?" if below else ""
+    raise RunFolderError(
+        f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
+        f"{hint}"
+    )
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
@@ -104,40 +106,34 @@ def entries_of(folder: Folder, given: str) -> list[Entry]:
         given: what the folder is called.
 
     Raises:
-        RunFolderError: a grid's manifest does not say which there are.
+        RunFolderError: a run's folder cannot be read.
     """
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]
     if not isinstance(folder, _GridFiles):
         return []
     if not folder.manifest.get("cells"):  # it goes on, or was killed
-        found = sorted(folder.path.glob("cells/*/*/manifest.json"))
-        runs = [RunFolder.open(manifest.parent) for manifest in found]
+        runs = [RunFolder.open(path) for path in runs_below(folder.path)]
         places = [f"{given}/{run.path.relative_to(folder.path)}" for run in runs]
         return [_entry(run, place, given) for run, place in zip(runs, places, strict=True)]
     entries = []
-    try:
-        for row in folder.manifest["cells"]:
-            cell = {axis: word(value) for axis, value in row["cell"].items()}
-            place, error = f"{given}/{row['folder']}", row.get("error") or ""
-            try:
-                entry = _entry(RunFolder.open(folder.path / row["folder"]), place, given)
-            except RunFolderError as missing:
-                entry = Entry(None, {}, row["seed"], place, given, "missing", settings={**cell})
-                error = error or (str(missing) if row["status"] == "finished" else "")
-            entry.cell = cell
-            # The row is of when the grid ended last; it may have been resumed since, so that the
-            # run knows better. But one whose process was killed could not write that it failed.
-            if entry.run is None or (entry.status, row["status"]) == ("running", "failed"):
-                entry.error = error
-                entry.status = row["status"] if entry.run else "missing"
-            elif not entry.finished:
-                entry.error = entry.error or error
-            entries.append(entry)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(
-            f"{folder.path}: its manifest.json does not say which cells there are"
-        ) from error
+    for row in folder.manifest["cells"]:
+        cell = {axis: word(value) for axis, value in row["cell"].items()}
+        place, error = f"{given}/{row['folder']}", row.get("error") or ""
+        try:
+            entry = _entry(RunFolder.open(folder.path / row["folder"]), place, given)
+        except RunFolderError as missing:
+            entry = Entry(None, {}, row["seed"], place, given, "missing", settings={**cell})
+            error = error or (str(missing) if row["status"] == "finished" else "")
+        entry.cell = cell
+        # The row is of when the grid ended last; it may have been resumed since, so that the
+        # run knows better. But one whose process was killed could not write that it failed.
+        if entry.run is None or (entry.status, row["status"]) == ("running", "failed"):
+            entry.error = error
+            entry.status = row["status"] if entry.run else "missing"
+        elif not entry.finished:
+            entry.error = entry.error or error
+        entries.append(entry)
     return entries
 
 

@@ -1,0 +1,241 @@
+"""The manifest of a folder of results: what it holds, and reading and writing it.
+
+It is written twice, so that a folder can still be read when one of the two is damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from fedsim import atomic
+from fedsim.errors import Damaged, RunFolderError
+from fedsim.objectives import Metric
+
+NAMES = ("manifest.json", "manifest.copy.json")
+FORMAT = 1  # raised whenever a folder of an earlier version can no longer be read
+
+Status = Literal["running", "finished", "interrupted", "failed", "stopped"]
+
+
+def _stays_within(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+        raise ValueError("must be a path within the folder")
+    return path
+
+
+Inner = Annotated[str, AfterValidator(_stays_within)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Hardware(BaseModel):
+    """What a machine computes with."""
+
+    machine: str | None = None
+    processor: str | None = None
+    capability: str | None = None
+    cpus: int | None = None
+    gpus: list[str] = []
+
+
+class Manifest(BaseModel):
+    """What is known of any folder; what came with later versions may be missing.
+
+    Args:
+        format: of the folder.
+        kind: what lies in it: a run, a grid or a search.
+        status: how it stands, or ended. After its process was killed it is still `running`.
+        error: why it failed.
+        experiment: the content of its experiment.yaml.
+        experiment_hash: of that content.
+        signature: over it, of the user who made or trusts the folder.
+        files: checksums of the tables and weights it ended with, by path.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    format: int
+    kind: str = "run"
+    status: Status
+    error: str | None = None
+    experiment: str | None = None
+    experiment_hash: str
+    signature: str | None = None
+    files: dict[Inner, str] = {}
+    created: str = ""
+    git_revision: str | None = None
+    python: str | None = None
+    packages: dict[str, str] = {}
+    hardware: Hardware = Hardware()
+
+
+class RunManifest(Manifest):
+    """What is known of a run besides.
+
+    Args:
+        clients: of the whole federation.
+        clients_per_step: trained side by side; known from the first round on.
+        checkpoints: the rounds after which there are some.
+        session: of the search or grid in which it failed last.
+        last: what a trial that was stopped early had come to.
+    """
+
+    seed: Annotated[int, Field(ge=0)]
+    data_hash: str = ""
+    partition_hash: str = ""
+    clients: Count
+    actors: Annotated[int, Field(ge=0)] | None = None
+    clients_per_step: Count | None = None
+    server_device: str | None = None
+    metrics: list[Metric] | None = None
+    checkpoints: list[Annotated[int, Field(ge=0)]] = []
+    wall_seconds: float = 0.0
+    result_hash: str = ""
+    mlflow_run: str = ""
+    session: str = ""
+    last: dict[str, float] = {}
+
+
+class Cell(BaseModel):
+    """A run of a grid, as the grid's manifest has it at its end."""
+
+    cell: dict[str, Any]
+    seed: Annotated[int, Field(ge=0)]
+    folder: Inner
+    status: Status | Literal["missing"]
+    error: str | None = None
+
+
+class GridManifest(Manifest):
+    """What is known of a grid besides."""
+
+    name: str
+    axes: list[str]
+    baseline: dict[str, Any] | None = None
+    target: float | None = None
+    cells: list[Cell] = []
+
+
+class SearchManifest(Manifest):
+    """What is known of a search besides."""
+
+    name: str
+    objectives: dict[str, Literal["max", "min"]]
+    space: list[str]
+
+
+def is_at(folder: Path) -> bool:
+    """Whether there is a folder of results."""
+    return any((folder / name).exists() for name in NAMES)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Folders of results below another one, by their names."""
+    return sorted({path.parent for path in folder.glob("*/**/manifest*.json")})
+
+
+def kind_of(folder: Path) -> str | None:
+    """What lies in a folder; None if no results do."""
+    for name in NAMES:
+        with suppress(OSError, ValueError):
+            return str(_parse(folder / name).get("kind", "run"))
+    return None
+
+
+def read(folder: Path, kind: str, schema: type[Manifest]) -> tuple[dict[str, Any], list[str]]:
+    """Read the manifest of a folder, or its copy.
+
+    Returns:
+        The manifest, and what was wrong with it if the copy is used.
+
+    Raises:
+        RunFolderError: it is not of this kind, was written by another version, or both are
+            damaged.
+    """
+    wrong: list[str] = []
+    for name in NAMES:
+        try:
+            return _read(folder / name, kind, schema), wrong
+        except FileNotFoundError:
+            wrong.append(f"{folder / name}: is missing")
+        except Damaged as damage:
+            wrong.append(str(damage))
+    if all(line.endswith("is missing") for line in wrong):
+        raise RunFolderError(f"{folder}: not a {kind} folder (no readable {NAMES[0]} in it)")
+    raise Damaged(wrong[1] if wrong[0].endswith("is missing") else wrong[0])
+
+
+def damage_of_copy(folder: Path, kind: str, schema: type[Manifest]) -> list[str]:
+    """What is wrong with the copy of a folder's manifest."""
+    path = folder / NAMES[1]
+    try:
+        _read(path, kind, schema)
+    except FileNotFoundError:
+        return [f"{path}: is missing"]
+    except RunFolderError as damage:
+        return [str(damage)]
+    return []
+
+
+def write(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest of a folder, and its copy.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = _as_json({**manifest, "checksum": hash_of(_as_json(manifest))})
+    for name in NAMES:
+        atomic.write(folder / name, content)
+
+
+def hash_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _read(path: Path, kind: str, schema: type[Manifest]) -> dict[str, Any]:
+    try:
+        manifest = _parse(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path}: is damaged: {error}") from error
+    found = manifest.get("kind", "run")
+    if manifest.get("format") != FORMAT and isinstance(manifest.get("format"), int):
+        raise RunFolderError(
+            f"{path.parent}: a {found} folder of format {manifest['format']}; this version of "
+            f"fedsim reads format {FORMAT}"
+        )
+    checksum = manifest.pop("checksum", None)
+    if checksum not in (None, hash_of(_as_json(manifest))):
+        raise Damaged(f"{path}: is damaged: its checksum is another one")
+    if found != kind:
+        raise RunFolderError(f"{path.parent}: the folder of a {found}, not of a {kind}")
+    try:
+        schema.model_validate_json(json.dumps(manifest))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Damaged(f"{path}: is damaged: {where}: {first['msg']}") from None
+    return manifest
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    """A file's JSON. Raises ValueError if it is none, or no mapping."""
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("too many levels") from error
+    if not isinstance(manifest, dict):
+        raise ValueError("it is not a mapping")
+    return manifest
+
+
+def _as_json(manifest: Mapping[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=2) + "\n").encode()
