@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import random
 import shutil
 import signal
@@ -57,14 +58,14 @@ COMMANDS = {
 MOST_RESUMES = 6
 
 
-def named(word: str) -> Callable[[psutil.Process], list[psutil.Process]]:
-    """The processes of a command whose command line holds a word."""
+def named(*words: str) -> Callable[[psutil.Process], list[psutil.Process]]:
+    """The processes of a command that are called by one of these words."""
 
     def find(command: psutil.Process) -> list[psutil.Process]:
         found = []
         for process in command.children(recursive=True):
             try:
-                if any(word in part for part in process.cmdline()[:1]):
+                if any(word in part for part in process.cmdline()[:1] for word in words):
                     found.append(process)
             except psutil.Error:
                 continue
@@ -75,8 +76,8 @@ def named(word: str) -> Callable[[psutil.Process], list[psutil.Process]]:
 
 VICTIMS: dict[str, tuple[signal.Signals, Callable[[psutil.Process], list[psutil.Process]]]] = {
     "a client actor": (signal.SIGKILL, named("ray::ClientActor")),
-    "the driver": (signal.SIGKILL, named("ray::Driver")),
-    "a trial": (signal.SIGKILL, named("ray::")),
+    "the driver or a trial": (signal.SIGKILL, named("ray::Driver", "ray::ImplicitFunc")),
+    "any of Ray's workers": (signal.SIGKILL, named("ray::")),
     "the raylet": (signal.SIGKILL, named("raylet")),
     "the control service": (signal.SIGKILL, named("gcs_server")),
     "the command": (signal.SIGKILL, lambda command: [command]),
@@ -126,47 +127,57 @@ def start(*words: str, out: Path) -> subprocess.Popen[str]:
     )
 
 
+def begun(out: Path) -> Path | None:
+    """The folder of results, if there is one yet."""
+    folders = [manifest.parent for manifest in out.glob("runs/faults/*/manifest.json")]
+    return folders[0] if folders else None
+
+
+def next_command(command: str, out: Path) -> list[str]:
+    """The words that start it, or go on with what there is."""
+    folder = begun(out)
+    if folder is None:
+        return [command, "faults.yaml"]
+    return [*(["resume"] if command == "run" else [command, "--resume"]), str(folder)]
+
+
 def finish(command: str, out: Path) -> Path | None:
     """Resume what lies in a folder until it is finished; None if it never is."""
     for _ in range(MOST_RESUMES):
-        folders = sorted(out.glob("runs/faults/*"))
-        if not folders:  # it had not begun
-            start(command, "faults.yaml", out=out).wait()
-            continue
-        manifest = yaml.safe_load((folders[0] / "manifest.json").read_text())
-        if manifest["status"] == "finished":
-            return folders[0]
-        words = ["resume"] if command == "run" else [command, "--resume"]
-        start(*words, str(folders[0]), out=out).wait()
+        folder = begun(out)
+        if folder and json.loads((folder / "manifest.json").read_text())["status"] == "finished":
+            return folder
+        start(*next_command(command, out), out=out).wait()
     return None
 
 
-def kill(command: str, victim: str, moment: float, again: float | None, out: Path) -> bool:
-    """Start a command and kill; whether there was anything to kill."""
-    process = start(command, "faults.yaml", out=out)
+def kill(words: list[str], victim: str, moments: list[float], out: Path) -> int:
+    """Start a command and kill at these moments, or as soon after as there is something to kill.
+
+    Returns:
+        How often there was.
+    """
+    process = start(*words, out=out)
     number, find = VICTIMS[victim]
-    hit = False
-    begun = time.monotonic()
-    for when in (moment, again):
-        if when is None:
-            continue
-        time.sleep(max(0.0, begun + when - time.monotonic()))
-        if process.poll() is not None:
-            break
-        try:
-            victims = find(psutil.Process(process.pid))
-        except psutil.NoSuchProcess:
-            break
-        for each in (
-            victims if victim == "all processes" else random.sample(victims, min(1, len(victims)))
-        ):
+    hits = 0
+    started = time.monotonic()
+    for moment in moments:
+        time.sleep(max(0.0, started + moment - time.monotonic()))
+        victims: list[psutil.Process] = []
+        while not victims and process.poll() is None:
             try:
-                each.send_signal(number)
-                hit = True
+                victims = find(psutil.Process(process.pid))
+                time.sleep(0.01)
             except psutil.NoSuchProcess:
-                continue
+                break
+        for each in (
+            victims if victim == "all processes" else random.sample(victims, k=len(victims[:1]))
+        ):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+                hits += 1
     process.wait()
-    return hit
+    return min(hits, len(moments))
 
 
 def kills(count: int, base: Path) -> list[str]:
@@ -190,18 +201,25 @@ def kills(count: int, base: Path) -> list[str]:
         k += 1
         command = random.choices(list(COMMANDS), weights=[3, 1, 1])[0]
         victim = victims[k % len(victims)]
-        moment = random.uniform(0.1, 0.98) * seconds[command]
-        again = moment + random.uniform(0.1, 3.0) if random.random() < 0.2 else None
+        moments = [random.uniform(0.1, 0.98) * seconds[command]]
+        how = random.choices(["once", "twice", "and its resume"], weights=[3, 1, 1])[0]
+        if how == "twice":
+            moments.append(moments[0] + random.uniform(0.1, 3.0))
         out = base / f"kill-{k}"
         out.mkdir()
         shutil.copy(base / command / "faults.yaml", out)
-        if not kill(command, victim, moment, again, out):
-            shutil.rmtree(out)  # there was no such process at that moment
+        hits = kill(next_command(command, out), victim, moments, out)
+        if how == "and its resume":
+            moments.append(random.uniform(0.1, 0.98) * seconds[command])
+            hits += kill(next_command(command, out), victim, moments[-1:], out)
+        if not hits:
+            shutil.rmtree(out)  # there was no such process any more
             continue
         outcomes[victim] += 1
         folder = finish(command, out)
         ok = folder is not None and same(results(folder), expected[command])
-        line = f"{command}, {victim}, after {moment:.1f} s{' and again' if again else ''}"
+        after = ", ".join(f"{moment:.1f}" for moment in moments)
+        line = f"{command}, {victim}, {how}, after {after} s"
         print(
             f"[{sum(outcomes.values())}/{count}] {line}: {'as undisturbed' if ok else 'LOST'}",
             flush=True,
@@ -237,9 +255,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 def damages(count: int, base: Path) -> list[str]:
-    """Damage files; a line for each damage that was neither noticed nor without effect."""
+    """Damage files; a line for each damage that was not noticed, not named or not survived."""
     experiment = fedsim.Experiment.from_dict({**EXPERIMENT, "engine": {"kind": "local"}})
-    expected = results(fedsim.run(experiment, base / "whole").path)
+    whole = results(fedsim.run(experiment, base / "whole").path)
 
     def stop(event: Any) -> None:
         if isinstance(event, dict) and event["round"] == ROUNDS - 1:
@@ -247,26 +265,29 @@ def damages(count: int, base: Path) -> list[str]:
 
     with contextlib.suppress(KeyboardInterrupt):
         fedsim.run(experiment, base / "begun", stop)
-    (begun,) = base.glob("begun/faults/*")
+    (broken_off,) = base.glob("begun/faults/*")
     failed = []
-    names = [p.relative_to(begun) for p in sorted(begun.rglob("*")) if p.is_file()]
+    names = [p.relative_to(broken_off) for p in sorted(broken_off.rglob("*")) if p.is_file()]
     names = [name for name in names if name.name != "log.txt"]
     for k in range(1, count + 1):
         name, how = random.choice(names), random.choice(list(DAMAGES))
-        path = shutil.copytree(begun, base / f"damage-{k}")
+        path = shutil.copytree(broken_off, base / f"damage-{k}")
         DAMAGES[how](path / name)
         said = subprocess.run(
             [FEDSIM, "verify", str(path)], capture_output=True, text=True, check=False
         )
         noticed = said.returncode != 0 and name.name.partition(".")[0] in said.stderr
         try:
-            survived = same(
-                results(fedsim.resume(path).path), {".": next(iter(expected.values()))}
-            )
+            survived = same(results(fedsim.resume(path).path), whole)
             outcome = "survived" if survived else "WRONG"
         except fedsim.errors.RunFolderError as error:
-            outcome = "refused" if name.name.partition(".")[0] in str(error) else "UNNAMED"
-        wrong = outcome.isupper() or (not noticed and outcome != "survived")
+            outcome = "UNNAMED"
+            # What is YAML still may have been edited on purpose.
+            if name.name == "experiment.yaml" and "remove it to have it put back" in str(error):
+                (path / name).unlink()
+                survived = same(results(fedsim.resume(path).path), whole)
+                outcome = "survived by the remedy that it names" if survived else "WRONG"
+        wrong = outcome.isupper() or not noticed
         told = "noticed" if noticed else "not noticed"
         print(f"[{k}/{count}] {name}, {how}: {told}, {outcome}", flush=True)
         if wrong:
