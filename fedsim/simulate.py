@@ -96,7 +96,7 @@ def simulate(
         with _writing(folder):
             checkpoints.drop_after(begin)
             for name, table in tables.items():
-                table.rewind(begin, found.progress["tables"][name] if found else "")
+                table.rewind(begin, found.progress["tables"].get(name, "") if found else "")
         try:
             for t in range(begin + 1, last + 1):
                 started = time.perf_counter()

@@ -44,6 +44,7 @@ from fedsim.prepare import prepare
 from fedsim.records import new_ledger, result_hash
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
+from fedsim.results.tables import check_progress
 from fedsim.rng import keyed_torch_rng
 from fedsim.simulate import evaluate_round, on_record, one_round
 from fedsim.training import FlatModel
@@ -205,7 +206,7 @@ def replay(
     with keyed_torch_rng(spec.seed, "server", 0, device=device):
         initial = experiment.method.init(fed)
     checkpoints = Checkpoints(run.path / "weights", known=run.manifest.get("checkpoints", ()))
-    found = checkpoints.latest(initial, fed, after)
+    found = checkpoints.latest(initial, fed, after, check=partial(check_progress, run.path))
     for damage in checkpoints.passed_over:
         warnings.warn(f"{damage}; rounds are carried out once more", FedsimWarning, stacklevel=2)
     begin, state, ledger = 0, initial, new_ledger()

@@ -16,10 +16,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -34,7 +35,7 @@ Arrays = dict[str, NDArray[np.generic]]
 Check = Callable[[int, dict[str, Any]], None]
 
 _CHECKPOINT = re.compile(r"round-(\d{6,})\.safetensors")
-_CLIENT_STATE = re.compile(r"\d+-\d{6,}\.safetensors")
+_CLIENT_STATE = r"\d+-\d{6,}\.safetensors"
 
 
 def pack(tree: Any, arrays: Arrays) -> Any:
@@ -111,7 +112,10 @@ def read_tree(path: Path) -> Any:
         raise Damaged(f"{path}: is damaged: {error}") from error
     if _checksum(packed, arrays) != expected:
         raise Damaged(f"{path}: is damaged: its checksum is another one")
-    return unpack(json.loads(packed), arrays)
+    try:
+        return unpack(json.loads(packed), arrays)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise Damaged(f"{path}: is damaged: it is no tree of arrays") from error
 
 
 def _checksum(packed: str, arrays: Arrays) -> str:
@@ -120,6 +124,23 @@ def _checksum(packed: str, arrays: Arrays) -> str:
         digest.update(f"{key} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()[:32]
+
+
+class _Content(BaseModel):
+    """What the file of a checkpoint holds.
+
+    Args:
+        state: the fields of the server's.
+        clients: the file of each kept client state, by the client's id.
+        progress: of the loop of the run.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    round: int
+    state: dict[str, Any]
+    clients: dict[int, Annotated[str, Field(pattern=f"^{_CLIENT_STATE}$")]]
+    progress: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +221,7 @@ class Checkpoints:
         for round in set(self.rounds()) - set(self.kept()):
             self._path(round).unlink()
         for path in self._clients.iterdir():
-            known = _CLIENT_STATE.fullmatch(path.name)
+            known = re.fullmatch(_CLIENT_STATE, path.name)
             if known and path.name not in self._latest | self._before:
                 path.unlink()
 
@@ -224,9 +245,10 @@ class Checkpoints:
             if t > until:
                 continue
             try:
-                content = read_tree(self._path(t))
-                check(t, content["progress"])
-                names = content["clients"]
+                content = self._read(t)
+                check(t, content.progress)
+                state = self._state(t, template, content.state)
+                names = content.clients
                 states = {id: read_tree(self._clients / name) for id, name in names.items()}
             except Damaged as damage:
                 self.passed_over.append(str(damage))
@@ -235,11 +257,30 @@ class Checkpoints:
             handles = fed.states()
             self._written = {id: (handles[id], name) for id, name in names.items()}
             self._latest = set(names.values())
-            state = dataclasses.replace(template, **content["state"])  # type: ignore[type-var]
-            return Checkpoint(t, state, content["progress"])
+            return Checkpoint(t, state, content.progress)
         fed.restore({})
         self._written, self._latest = {}, set()
         return None
+
+    def _read(self, t: int) -> _Content:
+        path = self._path(t)
+        try:
+            return _Content.model_validate(read_tree(path))
+        except ValidationError as error:
+            raise Damaged(f"{path}: is damaged: it holds no checkpoint") from error
+
+    def _state(self, t: int, template: S, fields: Mapping[str, Any]) -> S:
+        """The server's state with these fields; a method's have the types that they began with."""
+        assert dataclasses.is_dataclass(template)
+        expected = {f.name: getattr(template, f.name) for f in dataclasses.fields(template)}
+        fit = fields.keys() == expected.keys() and all(
+            isinstance(fields[name], np.ndarray) and fields[name].dtype == value.dtype
+            for name, value in expected.items()
+            if isinstance(value, np.ndarray) and fields[name] is not None
+        )
+        if not fit or np.shape(fields["weights"]) != np.shape(expected["weights"]):
+            raise Damaged(f"{self._path(t)}: is damaged: it holds the state of another method")
+        return dataclasses.replace(template, **fields)  # type: ignore[type-var]
 
     def drop_after(self, t: int) -> None:
         """Remove the checkpoints after round t, which were passed over."""
@@ -254,12 +295,12 @@ class Checkpoints:
         known: set[str] = set()
         for t in sorted({*self.rounds(), *self._known}):
             try:
-                content = read_tree(self._path(t))
-                check(t, content["progress"])
+                content = self._read(t)
+                check(t, content.progress)
             except Damaged as damage:
                 wrong[str(damage)] = None
                 continue
-            for name in set(content["clients"].values()) - known:
+            for name in set(content.clients.values()) - known:
                 known.add(name)
                 try:
                     read_tree(self._clients / name)

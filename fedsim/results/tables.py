@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel, Field, ValidationError
 
 from fedsim import atomic
 from fedsim.errors import Damaged, RunError
@@ -146,15 +147,48 @@ class Table:
         return sorted(self._parts.glob("[0-9]*.parquet"))
 
 
-def check_tables(folder: Path, t: int, progress: Mapping[str, Any]) -> None:
-    """Insist that the tables of a run are those of its checkpoint of round t.
+class _Ledger(BaseModel):
+    total_bytes_up: int = Field(ge=0)
+    total_bytes_down: int = Field(ge=0)
+    chain: str
+    releases: list[list[float]] = []
+
+
+class _Progress(BaseModel):
+    """What a checkpoint has of the loop of a run.
 
     Args:
-        progress: what the checkpoint has of the run; the tables' chains among it.
+        ledger: see `fedsim.records.new_ledger`.
+        tables: the chain of each.
+    """
+
+    ledger: _Ledger
+    tables: dict[Annotated[str, Field(pattern=r"^\w+$")], str]
+
+
+def check_progress(folder: Path, t: int, progress: Mapping[str, Any]) -> None:
+    """Insist that a run can go on from what its checkpoint of round t has of it.
+
+    Raises:
+        Damaged: it cannot.
+    """
+    try:
+        _Progress.model_validate(progress, strict=True)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise Damaged(
+            f"{folder}: the checkpoint of round {t} is damaged: {where}: "
+            f"{error.errors()[0]['msg']}"
+        ) from None
+
+
+def check_tables(folder: Path, t: int, progress: Mapping[str, Any]) -> None:
+    """Insist also that the tables are those of that checkpoint.
 
     Raises:
         Damaged: a part is missing, or not what was written.
     """
+    check_progress(folder, t, progress)
     for name, chain in progress["tables"].items():
         Table(folder, name).check(t, chain)
 
