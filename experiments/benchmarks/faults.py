@@ -43,15 +43,15 @@ EXPERIMENT: dict[str, Any] = {
     "checkpoint": {"every": 2},
     "engine": {"kind": "ray", "actors": 2},
 }
-COMMANDS = {
+COMMANDS: dict[str, dict[str, Any]] = {
     "run": {},
-    "grid": {"grid": {"axes": {"partition.alpha": [0.1, 1.0]}, "seeds": [0, 1]}},
+    "grid": {"grid": {"axes": {"partition.alpha": [0.1, 1.0]}, "seeds": [0]}},
     "tune": {
         "search": {
             "space": {"train.optimizer.lr": [0.05, 0.1]},
             "objectives": {"accuracy": "max"},
             "sampler": "random",
-            "trials": 4,
+            "trials": 3,
         }
     },
 }
@@ -190,9 +190,9 @@ def kills(count: int, base: Path) -> list[str]:
         begun = time.monotonic()
         start(command, "faults.yaml", out=out).wait()
         seconds[command] = time.monotonic() - begun
-        (folder,) = out.glob("runs/faults/*")
-        expected[command] = results(folder)
-        assert len(expected[command]) == {"run": 1, "grid": 4, "tune": 2}[command]
+        (left_alone,) = out.glob("runs/faults/*")
+        expected[command] = results(left_alone)
+        assert len(expected[command]) == {"run": 1, "grid": 2, "tune": 2}[command]
     outcomes: Counter[str] = Counter()
     failed = []
     victims = list(VICTIMS)
