@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
@@ -49,20 +49,17 @@ class RawConfig:
             ExperimentError: it cannot be read, or an override is none.
         """
         path = Path(path)
-        if path.is_fifo():
-            raise ExperimentError(f"{path}: is a pipe, not a file; write it to a file first")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExperimentError(f"{path}: cannot be read: {error}") from error
+        text = _text_of(path)
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
-            content = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
-            raise ExperimentError(f"{path}: not YAML: {error}") from error
-        if not isinstance(content, DictConfig):
-            raise ExperimentError(f"{path}: must be a mapping of sections, not a list or a word")
-        lines = dict(_lines(root)) if root is not None else {}
+            if not isinstance(root, yaml.MappingNode | None):
+                raise ExperimentError(
+                    f"{path}: must be a mapping of sections, not a list or a word"
+                )
+            lines = _lines(root, str(path))
+            content = OmegaConf.create(text if root is not None else {})
+        except _NOT_YAML as error:
+            raise ExperimentError(f"{path}: not YAML: {_in_one_line(error)}") from error
 
         def where(location: Location) -> str:
             for end in range(len(location), 0, -1):
@@ -73,15 +70,18 @@ class RawConfig:
         # No interpolation: «${...}» is text like any other.
         sheet = cls(OmegaConf.to_container(content, resolve=False), where)
         for override in overrides:
-            key, equals, _ = override.partition("=")
+            key, equals, given = override.partition("=")
             if not equals or not key:
                 raise ExperimentError(f"override '{override}': must read section.key=value")
+            if not re.fullmatch(r"[^.\[\]\s]+(\.[^.\[\]\s]+)*", key):
+                raise ExperimentError(f"override '{override}': '{key}' is not a section.key")
             try:
+                _lines(yaml.compose(given, Loader=yaml.SafeLoader), f"override '{override}'")
                 value = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
                 for part in key.split("."):
                     value = value[part]
-            except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-                raise ExperimentError(f"override '{override}': {error}") from error
+            except (*_NOT_YAML, KeyError, TypeError) as error:
+                raise ExperimentError(f"override '{override}': {_in_one_line(error)}") from error
             sheet = sheet.changed({key: value}, f"override {override}")
         return sheet
 
@@ -139,13 +139,68 @@ class RawConfig:
             raise ExperimentError(f"{self.where(above)}: {error}") from None
 
 
-def _lines(node: yaml.Node, above: Location = ()) -> Iterator[tuple[Location, int]]:
-    """The line of each key of a YAML document, by its path."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            path = (*above, str(key.value))
-            yield path, key.start_mark.line + 1
-            yield from _lines(value, path)
+MOST_BYTES = 16_000_000  # of an experiment file; more is another kind of file
+MOST_NODES = 100_000  # keys and values, aliases expanded
+MOST_LEVELS = 50
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+# What PyYAML and OmegaConf raise; too many levels are a RecursionError, a number of thousands of
+# digits a ValueError.
+_NOT_YAML = (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, AssertionError)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise ExperimentError(f"{path}: is not a regular file")
+        if path.stat().st_size > MOST_BYTES:
+            raise ExperimentError(
+                f"{path}: is {path.stat().st_size / 1e6:.0f} MB long, too long for an experiment"
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ExperimentError(f"{path}: cannot be read: {error}") from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "too many levels"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _lines(root: yaml.Node | None, where: str) -> dict[Location, int]:
+    """The line of each key of a YAML document, by its path.
+
+    Raises:
+        ExperimentError: aliases make it too large, or it has numbers to base 60: YAML reads 1:30
+            as 90, and nobody means that.
+    """
+    lines: dict[Location, int] = {}
+    stack: list[tuple[Location, yaml.Node]] = [] if root is None else [((), root)]
+    visited = 0
+    while stack:
+        path, node = stack.pop()
+        visited += 1
+        if visited > MOST_NODES:
+            raise ExperimentError(f"{where}: has more than {MOST_NODES:,} values")
+        if len(path) > MOST_LEVELS:
+            raise ExperimentError(f"{where}: has more than {MOST_LEVELS} levels")
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                below = (*path, str(key.value))
+                lines[below] = key.start_mark.line + 1
+                stack += [(below, key), (below, value)]
+        elif isinstance(node, yaml.SequenceNode):
+            stack += [(path, part) for part in node.value]
+        elif ":" in node.value and node.tag in _NUMBERS:
+            name = ".".join(path) or "value"
+            raise ExperimentError(
+                f"{where}: {name}: YAML reads {node.value} as a number to base 60; write a plain "
+                "number, or put it in quotes"
+            )
+    return lines
 
 
 _WORDS = {

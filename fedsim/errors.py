@@ -7,6 +7,9 @@ A `FedsimError` is meant for a person: the command line prints its message witho
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class FedsimError(Exception):
     """Root of all errors that fedsim raises on purpose."""
@@ -61,6 +64,23 @@ class ClientError(RunError):
 
 class StateLost(RunError):
     """Kept client states went down with a node; the run falls back to its last checkpoint."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error's type and the first line of its message."""
+    words = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def in_own_code(error: BaseException) -> str:
+    """An error in one line, with the place where code outside of libraries raised it."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename
+    ]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return in_one_line(error) + place
 
 
 class FedsimWarning(UserWarning):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ExperimentError, FedsimError
+from fedsim.data import ClientSplits, Dataset, load_dataset
+from fedsim.errors import ExperimentError, FedsimError, in_one_line, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
 from fedsim.methods.learns import Problem
@@ -28,7 +28,7 @@ def prepare(
         BadInput: it cannot.
     """
     check_loggers(experiment)
-    dataset = dataset or experiment.data.load()
+    dataset = dataset or load_dataset(experiment.data)
     splits = experiment.partition.deal(dataset, experiment.seed)
     share = experiment.train.participation
     if cohort_size(share, len(splits)) == 0:
@@ -100,15 +100,25 @@ def _try_model(spec: RunSpec) -> nn.Module:
             return network
         with torch.no_grad():
             kind = torch.from_numpy(spec.data.dtype.type(0).reshape(1)).dtype
-            found = tuple(network.eval()(torch.zeros(1, *spec.data.shape, dtype=kind)).shape)
-    except FedsimError:
+            x = torch.zeros(1, *spec.data.shape, dtype=kind)
+            found = tuple(network.eval()(x).shape)
+    except (FedsimError, KeyboardInterrupt):
         raise
-    except Exception as error:  # of the user's own code
+    except BaseException as error:  # of the user's own code
         if lacks_memory(error):
-            raise ExperimentError(f"{name}: there is not enough memory for it: {error}") from error
+            raise ExperimentError(
+                f"{name}: there is not enough memory for it: {in_one_line(error)}"
+            ) from error
         raise ExperimentError(
             f"{name} does not take the data's inputs of shape {spec.data.shape}: "
-            f"{type(error).__name__}: {error}"
+            f"{in_own_code(error)}"
+        ) from error
+    try:
+        with torch.no_grad():
+            spec.objective.outputs(network, x)
+    except AttributeError as error:
+        raise ExperimentError(
+            f"objective.name={spec.objective.name} is not for {name}: {in_one_line(error)}"
         ) from error
     if found != (1, spec.outputs):
         raise ExperimentError(

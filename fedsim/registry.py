@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
+
+LARGEST = 3.4e38  # of numbers of 32 bits
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -69,11 +72,18 @@ class Config(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_flags_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Pydantic reads true as 1."""
+    def _refuse_strange_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Flags, which pydantic reads as 0 and 1, and what overflows in the arithmetic of 32 bits.
+
+        Such numbers are nobody's meaning, and every library ends otherwise with them.
+        """
         annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-            raise PydanticKnownError("float_type" if annotation is float else "int_type")
+        for leaf in _leaves(value):
+            if isinstance(leaf, bool) and not _admits_flags(annotation):
+                raise PydanticKnownError("float_type" if annotation is float else "int_type")
+            whole = isinstance(leaf, int) and not -(2**63) <= leaf < 2**63
+            if whole or (isinstance(leaf, float) and LARGEST < abs(leaf) < math.inf):
+                raise PydanticCustomError("too_large", "is larger than any number should be")
         return value
 
     @field_validator("*", mode="after")
@@ -86,6 +96,18 @@ class Config(BaseModel):
             return value.expanduser().absolute()
         except RuntimeError as error:  # «~somebody» who is not there
             raise ValueError(f"'{value}': {error}") from error
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _admits_flags(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_admits_flags, get_args(annotation)))
 
 
 C = TypeVar("C", bound=Config)
@@ -132,7 +154,7 @@ class Registry(Generic[C]):
 
     def _import(self, name: str) -> type[C]:
         found = import_object(name, self.what)
-        if not (isinstance(found, type) and issubclass(found, self.base)):
+        if not (isinstance(found, type) and issubclass(found, self.base)) or found is self.base:
             raise PydanticCustomError(
                 "not_a_component",
                 "'{name}' is not a {what}: it must be a class that extends {base}",
@@ -203,8 +225,10 @@ def import_object(name: str, what: str) -> Any:
         )
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever the module raises
-        words = str(error) or type(error).__name__
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the module raises
+        words = str(error).strip().partition("\n")[0] or type(error).__name__
         raise PydanticCustomError(
             "import_failed",
             "{what} '{name}' cannot be imported: {error}",

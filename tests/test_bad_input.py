@@ -723,12 +723,12 @@ def broken(fedsim: Call, module: Callable[[str], str]) -> Callable[..., str]:
 
 def test_a_client_function_that_raises(broken: Callable[..., str]) -> None:
     message = broken("Raises", "train.rounds=3", "checkpoint.every=1")
-    assert message.startswith("client 2, round 2, local_update: Traceback (most recent call last)")
-    assert 'code.py", line' in message
-    assert 'raise ValueError("made of cheese")' in message
-    assert message.endswith("ValueError: made of cheese\n")
+    assert re.fullmatch(
+        r"client 2, round 2, local_update: ValueError: made of cheese \(code.py, line \d+\)\n",
+        message,
+    )
     assert the_run().rounds["round"].tolist() == [1]
-    assert "made of cheese" in (the_run().path / "log.txt").read_text()
+    assert 'raise ValueError("made of cheese")' in (the_run().path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,13 @@ def results(folder: Path) -> dict[str, tuple[str, pd.DataFrame]]:
     return found
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    return found.keys() == expected.keys() and all(
-        found[key][0] == expected[key][0] and found[key][1].equals(expected[key][1])
-        for key in expected
-    )
+def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
+    """In what the results of a folder differ from those expected; empty if in nothing."""
+    if found.keys() != expected.keys():
+        return f"runs {sorted(found)}, not {sorted(expected)}"
+    wrong = [key for key in expected if found[key][0] != expected[key][0]]
+    tables = [key for key in expected if not found[key][1].equals(expected[key][1])]
+    return f"hashes of {wrong}, tables of {tables}" if wrong or tables else ""
 
 
 def start(*words: str, out: Path) -> subprocess.Popen[str]:
@@ -217,16 +219,16 @@ def kills(count: int, base: Path) -> list[str]:
             continue
         outcomes[victim] += 1
         folder = finish(command, out)
-        ok = folder is not None and same(results(folder), expected[command])
+        wrong = difference(results(folder), expected[command]) if folder else "never finished"
         after = ", ".join(f"{moment:.1f}" for moment in moments)
         line = f"{command}, {victim}, {how}, after {after} s"
-        print(
-            f"[{sum(outcomes.values())}/{count}] {line}: {'as undisturbed' if ok else 'LOST'}",
-            flush=True,
-        )
-        if not ok:
+        outcome = f"LOST: {wrong}" if wrong else "as undisturbed"
+        print(f"[{sum(outcomes.values())}/{count}] {line}: {outcome}", flush=True)
+        if wrong:
             failed.append(line)
-        shutil.rmtree(out)
+            print(f"    its folder: {out}", flush=True)
+        else:
+            shutil.rmtree(out)
     for victim, number in outcomes.items():
         print(f"{victim}: {number} kills")
     return failed
@@ -278,14 +280,14 @@ def damages(count: int, base: Path) -> list[str]:
         )
         noticed = said.returncode != 0 and name.name.partition(".")[0] in said.stderr
         try:
-            survived = same(results(fedsim.resume(path).path), whole)
+            survived = not difference(results(fedsim.resume(path).path), whole)
             outcome = "survived" if survived else "WRONG"
         except fedsim.errors.RunFolderError as error:
             outcome = "UNNAMED"
             # What is YAML still may have been edited on purpose.
             if name.name == "experiment.yaml" and "remove it to have it put back" in str(error):
                 (path / name).unlink()
-                survived = same(results(fedsim.resume(path).path), whole)
+                survived = not difference(results(fedsim.resume(path).path), whole)
                 outcome = "survived by the remedy that it names" if survived else "WRONG"
         wrong = outcome.isupper() or not noticed
         told = "noticed" if noticed else "not noticed"
@@ -304,8 +306,10 @@ def main() -> None:
     given = parser.parse_args()
     random.seed(given.seed)
     print(f"seed {given.seed}")
-    with tempfile.TemporaryDirectory(prefix="fedsim-faults-") as folder:
-        failed = damages(given.damages, Path(folder)) + kills(given.kills, Path(folder))
+    folder = Path(tempfile.mkdtemp(prefix="fedsim-faults-"))
+    failed = damages(given.damages, folder) + kills(given.kills, folder)
+    if not failed:
+        shutil.rmtree(folder)
     for line in failed:
         print(f"not survived: {line}")
     sys.exit(bool(failed))

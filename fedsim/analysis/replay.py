@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.data import ClientSplits, Dataset
+from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.errors import FedsimWarning, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
@@ -462,7 +462,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
     Raises:
         BadInput: it does not apply, the run is not finished, or there is no such client.
     """
-    experiment, dataset = run.experiment, run.experiment.data.load()
+    experiment, dataset = run.experiment, load_dataset(run.experiment.data)
     method, K = experiment.method, run.manifest["clients"]
     whom = sorted(set(clients or range(min(4, K))))
     for k in whom:

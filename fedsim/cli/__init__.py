@@ -29,6 +29,10 @@ __all__ = ["app", "main"]
 del _audit, _explain, _jobs, _look, _runs
 
 
+MOST_LINES = 6  # of a message
+MOST_CHARACTERS = 500  # of a line of it
+
+
 def main() -> None:
     """Run the command line; errors meant for a person become one message and an exit code."""
     search_last(str(Path.cwd()))
@@ -56,5 +60,16 @@ def _carry_out() -> None:
     try:
         app()
     except FedsimError as error:
-        err.print(f"error: {error}", markup=False, highlight=False)
+        err.print(f"error: {_shortened(str(error))}", markup=False, highlight=False)
         sys.exit(error.exit_code)
+
+
+def _shortened(message: str) -> str:
+    """A message that fits a screen, whatever names and values it quotes."""
+    lines = [
+        line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
+        for line in message.splitlines()
+    ]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 1 :] = [f"… and {len(lines) - MOST_LINES + 1} more"]
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ from rich.status import Status
 
 from fedsim.analysis.replay import ModelSnapshot, explain_run, usual_inputs
 from fedsim.cli.console import Trust, app, out, say_written, writing
-from fedsim.data import Dataset
+from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
 from fedsim.explain.explainer import Exportable
@@ -99,7 +99,7 @@ def explain_command(
     times = times or [None]
     if npy is not None and len(times) * len(client or [None]) > 1:
         raise BadInput("--npy writes the rules of one model; name one --client and --round")
-    dataset = run.experiment.data.load()
+    dataset = load_dataset(run.experiment.data)
     inputs = _inputs(dataset, chosen, row, input, text)
     for t in times:
         whose = client or ([] if explainer else _usual_clients(run, t))

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fedsim.cli.console import File, OutFolder, Overrides, Trust, app, err, out, short, size
 from fedsim.config_file import RawConfig
-from fedsim.errors import BadInput, RunError
+from fedsim.errors import BadInput, ClientError, RunError
 from fedsim.experiment import Experiment
 from fedsim.launch import resume, run
 from fedsim.objectives import Metric
@@ -317,15 +317,19 @@ class _Screen:
             parts.append(f"{rate:.2g} rounds/s")
         return "  ".join(parts)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
         if self._bar:
             self._bar.stop()
         if kind is None or self._folder is None:
             return
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         when = f" after round {self._latest}" if self._latest else ""
+        path = short(self._folder.path)
+        trace = f"; traceback in {path}/log.txt" if isinstance(error, ClientError) else ""
         err.print(
-            f"{how}{when}; to go on:\n  fedsim resume {short(self._folder.path)}",
+            f"{how}{when}{trace}; to go on:\n  fedsim resume {path}",
             markup=False,
             highlight=False,
         )

@@ -24,6 +24,6 @@ class EngineSettings(Config):
 
     kind: Literal["ray", "local"] = "ray"
     actors: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    cpus_per_actor: int = Field(1, ge=1)
+    cpus_per_actor: int = Field(1, ge=1, le=4096)
     gpus_per_actor: float = Field(0, ge=0)
     clients_per_step: Annotated[int, Field(ge=1)] | Literal["auto"] = 1

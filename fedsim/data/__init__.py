@@ -1,6 +1,6 @@
 """Data sets, and partitions of them among clients."""
 
-from fedsim.data.dataset import Dataset, DataSpec, Source, datasets
+from fedsim.data.dataset import Dataset, DataSpec, Source, datasets, load_dataset
 from fedsim.data.partition import ClientSplits, Partition, Ragged, TaskSequence, partitions
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "Source",
     "TaskSequence",
     "datasets",
+    "load_dataset",
     "partitions",
 ]

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from fedsim.data.stored import AnyArray
+from fedsim.errors import DataError, FedsimError, in_own_code
 from fedsim.registry import Config, Registry
 
 
@@ -178,3 +180,40 @@ class Source(Config):
 
 
 datasets: Registry[Source] = Registry("data set", Source)
+
+
+def load_dataset(source: Source) -> Dataset:
+    """What a source loads.
+
+    Raises:
+        DataError: it cannot be loaded, for want of memory or whatever else the source raises.
+    """
+    where = f"data.name={source.name}"
+    try:
+        found = source.load()
+    except FedsimError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"{where}: there is not enough memory: {error}") from error
+    except Exception as error:  # of a source of the user's own, say
+        raise DataError(f"{where}: cannot be loaded: {in_own_code(error)}") from error
+    if not isinstance(found, Dataset):
+        raise DataError(f"{where}: load() must return a Dataset, not {type(found).__name__}")
+    return found
+
+
+def check_memory(source: Source, nbytes: float) -> None:
+    """Refuse to make data that would not fit.
+
+    Args:
+        nbytes: that it takes, about.
+
+    Raises:
+        DataError: less is free.
+    """
+    free = psutil.virtual_memory().available
+    if nbytes > free:
+        raise DataError(
+            f"data.name={source.name}: takes about {nbytes / 1e9:,.0f} GB of memory as asked for, "
+            f"and {free / 1e9:.0f} GB are free"
+        )

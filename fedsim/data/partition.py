@@ -289,7 +289,12 @@ def _by_column(data: Dataset, column: str) -> list[Indices]:
             f"partition.column='{column}': the data set has no such column"
             f"{nearest(column, data.columns)}"
         )
-    _, inverse = np.unique(data.columns[column], return_inverse=True)
+    values = data.columns[column]
+    if values.dtype.kind == "f" and (missing := np.flatnonzero(np.isnan(values))).size:
+        raise DataError(
+            f"partition.column='{column}': has no value for training example {missing[0]}"
+        )
+    _, inverse = np.unique(values, return_inverse=True)
     order = np.argsort(inverse, kind="stable")
     return np.split(order, np.cumsum(np.bincount(inverse))[:-1])
 
@@ -563,7 +568,7 @@ class File(Partition):
                     arrays.files, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else n)
                 )
                 return [arrays[name] for name in by_number]
-        except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
+        except (OSError, ValueError, TypeError, EOFError, RecursionError, BadZipFile) as error:
             raise DataError(f"{self.path}: not a partition file: {error}") from error
 
     def _check(self, client: int, array: NDArray[np.generic], num_samples: int) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
 from fedsim.data import files
-from fedsim.data.dataset import Dataset, datasets
+from fedsim.data.dataset import Dataset, check_memory, datasets
 from fedsim.data.sources import word_list
 from fedsim.data.text import random_vectors
 from fedsim.data.text_sources import Official, TextSource
@@ -179,6 +179,10 @@ class PlantedReviews(_Reviews):
 
     def load(self) -> Dataset:
         """x is int32 (aspects·reviews, L) token ids; class 0 is negative, class 1 positive."""
+        words = len(DOMAINS[self.domain]) * (self.fillers + 3)  # of a review
+        check_memory(
+            self, len(DOMAINS[self.domain]) * (self.reviews + self.test_reviews) * 120 * words
+        )
         train, test = self._reviews(self.reviews, False), self._reviews(self.test_reviews, True)
         return self._of_reviews(train, test, self.name)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import string
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
@@ -17,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim._torchvision import import_torchvision
 from fedsim.data import files
-from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, datasets
+from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, check_memory, datasets
 from fedsim.data.stored import (
     AnyArray,
     ImageFiles,
@@ -242,6 +243,9 @@ class Synthetic(Source):
 
     def load(self) -> Dataset:
         """x is float32 (samples, *shape)."""
+        examples = self.samples + self.test_samples
+        # Two arrays of an example's shape at once, and its label.
+        check_memory(self, (examples + self.classes) * (8 * math.prod(self.shape) + 16))
         centres = keyed_rng(self.seed, "synthetic centres").standard_normal(
             (self.classes, *self.shape), dtype=np.float32
         )
@@ -286,6 +290,7 @@ class Friedman(Source):
 
     def load(self) -> Dataset:
         """x is float64 (samples, features), y float64 (samples,)."""
+        check_memory(self, (self.samples + self.test_samples) * (8 * self.features + 24))
         x, y = self._draw(self.samples, "friedman train")
         test_x, test_y = self._draw(self.test_samples, "friedman test")
         return Dataset(x, y, test_x, test_y, classes=())
@@ -1080,6 +1085,9 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
         # pandas only warns where rows are longer than the header and it drops the rest of them.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         if path.suffix == ".csv":
+            header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+            if (twice := header[header.duplicated()]).size:
+                raise DataError(f"{path}: has two columns '{twice.iloc[0]}'")
             frame = pd.read_csv(path, index_col=False)
         else:
             known = empty_table(path) if columns else pd.DataFrame()
@@ -1099,6 +1107,10 @@ def _present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     missing = np.flatnonzero(series.isna())
     if len(missing):
         raise DataError(f"{path}: column '{name}' has no value in row {missing[0] + 1}")
+    for row, value in enumerate(series if series.dtype.kind == "O" else ()):
+        if not isinstance(value, Hashable):
+            kind = type(value).__name__
+            raise DataError(f"{path}: column '{name}' has a {kind} in row {row + 1}, not a value")
     return series
 
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import (
+    MOST_CLIENTS,
     ClientSplits,
     Indices,
     Partition,
@@ -187,14 +188,19 @@ class Tasks(TaskPartition):
     """
 
     kind: str = "tasks"
-    clients: PositiveInt = 3
-    tasks: PositiveInt = 5
+    clients: int = Field(3, ge=1, le=MOST_CLIENTS)
+    tasks: int = Field(5, ge=1, le=MOST_CLIENTS)
     classes: int = Field(4, ge=2)
 
     def draw(
         self, data: Dataset, rows: Indices, seed: int
     ) -> tuple[list[Labels], list[list[int]]]:
         count = self.clients * self.tasks
+        if count > len(rows):
+            raise DataError(
+                f"partition: {self.clients} clients with {self.tasks} tasks each are more tasks "
+                f"than the data set has training examples ({len(rows)})"
+            )
         if self.classes > len(data.classes):
             raise DataError(
                 f"partition.classes={self.classes}: the data set has {len(data.classes)} classes"

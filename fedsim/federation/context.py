@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, DataSpec
+from fedsim.errors import in_one_line
 from fedsim.federation.aggregation import Aggregation
 from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
 from fedsim.objectives import Batch, Objective
 from fedsim.objectives.slices import slices_of
 from fedsim.rng import keyed_torch_rng
-from fedsim.training import FlatModel, Stack, Train, Trained, TrainingJob, in_words, lacks_memory
+from fedsim.training import FlatModel, Stack, Train, Trained, TrainingJob, lacks_memory
 from fedsim.training import train as train_alone
 
 TEST_SHARD = 500  # examples of the central test set that are one unit of evaluation
@@ -145,7 +146,7 @@ class WorkerContext:
         except Exception as error:  # whatever a network of the user's own may raise
             if lacks_memory(error):
                 raise
-            return in_words(error)
+            return in_one_line(error)
 
     def train(self, job: TrainingJob) -> Trained:
         """Local training of one client."""

@@ -458,7 +458,9 @@ class Federation:
 def _first(outcome: Outcome) -> str:
     """How many clients failed, and why the first of them did, as the end of a sentence."""
     failed = [outcome.failures[id] for id in sorted(outcome.failures)]
-    return f"; {len(failed)} failed, the first of them: {failed[0]}" if failed else ""
+    if not failed:
+        return ""
+    return f"; {len(failed)} failed, the first of them: {failed[0].partition(chr(10))[0]}"
 
 
 def _freeze(tree: Any) -> None:

@@ -9,13 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsim.errors import RunError
+from fedsim.errors import RunError, in_one_line
 from fedsim.federation.context import WorkerContext
 from fedsim.rng import generator_state, set_generator_state
 from fedsim.training import (
     Trained,
     TrainingJob,
-    in_words,
     lacks_memory,
 )
 
@@ -101,7 +100,7 @@ def train_together(
                     f"no memory to train {len(jobs)} clients at once ({error}); "
                     "lower engine.clients_per_step"
                 ) from None
-            obstacle = in_words(error)
+            obstacle = in_one_line(error)
         if not torch.equal(before, generator_state(context.device)):
             set_generator_state(before, context.device)
             obstacle = "perturb draws random numbers"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedsim.errors import ClientError, RunError
+from fedsim.errors import ClientError, RunError, in_own_code
 from fedsim.federation.client import Client
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.reduction import InvalidUpdate, Reduction
@@ -278,12 +278,15 @@ class Worker:
             )
 
     def _failed(self, id: int, call: Call, error: Exception, result: BlockResult) -> None:
-        cause = str(error) if isinstance(error, InvalidUpdate) else _traceback(error)
+        known = isinstance(error, InvalidUpdate)
+        cause = str(error) if known else in_own_code(error)
         failure = ClientError(id, call.round, call.function, cause)
+        if not known:  # notes go to the log, and pickle
+            failure.add_note("".join(traceback.format_exception(error)).rstrip())
         stop = self.context.spec.train.on_client_error == "stop"
         if stop or isinstance(error, SharedInputMutated):
-            raise failure from None  # the cause holds the traceback, and pickles
-        result.failures[id] = str(failure)
+            raise failure from None
+        result.failures[id] = "\n".join([str(failure), *getattr(failure, "__notes__", ())])
 
     def _score(self, call: Call, shard: int) -> dict[str, Any]:
         """The totals of a shard of the central test set, by slice."""
@@ -305,7 +308,3 @@ def _versions(tree: Any) -> list[int]:
     if isinstance(tree, list | tuple):
         return [version for part in tree for version in _versions(part)]
     return []
-
-
-def _traceback(error: Exception) -> str:
-    return "".join(traceback.format_exception(error)).rstrip()

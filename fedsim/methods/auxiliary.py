@@ -17,7 +17,7 @@ import torch
 from pydantic import BeforeValidator, SerializeAsAny
 from torch import Tensor, nn
 
-from fedsim.data import ClientSplits, Dataset, Source, datasets
+from fedsim.data import ClientSplits, Dataset, Source, datasets, load_dataset
 from fedsim.data.augment import weak
 from fedsim.data.stored import AnyArray, equal
 from fedsim.errors import ExperimentError
@@ -50,7 +50,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
         if self.auxiliary is None:
             count, shape = len(splits.server), dataset.shape
         else:
-            found = self.auxiliary.load()
+            found = load_dataset(self.auxiliary)
             count, shape = len(found.x), found.shape
         if self.auxiliary is None and count == 0:
             raise ExperimentError(
@@ -74,7 +74,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
             )
 
     def extra_hash_inputs(self) -> list[AnyArray]:
-        return [] if self.auxiliary is None else [self.auxiliary.load().x]
+        return [] if self.auxiliary is None else [load_dataset(self.auxiliary).x]
 
     def inputs(self, fed: Federation) -> Tensor:
         """(n, ...) the auxiliary inputs, scaled and normalised as the run's data are.
@@ -85,7 +85,7 @@ class AuxiliaryMethod(Method[S], Generic[S]):
             if self.auxiliary is None:
                 _prepared[fed] = fed.server_data.x
             else:
-                found = self.auxiliary.load()
+                found = load_dataset(self.auxiliary)
                 _prepared[fed] = fed.prepare(np.asarray(found.x), found.y).x
         return _prepared[fed]
 

@@ -46,6 +46,11 @@ class Classification(Objective):
             raise ExperimentError(
                 f"objective.name={self.name} needs classes, and the target here is a number"
             )
+        if len(data.classes) < 2:
+            raise ExperimentError(
+                f"objective.name={self.name} needs two classes or more, and all examples are of "
+                f"'{data.classes[0]}'"
+            )
 
     def num_outputs(self, data: Dataset) -> int:
         return len(data.classes)

@@ -143,7 +143,7 @@ class Folder:
                 atomic.check(path, expected)
             except FileNotFoundError:
                 wrong.append(f"{path}: is missing")
-            except Damaged as damage:
+            except (OSError, Damaged) as damage:
                 wrong.append(str(damage))
         return wrong
 
@@ -207,6 +207,7 @@ def _put_experiment_back(folder: Path, manifest: Mapping[str, Any], kind: str) -
     """
     path = folder / "experiment.yaml"
     try:
+        atomic.insist_on_file(path)
         content = path.read_bytes()
         if manifests.hash_of(content) == manifest["experiment_hash"]:
             return []

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,12 @@ def _stays_within(path: str) -> str:
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise ValueError("must be a path within the folder")
     return path
+
+
+def _date(word: str) -> str:
+    if word and datetime.fromisoformat(word).tzinfo is None:
+        raise ValueError("must be a date with a time zone")
+    return word
 
 
 Inner = Annotated[str, AfterValidator(_stays_within)]
@@ -69,7 +76,7 @@ class Manifest(BaseModel):
     experiment_hash: str
     signature: str | None = None
     files: dict[Inner, str] = {}
-    created: str = ""
+    created: Annotated[str, AfterValidator(_date)] = ""
     git_revision: str | None = None
     python: str | None = None
     packages: dict[str, str] = {}
@@ -229,6 +236,7 @@ def _read(path: Path, kind: str, schema: type[Manifest]) -> dict[str, Any]:
 def _parse(path: Path) -> dict[str, Any]:
     """A file's JSON. Raises ValueError if it is none, or no mapping."""
     try:
+        atomic.insist_on_file(path)
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError("too many levels") from error

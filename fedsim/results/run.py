@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
 from fedsim import atomic
-from fedsim.errors import RunFolderError
+from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.objectives import Metric
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Of runs from before manifests named their metrics: those of a regression if R² is on record, and
 # otherwise those of a classification.
@@ -32,6 +31,10 @@ _OF_CLASSIFICATION = (
     Metric("accuracy", "accuracy", primary=True),
     Metric("loss", "loss", best="min"),
 )
+
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Run:
@@ -68,12 +71,12 @@ class Run:
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """A row for each round."""
-        return self._table("rounds")
+        return self._table("rounds", ["round"])
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """A row for each round and client."""
-        return self._table("clients")
+        return self._table("clients", ["round", "client"])
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
@@ -82,15 +85,19 @@ class Run:
         Columns: `round`, `client`, `task`, `seen` (it has been learnt, or is being learnt),
         `classes` (how many it is about), and the scores of the model that the client has for it.
         """
-        return self._table("tasks")
+        return self._table("tasks", ["round", "client", "task"])
 
     @cached_property
     def explanations(self) -> pd.DataFrame:
         """A row for each explanation, such as a rule; empty if the method has none."""
         return self._table("explanations")
 
-    def _table(self, name: str) -> pd.DataFrame:
-        return Table(self.path, name).read(self._folder.files.get(f"{name}.parquet"))
+    def _table(self, name: str, keys: Sequence[str] = ()) -> pd.DataFrame:
+        table = Table(self.path, name)
+        frame = table.read(self._folder.files.get(f"{name}.parquet"))
+        if fault := _fault(frame, keys, self.manifest.get("metrics") or ()):
+            raise Damaged(f"{table.file}: is damaged: {fault}")
+        return frame
 
     @property
     def result_hash(self) -> str:
@@ -127,6 +134,28 @@ class Run:
                 return {name: file.get_tensor(name) for name in names}
         except (OSError, SafetensorError, json.JSONDecodeError) as error:
             raise RunFolderError(f"{path}: cannot be read: {error}") from error
+
+
+def _fault(
+    frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Why a table cannot be that of a run; None if it can.
+
+    Args:
+        keys: columns of whole numbers that it has, unless it has none at all.
+        metrics: columns of numbers, where it has them.
+    """
+    for key in keys if len(frame.columns) else ():
+        if key not in frame:
+            return f"it has no column '{key}'"
+        if frame[key].dtype.kind not in "iu" or (frame[key] < 0).any():
+            return f"column '{key}' has values that are no whole numbers"
+    scores = {str(metric["column"]) for metric in metrics}
+    for column in frame if keys else ():
+        words = frame[column].dtype.kind == "O"
+        if words and (column in scores or not frame[column].dropna().map(np.isscalar).all()):
+            return f"column '{column}' has values that are no numbers"
+    return None
 
 
 def load(path: str | Path) -> Run:

@@ -27,7 +27,7 @@ from ray.tune.error import TuneError
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES
 from fedsim.cluster.private import scratch
-from fedsim.data import Dataset, Source
+from fedsim.data import Dataset, Source, load_dataset
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
@@ -248,7 +248,7 @@ def _load_data(
         try:
             key = _data_key(trial.experiment.data)
             if key not in loaded:
-                loaded[key] = trial.experiment.data.load()
+                loaded[key] = load_dataset(trial.experiment.data)
             _, _, spec = prepare(trial.experiment, loaded[key])
             check_disk(trial.experiment, spec, path)
             engine = trial.experiment.engine
@@ -312,7 +312,7 @@ def _trial(
         for row in load(trial.path).rounds.to_dict("records"):
             if _evaluated(row, trial.path) and row["round"] < experiment.train.rounds:
                 report(row)
-    (reference,) = data.get(_data_key(experiment.data)) or [ray.put(experiment.data.load())]
+    (reference,) = data.get(_data_key(experiment.data)) or [ray.put(load_dataset(experiment.data))]
     actors = allocations[_resource_key(experiment.engine)].actors
     try:
         run = drive(experiment, trial.path, actors, reference, follow)

@@ -16,7 +16,6 @@ from fedsim.training.local import (
 from fedsim.training.stack import (
     Stack,
     choose_stack_size,
-    in_words,
     lacks_memory,
 )
 
@@ -32,7 +31,6 @@ __all__ = [
     "Trained",
     "TrainingJob",
     "choose_stack_size",
-    "in_words",
     "lacks_memory",
     "logits",
     "representation",

@@ -348,17 +348,12 @@ def _carried_on(
     return optimizer
 
 
-def lacks_memory(error: Exception) -> bool:
+def lacks_memory(error: BaseException) -> bool:
     """Whether an error says that there was no memory: that must not decide what is computed."""
     words = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         word in words for word in ("out of memory", "can't allocate", "alloc_failed")
     )
-
-
-def in_words(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _generator(state: Tensor, device: torch.device) -> torch.Generator:

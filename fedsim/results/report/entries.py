@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fedsim.config_file import RawConfig
 from fedsim.errors import RunFolderError
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.manifest import GridManifest, SearchManifest, kind_of, runs_below
@@ -153,7 +152,7 @@ def _entry(folder: RunFolder, place: str, given: str) -> Entry:
 
 def _settings(path: Path) -> dict[str, Value]:
     """The resolved experiment of a run's folder. Reading it runs no code."""
-    return dict(_flat(yaml.safe_load((path / "experiment.yaml").read_text(encoding="utf-8"))))
+    return dict(_flat(RawConfig.read(path / "experiment.yaml").content))
 
 
 def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Value]]:
