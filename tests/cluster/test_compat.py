@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.job_submission import JobSubmissionClient
@@ -45,6 +48,17 @@ class TestOfTheCluster:
         assert entry["Address"]["NodeID"] == here
         assert set(entry["OwnerAddress"]) == set(entry["Address"])
         ray.kill(actor)
+
+    def test_a_lean_start(self) -> None:
+        """Three Pythons of Ray's are not started, and workers are forked."""
+        scripts = set()
+        for each in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # one that has just ended
+                scripts |= {Path(word).name for word in each.cmdline()}
+        assert scripts.isdisjoint({"dashboard.py", "log_monitor.py", "monitor.py"})
+        assert "forked_workers.py" in scripts
+        parent = ray.get(ray.remote(lambda: os.getppid()).remote())
+        assert "forked_workers.py" in " ".join(psutil.Process(parent).cmdline())
 
     def test_what_is_free_on_each_node(self) -> None:
         free = still_there(compat.free_resources)
