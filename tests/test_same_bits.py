@@ -264,6 +264,17 @@ class TestOnRay:
         with pytest.raises(RunError, match=r"took down 3 actors"):
             run(experiment, tmp_path)
 
+    @pytest.mark.usefixtures("driver_here")
+    def test_an_actor_that_rounds_otherwise_than_the_driver_is_told_of_if_allowed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedsim.hardware._processor", lambda: "Z80")  # here, not in actors
+        engine = {"kind": "ray", "actors": 1, "mixed_processors": True}
+        lines: list[Any] = []
+        run(small_experiment(engine=engine, train={"rounds": 1}), tmp_path, lines.append)
+        told = "results depend on who computes what: nodes round differently (Z80, "
+        assert any(str(line).startswith(told) for line in lines)
+
     def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
         engine = {"kind": "ray", "gpus_per_actor": 0.25}
         lines: list[Any] = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import ObjectLostError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -34,6 +35,7 @@ from fedsim.federation.object_cache import ObjectCache
 from fedsim.federation.reduction import Reduction
 from fedsim.federation.scheduler import Scheduler, WorkItem
 from fedsim.federation.worker import BlockResult, Call, Worker
+from fedsim.hardware import Arithmetic
 from fedsim.modules import search_here_last
 
 log = logging.getLogger(__name__)
@@ -57,9 +59,9 @@ class ClientActor:
         part = min(1.0, settings.gpus_per_actor)
         self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), part))
 
-    def device(self) -> str:
-        """What the worker computes on; answers once the actor is up."""
-        return str(self._worker.context.device)
+    def arithmetic(self) -> Arithmetic:
+        """What decides how the worker rounds; answers once the actor is up."""
+        return Arithmetic.of(self._worker.context.device)
 
     def run_blocks(
         self,
@@ -178,7 +180,7 @@ class RayEngine(Engine):
         self._failed_starts = 0  # in a row
         self._objects = ObjectCache()
         self._actors = [self._start() for _ in range(count)]
-        self._device: str | None = None
+        self._arithmetic: Arithmetic | None = None  # of the actors
 
     def run(
         self,
@@ -367,12 +369,12 @@ class RayEngine(Engine):
             )
             .remote(settings, self._setup, *self._data)
         )
-        return _Actor(handle, handle.device.remote())
+        return _Actor(handle, handle.arithmetic.remote())
 
     def _take_up(self, actor: _Actor) -> None:
         """An actor has started, or failed to."""
         try:
-            device = ray.get(actor.up)
+            found: Arithmetic = ray.get(actor.up)
         except LOST as error:
             self._failed_starts += 1
             if failed_to_start(error):
@@ -386,15 +388,13 @@ class RayEngine(Engine):
             self._replace(actor)
             return
         actor.ready, self._failed_starts = True, 0
-        if self._device is None:
-            self._device = device
-            if self._settings.gpus_per_actor and device == "cpu":
+        if self._arithmetic is None:
+            if self._settings.gpus_per_actor and found.device == "cpu":
                 self.notices.append("no card is behind the GPUs asked for: computing on CPUs")
-        elif device != self._device:
-            raise RunError(
-                f"client actors compute on different devices ({self._device}, {device}); "
-                "results would depend on who computes what"
-            )
+            # Of the driver no more is asked than that it rounds as actors without a card do.
+            here = Arithmetic.of(torch.device("cpu"))
+            self._arithmetic = here if found.device == "cpu" else found
+        self.notice(compare(self._arithmetic, found, self._settings.mixed_processors))
 
     def _lose(self, actor: _Actor, scheduler: Scheduler[_Actor], error: Exception) -> None:
         """Replace an actor; whatever it held is run again."""
@@ -423,6 +423,31 @@ class RayEngine(Engine):
                 f"for {time.monotonic() - message.since:.0f} s"
             )
         log.warning(f"{'; '.join(parts)}; {scheduler.waiting} block(s) wait for an actor")
+
+
+def compare(one: Arithmetic, other: Arithmetic, mixed: bool) -> list[str]:
+    """What to tell of two processes of a run that may round differently.
+
+    Args:
+        mixed: `engine.mixed_processors`.
+
+    Raises:
+        RunError: they do, and the experiment does not allow for it.
+    """
+    if one == other:
+        return []
+    if one.device != other.device:
+        raise RunError(
+            f"client actors compute on different devices ({one.device}, {other.device}); "
+            "results would depend on who computes what"
+        )
+    if not mixed:
+        raise RunError(
+            f"{one.host} ({one}) and {other.host} ({other}) round differently; results would "
+            "depend on who computes what. Take nodes of one kind, or set "
+            "engine.mixed_processors=true to do without results that are the same to the bit"
+        )
+    return [f"results depend on who computes what: nodes round differently ({one}; {other})"]
 
 
 def _cause(error: RayTaskError) -> Exception:
