@@ -10,6 +10,16 @@ from typing import Any
 
 import torch
 
+# Variables by which libraries choose among instruction sets, and so round otherwise.
+INSTRUCTION_SETS = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+)
+
 
 def hardware() -> dict[str, Any]:
     """What this machine computes with."""
@@ -17,6 +27,7 @@ def hardware() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "variables": chosen_instructions(),
         "cpus": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
     }
@@ -31,6 +42,7 @@ class Arithmetic:
         device: what networks are trained on, `cpu` or `cuda`.
         processor: its model.
         capability: the instruction set that torch uses of it.
+        variables: that choose the instruction sets of libraries, as words.
         card: the model of the card, if one is used.
     """
 
@@ -38,6 +50,7 @@ class Arithmetic:
     device: str
     processor: str
     capability: str
+    variables: str = ""
     card: str | None = None
 
     @classmethod
@@ -48,11 +61,18 @@ class Arithmetic:
             device.type,
             _processor(),
             torch.backends.cpu.get_cpu_capability(),
+            " ".join(f"{name}={value}" for name, value in chosen_instructions().items()),
             torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         )
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, [self.processor, self.capability, self.card]))
+        words = [self.processor, self.capability, self.variables, self.card]
+        return ", ".join(filter(None, words))
+
+
+def chosen_instructions() -> dict[str, str]:
+    """The variables that choose the instruction sets of libraries, as far as they are set."""
+    return {name: os.environ[name] for name in INSTRUCTION_SETS if name in os.environ}
 
 
 def _processor() -> str:

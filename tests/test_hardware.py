@@ -11,7 +11,7 @@ import torch
 
 from fedsim.errors import RunError
 from fedsim.federation.ray_engine import compare
-from fedsim.hardware import Arithmetic, hardware
+from fedsim.hardware import INSTRUCTION_SETS, Arithmetic, hardware
 
 HEAD = Arithmetic("head", "cpu", "Xeon", "AVX512")
 
@@ -23,6 +23,18 @@ def test_what_this_process_rounds_by_is_what_manifests_say() -> None:
     assert pickle.loads(pickle.dumps(here)) == here
 
 
+def test_variables_that_choose_instructions_are_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in INSTRUCTION_SETS:
+        monkeypatch.delenv(name, raising=False)
+    assert hardware()["variables"] == {}
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert hardware()["variables"] == {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
+    assert Arithmetic.of(torch.device("cpu")).variables == "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2"
+
+
 def test_nodes_of_one_kind_are_taken_whatever_their_names() -> None:
     assert compare(HEAD, replace(HEAD, host="other"), mixed=False) == []
 
@@ -32,6 +44,7 @@ def test_nodes_of_one_kind_are_taken_whatever_their_names() -> None:
     [
         ({"processor": "EPYC"}, "EPYC, AVX512"),
         ({"capability": "AVX2"}, "Xeon, AVX2"),
+        ({"variables": "MKL_CBWR=AVX2"}, "Xeon, AVX512, MKL_CBWR=AVX2"),
         ({"card": "H100"}, "Xeon, AVX512, H100"),
     ],
 )

@@ -174,7 +174,7 @@ class RunFolder(Folder):
         before, now = self.manifest.get("hardware", {}), hardware()
         changed = [
             f"{name} {before[name]!r}, now {now[name]!r}"
-            for name in ("processor", "capability")
+            for name in ("processor", "capability", "variables")
             if name in before and before[name] != now[name]
         ]
         known = self.manifest.get("packages", {})
