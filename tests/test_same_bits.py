@@ -264,6 +264,25 @@ class TestOnRay:
         with pytest.raises(RunError, match=r"took down 3 actors"):
             run(experiment, tmp_path)
 
+    @pytest.mark.usefixtures("driver_here")
+    def test_what_is_told_of_nodes_and_of_their_store(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedsim.hardware._processor", lambda: "Z80")  # here, not in actors
+        monkeypatch.setattr("fedsim.federation.ray_engine.SPILLS", 0)
+        experiment = small_experiment(
+            method={"name": "scaffold"},
+            model={"hidden": [200, 180]},  # as below, for states that live on nodes
+            train={"rounds": 3},
+            engine={"kind": "ray", "actors": 1, "mixed_processors": True},
+        )
+        lines: list[Any] = []
+        run(experiment, tmp_path, lines.append)
+        told = "results depend on who computes what: nodes round differently (Z80, "
+        assert any(str(line).startswith(told) for line in lines)
+        told = "10 clients keep 0.00204 GB; all 10 would keep 0.00204 GB, and Ray's object store "
+        assert sum(str(line).startswith(told) for line in lines) == 1
+
     def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
         engine = {"kind": "ray", "gpus_per_actor": 0.25}
         lines: list[Any] = []

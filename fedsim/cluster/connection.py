@@ -17,6 +17,7 @@ from fedsim.cluster.placement import ACTOR_BYTES, Node, plan_actors
 from fedsim.cluster.private import QUIET, handlers_kept, private_ray
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
+from fedsim.hardware import chosen_instructions
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and no settings
 TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
@@ -77,7 +78,7 @@ def connected(settings: EngineSettings | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-    variables = {modules.FOLDER: str(Path.cwd())}
+    variables = {modules.FOLDER: str(Path.cwd()), **chosen_instructions()}
     if os.environ.get("PYTHONPATH"):
         variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
     address = _cluster_address()

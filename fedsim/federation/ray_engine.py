@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import ObjectLostError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -34,6 +35,7 @@ from fedsim.federation.object_cache import ObjectCache
 from fedsim.federation.reduction import Reduction
 from fedsim.federation.scheduler import Scheduler, WorkItem
 from fedsim.federation.worker import BlockResult, Call, Worker
+from fedsim.hardware import Arithmetic
 from fedsim.modules import search_here_last
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ MAX_FAILED_STARTS = 3  # actors that may die at the start, in a row
 SHORT = 1.0  # seconds; calls that take less spend a notable share of them on messages
 UNEVEN = 0.25  # largest spread of the actors' finishing times, as a share of the call's
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+SPILLS = 0.8  # of the object store; Ray moves what comes on top of it to the disk
+GROWTH = 1.25  # of the kept states in number, after which they are looked at again
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
 
 
@@ -57,9 +61,9 @@ class ClientActor:
         part = min(1.0, settings.gpus_per_actor)
         self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), part))
 
-    def device(self) -> str:
-        """What the worker computes on; answers once the actor is up."""
-        return str(self._worker.context.device)
+    def arithmetic(self) -> Arithmetic:
+        """What decides how the worker rounds; answers once the actor is up."""
+        return Arithmetic.of(self._worker.context.device)
 
     def run_blocks(
         self,
@@ -157,6 +161,7 @@ class RayEngine(Engine):
 
     Args:
         count: how many actors to make.
+        clients: of the whole federation.
         spec, dataset, splits: what a worker needs; the latter two may be references.
     """
 
@@ -164,12 +169,14 @@ class RayEngine(Engine):
         self,
         settings: EngineSettings,
         count: int,
+        clients: int,
         spec: RunSpec,
         dataset: Any,
         splits: Any,
     ) -> None:
         super().__init__()
         self._settings = settings
+        self._clients = clients
         self._setup = ray.put(spec)
         self._data = (dataset, splits)
         self._stateful: set[str] = set()
@@ -178,7 +185,9 @@ class RayEngine(Engine):
         self._failed_starts = 0  # in a row
         self._objects = ObjectCache()
         self._actors = [self._start() for _ in range(count)]
-        self._device: str | None = None
+        self._arithmetic: Arithmetic | None = None  # of the actors
+        self._looked_at = 0  # kept states
+        self._store_told = False
 
     def run(
         self,
@@ -187,6 +196,7 @@ class RayEngine(Engine):
         arguments: Mapping[str, Any],
         states: Mapping[int, Handle],
     ) -> Outcome:
+        self._look_at_store(states)
         objects = self._objects.put(arguments)
         at_once = call.function in self._even
         scheduler: Scheduler[_Actor] = Scheduler(blocks, at_once)
@@ -243,6 +253,23 @@ class RayEngine(Engine):
         self._actors = []
 
     # -- one call ------------------------------------------------------------------------------
+
+    def _look_at_store(self, states: Mapping[int, Handle]) -> None:
+        """Tell once if kept states do not, or will not, fit Ray's object store."""
+        if self._store_told or len(states) <= GROWTH * self._looked_at:
+            return
+        self._looked_at = len(states)
+        found = ray.experimental.get_local_object_locations(list(states.values())).values()
+        there = [place for place in found if place["node_ids"]]  # small ones are with the driver
+        told = store_notice(
+            [place["object_size"] for place in there],
+            [place["object_size"] for place in there if place["did_spill"]],
+            self._clients,
+            ray.cluster_resources().get("object_store_memory", 0.0),
+        )
+        if told:
+            self._store_told = True
+            self.notices.append(told)
 
     def _note_balance(self, function: str, started: float) -> None:
         """Note whether blocks are to be dealt out at once the next time.
@@ -367,12 +394,12 @@ class RayEngine(Engine):
             )
             .remote(settings, self._setup, *self._data)
         )
-        return _Actor(handle, handle.device.remote())
+        return _Actor(handle, handle.arithmetic.remote())
 
     def _take_up(self, actor: _Actor) -> None:
         """An actor has started, or failed to."""
         try:
-            device = ray.get(actor.up)
+            found: Arithmetic = ray.get(actor.up)
         except LOST as error:
             self._failed_starts += 1
             if failed_to_start(error):
@@ -386,15 +413,13 @@ class RayEngine(Engine):
             self._replace(actor)
             return
         actor.ready, self._failed_starts = True, 0
-        if self._device is None:
-            self._device = device
-            if self._settings.gpus_per_actor and device == "cpu":
+        if self._arithmetic is None:
+            if self._settings.gpus_per_actor and found.device == "cpu":
                 self.notices.append("no card is behind the GPUs asked for: computing on CPUs")
-        elif device != self._device:
-            raise RunError(
-                f"client actors compute on different devices ({self._device}, {device}); "
-                "results would depend on who computes what"
-            )
+            # Of the driver no more is asked than that it rounds as actors without a card do.
+            here = Arithmetic.of(torch.device("cpu"))
+            self._arithmetic = here if found.device == "cpu" else found
+        self.notice(compare(self._arithmetic, found, self._settings.mixed_processors))
 
     def _lose(self, actor: _Actor, scheduler: Scheduler[_Actor], error: Exception) -> None:
         """Replace an actor; whatever it held is run again."""
@@ -423,6 +448,55 @@ class RayEngine(Engine):
                 f"for {time.monotonic() - message.since:.0f} s"
             )
         log.warning(f"{'; '.join(parts)}; {scheduler.waiting} block(s) wait for an actor")
+
+
+def store_notice(
+    kept: Sequence[int], spilled: Sequence[int], clients: int, capacity: float
+) -> str | None:
+    """What to tell of kept states that lie on the disk, or will; None if all fit the store.
+
+    Args:
+        kept: bytes of each state so far.
+        spilled: of those that are on the disk.
+        clients: that may come to keep one.
+        capacity: bytes of Ray's object store, on all nodes.
+    """
+    if not kept:
+        return None
+    expected = sum(kept) / len(kept) * clients
+    if not spilled and expected <= SPILLS * capacity:
+        return None
+    on_disk = f", {sum(spilled) / 1e9:.3g} GB of it on the disk" if spilled else ""
+    return (
+        f"{len(kept)} clients keep {sum(kept) / 1e9:.3g} GB{on_disk}; all {clients} would keep "
+        f"{expected / 1e9:.3g} GB, and Ray's object store has {capacity / 1e9:.3g} GB. What does "
+        "not fit goes to the nodes' disks, and rounds take longer"
+    )
+
+
+def compare(one: Arithmetic, other: Arithmetic, mixed: bool) -> list[str]:
+    """What to tell of two processes of a run that may round differently.
+
+    Args:
+        mixed: `engine.mixed_processors`.
+
+    Raises:
+        RunError: they do, and the experiment does not allow for it.
+    """
+    if one == other:
+        return []
+    if one.device != other.device:
+        raise RunError(
+            f"client actors compute on different devices ({one.device}, {other.device}); "
+            "results would depend on who computes what"
+        )
+    if not mixed:
+        raise RunError(
+            f"{one.host} ({one}) and {other.host} ({other}) round differently; results would "
+            "depend on who computes what. Take nodes of one kind, or set "
+            "engine.mixed_processors=true to do without results that are the same to the bit"
+        )
+    return [f"results depend on who computes what: nodes round differently ({one}; {other})"]
 
 
 def _cause(error: RayTaskError) -> Exception:

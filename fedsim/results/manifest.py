@@ -48,6 +48,7 @@ class Hardware(BaseModel):
     machine: str | None = None
     processor: str | None = None
     capability: str | None = None
+    variables: dict[str, str] = {}
     cpus: int | None = None
     gpus: list[str] = []
 

@@ -132,7 +132,7 @@ class TestWatchdogs:
         experiment = small_experiment(engine={"kind": "ray", "gpus_per_actor": 0.5})
         dataset, splits, spec = prepare(experiment)
         data = [ray.put(dataset), ray.put(splits)]
-        engine = RayEngine(experiment.engine, 3, spec, *data)  # one more than fit
+        engine = RayEngine(experiment.engine, 3, len(splits), spec, *data)  # one more than fit
         log = logging.getLogger("fedsim.federation.ray_engine")
         try:
             fed = Federation(spec, dataset, splits, engine)
