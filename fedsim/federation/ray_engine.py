@@ -46,6 +46,7 @@ UNEVEN = 0.25  # largest spread of the actors' finishing times, as a share of th
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 SPILLS = 0.8  # of the object store; Ray moves what comes on top of it to the disk
 GROWTH = 1.25  # of the kept states in number, after which they are looked at again
+COMBINED = 3  # actors of a node from which on their sums are added up there
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
 
 
@@ -61,9 +62,10 @@ class ClientActor:
         part = min(1.0, settings.gpus_per_actor)
         self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), part))
 
-    def arithmetic(self) -> Arithmetic:
-        """What decides how the worker rounds; answers once the actor is up."""
-        return Arithmetic.of(self._worker.context.device)
+    def introduce(self) -> tuple[Arithmetic, str]:
+        """What decides how the worker rounds, and its node; answers once the actor is up."""
+        node = ray.get_runtime_context().get_node_id()
+        return Arithmetic.of(self._worker.context.device), node
 
     def run_blocks(
         self,
@@ -78,31 +80,37 @@ class ClientActor:
         """`Worker.run_block`, with Ray objects as top-level arguments so that Ray resolves them.
 
         Args:
-            with_sum: hand over what the blocks were folded into along with their result.
+            with_sum: hand over what the blocks were folded into, beside their result.
             names: of the arguments, which come first among `objects`.
             with_state: the clients whose kept states come after.
             states_apart: return changed states as objects of their own, which stay on this node
                 until they are needed, rather than within the result.
 
         Returns:
-            The result of all blocks; with `states_apart`, the result, whose states are empty, and
-            then the changed state of each client, or None.
+            The result of all blocks; behind it, as objects of their own, what they were folded
+            into (`with_sum`), and the changed state of each client, or None (`states_apart`; those
+            of the result are empty then).
         """
         arguments = dict(zip(names, objects, strict=False))
         states = dict(zip(with_state, objects[len(names) :], strict=True))
         result = BlockResult()
         for block in blocks:
             result.take(self._worker.run_block(call, block, arguments, states))
-        if with_sum:
-            result.add_partial(self._worker.take_partial(call.serial))
-        if not states_apart:
-            return result
-        apart = [result.states.get(id) for block in blocks for id in block]
-        result.states = {id: {} for id in result.states}  # tells the driver whose changed
-        return [result, *apart]
+        apart: list[Any] = [self._worker.take_partial(call.serial)] if with_sum else []
+        if states_apart:
+            apart += [result.states.get(id) for block in blocks for id in block]
+            result.states = {id: {} for id in result.states}  # tells the driver whose changed
+        return [result, *apart] if apart else result
 
     def take_partial(self, serial: int) -> Reduction | None:
         return self._worker.take_partial(serial)
+
+    def combine(self, call: Call, *partials: Reduction) -> Reduction:
+        """What the partial results of actors of this node come to together."""
+        total = copy.deepcopy(call.reduction)
+        for partial in partials:
+            total.merge(partial)
+        return total
 
     def choose_clients_per_step(self, *arguments: Any) -> tuple[int, str]:
         return self._worker.choose_clients_per_step(*arguments)
@@ -127,6 +135,21 @@ class _Actor:
     handle: Any
     up: Any  # answers once the actor has started
     ready: bool = False
+    node: str = ""
+
+
+@dataclass(eq=False)
+class _Sum:
+    """What an actor's blocks were folded into: it lies on the actor's node.
+
+    Attributes:
+        alone: it is fetched as it is, not combined with others of its node.
+    """
+
+    actor: _Actor
+    items: list[WorkItem]
+    reference: Any
+    alone: bool = False
 
 
 @dataclass(eq=False)
@@ -137,15 +160,19 @@ class _Message:
 
     Attributes:
         since: when it was sent.
+        sum: reference of what the blocks are folded into, if it comes with their answer.
         states: references of what the clients keep, one for each, if they come apart.
         asks_for_sum: of items that were sent before.
+        combines: sums of actors of one node.
     """
 
     actor: _Actor
     items: list[WorkItem]
     since: float
+    sum: Any = None
     states: list[Any] = field(default_factory=list)
     asks_for_sum: bool = False
+    combines: list[_Sum] = field(default_factory=list)
 
 
 # Messages that no answer has come to, by the references of the answers, in the order sent.
@@ -201,12 +228,14 @@ class RayEngine(Engine):
         at_once = call.function in self._even
         scheduler: Scheduler[_Actor] = Scheduler(blocks, at_once)
         flying: _Flying = {}
+        sums: list[_Sum] = []
         outcome = Outcome(partial=copy.deepcopy(call.reduction))
         started, self._last_answer = time.monotonic(), {}
         while not scheduler.all_accepted:
             self._hand_out(call, scheduler, flying, list(arguments), objects, states)
             self._ask_for_sums(call, scheduler, flying)
-            self._collect(call, scheduler, flying, outcome)
+            self._collect(call, scheduler, flying, sums, outcome)
+            self._take_sums(call, scheduler, flying, sums, outcome)
         self._note_balance(call.function, started)
         return outcome
 
@@ -299,7 +328,7 @@ class RayEngine(Engine):
             clients = item.clients
             with_state = [id for id in clients if id in states]
             returned = actor.handle.run_blocks.options(
-                num_returns=1 + len(clients) if stateful else 1
+                num_returns=1 + item.with_sum + (len(clients) if stateful else 0)
             ).remote(
                 call,
                 item.blocks,
@@ -310,8 +339,9 @@ class RayEngine(Engine):
                 *objects,
                 *(states[k] for k in with_state),
             )
-            main, *apart = returned if stateful else [returned]
-            flying[main] = _Message(actor, [item], time.monotonic(), apart)
+            main, *apart = returned if stateful or item.with_sum else [returned]
+            total = apart.pop(0) if item.with_sum else None
+            flying[main] = _Message(actor, [item], time.monotonic(), total, apart)
 
     def _ask_for_sums(self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying) -> None:
         """Ask actors for what they hold, behind the blocks that they are still to carry out."""
@@ -322,7 +352,12 @@ class RayEngine(Engine):
             flying[ref] = _Message(actor, items, time.monotonic(), asks_for_sum=True)
 
     def _collect(
-        self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying, outcome: Outcome
+        self,
+        call: Call,
+        scheduler: Scheduler[_Actor],
+        flying: _Flying,
+        sums: list[_Sum],
+        outcome: Outcome,
     ) -> None:
         """Wait for a block, or for an actor to start, and take all that is there by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
@@ -333,48 +368,120 @@ class RayEngine(Engine):
             if not message.asks_for_sum or scheduler.are_done(message.items)
         )
         waiting = [*awaited, *starting]
-        if not ray.wait(waiting, num_returns=1, timeout=PATIENCE)[0]:
+        here = not call.reduction.stays  # sums stay on their nodes until they are fetched
+        if not ray.wait(waiting, num_returns=1, timeout=PATIENCE, fetch_local=here)[0]:
             self._report_silence(call, scheduler, flying)
             return
-        for ref in ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]:
+        ready = ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=here)[0]
+        for ref in ready:
             if ref in starting:
                 self._take_up(starting[ref])
             elif ref in flying:  # not, when its actor was lost a moment ago
                 message = flying[ref]
+                if message.asks_for_sum:
+                    del flying[ref]
+                    sums.append(_Sum(message.actor, message.items, ref))
+                    continue
                 try:
                     answer = ray.get(ref)
                 except RayTaskError as error:  # before LOST: it is of the type of its cause, too
                     raise _cause(error) from None
                 except LOST as error:
-                    lost = message.actor
-                    for other in [r for r, m in flying.items() if m.actor is lost]:
-                        del flying[other]
-                    self._lose(lost, scheduler, error)
+                    self._lose(message.actor, scheduler, flying, sums, error)
                     continue
                 del flying[ref]
-                with_sum = message.asks_for_sum or not call.reduction.stays
-                if message.asks_for_sum:
+                if message.combines:
                     outcome.add_partial(answer)
-                else:
-                    (item,) = message.items
-                    scheduler.done(item, (answer, message.states))
-                    self._last_answer[message.actor] = time.monotonic()
-                    with_sum |= item.with_sum
-                if with_sum:
-                    scheduler.accept(message.actor, message.items)
-                    for item in message.items:
-                        self._accept(call, item, outcome)
+                    for part in message.combines:
+                        self._accept(call, scheduler, part.actor, part.items, outcome)
+                    continue
+                (item,) = message.items
+                scheduler.done(item, (answer, message.states))
+                self._last_answer[message.actor] = time.monotonic()
+                if item.with_sum:
+                    sums.append(_Sum(message.actor, message.items, message.sum))
+                elif not call.reduction.stays:
+                    self._accept(call, scheduler, message.actor, message.items, outcome)
 
-    def _accept(self, call: Call, item: WorkItem, outcome: Outcome) -> None:
-        result, references = item.answer
-        outcome.take(result)
-        self.notice(result.notices)
-        apart = dict(zip(item.clients, references, strict=False))
-        for id, state in result.states.items():
-            # The first time, before it was known that this function keeps any, states come with
-            # the result. From then on they stay on their nodes.
-            outcome.states[id] = apart[id] if apart else ray.put(state)
-            self._stateful.add(call.function)
+    def _take_sums(
+        self,
+        call: Call,
+        scheduler: Scheduler[_Actor],
+        flying: _Flying,
+        sums: list[_Sum],
+        outcome: Outcome,
+    ) -> None:
+        """Fetch the sums that are there, those of a node with many actors as one.
+
+        So the driver's traffic grows with the nodes, not with the actors.
+        """
+        by_node: dict[str, list[_Sum]] = {}
+        for part in sums:
+            by_node.setdefault(part.actor.node, []).append(part)
+        for node, parts in by_node.items():
+            actors = [actor for actor in self._actors if actor.node == node]
+            together = [part for part in parts if not part.alone]
+            if len(actors) >= COMBINED:
+                summed = {item for part in together for item in part.items}
+                more = any(set(scheduler.held(actor)) - summed for actor in actors)
+                if scheduler.waiting or more:
+                    parts = [part for part in parts if part.alone]
+                elif len(together) >= COMBINED:
+                    self._combine(call, together, flying)
+                    sums[:] = [part for part in sums if part not in together]
+                    parts = [part for part in parts if part.alone]
+            for part in parts:
+                if part in sums:  # not, when its actor was lost a moment ago
+                    self._fetch(call, scheduler, flying, sums, part, outcome)
+
+    def _combine(self, call: Call, parts: Sequence[_Sum], flying: _Flying) -> None:
+        """Have sums of one node added up by one of their actors."""
+        one = parts[0].actor
+        ref = one.handle.combine.remote(call, *(part.reference for part in parts))
+        items = [item for part in parts for item in part.items]
+        flying[ref] = _Message(one, items, time.monotonic(), combines=list(parts))
+
+    def _fetch(
+        self,
+        call: Call,
+        scheduler: Scheduler[_Actor],
+        flying: _Flying,
+        sums: list[_Sum],
+        part: _Sum,
+        outcome: Outcome,
+    ) -> None:
+        """Take a sum as it is."""
+        try:
+            answer = ray.get(part.reference)
+        except RayTaskError as error:  # before LOST: it is of the type of its cause, too
+            raise _cause(error) from None
+        except LOST as error:
+            self._lose(part.actor, scheduler, flying, sums, error)
+            return
+        sums.remove(part)
+        outcome.add_partial(answer)
+        self._accept(call, scheduler, part.actor, part.items, outcome)
+
+    def _accept(
+        self,
+        call: Call,
+        scheduler: Scheduler[_Actor],
+        actor: _Actor,
+        items: Sequence[WorkItem],
+        outcome: Outcome,
+    ) -> None:
+        """Take over what blocks left behind: what they were folded into has arrived."""
+        scheduler.accept(actor, items)
+        for item in items:
+            result, references = item.answer
+            outcome.take(result)
+            self.notice(result.notices)
+            apart = dict(zip(item.clients, references, strict=False))
+            for id, state in result.states.items():
+                # The first time, before it was known that this function keeps any, states come
+                # with the result. From then on they stay on their nodes.
+                outcome.states[id] = apart[id] if apart else ray.put(state)
+                self._stateful.add(call.function)
 
     # -- actors --------------------------------------------------------------------------------
 
@@ -394,12 +501,12 @@ class RayEngine(Engine):
             )
             .remote(settings, self._setup, *self._data)
         )
-        return _Actor(handle, handle.arithmetic.remote())
+        return _Actor(handle, handle.introduce.remote())
 
     def _take_up(self, actor: _Actor) -> None:
         """An actor has started, or failed to."""
         try:
-            found: Arithmetic = ray.get(actor.up)
+            found, actor.node = ray.get(actor.up)
         except LOST as error:
             self._failed_starts += 1
             if failed_to_start(error):
@@ -421,8 +528,22 @@ class RayEngine(Engine):
             self._arithmetic = here if found.device == "cpu" else found
         self.notice(compare(self._arithmetic, found, self._settings.mixed_processors))
 
-    def _lose(self, actor: _Actor, scheduler: Scheduler[_Actor], error: Exception) -> None:
+    def _lose(
+        self,
+        actor: _Actor,
+        scheduler: Scheduler[_Actor],
+        flying: _Flying,
+        sums: list[_Sum],
+        error: Exception,
+    ) -> None:
         """Replace an actor; whatever it held is run again."""
+        for ref, message in list(flying.items()):
+            if actor in (message.actor, *(part.actor for part in message.combines)):
+                del flying[ref]
+                for part in message.combines:  # those of others are still on their node
+                    part.alone = True
+                    sums.append(part)
+        sums[:] = [part for part in sums if part.actor is not actor]
         blocks = scheduler.lose(actor, first_line(error))
         self._replace(actor)
         self.notices.append(f"a client actor was lost; {blocks} block(s) of clients run again")
