@@ -13,6 +13,7 @@ import signal
 import time
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.federation import Client, Federation, Update
@@ -20,6 +21,8 @@ from fedsim.federation.worker import Worker
 from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.scaffold import Scaffold, ScaffoldState
+from fedsim.objectives import Classification
+from fedsim.training import Context
 
 
 def once(path: Path) -> bool:
@@ -67,6 +70,21 @@ class DyingDriver(FedAvg):
         if t == 7 and once(self.marker):
             die()
         return state
+
+
+class ScarceMemory(FedAvg):
+    """There is no memory for the first stack."""
+
+    name: str = "faults:ScarceMemory"
+    marker: Path
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        return Update(weights=client.train(weights, loss=self.loss), weight=client.num_samples)
+
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+        if once(self.marker):
+            raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+        return Classification().loss(network, x, y, context)
 
 
 class WaitingDriver(Scaffold):

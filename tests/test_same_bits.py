@@ -168,6 +168,15 @@ class TestOnRay:
         assert local.result_hash == three.result_hash
         assert local.manifest["clients_per_step"] == three.manifest["clients_per_step"] == 3
 
+    @pytest.mark.usefixtures("driver_here")
+    def test_stacks_without_memory_are_halved(self, finish: Finish, tmp_path: Path) -> None:
+        method = {"name": "faults:ScarceMemory", "marker": str(tmp_path / "marker")}
+        common: dict[str, Any] = {"method": method, "train": {"rounds": 2}}
+        there = finish(**common, engine={"kind": "ray", "actors": 1, "clients_per_step": 4})
+        assert (there.manifest["clients_per_step"], there.manifest["halved"]) == (2, [[0, 4]])
+        local = finish(**common, engine={"kind": "local", "clients_per_step": 2})
+        assert there.result_hash == local.result_hash
+
     def test_a_client_actor_killed_in_mid_round(self, tmp_path: Path) -> None:
         marker = tmp_path / "marker"
         method = {"name": "faults:DyingClient", "marker": str(marker)}

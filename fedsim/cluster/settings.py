@@ -19,7 +19,8 @@ class EngineSettings(Config):
             rounded otherwise, so results depend on it in the last bits.
         gpus_per_actor: GPUs of each actor; a fraction shares one GPU among several.
         clients_per_step: V, clients trained at once in a stack; `auto` measures before the first
-            round what is fastest. Results depend on it in the last bits, so it is put on record.
+            round what is fastest. Results depend on it in the last bits, so it is put on record;
+            where there is no memory for so many, it is halved, and that as well.
         mixed_processors: go on although nodes with other processors, or other cards, round
             otherwise; the last bits then depend on which of them trains which client.
     """

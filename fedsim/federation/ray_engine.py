@@ -21,7 +21,7 @@ from fedsim.cluster.faults import LOST, failed_to_start, first_line
 from fedsim.cluster.placement import live_nodes, starting, whereabouts
 from fedsim.cluster.settings import EngineSettings
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import FedsimError, RunError, StateLost
+from fedsim.errors import FedsimError, RunError, StackTooLarge, StateLost
 from fedsim.federation.context import RunSpec, WorkerContext
 from fedsim.federation.engine import (
     Block,
@@ -231,11 +231,16 @@ class RayEngine(Engine):
         sums: list[_Sum] = []
         outcome = Outcome(partial=copy.deepcopy(call.reduction))
         started, self._last_answer = time.monotonic(), {}
-        while not scheduler.all_accepted:
-            self._hand_out(call, scheduler, flying, list(arguments), objects, states)
-            self._ask_for_sums(call, scheduler, flying)
-            self._collect(call, scheduler, flying, sums, outcome)
-            self._take_sums(call, scheduler, flying, sums, outcome)
+        try:
+            while not scheduler.all_accepted:
+                self._hand_out(call, scheduler, flying, list(arguments), objects, states)
+                self._ask_for_sums(call, scheduler, flying)
+                self._collect(call, scheduler, flying, sums, outcome)
+                self._take_sums(call, scheduler, flying, sums, outcome)
+        except StackTooLarge:  # what is under way must not take the memory of the next try
+            if flying:
+                ray.wait(list(flying), num_returns=len(flying), fetch_local=False)
+            raise
         self._note_balance(call.function, started)
         return outcome
 
