@@ -6,24 +6,33 @@ import json
 import logging
 import pickletools
 import re
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 
-from fedsim import Experiment
+from fedsim import Experiment, run
 from fedsim.cluster import forked_workers
 from fedsim.cluster.compat import lean_start
 from fedsim.cluster.private import environment
+from fedsim.config_file import RawConfig
+from fedsim.errors import FedsimError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_torch_rng
+from fedsim.sweep import sweep
+from fedsim.sweep.grid import run_grid
+from fedsim.sweep.trials import SweepPlan
 
 # Runs a command: its words, and then its exit code, what it printed, and its complaints.
 Say = Callable[..., tuple[int, str, str]]
+
+Errors = dict[Path, str]  # of trials that failed
 
 # Actors find the modules of the tests.
 HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
@@ -94,6 +103,29 @@ def small_experiment(**sections: Any) -> Experiment:
             {**known, **section} if isinstance(section, dict) and not named else section
         )
     return Experiment.from_dict(content)
+
+
+def grid_in_process(content: Mapping[str, Any], out: Path) -> Path:
+    """The folder of a grid whose runs this process has carried out: starting Ray takes seconds."""
+
+    def in_process(plan: SweepPlan, path: Path, begin: Callable[[], None], *_: Any) -> Errors:
+        begin()
+        errors = {}
+        for number in range(plan.count):
+            trial = plan.trial_of({"run": number})
+            try:
+                run(trial.experiment, out / f"runs-{number}")
+            except FedsimError as error:
+                errors[trial.path] = str(error)
+            (made,) = out.glob(f"runs-{number}/*/*")
+            trial.path.parent.mkdir(parents=True, exist_ok=True)
+            made.rename(trial.path)
+            shutil.rmtree(out / f"runs-{number}")
+        return errors
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "run_trials", in_process)
+        return run_grid(RawConfig(content), out).path
 
 
 def federation(experiment: Experiment) -> Federation:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import fedsim
-from experiments import Say, change_manifest, small_experiment
+from experiments import Say, change_manifest, grid_in_process, small_experiment
 from fedsim.analysis.replay import replay
 from fedsim.errors import Damaged, FedsimWarning, RunFolderError
 from fedsim.results.run import Run
@@ -205,14 +205,9 @@ def test_what_was_being_written_is_removed(begun: Path, tmp_path: Path) -> None:
 
 
 def test_a_grid_is_verified_run_by_run(tmp_path: Path, say: Say) -> None:
-    (tmp_path / "grid.yaml").write_text(
-        "name: g\ndata: {name: digits}\nmodel: {name: mlp, hidden: [8]}\nmethod: {name: fedavg}\n"
-        "partition: {kind: iid, clients: 4}\n"
-        "train: {rounds: 2, local_epochs: 1, batch_size: 32, optimizer: {lr: 0.1}}\n"
-        "engine: {kind: local}\ngrid: {axes: {partition.clients: [2, 3]}, seeds: [0, 1]}\n"
-    )
-    assert say("grid", "grid.yaml")[0] == 0
-    (folder,) = tmp_path.glob("runs/g/*")
+    content = small_experiment(train={"rounds": 2}).model_dump(mode="json")
+    axes = {"partition.clients": [5, 6]}
+    folder = grid_in_process({**content, "grid": {"axes": axes, "seeds": [0, 1]}}, tmp_path)
     assert say("verify", str(folder))[:2] == (0, "nothing is damaged (5 folder(s))\n")
     run = sorted(folder.glob("cells/*/*"))[0]
     flip(run / "rounds.parquet")

@@ -19,12 +19,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fedsim
-from experiments import Say, small_experiment
+from experiments import Say, grid_in_process, small_experiment
 from fedsim import atomic
-from fedsim.config_file import RawConfig
 from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.results import manifest as manifests
-from fedsim.sweep.grid import run_grid
 
 MOST_LINES = 6
 EXAMPLES = int(os.environ.get("FEDSIM_FUZZ", "120"))  # how many are tried
@@ -179,11 +177,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.raises(KeyboardInterrupt):
         fedsim.run(small_experiment(**sections), out / "begun", stop)
     finished = fedsim.run(small_experiment(**sections), out / "finished").path
-    content = small_experiment(**sections)
-    (out / "grid.yaml").write_text(
-        content.to_yaml() + "grid: {axes: {train.optimizer.lr: [0.1, 0.2]}}\n"
-    )
-    grid = run_grid(RawConfig.read(out / "grid.yaml"), out).path
+    content = small_experiment(**sections).model_dump(mode="json")
+    axes = {"train.optimizer.lr": [0.1, 0.2]}
+    grid = grid_in_process({**content, "grid": {"axes": axes}}, out)
     return {"begun": next(out.glob("begun/small/*")), "finished": finished, "grid": grid}
 
 

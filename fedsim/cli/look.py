@@ -20,7 +20,7 @@ from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
-from fedsim.errors import RunError, RunFolderError
+from fedsim.errors import RunError
 from fedsim.experiment import Experiment
 from fedsim.explain import explainers
 from fedsim.explain.attribution import attributions
@@ -33,7 +33,6 @@ from fedsim.prepare import prepare
 from fedsim.registry import first_line
 
 MOST_CLIENTS = 30  # rows of a table
-MOST_DAMAGED = 20  # files that are named
 
 
 class Sort(StrEnum):
@@ -161,21 +160,37 @@ def verify_command(
     ],
 ) -> None:
     """Check that the files of a folder are those that were written."""
-    from fedsim.results.verify import verify
+    from fedsim.results.verify import insist_on_whole
 
-    checked, wrong = 0, []
-    for _, damage in verify(folder):
-        checked += 1
-        wrong += damage
-    if wrong:
-        more = f"\n  and {len(wrong) - MOST_DAMAGED} more" if len(wrong) > MOST_DAMAGED else ""
-        raise RunFolderError(
-            f"{len(wrong)} file(s) damaged or missing:"
-            + "".join(f"\n  {line}" for line in wrong[:MOST_DAMAGED])
-            + more
-            + "\nfedsim resume makes a run anew from what is left"
+    out.print(f"nothing is damaged ({insist_on_whole(folder)} folder(s))")
+
+
+@app.command("pack")
+def pack_command(
+    folder: Annotated[
+        Path, typer.Argument(help="Of a run, a grid or a search.", show_default=False)
+    ],
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The archive, a .zip; if not given, named like the folder.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Verify a folder, and make one archive of it for a reader elsewhere."""
+    from fedsim.results.archive import pack
+
+    packed = pack(folder, path)
+    if packed.unfinished:
+        ends = ", ".join(
+            f"{count} {status}" for status, count in sorted(packed.unfinished.items())
         )
-    out.print(f"nothing is damaged ({checked} folder(s))")
+        out.print(f"not all runs finished, and these are packed as they are: {ends}")
+    out.print(f"written: {short(packed.path.absolute())}", markup=False)
+    out.print(f"{packed.files} files, {size(packed.path.stat().st_size)}")
+    out.print(f"sha256: {packed.sha256}")
 
 
 @app.command("doctor")

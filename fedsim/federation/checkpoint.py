@@ -174,7 +174,6 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: str = "last", known: Sequence[int] = ()) -> None:
         self._folder, self._keep, self._known = folder, keep, known
         self._clients = folder / "clients"
-        self._clients.mkdir(parents=True, exist_ok=True)
         self._written: dict[int, tuple[Handle, str]] = {}
         # Client states that the last checkpoint needs, and the one before.
         self._latest: set[str] = set()
@@ -187,6 +186,7 @@ class Checkpoints:
         Args:
             progress: what else the loop of the run needs to go on (JSON).
         """
+        self._clients.mkdir(parents=True, exist_ok=True)
         names = {}
         for id, handle in fed.states().items():
             before = self._written.get(id)
@@ -208,12 +208,20 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Those after which there are checkpoints."""
-        names = (path.name for path in self._folder.iterdir())
+        names = (path.name for path in self._folder.glob("*"))
         return sorted(int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name)))
 
     def kept(self) -> list[int]:
         """Those of them that `prune` leaves."""
         return self.rounds()[-2:] if self._keep == "last" else self.rounds()
+
+    def files(self, t: int) -> list[Path]:
+        """What the checkpoint after round t consists of: its file, and those of client states.
+
+        Raises:
+            Damaged: it cannot be read.
+        """
+        return [self._path(t), *(self._clients / name for name in self._read(t).clients.values())]
 
     def prune(self) -> None:
         """Remove what is older than the checkpoint before the last, if all are not to be kept."""

@@ -213,9 +213,14 @@ def write(folder: Path, manifest: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    content = _as_json({**manifest, "checksum": hash_of(_as_json(manifest))})
+    written = content(manifest)
     for name in NAMES:
-        atomic.write(folder / name, content)
+        atomic.write(folder / name, written)
+
+
+def content(manifest: Mapping[str, Any]) -> bytes:
+    """Of the file of a manifest."""
+    return _as_json({**manifest, "checksum": hash_of(_as_json(manifest))})
 
 
 def hash_of(content: bytes) -> str:

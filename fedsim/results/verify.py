@@ -14,6 +14,32 @@ from fedsim.results.manifest import runs_below
 from fedsim.results.report.entries import open_folder
 from fedsim.results.tables import check_tables
 
+MOST_DAMAGED = 20  # files that are named
+
+
+def insist_on_whole(path: Path) -> int:
+    """Refuse a folder in which anything is damaged or missing.
+
+    Returns:
+        How many folders were checked.
+
+    Raises:
+        RunFolderError: it names the files.
+    """
+    checked, wrong = 0, []
+    for _, damage in verify(path):
+        checked += 1
+        wrong += damage
+    if wrong:
+        more = f"\n  and {len(wrong) - MOST_DAMAGED} more" if len(wrong) > MOST_DAMAGED else ""
+        raise RunFolderError(
+            f"{len(wrong)} file(s) damaged or missing:"
+            + "".join(f"\n  {line}" for line in wrong[:MOST_DAMAGED])
+            + more
+            + "\nfedsim resume makes a run anew from what is left"
+        )
+    return checked
+
 
 def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
     """Check all that a resume, a replay, an explanation or a report would read.
@@ -30,8 +56,8 @@ def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
         yield folder.path, _damage_of_run(folder)
         return
     yield folder.path, [*folder.damage(), *_damage_of_study(folder)]
-    cells = (folder.path / cell["folder"] for cell in folder.manifest.get("cells", []))
-    runs = {*runs_below(folder.path), *cells}
+    done = (cell for cell in folder.manifest.get("cells", []) if cell["status"] == "finished")
+    runs = {*runs_below(folder.path), *(folder.path / cell["folder"] for cell in done)}
     for run in sorted(runs):
         try:
             yield run, _damage_of_run(RunFolder.open(run))

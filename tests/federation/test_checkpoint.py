@@ -183,6 +183,7 @@ def test_only_what_changed_is_written_and_two_checkpoints_kept(folder: Path) -> 
 
 def test_files_of_others_are_left_alone(folder: Path) -> None:
     saver = Checkpoints(folder)
+    (folder / "clients").mkdir(parents=True)
     for name in ("clients/notes.txt", "round-best.safetensors", "clients/1-a.safetensors"):
         (folder / name).write_text("mine")
     for t in (1, 2, 3):

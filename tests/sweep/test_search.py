@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import optuna
@@ -27,6 +28,8 @@ from experiments import pickles, small_experiment
 from fedsim import Experiment, Run, load, run
 from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError
+from fedsim.results.archive import pack
+from fedsim.results.verify import insist_on_whole
 from fedsim.sweep import pareto, search
 from fedsim.sweep.search import SearchFolder, SearchSettings, SearchSweep, run_search
 from fedsim.sweep.trials import objective_value
@@ -104,6 +107,12 @@ class TestOnRay:
         assert best.train.optimizer.lr == 0.3
         done = load(folder.path / trials["folder"][0])
         assert done.rounds["accuracy"].iloc[-1] == trials["accuracy"][0]
+
+        packed = pack(folder.path, tmp_path / "search.zip")
+        assert packed.unfinished == {"stopped": 1}  # two trials with the same values are one run
+        with ZipFile(packed.path) as archive:
+            archive.extractall(tmp_path / "elsewhere")
+        assert insist_on_whole(tmp_path / "elsewhere" / folder.path.name) == 3
 
     def test_a_regression_is_tuned_for_little_error(self, tmp_path: Path, own_ray: None) -> None:
         search = {

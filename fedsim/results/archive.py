@@ -1,0 +1,154 @@
+"""One archive of a folder of results, for a reader elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
+
+from fedsim import atomic
+from fedsim.config_file import RawConfig
+from fedsim.errors import BadInput, RunError, RunFolderError
+from fedsim.federation.checkpoint import Checkpoints
+from fedsim.results import manifest as manifests
+from fedsim.results.folder import FINAL_WEIGHTS, Folder, RunFolder
+from fedsim.results.report.entries import open_folder
+from fedsim.results.verify import insist_on_whole
+
+TIME = (1980, 1, 1, 0, 0, 0)  # of all files in an archive: the earliest that ZIP knows
+MODE = 0o100644 << 16  # a regular file that everybody may read, where ZIP has it
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What was packed.
+
+    Attributes:
+        path: of the archive.
+        files: how many are in it.
+        sha256: of the archive.
+        unfinished: how many runs of a grid or a search did not finish, by how they ended.
+    """
+
+    path: Path
+    files: int
+    sha256: str
+    unfinished: Mapping[str, int]
+
+
+def pack(folder: Path, path: Path | None = None) -> Archive:
+    """Pack a run, a grid or a search whose files are all as they were written.
+
+    The archive has all that a reader needs to verify, load, report and explain it. Of the
+    checkpoints of a run it has the last, unless the experiment keeps all. The same folder gives
+    the same bytes; so nothing is compressed, which versions of zlib do differently, and which
+    tables and weights would gain little by.
+
+    Args:
+        path: of the archive, a .zip; by default named like the folder, in the working directory.
+
+    Raises:
+        BadInput: the archive would lie in the folder, or is no .zip.
+        RunFolderError: the folder is damaged, not finished, or holds what is no regular file.
+        RunError: the archive cannot be written.
+    """
+    folder = folder.resolve()
+    path = path or Path(f"{folder.name}.zip")
+    if path.suffix != ".zip" or path.is_dir():
+        raise BadInput(f"--out {path}: must be a .zip file")
+    if path.resolve().is_relative_to(folder):
+        raise BadInput(f"--out {path}: lies in the folder that is packed")
+    opened = open_folder(folder)
+    with opened.alone():
+        insist_on_whole(folder)
+        runs = [RunFolder.open(run) for run in manifests.runs_below(folder)]
+        _insist_on_end(opened)
+        changed: dict[Path, bytes] = {}
+        left_out: set[Path] = set()
+        for run in [opened] if isinstance(opened, RunFolder) else runs:
+            _leave_checkpoints(run, left_out, changed)
+        sources = [source for source in _files(folder) if source not in left_out]
+        try:
+            with atomic.replacing(path) as aside, ZipFile(aside, "w", ZIP_STORED) as archive:
+                for source in sources:
+                    name = f"{folder.name}/{source.relative_to(folder).as_posix()}"
+                    _add(archive, name, changed.get(source, source))
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, UnicodeEncodeError) as error:
+            raise RunError(f"{path}: cannot be written: {error}") from error
+    ends = Counter(run.manifest["status"] for run in runs)
+    del ends["finished"]
+    return Archive(path, len(sources), sha256, ends)
+
+
+def _insist_on_end(folder: Folder) -> None:
+    """Refuse what has no result yet. Runs of a grid may have failed: that is part of its result.
+
+    Raises:
+        RunFolderError: it is not finished.
+    """
+    status = folder.manifest["status"]
+    if status == "finished" or (status == "failed" and folder.kind != "run"):
+        return
+    command = {"run": "resume", "grid": "grid --resume", "search": "tune --resume"}[folder.kind]
+    raise RunFolderError(
+        f"{folder.path}: the {folder.kind} is not finished ({status}), so there is no result to "
+        f"be read; go on with: fedsim {command} {folder.path}"
+    )
+
+
+def _leave_checkpoints(run: RunFolder, left_out: set[Path], changed: dict[Path, bytes]) -> None:
+    """Leave out those that only going on with a run would need.
+
+    Args:
+        left_out: files of it are added.
+        changed: the content of manifests that say otherwise then is added.
+    """
+    section = RawConfig.read(run.path / "experiment.yaml").content.get("checkpoint")
+    keeps_all = isinstance(section, Mapping) and section.get("keep") == "all"
+    weights = run.path / "weights"
+    if keeps_all or not weights.is_dir():
+        return
+    checkpoints = Checkpoints(weights)
+    last = checkpoints.rounds()[-1:]
+    needed = {run.path / FINAL_WEIGHTS, *(file for t in last for file in checkpoints.files(t))}
+    left_out.update(set(weights.rglob("*")) - needed)
+    content = manifests.content({**run.manifest, "checkpoints": last})
+    changed.update({run.path / name: content for name in manifests.NAMES})
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a folder and below, in order; hidden ones were being written, or are no part.
+
+    Raises:
+        RunFolderError: something is no regular file.
+    """
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise RunFolderError(f"{path}: is not a regular file; remove it")
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not hidden:
+            found.append(path)
+    return found
+
+
+def _add(archive: ZipFile, name: str, content: bytes | Path) -> None:
+    about = ZipInfo(name, TIME)
+    about.external_attr = MODE
+    if isinstance(content, bytes):
+        archive.writestr(about, content)
+        return
+    try:
+        source = content.open("rb")
+    except OSError as error:
+        raise RunFolderError(f"{content}: cannot be read: {error.strerror}") from error
+    with source:
+        about.file_size = content.stat().st_size  # says whether 32 bits are enough
+        with archive.open(about, "w") as target:
+            shutil.copyfileobj(source, target)
