@@ -154,10 +154,9 @@ class LocalEngine(Engine):
         states: Mapping[int, Handle],
     ) -> Outcome:
         outcome = Outcome(partial=copy.deepcopy(call.reduction))
-        for block in blocks:
-            result = self._worker.run_block(call, block, arguments, states)
-            outcome.take(result)
-            self.notice(result.notices)
+        result = self._worker.run_blocks(call, blocks, arguments, states)
+        outcome.take(result)
+        self.notice(result.notices)
         outcome.add_partial(self._worker.take_partial(call.serial))
         return outcome
 

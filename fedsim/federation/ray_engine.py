@@ -34,7 +34,7 @@ from fedsim.federation.engine import (
 from fedsim.federation.object_cache import ObjectCache
 from fedsim.federation.reduction import Reduction
 from fedsim.federation.scheduler import Scheduler, WorkItem
-from fedsim.federation.worker import BlockResult, Call, Worker
+from fedsim.federation.worker import Call, Worker
 from fedsim.hardware import Arithmetic
 from fedsim.modules import search_here_last
 
@@ -77,7 +77,7 @@ class ClientActor:
         states_apart: bool,
         *objects: Any,
     ) -> Any:
-        """`Worker.run_block`, with Ray objects as top-level arguments so that Ray resolves them.
+        """`Worker.run_blocks`, with Ray objects as top-level arguments so that Ray resolves them.
 
         Args:
             with_sum: hand over what the blocks were folded into, beside their result.
@@ -93,9 +93,7 @@ class ClientActor:
         """
         arguments = dict(zip(names, objects, strict=False))
         states = dict(zip(with_state, objects[len(names) :], strict=True))
-        result = BlockResult()
-        for block in blocks:
-            result.take(self._worker.run_block(call, block, arguments, states))
+        result = self._worker.run_blocks(call, blocks, arguments, states)
         apart: list[Any] = [self._worker.take_partial(call.serial)] if with_sum else []
         if states_apart:
             apart += [result.states.get(id) for block in blocks for id in block]
