@@ -13,10 +13,10 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fedsim.cluster.compat import actor_id, actor_table
+from fedsim.cluster.compat import actor_id, actor_table, places
 from fedsim.cluster.faults import LOST, failed_to_start, first_line
 from fedsim.cluster.placement import live_nodes, starting, whereabouts
 from fedsim.cluster.settings import EngineSettings
@@ -43,9 +43,11 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3  # actors that may die at the start, in a row
 SHORT = 1.0  # seconds; calls that take less spend a notable share of them on messages
 UNEVEN = 0.25  # largest spread of the actors' finishing times, as a share of the call's
+STATE_LOST = "a kept client state was on a node that is gone"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 SPILLS = 0.8  # of the object store; Ray moves what comes on top of it to the disk
 GROWTH = 1.25  # of the kept states in number, after which they are looked at again
+LOOK = 1.0  # seconds without any answer after which a look is taken at what is under way
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
 
 
@@ -186,6 +188,7 @@ class RayEngine(Engine):
         self._objects = ObjectCache()
         self._actors = [self._start() for _ in range(count)]
         self._arithmetic: Arithmetic | None = None  # of the actors
+        self._last_heard = 0.0  # when an answer came, or its lack was told
         self._looked_at = 0  # kept states
         self._store_told = False
 
@@ -203,11 +206,12 @@ class RayEngine(Engine):
         flying: _Flying = {}
         outcome = Outcome(partial=copy.deepcopy(call.reduction))
         started, self._last_answer = time.monotonic(), {}
+        self._last_heard = started
         try:
             while not scheduler.all_accepted:
                 self._hand_out(call, scheduler, flying, list(arguments), objects, states)
                 self._ask_for_sums(call, scheduler, flying)
-                self._collect(call, scheduler, flying, outcome)
+                self._collect(call, scheduler, flying, states, outcome)
         except StackTooLarge:  # what is under way must not take the memory of the next try
             if flying:
                 ray.wait(list(flying), num_returns=len(flying), fetch_local=False)
@@ -246,7 +250,7 @@ class RayEngine(Engine):
         try:
             state: dict[str, Any] = ray.get(handle)
         except ObjectLostError as error:
-            raise StateLost("a kept client state was on a node that is gone") from error
+            raise StateLost(STATE_LOST) from error
         return state
 
     def keep(self, state: Mapping[str, Any]) -> Handle:
@@ -264,8 +268,8 @@ class RayEngine(Engine):
         if self._store_told or len(states) <= GROWTH * self._looked_at:
             return
         self._looked_at = len(states)
-        found = ray.experimental.get_local_object_locations(list(states.values())).values()
-        there = [place for place in found if place["node_ids"]]  # small ones are with the driver
+        # Small ones are with the driver.
+        there = [place for place in places(states.values()) if place["node_ids"]]
         told = store_notice(
             [place["object_size"] for place in there],
             [place["object_size"] for place in there if place["did_spill"]],
@@ -327,7 +331,12 @@ class RayEngine(Engine):
             flying[ref] = _Message(actor, items, time.monotonic(), asks_for_sum=True)
 
     def _collect(
-        self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying, outcome: Outcome
+        self,
+        call: Call,
+        scheduler: Scheduler[_Actor],
+        flying: _Flying,
+        states: Mapping[int, Handle],
+        outcome: Outcome,
     ) -> None:
         """Wait for a block, or for an actor to start, and take all that is there by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
@@ -338,9 +347,13 @@ class RayEngine(Engine):
             if not message.asks_for_sum or scheduler.are_done(message.items)
         )
         waiting = [*awaited, *starting]
-        if not ray.wait(waiting, num_returns=1, timeout=PATIENCE)[0]:
-            self._report_silence(call, scheduler, flying)
+        if not ray.wait(waiting, num_returns=1, timeout=min(LOOK, PATIENCE))[0]:
+            self._look_after_states(flying, states)
+            if time.monotonic() - self._last_heard >= PATIENCE:
+                self._report_silence(call, scheduler, flying)
+                self._last_heard = time.monotonic()
             return
+        self._last_heard = time.monotonic()
         for ref in ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]:
             if ref in starting:
                 self._take_up(starting[ref])
@@ -369,6 +382,22 @@ class RayEngine(Engine):
                     scheduler.accept(message.actor, message.items)
                     for item in message.items:
                         self._accept(call, item, outcome)
+
+    def _look_after_states(self, flying: _Flying, states: Mapping[int, Handle]) -> None:
+        """See whether actors wait for states that are gone.
+
+        Ray tells them only when it tries once more to fetch these: after 10 s, 30 s, 70 s ...
+
+        Raises:
+            StateLost: they do; these actors are replaced, because they go on waiting.
+        """
+        here = ray.get_runtime_context().get_node_id()
+        needed = {id: m.actor for m in flying.values() for item in m.items for id in item.clients}
+        lost = [id for id in needed if id in states and is_lost(states[id], here)]
+        for actor in {needed[id] for id in lost}:
+            self._replace(actor)
+        if lost:
+            raise StateLost(STATE_LOST)
 
     def _accept(self, call: Call, item: WorkItem, outcome: Outcome) -> None:
         result, references = item.answer
@@ -455,6 +484,23 @@ class RayEngine(Engine):
         log.warning(f"{'; '.join(parts)}; {scheduler.waiting} block(s) wait for an actor")
 
 
+def is_lost(handle: Handle, here: str) -> bool:
+    """Whether an object that this process owns was on a node that is gone.
+
+    Args:
+        here: the id of this process's node, where an error then lies in its place.
+    """
+    (place,) = places([handle])
+    if here in place["node_ids"]:
+        try:
+            ray.get(handle, timeout=0)
+        except ObjectLostError:
+            return True
+        except GetTimeoutError:  # it is being read from the disk
+            return False
+    return False
+
+
 def store_notice(
     kept: Sequence[int], spilled: Sequence[int], clients: int, capacity: float
 ) -> str | None:
@@ -508,5 +554,5 @@ def _cause(error: RayTaskError) -> Exception:
     """The error to raise for what Ray reports of a task that failed."""
     cause: Exception = error.cause
     if isinstance(cause, ObjectLostError):  # an argument; the server's own are beside the driver
-        return StateLost("a kept client state was on a node that is gone")
+        return StateLost(STATE_LOST)
     return cause if isinstance(cause, FedsimError) else error
