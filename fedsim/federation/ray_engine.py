@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -66,6 +67,11 @@ class ClientActor:
     def arithmetic(self) -> Arithmetic:
         """What decides how the worker rounds; answers once the actor is up."""
         return Arithmetic.of(self._worker.context.device)
+
+    def card(self) -> tuple[str, str | None]:
+        """This actor's node and, by Ray's name, the card that it has, or has a part of."""
+        context = ray.get_runtime_context()
+        return context.get_node_id(), next(iter(context.get_accelerator_ids()["GPU"]), None)
 
     def run_blocks(
         self,
@@ -218,6 +224,21 @@ class RayEngine(Engine):
             raise
         self._note_balance(call.function, started)
         return outcome
+
+    def server_device(self) -> torch.device:
+        device = pick_device(self._settings)
+        # A trial holds all that its actors have: no other trial's driver is to take their cards.
+        if device.type == "cuda" and ray.util.get_current_placement_group():
+            here = ray.get_runtime_context().get_node_id()
+            waiting = [actor.handle.card.remote() for actor in self._actors]
+            while waiting:
+                (answer,), waiting = ray.wait(waiting)
+                with suppress(*LOST):  # which is noticed where actors are awaited
+                    node, card = ray.get(answer)
+                    if node == here and card is not None:
+                        torch.cuda.set_device(card_number(card))
+                        break
+        return device
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
         # Each actor is to have work of its own.
@@ -482,6 +503,12 @@ class RayEngine(Engine):
                 f"for {time.monotonic() - message.since:.0f} s"
             )
         log.warning(f"{'; '.join(parts)}; {scheduler.waiting} block(s) wait for an actor")
+
+
+def card_number(card: str) -> int:
+    """The number by which torch knows a card in a process to which Ray has given none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",").index(card) if visible else int(card)
 
 
 def is_lost(handle: Handle, here: str) -> bool:
