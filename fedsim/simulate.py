@@ -25,7 +25,7 @@ from fedsim import atomic
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import RunError, StackTooLarge, StateLost
 from fedsim.experiment import Experiment
-from fedsim.federation import Federation, RunSpec, draw_cohort, pick_device
+from fedsim.federation import Federation, RunSpec, draw_cohort
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
@@ -74,7 +74,7 @@ def simulate(
             V, why = engine.choose_clients_per_step(cohort.tolist())
             yield why
         folder.update(clients_per_step=V)
-    device = pick_device(experiment.engine)
+    device = engine.server_device()
     metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
     folder.update(server_device=str(device), metrics=metrics)
     V = clients_per_step(folder.manifest, 1)

@@ -20,6 +20,7 @@ from ray.cluster_utils import Cluster
 from experiments import HERE, NETWORK_METHODS, small_experiment, with_method
 from fedsim import Run, load, resume, run
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
+from fedsim.federation.ray_engine import STATE_LOST
 
 TESTS = Path(__file__).parent
 Finish = Callable[..., Run]
@@ -176,6 +177,28 @@ class TestOnRay:
         assert (there.manifest["clients_per_step"], there.manifest["halved"]) == (2, [[0, 4]])
         local = finish(**common, engine={"kind": "local", "clients_per_step": 2})
         assert there.result_hash == local.result_hash
+
+    @pytest.mark.usefixtures("driver_here")
+    def test_actors_that_wait_for_lost_states_are_replaced(
+        self, finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Told by the driver, who knows it before them."""
+        asked: list[str] = []
+
+        def is_lost(handle: Any, here: str) -> bool:
+            asked.append(here)
+            return len(asked) == 1
+
+        monkeypatch.setattr("fedsim.federation.ray_engine.LOOK", 0)
+        monkeypatch.setattr("fedsim.federation.ray_engine.is_lost", is_lost)
+        common: dict[str, Any] = {"method": {"name": "scaffold"}, "train": {"rounds": 2}}
+        lines: list[Any] = []
+        there = run(
+            small_experiment(**common, engine={"kind": "ray", "actors": 1}), tmp_path, lines.append
+        )
+        assert asked[0] == ray.get_runtime_context().get_node_id()
+        assert STATE_LOST + "; falling back to the last checkpoint" in lines
+        assert there.result_hash == finish(**common).result_hash
 
     def test_a_client_actor_killed_in_mid_round(self, tmp_path: Path) -> None:
         marker = tmp_path / "marker"
@@ -393,6 +416,5 @@ def test_a_node_removed(three_nodes: tuple[Cluster, Any], tmp_path: Path) -> Non
     remover.join()
     assert done.manifest["actors"] == 4
     assert done.result_hash == undisturbed.result_hash
-    lost = "a kept client state was on a node that is gone; falling back to the last checkpoint"
-    assert lost in lines
+    assert STATE_LOST + "; falling back to the last checkpoint" in lines
     assert "going on after round 5" in lines

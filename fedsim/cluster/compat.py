@@ -7,7 +7,7 @@ a dashboard. tests/cluster/test_compat.py tells what a new version of Ray has ch
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -40,6 +40,20 @@ def free_resources() -> dict[str, dict[str, float]]:
 
     free: dict[str, dict[str, float]] = available_resources_per_node()
     return free
+
+
+def places(objects: Iterable[Any]) -> list[dict[str, Any]]:
+    """Where each of these objects is, as far as this process, which owns them, knows.
+
+    Returns:
+        Of each the nodes that have it, by id (`node_ids`; none for a small one, which is in this
+        process), its bytes (`object_size`) and whether it was moved to a disk (`did_spill`).
+    """
+    from ray.experimental import get_local_object_locations
+
+    references = list(objects)
+    found: dict[Any, dict[str, Any]] = get_local_object_locations(references)
+    return [found[reference] for reference in references]
 
 
 def log_what_ray_says() -> None:

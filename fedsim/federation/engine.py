@@ -96,6 +96,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def server_device(self) -> torch.device:
+        """What the server is to compute on, in this process."""
+
+    @abstractmethod
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
         """V, how many clients to train at once, and why so; see `Worker`.
 
@@ -159,6 +163,9 @@ class LocalEngine(Engine):
         self.notice(result.notices)
         outcome.add_partial(self._worker.take_partial(call.serial))
         return outcome
+
+    def server_device(self) -> torch.device:
+        return self._worker.context.device
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
         return self._worker.choose_clients_per_step(

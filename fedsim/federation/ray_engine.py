@@ -3,137 +3,64 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fedsim.cluster.compat import actor_id, actor_table
+from fedsim.cluster.compat import actor_id, actor_table, places
 from fedsim.cluster.faults import LOST, failed_to_start, first_line
 from fedsim.cluster.placement import live_nodes, starting, whereabouts
 from fedsim.cluster.settings import EngineSettings
-from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import FedsimError, RunError, StackTooLarge, StateLost
-from fedsim.federation.context import RunSpec, WorkerContext
-from fedsim.federation.engine import (
-    Block,
-    Engine,
-    Handle,
-    Outcome,
-    limit_threads,
-    pick_device,
-)
+from fedsim.federation.client_actor import ClientActor, Introduction
+from fedsim.federation.context import RunSpec
+from fedsim.federation.engine import Block, Engine, Handle, Outcome, pick_device
 from fedsim.federation.object_cache import ObjectCache
-from fedsim.federation.reduction import Reduction
 from fedsim.federation.scheduler import Scheduler, WorkItem
-from fedsim.federation.worker import Call, Worker
+from fedsim.federation.worker import Call
 from fedsim.hardware import Arithmetic
-from fedsim.modules import search_here_last
 
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STARTS = 3  # actors that may die at the start, in a row
 SHORT = 1.0  # seconds; calls that take less spend a notable share of them on messages
 UNEVEN = 0.25  # largest spread of the actors' finishing times, as a share of the call's
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+STATE_LOST = "a kept client state was on a node that is gone"
 SPILLS = 0.8  # of the object store; Ray moves what comes on top of it to the disk
 GROWTH = 1.25  # of the kept states in number, after which they are looked at again
 COMBINED = 3  # actors of a node from which on their sums are added up there
+LOOK = 1.0  # seconds without any answer after which a look is taken at what is under way
 PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
-
-
-class ClientActor:
-    """A worker in an actor's process."""
-
-    def __init__(
-        self, settings: EngineSettings, spec: RunSpec, dataset: Dataset, splits: ClientSplits
-    ) -> None:
-        search_here_last()
-        limit_threads(settings.cpus_per_actor)
-        _keep_freed_memory()
-        part = min(1.0, settings.gpus_per_actor)
-        self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), part))
-
-    def introduce(self) -> tuple[Arithmetic, str]:
-        """What decides how the worker rounds, and its node; answers once the actor is up."""
-        node = ray.get_runtime_context().get_node_id()
-        return Arithmetic.of(self._worker.context.device), node
-
-    def run_blocks(
-        self,
-        call: Call,
-        blocks: Sequence[Block],
-        with_sum: bool,
-        names: Sequence[str],
-        with_state: Sequence[int],
-        states_apart: bool,
-        *objects: Any,
-    ) -> Any:
-        """`Worker.run_blocks`, with Ray objects as top-level arguments so that Ray resolves them.
-
-        Args:
-            with_sum: hand over what the blocks were folded into, beside their result.
-            names: of the arguments, which come first among `objects`.
-            with_state: the clients whose kept states come after.
-            states_apart: return changed states as objects of their own, which stay on this node
-                until they are needed, rather than within the result.
-
-        Returns:
-            The result of all blocks; behind it, as objects of their own, what they were folded
-            into (`with_sum`), and the changed state of each client, or None (`states_apart`; those
-            of the result are empty then).
-        """
-        arguments = dict(zip(names, objects, strict=False))
-        states = dict(zip(with_state, objects[len(names) :], strict=True))
-        result = self._worker.run_blocks(call, blocks, arguments, states)
-        apart: list[Any] = [self._worker.take_partial(call.serial)] if with_sum else []
-        if states_apart:
-            apart += [result.states.get(id) for block in blocks for id in block]
-            result.states = {id: {} for id in result.states}  # tells the driver whose changed
-        return [result, *apart] if apart else result
-
-    def take_partial(self, serial: int) -> Reduction | None:
-        return self._worker.take_partial(serial)
-
-    def combine(self, call: Call, *partials: Reduction) -> Reduction:
-        """What the partial results of actors of this node come to together."""
-        total = copy.deepcopy(call.reduction)
-        for partial in partials:
-            total.merge(partial)
-        return total
-
-    def choose_clients_per_step(self, *arguments: Any) -> tuple[int, str]:
-        return self._worker.choose_clients_per_step(*arguments)
-
-
-def _keep_freed_memory() -> None:
-    """Let this process keep what it frees, for training asks for the same again in each step.
-
-    By default the C library gives much of it back to the system, and several thousand times a
-    round a page of it has to be mapped again.
-    """
-    with suppress(OSError, AttributeError):  # other C libraries know no mallopt
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_TRIM_THRESHOLD, 1 << 28)  # bytes of freed memory to keep
-        mallopt(M_MMAP_THRESHOLD, 1 << 25)  # bytes from which on it is mapped apart; the most
 
 
 @dataclass(eq=False)
 class _Actor:
-    """An actor as the driver sees it."""
+    """An actor as the driver sees it.
+
+    Attributes:
+        up: answers once it has started.
+        introduced: what it answered.
+    """
 
     handle: Any
-    up: Any  # answers once the actor has started
-    ready: bool = False
-    node: str = ""
+    up: Any
+    introduced: Introduction | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.introduced is not None
+
+    @property
+    def node(self) -> str | None:
+        return self.introduced.node if self.introduced else None
 
 
 @dataclass(eq=False)
@@ -173,8 +100,31 @@ class _Message:
     combines: list[_Sum] = field(default_factory=list)
 
 
-# Messages that no answer has come to, by the references of the answers, in the order sent.
-_Flying = dict[Any, _Message]
+@dataclass(eq=False)
+class _UnderWay:
+    """A call that is being carried out.
+
+    Attributes:
+        names: of the arguments.
+        objects: references of these.
+        states: what clients keep.
+        flying: messages that no answer has come to, by the references of the answers, in the
+            order sent.
+        sums: that are there, and neither fetched nor combined yet.
+        heard: when an answer came last, or their lack was told.
+        answered: when each actor did.
+    """
+
+    call: Call
+    scheduler: Scheduler[_Actor]
+    names: list[str]
+    objects: list[Any]
+    states: Mapping[int, Handle]
+    outcome: Outcome
+    heard: float
+    flying: dict[Any, _Message] = field(default_factory=dict)
+    sums: list[_Sum] = field(default_factory=list)
+    answered: dict[_Actor, float] = field(default_factory=dict)
 
 
 class RayEngine(Engine):
@@ -206,7 +156,6 @@ class RayEngine(Engine):
         self._data = (dataset, splits)
         self._stateful: set[str] = set()
         self._even: set[str] = set()  # whose last call was short, and kept all actors busy
-        self._last_answer: dict[_Actor, float] = {}  # when it came, in this call
         self._failed_starts = 0  # in a row
         self._objects = ObjectCache()
         self._actors = [self._start() for _ in range(count)]
@@ -222,25 +171,47 @@ class RayEngine(Engine):
         states: Mapping[int, Handle],
     ) -> Outcome:
         self._look_at_store(states)
-        objects = self._objects.put(arguments)
-        at_once = call.function in self._even
-        scheduler: Scheduler[_Actor] = Scheduler(blocks, at_once)
-        flying: _Flying = {}
-        sums: list[_Sum] = []
-        outcome = Outcome(partial=copy.deepcopy(call.reduction))
-        started, self._last_answer = time.monotonic(), {}
+        started = time.monotonic()
+        now = _UnderWay(
+            call,
+            Scheduler(blocks, call.function in self._even),
+            list(arguments),
+            self._objects.put(arguments),
+            states,
+            Outcome(partial=copy.deepcopy(call.reduction)),
+            started,
+        )
         try:
-            while not scheduler.all_accepted:
-                self._hand_out(call, scheduler, flying, list(arguments), objects, states)
-                self._ask_for_sums(call, scheduler, flying)
-                self._collect(call, scheduler, flying, sums, outcome)
-                self._take_sums(call, scheduler, flying, sums, outcome)
+            while not now.scheduler.all_accepted:
+                self._hand_out(now)
+                self._ask_for_sums(now)
+                self._collect(now)
+                self._take_sums(now)
         except StackTooLarge:  # what is under way must not take the memory of the next try
-            if flying:
-                ray.wait(list(flying), num_returns=len(flying), fetch_local=False)
+            if now.flying:
+                ray.wait(list(now.flying), num_returns=len(now.flying), fetch_local=False)
             raise
-        self._note_balance(call.function, started)
-        return outcome
+        ends = [now.answered.get(actor, started) - started for actor in self._actors]
+        self._note_balance(call.function, ends)
+        return now.outcome
+
+    def server_device(self) -> torch.device:
+        device = pick_device(self._settings)
+        # A trial holds all that its actors have: no other trial's driver is to take their cards.
+        if device.type == "cuda" and ray.util.get_current_placement_group():
+            here = ray.get_runtime_context().get_node_id()
+            starting = {actor.up: actor for actor in self._actors if not actor.ready}
+            while not (card := self._card_on(here)) and starting:
+                (up,), _ = ray.wait(list(starting))
+                self._take_up(starting.pop(up))
+            if card:
+                torch.cuda.set_device(card_number(card))
+        return device
+
+    def _card_on(self, node: str) -> str | None:
+        """A card on that node that an actor has, as far as actors have started."""
+        there = (a.introduced for a in self._actors if a.introduced and a.node == node)
+        return next((each.card for each in there if each.card is not None), None)
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
         # Each actor is to have work of its own.
@@ -273,7 +244,7 @@ class RayEngine(Engine):
         try:
             state: dict[str, Any] = ray.get(handle)
         except ObjectLostError as error:
-            raise StateLost("a kept client state was on a node that is gone") from error
+            raise StateLost(STATE_LOST) from error
         return state
 
     def keep(self, state: Mapping[str, Any]) -> Handle:
@@ -291,8 +262,8 @@ class RayEngine(Engine):
         if self._store_told or len(states) <= GROWTH * self._looked_at:
             return
         self._looked_at = len(states)
-        found = ray.experimental.get_local_object_locations(list(states.values())).values()
-        there = [place for place in found if place["node_ids"]]  # small ones are with the driver
+        # Small ones are with the driver.
+        there = [place for place in places(states.values()) if place["node_ids"]]
         told = store_notice(
             [place["object_size"] for place in there],
             [place["object_size"] for place in there if place["did_spill"]],
@@ -303,188 +274,174 @@ class RayEngine(Engine):
             self._store_told = True
             self.notices.append(told)
 
-    def _note_balance(self, function: str, started: float) -> None:
+    def _note_balance(self, function: str, ends: Sequence[float]) -> None:
         """Note whether blocks are to be dealt out at once the next time.
 
         Messages take time that counts in short calls alone, and equal parts are right where all
         actors are equally quick.
+
+        Args:
+            ends: seconds after which each actor was done.
         """
-        ends = [self._last_answer.get(actor, started) - started for actor in self._actors]
         if max(ends) < SHORT and max(ends) - min(ends) < UNEVEN * max(ends):
             self._even.add(function)
         else:
             self._even.discard(function)
 
-    def _hand_out(
-        self,
-        call: Call,
-        scheduler: Scheduler[_Actor],
-        flying: _Flying,
-        names: list[str],
-        objects: list[Any],
-        states: Mapping[int, Handle],
-    ) -> None:
+    def _hand_out(self, now: _UnderWay) -> None:
         """Send blocks to the actors that have room."""
-        stateful = call.function in self._stateful
+        stateful = now.call.function in self._stateful
         ready = [actor for actor in self._actors if actor.ready]
-        for actor, item in scheduler.hand_out(ready, len(self._actors)):
+        for actor, item in now.scheduler.hand_out(ready, len(self._actors)):
             clients = item.clients
-            with_state = [id for id in clients if id in states]
+            with_state = [id for id in clients if id in now.states]
             returned = actor.handle.run_blocks.options(
                 num_returns=1 + item.with_sum + (len(clients) if stateful else 0)
             ).remote(
-                call,
+                now.call,
                 item.blocks,
                 item.with_sum,
-                names,
+                now.names,
                 with_state,
                 stateful,
-                *objects,
-                *(states[k] for k in with_state),
+                *now.objects,
+                *(now.states[k] for k in with_state),
             )
             main, *apart = returned if stateful or item.with_sum else [returned]
             total = apart.pop(0) if item.with_sum else None
-            flying[main] = _Message(actor, [item], time.monotonic(), total, apart)
+            now.flying[main] = _Message(actor, [item], time.monotonic(), total, apart)
 
-    def _ask_for_sums(self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying) -> None:
+    def _ask_for_sums(self, now: _UnderWay) -> None:
         """Ask actors for what they hold, behind the blocks that they are still to carry out."""
-        if not call.reduction.stays:
+        if not now.call.reduction.stays:
             return
-        for actor, items in scheduler.to_ask().items():
-            ref = actor.handle.take_partial.remote(call.serial)
-            flying[ref] = _Message(actor, items, time.monotonic(), asks_for_sum=True)
+        for actor, items in now.scheduler.to_ask().items():
+            ref = actor.handle.take_partial.remote(now.call.serial)
+            now.flying[ref] = _Message(actor, items, time.monotonic(), asks_for_sum=True)
 
-    def _collect(
-        self,
-        call: Call,
-        scheduler: Scheduler[_Actor],
-        flying: _Flying,
-        sums: list[_Sum],
-        outcome: Outcome,
-    ) -> None:
+    def _collect(self, now: _UnderWay) -> None:
         """Wait for a block, or for an actor to start, and take all that is there by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
         # A sum is awaited only once its blocks have answered; if their actor is lost, these tell.
         awaited = (
             ref
-            for ref, message in flying.items()
-            if not message.asks_for_sum or scheduler.are_done(message.items)
+            for ref, message in now.flying.items()
+            if not message.asks_for_sum or now.scheduler.are_done(message.items)
         )
         waiting = [*awaited, *starting]
-        here = not call.reduction.stays  # sums stay on their nodes until they are fetched
-        if not ray.wait(waiting, num_returns=1, timeout=PATIENCE, fetch_local=here)[0]:
-            self._report_silence(call, scheduler, flying)
+        here = not now.call.reduction.stays  # sums stay on their nodes until they are fetched
+        if not ray.wait(waiting, num_returns=1, timeout=min(LOOK, PATIENCE), fetch_local=here)[0]:
+            self._look_after_states(now)
+            if time.monotonic() - now.heard >= PATIENCE:
+                self._report_silence(now)
+                now.heard = time.monotonic()
             return
-        ready = ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=here)[0]
+        now.heard = time.monotonic()
+        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=here)
         for ref in ready:
             if ref in starting:
                 self._take_up(starting[ref])
-            elif ref in flying:  # not, when its actor was lost a moment ago
-                message = flying[ref]
-                if message.asks_for_sum:
-                    del flying[ref]
-                    sums.append(_Sum(message.actor, message.items, ref))
-                    continue
-                try:
-                    answer = ray.get(ref)
-                except RayTaskError as error:  # before LOST: it is of the type of its cause, too
-                    raise _cause(error) from None
-                except LOST as error:
-                    self._lose(message.actor, scheduler, flying, sums, error)
-                    continue
-                del flying[ref]
-                if message.combines:
-                    outcome.add_partial(answer)
-                    for part in message.combines:
-                        self._accept(call, scheduler, part.actor, part.items, outcome)
-                    continue
-                (item,) = message.items
-                scheduler.done(item, (answer, message.states))
-                self._last_answer[message.actor] = time.monotonic()
-                if item.with_sum:
-                    sums.append(_Sum(message.actor, message.items, message.sum))
-                elif not call.reduction.stays:
-                    self._accept(call, scheduler, message.actor, message.items, outcome)
+            elif ref in now.flying:  # not, when its actor was lost a moment ago
+                self._take_answer(now, ref, now.flying[ref])
 
-    def _take_sums(
-        self,
-        call: Call,
-        scheduler: Scheduler[_Actor],
-        flying: _Flying,
-        sums: list[_Sum],
-        outcome: Outcome,
-    ) -> None:
+    def _take_answer(self, now: _UnderWay, ref: Any, message: _Message) -> None:
+        if message.asks_for_sum:
+            now.sums.append(_Sum(message.actor, message.items, ref))
+        else:
+            try:
+                answer = ray.get(ref)
+            except RayTaskError as error:  # before LOST: it is of the type of its cause, too
+                raise _cause(error) from None
+            except LOST as error:
+                self._lose(now, message.actor, error)
+                return
+            if message.combines:
+                now.outcome.add_partial(answer)
+                for part in message.combines:
+                    self._accept(now, part.actor, part.items)
+            else:
+                (item,) = message.items
+                now.scheduler.done(item, (answer, message.states))
+                now.answered[message.actor] = time.monotonic()
+                if item.with_sum:
+                    now.sums.append(_Sum(message.actor, message.items, message.sum))
+                elif not now.call.reduction.stays:
+                    self._accept(now, message.actor, message.items)
+        del now.flying[ref]
+
+    def _take_sums(self, now: _UnderWay) -> None:
         """Fetch the sums that are there, those of a node with many actors as one.
 
         So the driver's traffic grows with the nodes, not with the actors.
         """
-        by_node: dict[str, list[_Sum]] = {}
-        for part in sums:
-            by_node.setdefault(part.actor.node, []).append(part)
-        for node, parts in by_node.items():
+        for node in {part.actor.node for part in now.sums}:
             actors = [actor for actor in self._actors if actor.node == node]
+            parts = [part for part in now.sums if part.actor.node == node]
             together = [part for part in parts if not part.alone]
             if len(actors) >= COMBINED:
                 summed = {item for part in together for item in part.items}
-                more = any(set(scheduler.held(actor)) - summed for actor in actors)
-                if scheduler.waiting or more:
+                more = any(set(now.scheduler.held(actor)) - summed for actor in actors)
+                if now.scheduler.waiting or more:
                     parts = [part for part in parts if part.alone]
                 elif len(together) >= COMBINED:
-                    self._combine(call, together, flying)
-                    sums[:] = [part for part in sums if part not in together]
+                    self._combine(now, together)
                     parts = [part for part in parts if part.alone]
             for part in parts:
-                if part in sums:  # not, when its actor was lost a moment ago
-                    self._fetch(call, scheduler, flying, sums, part, outcome)
+                if part in now.sums:  # not, when its actor was lost a moment ago
+                    self._fetch(now, part)
 
-    def _combine(self, call: Call, parts: Sequence[_Sum], flying: _Flying) -> None:
+    def _combine(self, now: _UnderWay, parts: list[_Sum]) -> None:
         """Have sums of one node added up by one of their actors."""
         one = parts[0].actor
-        ref = one.handle.combine.remote(call, *(part.reference for part in parts))
+        ref = one.handle.combine.remote(now.call, *(part.reference for part in parts))
         items = [item for part in parts for item in part.items]
-        flying[ref] = _Message(one, items, time.monotonic(), combines=list(parts))
+        now.flying[ref] = _Message(one, items, time.monotonic(), combines=parts)
+        now.sums = [part for part in now.sums if part not in parts]
 
-    def _fetch(
-        self,
-        call: Call,
-        scheduler: Scheduler[_Actor],
-        flying: _Flying,
-        sums: list[_Sum],
-        part: _Sum,
-        outcome: Outcome,
-    ) -> None:
+    def _fetch(self, now: _UnderWay, part: _Sum) -> None:
         """Take a sum as it is."""
         try:
             answer = ray.get(part.reference)
         except RayTaskError as error:  # before LOST: it is of the type of its cause, too
             raise _cause(error) from None
         except LOST as error:
-            self._lose(part.actor, scheduler, flying, sums, error)
+            self._lose(now, part.actor, error)
             return
-        sums.remove(part)
-        outcome.add_partial(answer)
-        self._accept(call, scheduler, part.actor, part.items, outcome)
+        now.sums.remove(part)
+        now.outcome.add_partial(answer)
+        self._accept(now, part.actor, part.items)
 
-    def _accept(
-        self,
-        call: Call,
-        scheduler: Scheduler[_Actor],
-        actor: _Actor,
-        items: Sequence[WorkItem],
-        outcome: Outcome,
-    ) -> None:
+    def _accept(self, now: _UnderWay, actor: _Actor, items: Sequence[WorkItem]) -> None:
         """Take over what blocks left behind: what they were folded into has arrived."""
-        scheduler.accept(actor, items)
+        now.scheduler.accept(actor, items)
         for item in items:
             result, references = item.answer
-            outcome.take(result)
+            now.outcome.take(result)
             self.notice(result.notices)
             apart = dict(zip(item.clients, references, strict=False))
             for id, state in result.states.items():
                 # The first time, before it was known that this function keeps any, states come
                 # with the result. From then on they stay on their nodes.
-                outcome.states[id] = apart[id] if apart else ray.put(state)
-                self._stateful.add(call.function)
+                now.outcome.states[id] = apart[id] if apart else ray.put(state)
+                self._stateful.add(now.call.function)
+
+    def _look_after_states(self, now: _UnderWay) -> None:
+        """See whether actors wait for states that are gone.
+
+        Ray tells them only when it tries once more to fetch these: after 10 s, 30 s, 70 s ...
+
+        Raises:
+            StateLost: they do; these actors are replaced, because they go on waiting.
+        """
+        here = ray.get_runtime_context().get_node_id()
+        needed = {
+            id: m.actor for m in now.flying.values() for item in m.items for id in item.clients
+        }
+        lost = [id for id in needed if id in now.states and is_lost(now.states[id], here)]
+        for actor in {needed[id] for id in lost}:
+            self._replace(actor)
+        if lost:
+            raise StateLost(STATE_LOST)
 
     # -- actors --------------------------------------------------------------------------------
 
@@ -509,7 +466,7 @@ class RayEngine(Engine):
     def _take_up(self, actor: _Actor) -> None:
         """An actor has started, or failed to."""
         try:
-            found, actor.node = ray.get(actor.up)
+            introduced: Introduction = ray.get(actor.up)
         except LOST as error:
             self._failed_starts += 1
             if failed_to_start(error):
@@ -522,7 +479,8 @@ class RayEngine(Engine):
             self.notices.append("a client actor was lost while it started; another is made")
             self._replace(actor)
             return
-        actor.ready, self._failed_starts = True, 0
+        actor.introduced, self._failed_starts = introduced, 0
+        found = introduced.arithmetic
         if self._arithmetic is None:
             if self._settings.gpus_per_actor and found.device == "cpu":
                 self.notices.append("no card is behind the GPUs asked for: computing on CPUs")
@@ -531,23 +489,16 @@ class RayEngine(Engine):
             self._arithmetic = here if found.device == "cpu" else found
         self.notice(compare(self._arithmetic, found, self._settings.mixed_processors))
 
-    def _lose(
-        self,
-        actor: _Actor,
-        scheduler: Scheduler[_Actor],
-        flying: _Flying,
-        sums: list[_Sum],
-        error: Exception,
-    ) -> None:
+    def _lose(self, now: _UnderWay, actor: _Actor, error: Exception) -> None:
         """Replace an actor; whatever it held is run again."""
-        for ref, message in list(flying.items()):
+        for ref, message in list(now.flying.items()):
             if actor in (message.actor, *(part.actor for part in message.combines)):
-                del flying[ref]
+                del now.flying[ref]
                 for part in message.combines:  # those of others are still on their node
                     part.alone = True
-                    sums.append(part)
-        sums[:] = [part for part in sums if part.actor is not actor]
-        blocks = scheduler.lose(actor, first_line(error))
+                    now.sums.append(part)
+        now.sums = [part for part in now.sums if part.actor is not actor]
+        blocks = now.scheduler.lose(actor, first_line(error))
         self._replace(actor)
         self.notices.append(f"a client actor was lost; {blocks} block(s) of clients run again")
 
@@ -555,14 +506,15 @@ class RayEngine(Engine):
         ray.kill(actor.handle)  # it may be unreachable rather than dead
         self._actors[self._actors.index(actor)] = self._start()
 
-    def _report_silence(self, call: Call, scheduler: Scheduler[_Actor], flying: _Flying) -> None:
+    def _report_silence(self, now: _UnderWay) -> None:
         table = actor_table()
         ids = {actor: actor_id(actor.handle) for actor in self._actors}
         entries = {actor: table[id] for actor, id in ids.items() if id in table}
+        call = now.call
         parts = [f"nothing has moved for {PATIENCE:.0f} s in round {call.round}, {call.function}"]
         parts += filter(None, [starting(list(entries.values()), self._settings)])
-        if flying:
-            message = next(iter(flying.values()))  # the first that was sent
+        if now.flying:
+            message = next(iter(now.flying.values()))  # the first that was sent
             clients = [id for item in message.items for id in item.clients]
             place = entries[message.actor]
             whom = ", ".join(map(str, clients[:10])) + (", …" if clients[10:] else "")
@@ -571,7 +523,30 @@ class RayEngine(Engine):
                 f"{call.unit} {whom}, "
                 f"for {time.monotonic() - message.since:.0f} s"
             )
-        log.warning(f"{'; '.join(parts)}; {scheduler.waiting} block(s) wait for an actor")
+        log.warning(f"{'; '.join(parts)}; {now.scheduler.waiting} block(s) wait for an actor")
+
+
+def card_number(card: str) -> int:
+    """The number by which torch knows a card in a process to which Ray has given none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",").index(card) if visible else int(card)
+
+
+def is_lost(handle: Handle, here: str) -> bool:
+    """Whether an object that this process owns was on a node that is gone.
+
+    Args:
+        here: the id of this process's node, where an error then lies in its place.
+    """
+    (place,) = places([handle])
+    if here in place["node_ids"]:
+        try:
+            ray.get(handle, timeout=0)
+        except ObjectLostError:
+            return True
+        except GetTimeoutError:  # it is being read from the disk
+            return False
+    return False
 
 
 def store_notice(
@@ -627,5 +602,5 @@ def _cause(error: RayTaskError) -> Exception:
     """The error to raise for what Ray reports of a task that failed."""
     cause: Exception = error.cause
     if isinstance(cause, ObjectLostError):  # an argument; the server's own are beside the driver
-        return StateLost("a kept client state was on a node that is gone")
+        return StateLost(STATE_LOST)
     return cause if isinstance(cause, FedsimError) else error

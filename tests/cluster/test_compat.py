@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import ray
@@ -63,6 +64,16 @@ class TestOfTheCluster:
     def test_what_is_free_on_each_node(self) -> None:
         free = still_there(compat.free_resources)
         assert set(free) == {ray.get_runtime_context().get_node_id()}
+
+    def test_where_objects_are(self) -> None:
+        here = ray.get_runtime_context().get_node_id()
+        large = ray.put(np.zeros(10**6))
+        small = ray.remote(lambda: 1).remote()
+        ray.get(small)
+        place, with_us = still_there(compat.places, [large, small])
+        assert (place["node_ids"], place["did_spill"]) == ([here], False)
+        assert 8e6 < place["object_size"] < 8.1e6
+        assert with_us["node_ids"] == []
 
 
 def test_what_ray_says_is_logged(
