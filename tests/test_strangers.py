@@ -228,6 +228,21 @@ class TestLinks:
         assert [p.name for p in elsewhere.iterdir()] == ["precious.safetensors"]
         assert (elsewhere / "precious.safetensors").read_text() == "mine"
 
+    @pytest.mark.parametrize("command", ["resume", "report", "explain", "verify"])
+    def test_so_are_pipes(self, finished: Run, tmp_path: Path, say: Say, command: str) -> None:
+        """Nobody waits for what may come through them."""
+        path = shutil.copytree(finished.path, tmp_path / "run")
+        change_manifest(path, status="failed")
+        pipe = path / "weights" / "round-1.safetensors"
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+        code, _, complaint = say(command, str(path))
+        assert (code, complaint) == (
+            2,
+            f"error: {pipe}: is neither a file nor a folder, and fedsim makes nothing else; "
+            "remove it\n",
+        )
+
     def test_to_a_run_are_refused_in_a_grid(self, finished: Run, tmp_path: Path) -> None:
         grid = shutil.copytree(finished.path, tmp_path / "grid")
         (grid / "cells").mkdir()

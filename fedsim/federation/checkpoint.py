@@ -103,6 +103,7 @@ def read_tree(path: Path) -> Any:
         Damaged: the file is missing, or not what was written.
     """
     try:
+        atomic.insist_on_file(path)
         with safe_open(path, framework="numpy") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             packed, expected = (file.metadata()[key] for key in ("tree", "checksum"))

@@ -238,6 +238,8 @@ def _put_experiment_back(folder: Path, manifest: Mapping[str, Any], kind: str) -
 def _refuse_links(folder: Path) -> None:
     """fedsim makes none: by one, a folder from elsewhere would have other files written or shown.
 
+    Nor does it make pipes and devices, which a reader would wait for.
+
     Raises:
         RunFolderError: there is one.
     """
@@ -247,6 +249,11 @@ def _refuse_links(folder: Path) -> None:
             if entry.is_symlink():
                 raise RunFolderError(
                     f"{path}: is a symbolic link, which no folder of fedsim's has; remove it"
+                )
+            if not (entry.is_file() or entry.is_dir()):
+                raise RunFolderError(
+                    f"{path}: is neither a file nor a folder, and fedsim makes nothing else; "
+                    "remove it"
                 )
             # Runs of a grid are looked into when they are opened; client states are replaced and
             # removed by name, which no link misleads.
