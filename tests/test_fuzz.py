@@ -25,7 +25,7 @@ from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.results import manifest as manifests
 
 MOST_LINES = 6
-EXAMPLES = int(os.environ.get("FEDSIM_FUZZ", "120"))  # how many are tried
+EXAMPLES = int(os.environ.get("FEDSIM_FUZZ", "40"))  # how many are tried
 
 LEAF = st.one_of(
     st.none(),

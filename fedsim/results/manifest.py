@@ -13,7 +13,14 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from fedsim import atomic
 from fedsim.errors import Damaged, RunFolderError
@@ -36,6 +43,12 @@ def _date(word: str) -> str:
     if word and datetime.fromisoformat(word).tzinfo is None:
         raise ValueError("must be a date with a time zone")
     return word
+
+
+def _one_is_primary(metrics: list[Metric] | None) -> list[Metric] | None:
+    if metrics is not None and sum(metric.primary for metric in metrics) != 1:
+        raise ValueError("one of them must be primary")
+    return metrics
 
 
 Inner = Annotated[str, AfterValidator(_stays_within)]
@@ -104,13 +117,19 @@ class RunManifest(Manifest):
     clients_per_step: Count | None = None
     halved: list[tuple[Annotated[int, Field(ge=0)], Count]] = []
     server_device: str | None = None
-    metrics: list[Metric] | None = None
+    metrics: Annotated[list[Metric] | None, AfterValidator(_one_is_primary)] = None
     checkpoints: list[Annotated[int, Field(ge=0)]] = []
     wall_seconds: float = 0.0
     result_hash: str = ""
     mlflow_run: str = ""
     session: str = ""
     last: dict[str, float] = {}
+
+    @model_validator(mode="after")
+    def _says_how_it_was_made(self) -> RunManifest:
+        if self.result_hash and self.clients_per_step is None:
+            raise ValueError("clients_per_step is missing beside result_hash")
+        return self
 
 
 class Cell(BaseModel):
@@ -249,8 +268,8 @@ def _read(path: Path, kind: str, schema: type[Manifest]) -> dict[str, Any]:
         schema.model_validate_json(json.dumps(manifest))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Damaged(f"{path}: is damaged: {where}: {first['msg']}") from None
+        what = (".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, "))
+        raise Damaged(f"{path}: is damaged: {': '.join(filter(None, what))}") from None
     return manifest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,9 @@ _OF_CLASSIFICATION = (
     Metric("loss", "loss", best="min"),
 )
 
+# Columns of numbers, wherever they are; those of scores come with these prefixes.
+_NUMBERS = {"seconds", "samples", "steps", "loss", "train_loss", "clients", "failed", "epsilon"}
+_PREFIXES = ("", "test_", "client_", "worst_client_")
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +74,7 @@ class Run:
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """A row for each round."""
-        return self._table("rounds", ["round"])
+        return self._table("rounds", ["round", "total_bytes_up", "total_bytes_down"])
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -95,7 +98,9 @@ class Run:
     def _table(self, name: str, keys: Sequence[str] = ()) -> pd.DataFrame:
         table = Table(self.path, name)
         frame = table.read(self._folder.files.get(f"{name}.parquet"))
-        if fault := _fault(frame, keys, self.manifest.get("metrics") or ()):
+        named = [metric["column"] for metric in self.manifest.get("metrics") or ()]
+        usual = [metric.column for metric in (*_OF_REGRESSION, *_OF_CLASSIFICATION)]
+        if fault := _fault(frame, keys, [*named, *usual]):
             raise Damaged(f"{table.file}: is damaged: {fault}")
         return frame
 
@@ -136,24 +141,23 @@ class Run:
             raise RunFolderError(f"{path}: cannot be read: {error}") from error
 
 
-def _fault(
-    frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[Mapping[str, Any]]
-) -> str | None:
+def _fault(frame: pd.DataFrame, keys: Sequence[str], scores: Sequence[str]) -> str | None:
     """Why a table cannot be that of a run; None if it can.
 
     Args:
-        keys: columns of whole numbers that it has, unless it has none at all.
-        metrics: columns of numbers, where it has them.
+        keys: columns of whole numbers that it has, unless it has none at all. Without any,
+            nothing is known of the table.
+        scores: columns of numbers, where it has them.
     """
     for key in keys if len(frame.columns) else ():
         if key not in frame:
             return f"it has no column '{key}'"
         if frame[key].dtype.kind not in "iu" or (frame[key] < 0).any():
             return f"column '{key}' has values that are no whole numbers"
-    scores = {str(metric["column"]) for metric in metrics}
+    numbers = _NUMBERS | {prefix + score for prefix in _PREFIXES for score in scores}
     for column in frame if keys else ():
-        words = frame[column].dtype.kind == "O"
-        if words and (column in scores or not frame[column].dropna().map(np.isscalar).all()):
+        known, kind = column in numbers, frame[column].dtype.kind
+        if kind not in "iufb" and (known or not frame[column].dropna().map(np.isscalar).all()):
             return f"column '{column}' has values that are no numbers"
     return None
 

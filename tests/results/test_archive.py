@@ -133,7 +133,7 @@ def interrupt(path: Path) -> None:
     [
         (damage, r"1 file\(s\) damaged or missing:\n  .*/rounds.parquet: is damaged: "),
         (link, r"/weights/clients/link: is not a regular file; remove it$"),
-        (pipe, r"/explanations.fifo: is not a regular file"),
+        (pipe, r"/explanations.fifo: is neither a file nor a folder"),
         (interrupt, r"the run is not finished \(interrupted\), .* go on with: fedsim resume /"),
     ],
 )

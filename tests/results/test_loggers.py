@@ -39,7 +39,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.loggers import with_loggers
 from fedsim.sweep import trials
 
-FACTS = {"clients": 10}  # that a manifest cannot do without
+FACTS = {"clients_per_step": 1, "clients": 10}  # that a manifest cannot do without
 BOTH = ("tensorboard", "mlflow")
 ROUNDS = 6
 
