@@ -19,6 +19,7 @@ from ray.cluster_utils import Cluster
 
 from experiments import HERE, NETWORK_METHODS, small_experiment, with_method
 from fedsim import Run, load, resume, run
+from fedsim.cluster.compat import actor_table
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
 from fedsim.federation.ray_engine import STATE_LOST
 
@@ -51,6 +52,11 @@ def kill_newest_client_actor() -> None:
     if ours:
         with contextlib.suppress(ProcessLookupError):
             os.kill(max(ours), signal.SIGKILL)
+
+
+def alive_client_actors() -> int:
+    states = [a["State"] for a in actor_table().values() if a["ActorClassName"] == "ClientActor"]
+    return states.count("ALIVE")
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -209,6 +215,23 @@ class TestOnRay:
         assert marker.exists()  # where it is, none dies
         assert run(small_experiment(method=method), tmp_path).result_hash == found.result_hash
         assert any("a client actor was lost" in str(line) for line in lines)
+
+    @pytest.mark.usefixtures("driver_here")
+    def test_an_actor_killed_while_it_adds_up_the_sums_of_its_node(self, tmp_path: Path) -> None:
+        marker = tmp_path / "marker"
+        method = {"name": "faults:DyingWhileCombining", "marker": str(marker)}
+        lines = []
+
+        def wait_for_all(event: Any) -> None:
+            lines.append(str(event))
+            while not marker.exists() and alive_client_actors() < 3:
+                time.sleep(0.1)
+
+        three = small_experiment(method=method, engine={"kind": "ray", "actors": 3})
+        found = run(three, tmp_path, wait_for_all)
+        assert any("a client actor was lost" in line for line in lines)
+        undisturbed = run(small_experiment(method=method), tmp_path)
+        assert undisturbed.result_hash == found.result_hash
 
     def test_the_driver_killed(self, tmp_path: Path) -> None:
         undisturbed = run(small_experiment(), tmp_path).result_hash
