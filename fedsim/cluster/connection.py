@@ -117,15 +117,13 @@ def _size(settings: EngineSettings | None) -> tuple[int, dict[str, Any]]:
     cpus = os.cpu_count() or 1
     if settings is not None and settings.actors != "auto":
         cpus = max(cpus, settings.actors * settings.cpus_per_actor)
-    config: dict[str, Any] = {
+    config = {
         # By default workers step back behind everything else (nice 15): on a machine with other
         # work rounds took seven times as long. The user's command is not to wait for that.
-        "worker_niceness": 0
+        "worker_niceness": 0,
+        # What client actors need beside what workers are forked with, while data are made ready.
+        "preload_python_modules": ["fedsim.federation.ray_engine"],
     }
-    if settings is not None and (settings.actors == "auto" or settings.actors + 1 >= cpus):
-        # Ray starts a worker for each CPU at once. Almost all will become the driver and the
-        # client actors; they load what these need while the data are made ready.
-        config["preload_python_modules"] = ["fedsim.federation.ray_engine"]
     return cpus, config
 
 
