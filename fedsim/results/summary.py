@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from scipy.stats import ttest_ind
 
 from fedsim.objectives import Metric
 from fedsim.results.run import Run
@@ -148,6 +147,8 @@ def _welch(runs: pd.Series[float], against: pd.Series[float], metric: Metric) ->
     """P-value of «the mean of these runs is not better than that of the others»."""
     if min(len(runs), len(against)) < 2:
         return float("nan")  # no variance to be had of one run
+    from scipy.stats import ttest_ind  # takes half a second, which no trial is to wait for
+
     better = "greater" if metric.best == "max" else "less"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal seeds cost it precision
