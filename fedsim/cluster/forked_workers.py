@@ -25,6 +25,8 @@ from contextlib import contextmanager
 
 SOCKET = "FEDSIM_FORK_SERVER"  # variable: where the process that forks listens
 TIMEOUT = 5.0  # seconds in which a command must have been passed on
+# Variables of an environment that nothing heeds when it is imported: Ray Tune gives one to trials.
+LATE = {"PL_DISABLE_FORK"}
 
 
 @contextmanager
@@ -59,6 +61,7 @@ def fork_server(folder: str) -> Iterator[str]:
 def serve(listener: socket.socket) -> None:
     """Fork a worker for each command that arrives, until the standard input is closed."""
     gc.disable()  # imports make no garbage
+    # Not Ray: the ids that it draws would be the same in all workers.
     import fedsim
 
     assert fedsim
@@ -111,10 +114,11 @@ def pass_on(arguments: Sequence[str]) -> None:
     """
     flag = "--serialized-runtime-env-context="
     contexts = [json.loads(a.removeprefix(flag)) for a in arguments if a.startswith(flag)]
-    own = any(context.get("command_prefix") or context.get("env_vars") for context in contexts)
+    variables = {k: v for context in contexts for k, v in context.get("env_vars", {}).items()}
+    own = any(context.get("command_prefix") for context in contexts) or variables.keys() - LATE
     other = any(context.get("py_executable") != sys.executable for context in contexts)
     words = [word for word in arguments if not word.startswith((flag, "--language="))]
-    command = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
+    command = json.dumps([words, {**os.environ, **variables}, os.getcwd()]).encode()
     try:
         if own or other:
             raise ConnectionError("not as the process that forks is")

@@ -15,12 +15,9 @@ runs/<name>/<id>/
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +54,7 @@ from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
 from fedsim.sweep.trials import (
     SweepPlan,
     Trial,
+    TrialFactory,
     objective_value,
     trial_status,
 )
@@ -215,27 +213,6 @@ class SearchSettings(Config):
             "random": optuna.samplers.RandomSampler,
         }
         return SamplerByPlace(samplers[self.sampler], self.seed)
-
-
-@dataclass(frozen=True)
-class TrialFactory:
-    """Makes the trial that values of the space mean; travels to the trials' processes."""
-
-    content: Mapping[str, Any]  # of the experiment file
-    space: Sequence[str]
-    path: Path
-
-    def __call__(self, config: Mapping[str, Any]) -> Trial:
-        chosen = {key: config[key] for key in self.space}
-        words = json.dumps(chosen, sort_keys=True).encode()
-        label = ", ".join(
-            f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
-        )
-        changed = RawConfig(self.content).changed(chosen, f"trial {label}")
-        # By its values: proposed again, after a crash or because of few choices, a trial finds its
-        # run, and the same need not be computed twice.
-        folder = hashlib.sha256(words).hexdigest()[:12]
-        return Trial(label, self.path / "trials" / folder, partial(changed.build, Experiment))
 
 
 class SearchFolder(SweepFolder):

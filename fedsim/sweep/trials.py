@@ -6,6 +6,7 @@ a crash or by a resumption, finds the folder and goes on from there, or is done 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -27,6 +28,7 @@ from ray.tune.error import TuneError
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES
 from fedsim.cluster.private import scratch
+from fedsim.config_file import RawConfig
 from fedsim.data import Dataset, Source, load_dataset
 from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.experiment import Experiment
@@ -71,6 +73,30 @@ class Trial:
 
 def _same(experiment: Experiment) -> Experiment:  # partials of it travel to the trials
     return experiment
+
+
+@dataclass(frozen=True)
+class TrialFactory:
+    """Makes the trial that values of a search's space mean.
+
+    It travels to the trials' processes, which need not import what searches then.
+    """
+
+    content: Mapping[str, Any]  # of the experiment file
+    space: Sequence[str]
+    path: Path
+
+    def __call__(self, config: Mapping[str, Any]) -> Trial:
+        chosen = {key: config[key] for key in self.space}
+        words = json.dumps(chosen, sort_keys=True).encode()
+        label = ", ".join(
+            f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
+        )
+        changed = RawConfig(self.content).changed(chosen, f"trial {label}")
+        # By its values: proposed again, after a crash or because of few choices, a trial finds its
+        # run, and the same need not be computed twice.
+        folder = hashlib.sha256(words).hexdigest()[:12]
+        return Trial(label, self.path / "trials" / folder, partial(changed.build, Experiment))
 
 
 def objective_value(row: Mapping[Any, Any], objective: str) -> float:

@@ -20,8 +20,10 @@ from fedsim.cluster import forked_workers
 WORKER = """
 import json, os, signal, sys
 print(json.dumps({
-    "words": sys.argv, "variable": os.environ.get("VARIABLE"), "folder": os.getcwd(),
-    "beside": sys.path[0], "imported": "torch" in sys.modules, "parent": os.getppid(),
+    "words": sys.argv, "variables": [os.environ.get("VARIABLE"), os.environ["PL_DISABLE_FORK"]],
+    "folder": os.getcwd(),
+    "beside": sys.path[0], "imported": [name in sys.modules for name in ("torch", "ray")],
+    "parent": os.getppid(),
     "session": os.getsid(0) == os.getpid(), "name": __name__,
     "children": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
 }))
@@ -40,11 +42,12 @@ def server() -> Iterator[str]:
 
 
 def test_a_forked_worker_is_as_its_command_says(server: str, tmp_path: Path) -> None:
+    own = context(env_vars={"PL_DISABLE_FORK": "1"})  # as Ray Tune's trials have it
     script, folder = tmp_path / "worker.py", tmp_path / "folder"
     folder.mkdir()
     script.write_text(WORKER)
     said = subprocess.run(  # ends when the worker does, which has its streams
-        [sys.executable, forked_workers.__file__, context(), "--language=PYTHON", script, "--a=1"],
+        [sys.executable, forked_workers.__file__, own, "--language=PYTHON", script, "--a=1"],
         env={**os.environ, forked_workers.SOCKET: server, "VARIABLE": "ä=\n"},
         cwd=folder,
         capture_output=True,
@@ -58,10 +61,10 @@ def test_a_forked_worker_is_as_its_command_says(server: str, tmp_path: Path) -> 
     assert forker.cmdline()[-1] == server
     assert found == {
         "words": [str(script), "--a=1"],
-        "variable": "ä=\n",
+        "variables": ["ä=\n", "1"],
         "folder": str(folder),
         "beside": str(tmp_path),
-        "imported": True,
+        "imported": [True, False],
         "session": True,
         "name": "__main__",
         "children": True,
