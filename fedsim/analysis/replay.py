@@ -45,8 +45,7 @@ from fedsim.records import new_ledger, result_hash
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
-from fedsim.rng import keyed_torch_rng
-from fedsim.simulate import evaluate_round, on_record, one_round
+from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
 from fedsim.training import FlatModel
 
 # Of a client: weights (size,) of the experiment's network, another network, or rules.
@@ -203,8 +202,7 @@ def replay(
     device = pick_device(experiment.engine)
     V = run.manifest["clients_per_step"]
     fed = Federation(spec, dataset, splits, engine, V, device)
-    with keyed_torch_rng(spec.seed, "server", 0, device=device):
-        initial = experiment.method.init(fed)
+    initial = initial_state(fed, experiment)
     checkpoints = Checkpoints(run.path / "weights", known=run.manifest.get("checkpoints", ()))
     found = checkpoints.latest(initial, fed, after, check=partial(check_progress, run.path))
     for damage in checkpoints.passed_over:

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from fedsim import atomic
-from fedsim.cli.console import File, Overrides, app, out, short, size
+from fedsim.cli.console import File, Overrides, app, out, short, size, writing
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
 from fedsim.data import datasets, partitions
@@ -107,8 +107,9 @@ def data_command(
         f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     )
     path = picture or Path(f"{experiment.name}-labels.png")
-    draw_labels(counts, names, path, axis)
-    out.print(f"drawn: {path}")
+    with writing():
+        draw_labels(counts, names, path, axis)
+    out.print(f"drawn: {path}", markup=False)
 
 
 @app.command("report")
