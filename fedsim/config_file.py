@@ -158,7 +158,8 @@ def _text_of(path: Path) -> str:
             )
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ExperimentError(f"{path}: cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ExperimentError(f"{path}: cannot be read: {why}") from error
 
 
 def _in_one_line(error: BaseException) -> str:

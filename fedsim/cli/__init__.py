@@ -73,8 +73,9 @@ def _carry_out() -> None:
 
 def _shortened(message: str) -> str:
     """A message that fits a screen, whatever names and values it quotes."""
+    half = MOST_CHARACTERS // 2  # what is wrong may stand at the end
     lines = [
-        line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
+        line if len(line) <= MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"
         for line in message.splitlines()
     ]
     if len(lines) > MOST_LINES:

@@ -327,11 +327,8 @@ class _Screen:
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         when = f" after round {self._latest}" if self._latest else ""
         path = short(self._folder.path)
-        trace = (
-            f"; traceback in {path}/log.txt"
-            if isinstance(error, ClientError | MethodError)
-            else ""
-        )
+        in_log = isinstance(error, ClientError | MethodError)
+        trace = f"; traceback in {path}/log.txt" if in_log else ""
         err.print(
             f"{how}{when}{trace}; to go on:\n  fedsim resume {path}",
             markup=False,
