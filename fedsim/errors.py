@@ -70,6 +70,10 @@ class StateLost(RunError):
     """Kept client states went down with a node; the run falls back to its last checkpoint."""
 
 
+class StackTooLarge(RunError):
+    """There is no memory to train so many clients at once; the run goes on with half as many."""
+
+
 def in_one_line(error: BaseException) -> str:
     """An error's type and the first line of its message."""
     words = str(error).strip().partition("\n")[0]

@@ -268,7 +268,7 @@ def _with_actors(
     # The server trains with as many threads as a client actor, as the local engine does.
     limit_threads(folder.experiment.engine.cpus_per_actor)
     dataset, splits = ray.get(data)
-    engine = RayEngine(folder.experiment.engine, actors, spec, *data)
+    engine = RayEngine(folder.experiment.engine, actors, len(splits), spec, *data)
     yield from _logged(folder, spec, dataset, splits, engine)
 
 

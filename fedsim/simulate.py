@@ -23,15 +23,23 @@ from safetensors.numpy import save
 
 from fedsim import atomic
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import FedsimError, MethodError, RunError, StateLost, in_own_code
+from fedsim.errors import (
+    FedsimError,
+    MethodError,
+    RunError,
+    StackTooLarge,
+    StateLost,
+    in_own_code,
+)
 from fedsim.experiment import Experiment
-from fedsim.federation import Federation, RunSpec, draw_cohort, pick_device
+from fedsim.federation import Federation, RunSpec, draw_cohort
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
 from fedsim.records import chained, new_ledger, result_hash, summarise
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
+from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.tables import Table, check_tables
 from fedsim.rng import keyed_torch_rng
 
@@ -62,8 +70,7 @@ def simulate(
             table.drop_parts()
         return
     folder.forget_result()
-    V = folder.manifest.get("clients_per_step")
-    if V is None:
+    if folder.manifest.get("clients_per_step") is None:
         V = experiment.engine.clients_per_step
         if V != 1 and not method.stackable:
             V = 1
@@ -74,15 +81,17 @@ def simulate(
             V, why = engine.choose_clients_per_step(cohort.tolist())
             yield why
         folder.update(clients_per_step=V)
-    device = pick_device(experiment.engine)
+    device = engine.server_device()
     metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
     folder.update(server_device=str(device), metrics=metrics)
+    V = clients_per_step(folder.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(
         folder.path / "weights", experiment.checkpoint.keep, folder.manifest.get("checkpoints", ())
     )
     initial = initial_state(fed, experiment)
     done = False
+    lacking = ""  # in words, memory for V clients at once
     while not done:
         found = checkpoints.latest(initial, fed, check=partial(check_tables, folder.path))
         while checkpoints.passed_over:
@@ -92,6 +101,11 @@ def simulate(
         else:
             begin, state, ledger = found.round, found.state, found.progress["ledger"]
             yield f"going on after round {begin}"
+        if lacking:
+            folder.update(**halved(folder.manifest, begin))
+            V = clients_per_step(folder.manifest, begin + 1)
+            yield f"{lacking}; from round {begin + 1} on {V} are, as the manifest says"
+            lacking = ""
         with _writing(folder):
             checkpoints.drop_after(begin)
             for name, table in tables.items():
@@ -99,6 +113,7 @@ def simulate(
         try:
             for t in range(begin + 1, last + 1):
                 started = time.perf_counter()
+                fed.clients_per_step = clients_per_step(folder.manifest, t)
                 state = one_round(fed, experiment, state, t)
                 evaluate_round(fed, experiment, state, t)
                 rows = on_record(fed, t, ledger)
@@ -121,6 +136,8 @@ def simulate(
             done = True
         except StateLost as lost:
             yield f"{lost}; falling back to the last checkpoint"
+        except StackTooLarge as error:
+            lacking = str(error)
     arrays = method.global_model(fed, state)
     layers = {"layers": json.dumps(list(arrays))}  # their order, which safetensors changes
     weights = folder.path / FINAL_WEIGHTS

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import forked_workers as forks
 import pytest
 import ray
-from ray._private import services
 
-from experiments import Say, private_ray, small_experiment
+from experiments import HERE, Say, private_ray, small_experiment
 from fedsim import Run, launch, run
 from fedsim.cli import main
+from fedsim.cluster import forked_workers
+from fedsim.cluster.private import environment
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import RunSpec
 from fedsim.results.folder import RunFolder
@@ -58,26 +57,18 @@ def ray_apart() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_workers(ray_apart: None) -> Iterator[None]:
-    """Rays that this process starts fork their workers, those of commands start them as ever."""
-    path = Path(os.environ["RAY_TMPDIR"]) / "fork"
-    begun = inspect.signature(services.start_raylet)
+def one_fork_server(ray_apart: None) -> Iterator[None]:
+    """All Rays that this process starts share the process that forks their workers."""
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        started = forked_workers.fork_server
 
-    def start_raylet(*args: Any, **kwargs: Any) -> Any:
-        while not path.exists():
-            assert process.poll() is None, "the process that forks workers has ended"
-            time.sleep(0.05)
-        bound = begun.bind(*args, **kwargs)
-        bound.arguments["setup_worker_path"] = forks.__file__
-        return started(*bound.args, **bound.kwargs)
+        @cache
+        def path() -> str:
+            with environment(HERE["env_vars"]):
+                return stack.enter_context(started(os.environ["RAY_TMPDIR"]))
 
-    started = services.start_raylet
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(forks.SOCKET, str(path))
-        patch.setattr(services, "start_raylet", start_raylet)
-        with subprocess.Popen([sys.executable, forks.__file__, str(path)]) as process:
-            yield
-            process.terminate()
+        patch.setattr(forked_workers, "fork_server", lambda folder: nullcontext(path()))
+        yield
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ import pytest
 import ray
 
 from fedsim import Experiment, run
+from fedsim.cluster import forked_workers
+from fedsim.cluster.compat import lean_start
 from fedsim.cluster.private import environment
 from fedsim.config_file import RawConfig
 from fedsim.errors import FedsimError
@@ -147,10 +149,13 @@ def server_states(experiment: Experiment) -> list[Any]:
 @contextmanager
 def private_ray(**resources: int) -> Iterator[None]:
     """A Ray of the test's own, whose workers find the modules of the tests."""
-    with environment(HERE["env_vars"]):
+    with (
+        forked_workers.fork_server("") as fork,  # that of this process; see conftest.py
+        environment({**HERE["env_vars"], forked_workers.SOCKET: fork}),
+        lean_start(forked_workers.__file__),
+    ):
         ray.init(
             **resources,
-            include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
             # As fedsim starts one, in `fedsim.cluster.connection`.

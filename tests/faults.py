@@ -13,13 +13,19 @@ import signal
 import time
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.federation import Client, Federation, Update
+from fedsim.federation.reduction import WeightedMean
 from fedsim.federation.worker import Worker
 from fedsim.methods import State
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.scaffold import Scaffold, ScaffoldState
+from fedsim.objectives import Classification
+from fedsim.training import Context
+
+MERGE = WeightedMean.merge
 
 
 def once(path: Path) -> bool:
@@ -69,6 +75,21 @@ class DyingDriver(FedAvg):
         return state
 
 
+class ScarceMemory(FedAvg):
+    """There is no memory for the first stack."""
+
+    name: str = "faults:ScarceMemory"
+    marker: Path
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        return Update(weights=client.train(weights, loss=self.loss), weight=client.num_samples)
+
+    def loss(self, network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+        if once(self.marker):
+            raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+        return Classification().loss(network, x, y, context)
+
+
 class WaitingDriver(Scaffold):
     """Round 7 waits until the test has done something to the cluster."""
 
@@ -106,10 +127,26 @@ class DeadlySums(FedAvg):
         return super().local_update(client, weights)
 
 
+class DyingWhileCombining(Scaffold):
+    """The actor that adds up the sums of its node is killed at it."""
+
+    name: str = "faults:DyingWhileCombining"
+    marker: Path
+
+    def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
+        def merge(mean: WeightedMean, other: WeightedMean) -> None:
+            if once(self.marker):
+                die()
+            MERGE(mean, other)
+
+        WeightedMean.merge = merge  # type: ignore[method-assign]
+        return super().local_update(client, weights, control)
+
+
 def deadly_net(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A network that takes down the client actors that build it, and nobody else."""
     callers = [(Path(frame.filename).name, frame.function) for frame in inspect.stack()]
-    if ("ray_engine.py", "__init__") in callers:
+    if ("client_actor.py", "__init__") in callers:
         die()
     return dropout_net(shape, classes)
 

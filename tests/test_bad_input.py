@@ -541,7 +541,7 @@ def test_pipes_are_not_waited_for(fedsim: Call, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.npz")
     code, _, message = fedsim("run", "pipe.yaml")
     assert code == 2
-    assert message == "error: pipe.yaml: is a pipe, not a file; write it to a file first\n"
+    assert message == "error: pipe.yaml: is not a regular file\n"
     write_experiment(2, f"data: {{name: npz, path: {tmp_path / 'pipe.npz'}}}")
     code, _, message = fedsim("run", "small.yaml")
     assert code == 2
@@ -560,9 +560,10 @@ def test_a_model_that_cannot_be_built_for_want_of_memory(refused: Callable[..., 
 def test_a_run_in_one_process_that_does_not_fit(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = SimpleNamespace(available=500)
+    memory = SimpleNamespace(available=10**7)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    message = refused("run", "small.yaml", "engine={kind: local}")
+    larger = "model={name: mlp, hidden: [1000, 1000]}"
+    message = refused("run", "small.yaml", "engine={kind: local}", larger)
     assert message == (
         "engine.kind=local: training takes about 0.0 GB of memory, and 0.0 GB are free; take a "
         "smaller model or a smaller engine.clients_per_step"

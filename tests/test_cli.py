@@ -213,6 +213,7 @@ def test_doctor_says_what_an_experiment_would_get(say: Say) -> None:
     assert code == 0
     assert re.search(r"Ray at \S+: 1 node\(s\)", text)
     assert "2 client actor(s) of 1 CPU(s) and 0 GPU(s)" in text
+    assert re.search(r"GB of object store; if each client keeps .* 96.4 kB of it$", text, re.M)
     assert "10 blocks of clients a round, about 5.0 clients an actor" in text
 
 

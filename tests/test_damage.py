@@ -230,6 +230,7 @@ def test_a_run_that_goes_on_elsewhere_says_so(begun: Path, tmp_path: Path) -> No
     path = shutil.copytree(begun, tmp_path / "run")
     manifest = fedsim.load(path).manifest
     there = {**manifest["hardware"], "processor": "Z80", "capability": "NONE"}
+    there["variables"] = {"MKL_CBWR": "AUTO"}
     packages = {**manifest["packages"], "torch": "1.0"}
     change_manifest(path, hardware=there, packages=packages)
     lines: list[Any] = []
@@ -237,7 +238,8 @@ def test_a_run_that_goes_on_elsewhere_says_so(begun: Path, tmp_path: Path) -> No
     here = manifest["hardware"]
     assert lines[0] == (
         f"the run began elsewhere (processor 'Z80', now {here['processor']!r}; "
-        f"capability 'NONE', now {here['capability']!r}; torch 1.0, now "
+        f"capability 'NONE', now {here['capability']!r}; variables {{'MKL_CBWR': 'AUTO'}}, now "
+        f"{here['variables']}; torch 1.0, now "
         f"{manifest['packages']['torch']}): rounds from here on may be rounded otherwise, and "
         "the hash be another"
     )

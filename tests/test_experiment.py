@@ -24,7 +24,7 @@ from fedsim.errors import ExperimentError
 from fedsim.methods import methods
 from fedsim.methods.learns import Learns
 from fedsim.models import RuleModel, models
-from fedsim.registry import Registry
+from fedsim.registry import LARGEST, Registry
 from fedsim.sweep.grid import GridSweep
 from fedsim.sweep.search import SearchSettings
 
@@ -79,7 +79,7 @@ words = st.sampled_from(["null", "true", "no", "12", "1_0", "0x1f", "2024-01-31"
 words |= st.sampled_from(["#x", " x ", "é", "- x", "12:30", "'x'", ".inf", "[x]", "*x", "!x"])
 words |= st.text("abcXYZ _-/.", min_size=1)
 counts = st.integers(1, 10**6)
-positive = st.floats(1e-300, 1e300)
+positive = st.floats(1e-300, LARGEST)
 shares = st.floats(0, 1, exclude_min=True)
 below_one = st.floats(0, 1, exclude_max=True)
 
@@ -96,7 +96,7 @@ contents = st.fixed_dictionaries(
             {
                 "samples": counts,
                 "shape": st.lists(counts, min_size=1, max_size=3),
-                "noise": st.floats(0, 1e300),
+                "noise": st.floats(0, LARGEST),
                 "seed": st.integers(-(10**9), 10**9),
             },
         )

@@ -19,7 +19,9 @@ from ray.cluster_utils import Cluster
 
 from experiments import HERE, NETWORK_METHODS, small_experiment, with_method
 from fedsim import Run, load, resume, run
+from fedsim.cluster.compat import actor_table
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
+from fedsim.federation.ray_engine import STATE_LOST
 
 TESTS = Path(__file__).parent
 Finish = Callable[..., Run]
@@ -50,6 +52,11 @@ def kill_newest_client_actor() -> None:
     if ours:
         with contextlib.suppress(ProcessLookupError):
             os.kill(max(ours), signal.SIGKILL)
+
+
+def alive_client_actors() -> int:
+    states = [a["State"] for a in actor_table().values() if a["ActorClassName"] == "ClientActor"]
+    return states.count("ALIVE")
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -168,6 +175,37 @@ class TestOnRay:
         assert local.result_hash == three.result_hash
         assert local.manifest["clients_per_step"] == three.manifest["clients_per_step"] == 3
 
+    @pytest.mark.usefixtures("driver_here")
+    def test_stacks_without_memory_are_halved(self, finish: Finish, tmp_path: Path) -> None:
+        method = {"name": "faults:ScarceMemory", "marker": str(tmp_path / "marker")}
+        common: dict[str, Any] = {"method": method, "train": {"rounds": 2}}
+        there = finish(**common, engine={"kind": "ray", "actors": 1, "clients_per_step": 4})
+        assert (there.manifest["clients_per_step"], there.manifest["halved"]) == (2, [[0, 4]])
+        local = finish(**common, engine={"kind": "local", "clients_per_step": 2})
+        assert there.result_hash == local.result_hash
+
+    @pytest.mark.usefixtures("driver_here")
+    def test_actors_that_wait_for_lost_states_are_replaced(
+        self, finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Told by the driver, who knows it before them."""
+        asked: list[str] = []
+
+        def is_lost(handle: Any, here: str) -> bool:
+            asked.append(here)
+            return len(asked) == 1
+
+        monkeypatch.setattr("fedsim.federation.ray_engine.LOOK", 0)
+        monkeypatch.setattr("fedsim.federation.ray_engine.is_lost", is_lost)
+        common: dict[str, Any] = {"method": {"name": "scaffold"}, "train": {"rounds": 2}}
+        lines: list[Any] = []
+        there = run(
+            small_experiment(**common, engine={"kind": "ray", "actors": 1}), tmp_path, lines.append
+        )
+        assert asked[0] == ray.get_runtime_context().get_node_id()
+        assert STATE_LOST + "; falling back to the last checkpoint" in lines
+        assert there.result_hash == finish(**common).result_hash
+
     def test_a_client_actor_killed_in_mid_round(self, tmp_path: Path) -> None:
         marker = tmp_path / "marker"
         method = {"name": "faults:DyingClient", "marker": str(marker)}
@@ -177,6 +215,23 @@ class TestOnRay:
         assert marker.exists()  # where it is, none dies
         assert run(small_experiment(method=method), tmp_path).result_hash == found.result_hash
         assert any("a client actor was lost" in str(line) for line in lines)
+
+    @pytest.mark.usefixtures("driver_here")
+    def test_an_actor_killed_while_it_adds_up_the_sums_of_its_node(self, tmp_path: Path) -> None:
+        marker = tmp_path / "marker"
+        method = {"name": "faults:DyingWhileCombining", "marker": str(marker)}
+        lines = []
+
+        def wait_for_all(event: Any) -> None:
+            lines.append(str(event))
+            while not marker.exists() and alive_client_actors() < 3:
+                time.sleep(0.1)
+
+        three = small_experiment(method=method, engine={"kind": "ray", "actors": 3})
+        found = run(three, tmp_path, wait_for_all)
+        assert any("a client actor was lost" in line for line in lines)
+        undisturbed = run(small_experiment(method=method), tmp_path)
+        assert undisturbed.result_hash == found.result_hash
 
     def test_the_driver_killed(self, tmp_path: Path) -> None:
         undisturbed = run(small_experiment(), tmp_path).result_hash
@@ -263,6 +318,25 @@ class TestOnRay:
         )
         with pytest.raises(RunError, match=r"took down 3 actors"):
             run(experiment, tmp_path)
+
+    @pytest.mark.usefixtures("driver_here")
+    def test_what_is_told_of_nodes_and_of_their_store(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedsim.hardware._processor", lambda: "Z80")  # here, not in actors
+        monkeypatch.setattr("fedsim.federation.ray_engine.SPILLS", 0)
+        experiment = small_experiment(
+            method={"name": "scaffold"},
+            model={"hidden": [200, 180]},  # as below, for states that live on nodes
+            train={"rounds": 3},
+            engine={"kind": "ray", "actors": 1, "mixed_processors": True},
+        )
+        lines: list[Any] = []
+        run(experiment, tmp_path, lines.append)
+        told = "results depend on who computes what: nodes round differently (Z80, "
+        assert any(str(line).startswith(told) for line in lines)
+        told = "10 clients keep 0.00204 GB; all 10 would keep 0.00204 GB, and Ray's object store "
+        assert sum(str(line).startswith(told) for line in lines) == 1
 
     def test_gpu_fractions_are_honoured(self, tmp_path: Path) -> None:
         engine = {"kind": "ray", "gpus_per_actor": 0.25}
@@ -365,6 +439,5 @@ def test_a_node_removed(three_nodes: tuple[Cluster, Any], tmp_path: Path) -> Non
     remover.join()
     assert done.manifest["actors"] == 4
     assert done.result_hash == undisturbed.result_hash
-    lost = "a kept client state was on a node that is gone; falling back to the last checkpoint"
-    assert lost in lines
+    assert STATE_LOST + "; falling back to the last checkpoint" in lines
     assert "going on after round 5" in lines

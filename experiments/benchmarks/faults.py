@@ -58,14 +58,15 @@ COMMANDS: dict[str, dict[str, Any]] = {
 MOST_RESUMES = 6
 
 
-def named(*words: str) -> Callable[[psutil.Process], list[psutil.Process]]:
-    """The processes of a command that are called by one of these words."""
+def named(*words: str, part: int = 0) -> Callable[[psutil.Process], list[psutil.Process]]:
+    """The processes of a command with one of these words in that part of their command line."""
 
     def find(command: psutil.Process) -> list[psutil.Process]:
         found = []
         for process in command.children(recursive=True):
             try:
-                if any(word in part for part in process.cmdline()[:1] for word in words):
+                line = process.cmdline()
+                if any(word in "".join(line[part : part + 1]) for word in words):
                     found.append(process)
             except psutil.Error:
                 continue
@@ -78,6 +79,7 @@ VICTIMS: dict[str, tuple[signal.Signals, Callable[[psutil.Process], list[psutil.
     "a client actor": (signal.SIGKILL, named("ray::ClientActor")),
     "the driver or a trial": (signal.SIGKILL, named("ray::Driver", "ray::ImplicitFunc")),
     "any of Ray's workers": (signal.SIGKILL, named("ray::")),
+    "the process that forks workers": (signal.SIGKILL, named("forked_workers.py", part=2)),
     "the raylet": (signal.SIGKILL, named("raylet")),
     "the control service": (signal.SIGKILL, named("gcs_server")),
     "the command": (signal.SIGKILL, lambda command: [command]),

@@ -96,7 +96,7 @@ def measure(clients: int, cohort: int, actors: int) -> Figures:
     try:
         dataset, splits, spec = prepare(experiment)
         data = ray.put(dataset), ray.put(splits)
-        engine = ray_engine.RayEngine(experiment.engine, actors, spec, *data)
+        engine = ray_engine.RayEngine(experiment.engine, actors, len(splits), spec, *data)
         fed, method = Federation(spec, dataset, splits, engine), experiment.method
         ray_engine.ray = object_cache.ray = traffic = Traffic()  # type: ignore[assignment]
         state, seconds, sent = method.init(fed), [], []

@@ -43,6 +43,7 @@ from fedsim.models import Rules
 from fedsim.prepare import prepare
 from fedsim.records import new_ledger, result_hash
 from fedsim.results.folder import RunFolder
+from fedsim.results.manifest import clients_per_step
 from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
 from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
@@ -93,6 +94,7 @@ class Replay:
         t = self.after + 1
         _insist_on_round(self.run, t)
         self.engine.on_client_done(on_client_done)
+        self.fed.clients_per_step = clients_per_step(self.run.manifest, t)
         self.state = one_round(self.fed, self.experiment, self.state, t)
         self.engine.on_client_done(lambda client: None)
         self.after = t
@@ -200,7 +202,7 @@ def replay(
     same_data(RunFolder.open(run.path), dataset, splits)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
     device = pick_device(experiment.engine)
-    V = run.manifest["clients_per_step"]
+    V = clients_per_step(run.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     initial = initial_state(fed, experiment)
     checkpoints = Checkpoints(run.path / "weights", known=run.manifest.get("checkpoints", ()))

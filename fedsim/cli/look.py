@@ -210,6 +210,8 @@ def doctor_command(
 
 def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     """What the experiment would get. Raises what would stop it."""
+    import ray
+
     dataset, splits, spec = prepare(experiment)
     cohort = cohort_size(experiment.train.participation, len(splits))
     sizes = splits.train.lengths
@@ -227,6 +229,10 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     if experiment.engine.kind == "local":
         out.print("engine.kind=local: everything in one process, Ray is not used")
         return
+    out.print(
+        f"{size(ray.cluster_resources().get('object_store_memory', 0))} of object store; if each "
+        f"client keeps a vector as long as the weights, {size(4 * spec.size * len(splits))} of it"
+    )
     actors = plan_actors(experiment.engine, nodes, each, cohort)
     blocks = len(cut_blocks(np.arange(cohort), sizes[:cohort]))
     out.print(

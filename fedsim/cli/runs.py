@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import pandas as pd
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -308,8 +308,8 @@ class _Screen:
         return load(self._folder.path).primary_metric
 
     def _line(self, row: dict[str, Any]) -> str:
-        score = row.get(self._metric.column)
-        parts = [] if pd.isna(score) else [f"{self._metric.label} {digits(score)}"]
+        score = row.get(self._metric.column, math.nan)
+        parts = [] if math.isnan(score) else [f"{self._metric.label} {digits(score)}"]
         traffic = row["total_bytes_up"] + row["total_bytes_down"]
         parts.append(f"{size(traffic)} sent")
         if self._latest > self._first:
@@ -347,7 +347,8 @@ def _summary(done: Run) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")  # a path that is cut off opens nothing
     metric = done.primary_metric
-    scores = rounds.get(metric.column, pd.Series(dtype=float)).dropna()
+    evaluated = metric.column in rounds
+    scores = rounds[metric.column].dropna() if evaluated else rounds["round"][:0]
     if len(scores):
         best = int(scores.argmax() if metric.best == "max" else scores.argmin())
         table.add_row(f"{metric.label}, last round", digits(scores.iloc[-1]))

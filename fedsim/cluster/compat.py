@@ -7,7 +7,8 @@ a dashboard. tests/cluster/test_compat.py tells what a new version of Ray has ch
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 # Loggers, below `ray`, of modules that would tell of every step of a job's submission.
@@ -41,6 +42,20 @@ def free_resources() -> dict[str, dict[str, float]]:
     return free
 
 
+def places(objects: Iterable[Any]) -> list[dict[str, Any]]:
+    """Where each of these objects is, as far as this process, which owns them, knows.
+
+    Returns:
+        Of each the nodes that have it, by id (`node_ids`; none for a small one, which is in this
+        process), its bytes (`object_size`) and whether it was moved to a disk (`did_spill`).
+    """
+    from ray.experimental import get_local_object_locations
+
+    references = list(objects)
+    found: dict[Any, dict[str, Any]] = get_local_object_locations(references)
+    return [found[reference] for reference in references]
+
+
 def log_what_ray_says() -> None:
     """Log what Ray would write to this process's terminal: pages, where a line would do."""
     from ray._private import worker
@@ -48,6 +63,29 @@ def log_what_ray_says() -> None:
     assert callable(worker.print_to_stdstream)
     log = logging.getLogger("fedsim.ray")
     worker.print_to_stdstream = lambda data, **_: log.info("\n".join(data["lines"]))
+
+
+@contextmanager
+def lean_start(worker_script: str) -> Iterator[None]:
+    """Within, a Ray that is started here has no more than it needs to carry work out.
+
+    No API server, for which `ray.init` would wait a second or more, no autoscaler and nobody who
+    gathers logs: three Pythons that would start beside the workers.
+
+    Args:
+        worker_script: starts the workers; it gets the arguments of Ray's own `setup_worker.py`.
+    """
+    from ray._private import node, ray_constants
+
+    unneeded = ("start_api_server", "start_log_monitor", "start_monitor")
+    with ExitStack() as before:
+        for name in unneeded:
+            before.callback(setattr, node.Node, name, getattr(node.Node, name))
+            setattr(node.Node, name, lambda self, **_: None)
+        name = "SETUP_WORKER_FILENAME"  # joined to a folder, which a whole path replaces
+        before.callback(setattr, ray_constants, name, getattr(ray_constants, name))
+        setattr(ray_constants, name, worker_script)
+        yield
 
 
 def use_token_if_there() -> None:

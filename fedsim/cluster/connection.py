@@ -17,6 +17,7 @@ from fedsim.cluster.placement import ACTOR_BYTES, Node, plan_actors
 from fedsim.cluster.private import QUIET, handlers_kept, private_ray
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
+from fedsim.hardware import chosen_instructions
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and no settings
 TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
@@ -77,7 +78,7 @@ def connected(settings: EngineSettings | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-    variables = {modules.FOLDER: str(Path.cwd())}
+    variables = {modules.FOLDER: str(Path.cwd()), **chosen_instructions()}
     if os.environ.get("PYTHONPATH"):
         variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
     address = _cluster_address()
@@ -116,15 +117,13 @@ def _size(settings: EngineSettings | None) -> tuple[int, dict[str, Any]]:
     cpus = os.cpu_count() or 1
     if settings is not None and settings.actors != "auto":
         cpus = max(cpus, settings.actors * settings.cpus_per_actor)
-    config: dict[str, Any] = {
+    config = {
         # By default workers step back behind everything else (nice 15): on a machine with other
         # work rounds took seven times as long. The user's command is not to wait for that.
-        "worker_niceness": 0
+        "worker_niceness": 0,
+        # What client actors need beside what workers are forked with, while data are made ready.
+        "preload_python_modules": ["fedsim.federation.ray_engine"],
     }
-    if settings is not None and (settings.actors == "auto" or settings.actors + 1 >= cpus):
-        # Ray starts a worker for each CPU at once. Almost all will become the driver and the
-        # client actors; they load what these need while the data are made ready.
-        config["preload_python_modules"] = ["fedsim.federation.ray_engine"]
     return cpus, config
 
 

@@ -12,13 +12,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import psutil
 
+from fedsim.cluster import forked_workers
+from fedsim.cluster.compat import lean_start
 from fedsim.errors import RunError
 
 PATIENCE = 5.0  # seconds that processes have to end by themselves
@@ -46,10 +48,17 @@ def private_ray(
     import ray
 
     _make_token()
-    with scratch("fsray-") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch("fsray-"))
+        # Workers of a runtime environment would start only when they are needed.
+        with environment(variables):
+            fork = stack.enter_context(forked_workers.fork_server(folder))
         try:
-            # Workers of a runtime environment would start only when they are needed.
-            with environment(variables), handlers_kept():
+            with (
+                environment({**variables, forked_workers.SOCKET: fork}),
+                lean_start(forked_workers.__file__),
+                handlers_kept(),
+            ):
                 ray.init(
                     address="local",
                     num_cpus=cpus,

@@ -19,7 +19,10 @@ class EngineSettings(Config):
             rounded otherwise, so results depend on it in the last bits.
         gpus_per_actor: GPUs of each actor; a fraction shares one GPU among several.
         clients_per_step: V, clients trained at once in a stack; `auto` measures before the first
-            round what is fastest. Results depend on it in the last bits, so it is put on record.
+            round what is fastest. Results depend on it in the last bits, so it is put on record;
+            where there is no memory for so many, it is halved, and that as well.
+        mixed_processors: go on although nodes with other processors, or other cards, round
+            otherwise; the last bits then depend on which of them trains which client.
     """
 
     kind: Literal["ray", "local"] = "ray"
@@ -27,3 +30,4 @@ class EngineSettings(Config):
     cpus_per_actor: int = Field(1, ge=1, le=4096)
     gpus_per_actor: float = Field(0, ge=0)
     clients_per_step: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    mixed_processors: bool = False

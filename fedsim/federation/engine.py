@@ -96,6 +96,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def server_device(self) -> torch.device:
+        """What the server is to compute on, in this process."""
+
+    @abstractmethod
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
         """V, how many clients to train at once, and why so; see `Worker`.
 
@@ -154,12 +158,14 @@ class LocalEngine(Engine):
         states: Mapping[int, Handle],
     ) -> Outcome:
         outcome = Outcome(partial=copy.deepcopy(call.reduction))
-        for block in blocks:
-            result = self._worker.run_block(call, block, arguments, states)
-            outcome.take(result)
-            self.notice(result.notices)
+        result = self._worker.run_blocks(call, blocks, arguments, states)
+        outcome.take(result)
+        self.notice(result.notices)
         outcome.add_partial(self._worker.take_partial(call.serial))
         return outcome
+
+    def server_device(self) -> torch.device:
+        return self._worker.context.device
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
         return self._worker.choose_clients_per_step(

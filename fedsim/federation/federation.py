@@ -69,6 +69,7 @@ class Federation:
         num_clients: K.
         settings: the experiment's `train` section.
         round: t.
+        clients_per_step: V, from now on.
         model: the network in this process, for its layout and for training on the server.
         device: where `model` and the server's examples are.
     """
@@ -87,11 +88,11 @@ class Federation:
         self.seed = spec.seed
         self.device = device
         self.round = 0
+        self.clients_per_step = clients_per_step
         self._data = dataset
         self._context = WorkerContext(spec, dataset, splits, device)
         self._initial = self._context.model.weights()
         self._shards = range(math.ceil(len(dataset.test_y) / TEST_SHARD))
-        self._clients_per_step = clients_per_step
         self._engine = engine
         self._states: dict[int, Handle] = {}
         self._serial = 0
@@ -402,7 +403,7 @@ class Federation:
         self, function: str, reduction: Reduction, unit: Literal["clients", "shards"] = "clients"
     ) -> Call:
         self._serial += 1
-        return Call(function, reduction, self.round, self._serial, self._clients_per_step, unit)
+        return Call(function, reduction, self.round, self._serial, self.clients_per_step, unit)
 
     def _reduce(
         self,
@@ -418,7 +419,7 @@ class Federation:
         call = self._next_call(function.__name__, reduction)
         _freeze(arguments)
         if len(cohort) or not reduction.probes:
-            blocks = cut_blocks(cohort, self._samples[cohort], self._clients_per_step)
+            blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
             outcome = self._engine.run(call, blocks, arguments, self._states)
             self._commit(outcome, arguments)
         else:

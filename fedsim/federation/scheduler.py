@@ -110,6 +110,11 @@ class Scheduler(Generic[W]):
         """Whether answers have come of all these items."""
         return not any(item in self._under_way for item in items)
 
+    def held(self, worker: W) -> list[WorkItem]:
+        """What a worker was given and what of it was not accepted yet."""
+        under_way = [item for item, holder in self._under_way.items() if holder == worker]
+        return [*under_way, *self._done.get(worker, ())]
+
     def accept(self, worker: W, items: Sequence[WorkItem]) -> None:
         """What a worker held of items that are done has arrived: they are not run again."""
         left = [item for item in self._done.pop(worker) if item not in items]
@@ -128,12 +133,12 @@ class Scheduler(Generic[W]):
         Raises:
             RunError: there is a block that took down worker after worker.
         """
-        under_way = [item for item, holder in self._under_way.items() if holder == worker]
+        done = self._done.pop(worker, [])
+        under_way = self.held(worker)
         for item in under_way:
             del self._under_way[item]
         del self._in_flight[worker]
         self._to_ask.pop(worker, None)
-        done = self._done.pop(worker, [])
         for item in under_way[:1] or done:  # the one that it was at, or all that it held
             item.deaths += 1
             if item.deaths == MAX_DEATHS:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsim.errors import RunError, in_one_line
+from fedsim.errors import StackTooLarge, in_one_line
 from fedsim.federation.context import WorkerContext
 from fedsim.rng import generator_state, set_generator_state
 from fedsim.training import (
@@ -83,24 +83,25 @@ def train_together(
         Why each is to train by itself instead, in words; None if they were trained.
 
     Raises:
-        RunError: there is no memory for so many.
+        StackTooLarge: there is no memory for so many.
     """
     jobs = [suspended.job for suspended in waiting.values()]
     started = time.perf_counter()
     obstacle = context.obstacle or _different(jobs)
     if obstacle is None:
+        lacking = None
         before = generator_state(context.device)
         try:
             trained, generators = context.stack.train(
                 jobs, context.spec.train, [each.generator for each in waiting.values()]
             )
         except Exception as error:  # what vmap cannot do; or fails for one client as well
-            if lacks_memory(error):
-                raise RunError(
-                    f"no memory to train {len(jobs)} clients at once ({error}); "
-                    "lower engine.clients_per_step"
-                ) from None
             obstacle = in_one_line(error)
+            lacking = obstacle if lacks_memory(error) else None
+        if lacking is not None:
+            if context.device.type == "cuda":
+                torch.cuda.empty_cache()  # for the next try, of whoever is on the card
+            raise StackTooLarge(f"no memory to train {len(jobs)} clients at once ({lacking})")
         if not torch.equal(before, generator_state(context.device)):
             set_generator_state(before, context.device)
             obstacle = "perturb draws random numbers"

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
@@ -108,26 +108,37 @@ class Worker:
         self._lent: dict[str, Any] = {}  # as tensors, the same for all clients
         self._own: dict[str, Mapping[int, Any]] = {}  # those that came as `PerClient`
 
-    def run_block(
+    def run_blocks(
         self,
         call: Call,
-        block: Sequence[int],
+        blocks: Sequence[Sequence[int]],
         arguments: Mapping[str, Any],
         states: Mapping[int, Mapping[str, Any]],
     ) -> BlockResult:
-        """Carry out a call for a block of clients, in the order given.
+        """Carry out a call for blocks of clients, in the order given.
 
         Args:
             call: what is asked for.
-            block: client ids, or numbers of test shards.
+            blocks: client ids, or numbers of test shards.
             arguments: what the server sent to all, by the function's parameter names.
             states: kept states of those of the clients that have one.
 
         Raises:
             ClientError: a client failed and the experiment says `on_client_error: stop`.
+            RunError: one changed an argument.
         """
         if call.serial != self._serial:
             self._begin(call, arguments)
+        result = BlockResult()
+        for block in blocks:
+            result.take(self._run_block(call, block, states))
+        if call.unit == "clients" and self._spoilt():
+            self._refuse_change(call, blocks, arguments, states)
+        return result
+
+    def _run_block(
+        self, call: Call, block: Sequence[int], states: Mapping[int, Mapping[str, Any]]
+    ) -> BlockResult:
         if self._partial is None:
             self._partial = copy.deepcopy(call.reduction)
         result = BlockResult()
@@ -140,7 +151,6 @@ class Worker:
             for start in range(0, len(block), call.clients_per_step):
                 together = block[start : start + call.clients_per_step]
                 self._run_stack(call, together, states, self._partial, result)
-            self._check_arguments(call, block)
         self._partial.end_block()
         if not call.reduction.stays:
             result.partial, self._partial = self._partial, None
@@ -271,13 +281,33 @@ class Worker:
             "seconds": time.perf_counter() - started + trainer.seconds,
         }
 
-    def _check_arguments(self, call: Call, block: Sequence[int]) -> None:
-        """Refuse changes that the tensors do not know of, as through the arrays behind them."""
-        if not same(as_arrays(self._lent), as_arrays(self._arguments)):
-            raise RunError(
-                f"round {call.round}, {call.function}: one of clients {list(block)} changes an "
-                "argument, which all clients share; copy it first"
-            )
+    def _spoilt(self) -> bool:
+        """Whether arguments were changed as the tensors do not know: through the arrays behind."""
+        return not same(as_arrays(self._lent), as_arrays(self._arguments))
+
+    def _refuse_change(
+        self,
+        call: Call,
+        blocks: Sequence[Sequence[int]],
+        arguments: Mapping[str, Any],
+        states: Mapping[int, Mapping[str, Any]],
+    ) -> NoReturn:
+        """Tell who changes an argument, by running the blocks again.
+
+        Raises:
+            RunError: always.
+        """
+        clients = [id for block in blocks for id in block]
+        for block in blocks:
+            self._begin(call, arguments)
+            self._run_block(call, block, states)
+            if self._spoilt():
+                clients = list(block)
+                break
+        raise RunError(
+            f"round {call.round}, {call.function}: one of clients {clients} changes an argument, "
+            "which all clients share; copy it first"
+        )
 
     def _failed(self, id: int, call: Call, error: Exception, result: BlockResult) -> None:
         known = isinstance(error, InvalidUpdate)

@@ -22,6 +22,9 @@ EVALUATION_BATCH = 500  # of a fixed size, so that scores do not depend on who e
 # and arrays, which are joined along their first axis.
 Totals = dict[str, Any]
 
+# (outputs (B, ...), y (B, ...)) -> losses (B,), and the gradient of their mean at the outputs.
+OutputGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -117,6 +120,14 @@ class Objective(Config, ABC):
             y: (B, ...) labels or targets.
             context: the method's own vectors; see `Client.train`.
         """
+
+    def written_out(self) -> OutputGradient | None:
+        """The losses and their gradient as functions of a network's outputs, where known.
+
+        Training by plain SGD then asks autograd for nothing that it can do without. Only where
+        `loss` runs the network once and sees no more of it than its outputs.
+        """
+        return None
 
     def outputs(self, network: nn.Module, x: Tensor) -> Any:
         """What `totals` needs of a network in evaluation: a tensor (B, ...), or several."""

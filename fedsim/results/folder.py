@@ -16,12 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch
 import yaml
 
 from fedsim import atomic
 from fedsim.errors import Damaged, ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment
+from fedsim.hardware import hardware
 from fedsim.registry import importing
 from fedsim.results import manifest as manifests
 
@@ -174,7 +174,7 @@ class RunFolder(Folder):
         before, now = self.manifest.get("hardware", {}), hardware()
         changed = [
             f"{name} {before[name]!r}, now {now[name]!r}"
-            for name in ("processor", "capability")
+            for name in ("processor", "capability", "variables")
             if name in before and before[name] != now[name]
         ]
         known = self.manifest.get("packages", {})
@@ -286,27 +286,6 @@ def alone(path: Path, refusal: str | None = None) -> Iterator[None]:
 def new_path(out: str | Path, name: str) -> Path:
     """Where something that starts now leaves its results: `<out>/<name>/<id>`."""
     return Path(out, name, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
-
-
-def hardware() -> dict[str, Any]:
-    """What this machine computes with."""
-    return {
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
-    }
-
-
-def _processor() -> str:
-    """The model of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not on Linux
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
 
 
 def _signature(experiment: bytes) -> str | None:

@@ -61,6 +61,7 @@ class Hardware(BaseModel):
     machine: str | None = None
     processor: str | None = None
     capability: str | None = None
+    variables: dict[str, str] = {}
     cpus: int | None = None
     gpus: list[str] = []
 
@@ -102,6 +103,7 @@ class RunManifest(Manifest):
     Args:
         clients: of the whole federation.
         clients_per_step: trained side by side; known from the first round on.
+        halved: after which round there was no memory for more, and how many it had been.
         checkpoints: the rounds after which there are some.
         session: of the search or grid in which it failed last.
         last: what a trial that was stopped early had come to.
@@ -113,6 +115,7 @@ class RunManifest(Manifest):
     clients: Count
     actors: Annotated[int, Field(ge=0)] | None = None
     clients_per_step: Count | None = None
+    halved: list[tuple[Annotated[int, Field(ge=0)], Count]] = []
     server_device: str | None = None
     metrics: Annotated[list[Metric] | None, AfterValidator(_one_is_primary)] = None
     checkpoints: list[Annotated[int, Field(ge=0)]] = []
@@ -155,6 +158,19 @@ class SearchManifest(Manifest):
     name: str
     objectives: dict[str, Literal["max", "min"]]
     space: list[str]
+
+
+def clients_per_step(manifest: Mapping[str, Any], t: int) -> int:
+    """V of round t, by the manifest of a run that has chosen it."""
+    before = (V for after, V in manifest.get("halved", ()) if t <= after)
+    return int(next(before, manifest["clients_per_step"]))
+
+
+def halved(manifest: Mapping[str, Any], done: int) -> dict[str, Any]:
+    """What a run's manifest holds once V is halved, from the round after round `done` on."""
+    V = clients_per_step(manifest, done + 1)
+    before = [[after, more] for after, more in manifest.get("halved", ()) if after <= done]
+    return {"clients_per_step": V // 2, "halved": [*before, [done, V]]}
 
 
 def is_at(folder: Path) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
-from scipy.stats import ttest_ind
 
 from fedsim.objectives import Metric
 from fedsim.results.run import Run
+
+if TYPE_CHECKING:  # it takes long to import, and so does scipy.stats: only where they are needed
+    import pandas as pd
 
 LAST = 5  # rounds that «mean of the last five» is the mean of
 
@@ -44,6 +45,8 @@ def tidy(
     Returns:
         A column for each axis, `seed`, and then the columns of the runs' own tables.
     """
+    import pandas as pd
+
     parts = []
     for cell, seed, run in runs:
         rows: pd.DataFrame = getattr(run, table)
@@ -68,7 +71,7 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]
     known = metric.column in rounds
-    scores = rounds[metric.column].dropna() if known else pd.Series(dtype=float)
+    scores = rounds[metric.column].dropna() if known else sent[:0]
     found = dict.fromkeys(("last", "best", "last5"), np.nan)
     if len(scores):
         found = {
@@ -106,6 +109,8 @@ def summarise(
         `p_value` of the one-tailed Welch t-test that the mean of the last five rounds is better
         than the baseline's.
     """
+    import pandas as pd
+
     by_cell: dict[tuple[Any, ...], list[Run]] = {}
     for cell, _, run in runs:
         if len(run.rounds):
@@ -148,6 +153,8 @@ def _welch(runs: pd.Series[float], against: pd.Series[float], metric: Metric) ->
     """P-value of «the mean of these runs is not better than that of the others»."""
     if min(len(runs), len(against)) < 2:
         return float("nan")  # no variance to be had of one run
+    from scipy.stats import ttest_ind
+
     better = "greater" if metric.best == "max" else "less"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal seeds cost it precision

@@ -108,6 +108,8 @@ def allocate(
 def placement(settings: EngineSettings, actors: int, pin: str) -> PlacementGroupFactory:
     """The place of a trial: a bundle for its driver, and one for each of its client actors.
 
+    A driver that trains on a card takes one that some actor of its own has on the same node.
+
     Args:
         pin: the resource that only this node has.
     """

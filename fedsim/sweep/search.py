@@ -52,6 +52,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import SearchManifest
 from fedsim.results.run import load
 from fedsim.sweep import pareto
+from fedsim.sweep.sampler import AGAIN, SamplerByPlace
 from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
 from fedsim.sweep.trials import (
     SweepPlan,
@@ -62,7 +63,6 @@ from fedsim.sweep.trials import (
 
 STUDY = "fedsim"  # the name of each study, in a storage of its own
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
-AGAIN = "proposed_again"  # the study's attribute that has the numbers of trials that others repeat
 
 
 class Range(Config):
@@ -206,19 +206,15 @@ class SearchSettings(Config):
             )
         return self
 
-    def make_sampler(self, before: int) -> optuna.samplers.BaseSampler:
-        """Optuna's sampler.
-
-        Args:
-            before: how many trials there have been: it is not to draw the same ones again.
-        """
+    def make_sampler(self) -> SamplerByPlace:
+        """Optuna's sampler."""
         samplers: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
             "tpe": optuna.samplers.TPESampler,
             "nsga2": optuna.samplers.NSGAIISampler,
             "gp": optuna.samplers.GPSampler,
             "random": optuna.samplers.RandomSampler,
         }
-        return samplers[self.sampler](seed=self.seed + before)
+        return SamplerByPlace(samplers[self.sampler], self.seed)
 
 
 @dataclass(frozen=True)
@@ -331,7 +327,6 @@ class SearchSweep(Sweep[SearchFolder]):
                 directions=[DIRECTIONS[way] for way in search.objectives.values()],
                 load_if_exists=True,
             )
-            before = len(study.trials)
             _propose_lost_ones_again(study)
         except (OptunaError, SQLAlchemyError) as error:
             raise Damaged(
@@ -343,7 +338,7 @@ class SearchSweep(Sweep[SearchFolder]):
             # Lists also for one: else a trial that is told again after a crash breaks the search.
             metric=names,
             mode=modes,
-            sampler=search.make_sampler(before),
+            sampler=search.make_sampler(),
             study_name=STUDY,
             storage=storage,
         )

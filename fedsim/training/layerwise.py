@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedsim.models import Classifier
+from fedsim.objectives.objective import OutputGradient
 
 if TYPE_CHECKING:
     from fedsim.training.flat import FlatModel
@@ -227,29 +228,63 @@ class LayerwiseSgd:
         with torch.no_grad():
             mean = torch.full_like(losses, 1 / losses.numel())
             (delta,) = torch.autograd.grad(losses, passes[0].outputs, mean)
-            self._backward(passes[0], delta, "values", 1 - lr * decay, -lr)
+            self._backward(passes[0].kept, delta, "values", 1 - lr * decay, -lr)
             if linear is not None:
                 self._w.add_(linear, alpha=-lr)
         return losses, None
+
+    def runs_as_built(self) -> bool:
+        """Whether a pass through the network is one through its layers; see `step_to`."""
+        return self._layers is not None and not self._is_changed()
+
+    def step_to(
+        self,
+        x: Tensor,
+        y: Tensor,
+        written_out: OutputGradient,
+        lr: float,
+        decay: float = 0.0,
+        linear: Tensor | None = None,
+    ) -> Tensor:
+        """Make a step by a loss whose gradient at the outputs is known, without autograd.
+
+        Only for a network that `runs_as_built`. Arguments are those of `step`.
+
+        Returns:
+            The losses, (B,).
+        """
+        assert self._layers is not None
+        with torch.no_grad():
+            outputs, kept = self._forward(x)
+            losses, delta = written_out(outputs, y)
+            self._backward(kept, delta, "values", 1 - lr * decay, -lr)
+            if linear is not None:
+                self._w.add_(linear, alpha=-lr)
+        return losses
+
+    def _forward(self, x: Tensor) -> tuple[Tensor, list[Any]]:
+        """Outputs of the network, and what each layer keeps for the way back."""
+        kept = []
+        for layer in self._layers or ():
+            x, own = layer.forward(x)
+            kept.append(own)
+        return x, kept
 
     def _run(self, loss: Callable[[], Tensor]) -> tuple[Tensor, list[_Pass]]:
         """The losses, and the passes through the network that were made layer by layer."""
         if self._layers is None:
             return loss(), []
-        network, layers, passes = self._model.module, self._layers, list[_Pass]()
+        network, passes = self._model.module, list[_Pass]()
         forward = network.forward
 
         def by_layers(x: Tensor) -> Tensor:
             if not torch.is_grad_enabled() or x.requires_grad or self._is_changed():
                 found: Tensor = forward(x)
                 return found
-            kept = []
             with torch.no_grad():
-                for layer in layers:
-                    x, k = layer.forward(x)
-                    kept.append(k)
-            passes.append(_Pass(x.requires_grad_(), kept))
-            return x.clone()  # which the loss may change in place
+                outputs, kept = self._forward(x)
+            passes.append(_Pass(outputs.requires_grad_(), kept))
+            return outputs.clone()  # which the loss may change in place
 
         vars(network)["forward"] = by_layers
         try:
@@ -266,17 +301,17 @@ class LayerwiseSgd:
             graph.further = further
         with torch.no_grad():
             for one, delta in zip(passes, found, strict=False):
-                self._backward(one, delta, "gradients", 1.0, 1.0)
+                self._backward(one.kept, delta, "gradients", 1.0, 1.0)
         return g
 
     def _backward(
-        self, one: _Pass, delta: Tensor | None, to: str, beta: float, alpha: float
+        self, kept: list[Any], delta: Tensor | None, to: str, beta: float, alpha: float
     ) -> None:
         assert self._layers is not None
-        for layer, kept in zip(reversed(self._layers), reversed(one.kept), strict=True):
+        for layer, own in zip(reversed(self._layers), reversed(kept), strict=True):
             if delta is None:
                 break
-            delta = layer.backward(kept, delta, getattr(layer, to), beta, alpha)
+            delta = layer.backward(own, delta, getattr(layer, to), beta, alpha)
 
     def _is_changed(self) -> bool:
         """Whether the loss uses other or frozen parameters, or has hooked the layers."""

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim.objectives.objective import EVALUATION_BATCH
+from fedsim.objectives.objective import EVALUATION_BATCH, Objective, OutputGradient
 from fedsim.registry import Config
 from fedsim.training.flat import FlatModel
 
@@ -242,6 +242,9 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
         and hooks.part == slice(None)
     )
     flat_step = None
+    written_out = _written_out(hooks.loss)
+    if by_layers and written_out is not None and model.layerwise.runs_as_built():
+        return lambda x, y: model.layerwise.step_to(x, y, written_out, job.lr, decay, job.linear)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         nonlocal by_layers, flat_step
@@ -259,6 +262,14 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
         return losses.detach()
 
     return step
+
+
+def _written_out(loss: Loss) -> OutputGradient | None:
+    """The gradient of an objective's own loss at a network's outputs, where that is known."""
+    objective = getattr(loss, "__self__", None)
+    if not isinstance(objective, Objective) or loss != objective.loss:
+        return None
+    return objective.written_out()
 
 
 def _flat_step(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 import ray
 from ray.job_submission import JobSubmissionClient
@@ -46,9 +50,30 @@ class TestOfTheCluster:
         assert set(entry["OwnerAddress"]) == set(entry["Address"])
         ray.kill(actor)
 
+    def test_a_lean_start(self) -> None:
+        """Three Pythons of Ray's are not started, and workers are forked."""
+        scripts = set()
+        for each in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # one that has just ended
+                scripts |= {Path(word).name for word in each.cmdline()}
+        assert scripts.isdisjoint({"dashboard.py", "log_monitor.py", "monitor.py"})
+        assert "forked_workers.py" in scripts
+        parent = ray.get(ray.remote(lambda: os.getppid()).remote())
+        assert "forked_workers.py" in " ".join(psutil.Process(parent).cmdline())
+
     def test_what_is_free_on_each_node(self) -> None:
         free = still_there(compat.free_resources)
         assert set(free) == {ray.get_runtime_context().get_node_id()}
+
+    def test_where_objects_are(self) -> None:
+        here = ray.get_runtime_context().get_node_id()
+        large = ray.put(np.zeros(10**6))
+        small = ray.remote(lambda: 1).remote()
+        ray.get(small)
+        place, with_us = still_there(compat.places, [large, small])
+        assert (place["node_ids"], place["did_spill"]) == ([here], False)
+        assert 8e6 < place["object_size"] < 8.1e6
+        assert with_us["node_ids"] == []
 
 
 def test_what_ray_says_is_logged(

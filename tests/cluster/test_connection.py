@@ -114,9 +114,11 @@ def test_the_one_that_is_named(
     asked: dict[str, Any], head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", head)
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
     with connected(None):
         pass
     assert asked["address"] == head
+    assert asked["runtime_env"]["env_vars"]["MKL_CBWR"] == "AVX2"  # as in this process
 
 
 @pytest.mark.usefixtures("word")

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
 from experiments import small_experiment
 from fedsim import launch, run
 from fedsim.cluster.compat import actor_table
 from fedsim.cluster.placement import Free, Node, free_now, live_nodes, why_waiting
 from fedsim.federation import Federation, ray_engine
-from fedsim.federation.ray_engine import RayEngine
+from fedsim.federation.ray_engine import RayEngine, card_number
 from fedsim.prepare import prepare
 
 GPU_NODE = Node("node-a", cpus=4, gpus=1, memory=8e9)
@@ -44,6 +45,19 @@ class TestWhyWaiting:
         words = why_waiting(1, 0.1, [Free(GPU_NODE, cpus=1, gpus=0.09999999)])
         assert words.startswith("a node has that free now (node-a: 1 of 4 CPUs and 0.1 of 1 GPUs")
         assert words.endswith(", unless free pieces are of several GPUs")
+
+
+@pytest.mark.parametrize(
+    ("visible", "card", "number"),
+    [(None, "3", 3), ("", "0", 0), ("2,3", "3", 1), ("GPU-a,GPU-b", "GPU-b", 1)],
+)
+def test_torch_counts_the_cards_that_are_visible(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, card: str, number: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert card_number(card) == number
 
 
 def test_nodes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +139,30 @@ class TestWatchdogs:
             told[0],
         )
 
+    def test_a_trial_s_server_computes_on_a_card_of_its_own_actors(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As far as can be seen without one: Ray gives out the card, and torch is a stand-in."""
+        group = ray.util.placement_group([{"CPU": 1, "GPU": 0.5}])
+        monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: group)
+        monkeypatch.setattr(ray_engine, "pick_device", lambda settings: torch.device("cuda"))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0")  # of Ray's here, which is called 0
+        taken: list[int] = []
+        monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+        experiment = small_experiment(engine={"kind": "ray", "gpus_per_actor": 0.5})
+        dataset, splits, spec = prepare(experiment)
+        data = [ray.put(dataset), ray.put(splits)]
+        engine = RayEngine(experiment.engine, 1, len(splits), spec, *data)
+        try:
+            assert engine.server_device() == torch.device("cuda")
+            assert taken == [2]
+            monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: None)
+            assert engine.server_device() == torch.device("cuda")  # a run by itself: as torch does
+            assert taken == [2]
+        finally:
+            engine.close()
+            ray.util.remove_placement_group(group)
+
     def test_the_log_names_who_waits_and_who_is_at_work(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -132,7 +170,7 @@ class TestWatchdogs:
         experiment = small_experiment(engine={"kind": "ray", "gpus_per_actor": 0.5})
         dataset, splits, spec = prepare(experiment)
         data = [ray.put(dataset), ray.put(splits)]
-        engine = RayEngine(experiment.engine, 3, spec, *data)  # one more than fit
+        engine = RayEngine(experiment.engine, 3, len(splits), spec, *data)  # one more than fit
         log = logging.getLogger("fedsim.federation.ray_engine")
         try:
             fed = Federation(spec, dataset, splits, engine)

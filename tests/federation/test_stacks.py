@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from misbehaving_methods import IN_STACKS
 
 from experiments import small_experiment
 from fedsim import Run, resume, run
-from fedsim.errors import ClientError, RunError
+from fedsim.analysis.replay import replay
+from fedsim.errors import ClientError
 from fedsim.federation import LocalEngine
 from fedsim.federation.cohort import cut_blocks
 from fedsim.prepare import prepare
+from fedsim.results.manifest import clients_per_step, halved
 from fedsim.simulate import Progress
-from fedsim.training import Stack
+from fedsim.training import Stack, TrainingJob
 
 Finish = Callable[..., Run]
 
@@ -143,7 +146,7 @@ def test_hooks_that_draw_random_numbers_are_not_stacked(finish: Finish) -> None:
 
 
 def test_what_fails_alone_too_is_that_client_s_error(finish: Finish) -> None:
-    with pytest.raises(ClientError, match="local_update: Traceback"):
+    with pytest.raises(ClientError, match=r"local_update: KeyError: 'missing' \(misbehaving"):
         finish(**stacked(4, method={"name": "misbehaving_methods:BrokenLoss"}))
 
 
@@ -156,20 +159,80 @@ def test_more_clients_than_a_sum_in_floating_point_may_have(finish: Finish) -> N
         np.testing.assert_allclose(many.weights()[name], weights, atol=1e-5)
 
 
-def test_no_memory_for_a_stack_is_one_message(
-    finish: Finish, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many clients at once there is memory, in a list that a test may change."""
+    room, train = [100], Stack.train
+
+    def scarce(self: Stack, jobs: Sequence[TrainingJob], *rest: Any) -> Any:
+        if len(jobs) > room[0]:
+            raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+        return train(self, jobs, *rest)
+
+    monkeypatch.setattr(Stack, "train", scarce)
+    return room
+
+
+def test_stacks_without_memory_are_halved_until_they_fit(finish: Finish, room: list[int]) -> None:
+    common: dict[str, Any] = {"method": {"name": "scaffold"}, "train": {"rounds": 2}}
+    undisturbed = finish(**stacked(2, **common))
+    room[0] = 2
+    done = finish(**stacked(8, **common))
+    assert done.result_hash == undisturbed.result_hash
+    assert done.manifest["clients_per_step"] == 2
+    told = "no memory to train 4 clients at once (OutOfMemoryError: tried to allocate 20 GiB); "
+    assert f"{told}from round 1 on 2 are, as the manifest says\n" in log_of(done)
+
+
+def test_stacks_halved_in_mid_run_are_of_the_size_on_record(
+    tmp_path: Path, room: list[int]
 ) -> None:
-    import torch
+    """By a resumption and by a replay, too."""
+    experiment = small_experiment(**stacked(4, train={"rounds": 8}, checkpoint={"every": 3}))
 
-    def no_memory(*arguments: Any) -> None:
-        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+    def disturb(event: Progress) -> None:
+        if isinstance(event, dict) and event["round"] == 4:
+            room[0] = 2
 
-    monkeypatch.setattr("fedsim.federation.context.WorkerContext.obstacle", None)
-    monkeypatch.setattr(Stack, "train", no_memory)
-    with pytest.raises(
-        RunError, match=r"no memory to train 4 clients at once .*20 GiB.*lower eng"
-    ):
-        finish(**stacked(4))
+    done = run(experiment, tmp_path / "done", disturb)
+    assert (done.manifest["clients_per_step"], done.manifest["halved"]) == (2, [[3, 4]])
+    room[0] = 100
+    again = replay(done, after=1)  # raises if a round is not what it was
+    while again.after < 8:
+        again.go_on()
+    again.engine.close()
+
+    def interrupt(event: Progress) -> None:
+        disturb(event)
+        if isinstance(event, dict) and event["round"] == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, tmp_path / "interrupted", interrupt)
+    (folder,) = (tmp_path / "interrupted" / "small").iterdir()
+    assert resume(folder).result_hash == done.result_hash
+
+
+@pytest.mark.parametrize(
+    ("before", "done", "after"),
+    [
+        ((8, []), 0, (4, [[0, 8]])),
+        ((4, [[10, 8]]), 10, (2, [[10, 8], [10, 4]])),
+        ((4, [[10, 8]]), 20, (2, [[10, 8], [20, 4]])),
+        # Round 10's checkpoint is damaged, and there is no memory for what was before it.
+        ((4, [[10, 8]]), 5, (4, [[5, 8]])),
+    ],
+)
+def test_what_is_on_record_of_halved_stacks(
+    before: tuple[int, Any], done: int, after: tuple[int, Any]
+) -> None:
+    keys = ("clients_per_step", "halved")
+    manifest = dict(zip(keys, before, strict=True))
+    changed = halved(manifest, done)
+    assert changed == dict(zip(keys, after, strict=True))
+    for t in range(1, done + 1):  # of what has been done nothing changes
+        assert clients_per_step(changed, t) == clients_per_step(manifest, t)
+    assert clients_per_step(changed, done + 1) == clients_per_step(manifest, done + 1) // 2
 
 
 def test_stacks_are_of_clients_with_about_the_same_cost() -> None:

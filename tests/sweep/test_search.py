@@ -236,17 +236,43 @@ def test_the_rungs_of_an_earlier_session_are_climbed_again(finish: Callable[...,
     assert decision([good.path]) == "STOP"
 
 
-def test_a_resumed_sampler_does_not_repeat_itself() -> None:
+@pytest.mark.parametrize("name", ["random", "tpe", "nsga2", "gp"])
+@pytest.mark.parametrize("lost", [0, 2])
+def test_an_interrupted_search_proposes_what_it_would_have(name: str, lost: int) -> None:
     settings = SearchSettings.model_validate(
-        {"space": {"train.optimizer.lr": [0.1, 0.2]}, "objectives": {"accuracy": "max"}}
+        {"space": {"train.optimizer.lr": [0.1]}, "objectives": {"loss": "min"}, "sampler": name}
     )
     space = {"x": optuna.distributions.FloatDistribution(0, 1)}
 
-    def first(before: int) -> float:
-        study = optuna.create_study(sampler=settings.make_sampler(before))
-        return float(study.ask(fixed_distributions=space).params["x"])
+    def propose(study: optuna.Study) -> optuna.Trial:
+        return study.ask(fixed_distributions=space)
 
-    assert first(0) == first(0) != first(3)
+    def proposed(interrupted: bool) -> list[float]:
+        storage, found = optuna.storages.InMemoryStorage(), []
+
+        def begin() -> optuna.Study:
+            return optuna.create_study(
+                storage=storage,
+                study_name="s",
+                sampler=settings.make_sampler(),
+                load_if_exists=True,
+            )
+
+        study = begin()
+        while len(found) < 14:  # from the eleventh on TPE goes by what came before
+            if interrupted and len(found) == lost:
+                propose(study)
+                study = begin()
+                search._propose_lost_ones_again(study)
+                interrupted = False
+            trial = propose(study)
+            found.append(float(trial.params["x"]))
+            study.tell(trial, (found[-1] - 0.3) ** 2)
+        return found
+
+    undisturbed = proposed(interrupted=False)
+    assert len(set(undisturbed)) == len(undisturbed)
+    assert proposed(interrupted=True) == undisturbed
 
 
 class TestPareto:

@@ -13,7 +13,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear
 
 from fedsim.models import Classifier
+from fedsim.objectives import Classification
 from fedsim.training import FlatModel, Hooks, Train, Trained, TrainingJob, train
+from fedsim.training.layerwise import LayerwiseSgd
 
 CPU = torch.device("cpu")
 
@@ -310,6 +312,49 @@ def test_terms_and_weight_decay(network: str) -> None:
     for less in changes:
         without = finish(build, **{name: c for name, c in changes.items() if name != less})
         assert not torch.allclose(found[0].weights, without[0].weights, rtol=1e-4, atol=1e-6)
+
+
+class Halved(Classification):
+    """Another loss than that whose gradient is written out."""
+
+    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * super().losses(logits, y)
+
+
+class Squared(Classification):
+    def loss(
+        self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+    ) -> Tensor:
+        return super().loss(network, x, y, context).square()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_steps_by_a_gradient_that_is_written_out(network: str) -> None:
+    build, loss = NETWORKS[network], Classification().loss
+    terms = {"weight_decay": 0.3, "linear": -0.5, "quadratic": 0.4}
+    found = finish(build, loss, **terms)
+    agree(found, finish(build, loss, flat=True, **terms))
+    by_autograd = finish(build, losses, **terms)
+    assert torch.equal(found[0].weights, by_autograd[0].weights)
+
+
+@pytest.mark.parametrize("kind", [Halved, Squared])
+def test_another_loss_is_not_taken_for_it(kind: type[Classification]) -> None:
+    agree(finish(mlp, kind().loss), finish(mlp, kind().loss, flat=True))
+
+
+def test_what_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[type] = []
+    written_out = LayerwiseSgd.step_to
+
+    def note(self: LayerwiseSgd, *arguments: Any) -> Tensor:
+        asked.append(kind)
+        return written_out(self, *arguments)
+
+    monkeypatch.setattr(LayerwiseSgd, "step_to", note)
+    for kind in (Classification, Halved, Squared):
+        finish(mlp, kind().loss)
+    assert set(asked) == {Classification}
 
 
 def made_by_layers(build: Callable[[], nn.Module], loss: Callable[..., Tensor] = losses) -> bool:

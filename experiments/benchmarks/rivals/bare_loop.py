@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 from work import (
-    BATCH,
-    COHORT,
     LEARNING_RATE,
-    SAMPLES,
     WORKS,
     Stopwatch,
+    Work,
     all_rounds,
     parser,
     report,
@@ -36,11 +34,11 @@ def loop(arguments: argparse.Namespace, together: Barrier, results: Any) -> None
     together.wait()
     for _ in range(all_rounds(arguments.rounds)):
         mean = [torch.zeros_like(w) for w in weights]
-        for client in torch.randperm(len(data))[:COHORT].tolist():
-            train(network, weights, *data[client])
+        for client in torch.randperm(len(data))[: work.cohort].tolist():
+            train(work, network, weights, *data[client])
             with torch.no_grad():
                 for total, parameter in zip(mean, network.parameters(), strict=True):
-                    total.add_(parameter, alpha=1 / COHORT)
+                    total.add_(parameter, alpha=1 / work.cohort)
         weights = mean
         stopwatch.lap()
     assert all(w.isfinite().all() for w in weights)
@@ -48,18 +46,23 @@ def loop(arguments: argparse.Namespace, together: Barrier, results: Any) -> None
 
 
 def train(
-    network: torch.nn.Module, weights: list[torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    work: Work,
+    network: torch.nn.Module,
+    weights: list[torch.Tensor],
+    x: torch.Tensor,
+    y: torch.Tensor,
 ) -> None:
-    """One local epoch from `weights`."""
+    """Local epochs from `weights`."""
     with torch.no_grad():
         for parameter, weight in zip(network.parameters(), weights, strict=True):
             parameter.copy_(weight)
     optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
-    order = torch.randperm(SAMPLES, device=x.device)
-    for batch in order.split(BATCH):
-        optimizer.zero_grad()
-        cross_entropy(network(x[batch]), y[batch]).backward()
-        optimizer.step()
+    for _ in range(work.epochs):
+        order = torch.randperm(work.samples, device=x.device)
+        for batch in order.split(work.batch):
+            optimizer.zero_grad()
+            cross_entropy(network(x[batch]), y[batch]).backward()
+            optimizer.step()
 
 
 def main() -> None:

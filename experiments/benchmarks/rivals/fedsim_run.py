@@ -10,12 +10,8 @@ import tempfile
 from typing import Any
 
 from work import (
-    BATCH,
     CLASSES,
-    COHORT,
     LEARNING_RATE,
-    SAMPLES,
-    STEPS,
     WORKS,
     Stopwatch,
     all_rounds,
@@ -38,7 +34,7 @@ def main() -> None:
             "name": "speed",
             "data": {
                 "name": "synthetic",
-                "samples": work.clients * SAMPLES,
+                "samples": work.clients * work.samples,
                 "test_samples": CLASSES,
                 "shape": work.shape,
                 "classes": CLASSES,
@@ -48,8 +44,9 @@ def main() -> None:
             "method": {"name": "fedavg"},
             "train": {
                 "rounds": rounds,
-                "participation": COHORT / work.clients,
-                "batch_size": BATCH,
+                "participation": work.cohort / work.clients,
+                "local_epochs": work.epochs,
+                "batch_size": work.batch,
                 "optimizer": {"lr": LEARNING_RATE},
             },
             "engine": {
@@ -71,10 +68,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out:
         run = fedsim.run(experiment, out, watch)
         # That the work was the work.
-        assert set(run.clients["samples"]) == {SAMPLES}
-        assert set(run.clients["steps"]) == {STEPS}
-        assert set(run.rounds["clients"]) == {COHORT}
-        assert sum(w.numel() for w in run.weights().values()) == work.parameters
+        assert set(run.clients["samples"]) == {work.samples}
+        assert set(run.clients["steps"]) == {work.steps}
+        assert set(run.rounds["clients"]) == {work.cohort}
+        trained = (w for name, w in run.weights().items() if "running_" not in name)
+        assert sum(w.numel() for w in trained) == work.parameters
     report(stopwatch.seconds())
 
 

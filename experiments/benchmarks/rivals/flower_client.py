@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from work import BATCH, LEARNING_RATE, SAMPLES, WORKS
+from work import LEARNING_RATE, WORKS
 
 torch.set_num_threads(1)
 app = ClientApp()
@@ -33,16 +33,17 @@ def network(work: str) -> nn.Module:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    work = str(message.content["config"]["work"])
-    model = network(work)
+    name = str(message.content["config"]["work"])
+    work, model = WORKS[name], network(name)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    x, y = data(work)[int(context.node_config["partition-id"])]
+    x, y = data(name)[int(context.node_config["partition-id"])]
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     # By index and not with a DataLoader, which would take longer than the training.
-    for batch in torch.randperm(SAMPLES).split(BATCH):
-        optimizer.zero_grad()
-        cross_entropy(model(x[batch]), y[batch]).backward()
-        optimizer.step()
+    for _ in range(work.epochs):
+        for batch in torch.randperm(work.samples).split(work.batch):
+            optimizer.zero_grad()
+            cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
     content = RecordDict(
         {
             "arrays": ArrayRecord(model.state_dict()),

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from work import COHORT, WORKS, Stopwatch, all_rounds, parser, report
+from work import WORKS, Stopwatch, all_rounds, parser, report
 
 
 class Timed(FedAvg):
@@ -40,8 +40,8 @@ def main() -> None:
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
         strategy = Timed(
-            fraction_train=COHORT / work.clients,
-            min_train_nodes=COHORT,
+            fraction_train=work.cohort / work.clients,
+            min_train_nodes=work.cohort,
             min_available_nodes=work.clients,
             fraction_evaluate=0.0,
         )

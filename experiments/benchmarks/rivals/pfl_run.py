@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from work import (
-    BATCH,
-    COHORT,
     LEARNING_RATE,
     WORKS,
     Stopwatch,
@@ -113,7 +111,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,
             evaluation_frequency=rounds,  # it evaluates in the first round, and then never
-            train_cohort_size=COHORT,
+            train_cohort_size=work.cohort,
             val_cohort_size=None,
         ),
         backend=SimulatedBackend(
@@ -121,7 +119,9 @@ def simulate(arguments: argparse.Namespace) -> None:
         ),
         model=model,
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=BATCH
+            local_num_epochs=work.epochs,
+            local_learning_rate=LEARNING_RATE,
+            local_batch_size=work.batch,
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
         callbacks=[Watch()],

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-COHORT, SAMPLES, BATCH, LEARNING_RATE, CLASSES = 50, 50, 10, 0.1, 10
-STEPS = SAMPLES // BATCH
+LEARNING_RATE, CLASSES = 0.1, 10
 # Rounds before those that are measured: caches fill, and pfl-research evaluates in its first.
 WARM_UP = 3
 
@@ -67,16 +66,59 @@ def cifar(shape: tuple[int, ...], classes: int) -> nn.Sequential:
     )
 
 
+class Block(nn.Module):
+    """Two 3×3 convolutions with batch norm, around which the input is added."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential()
+        if stride != 1:
+            convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.relu(self.layers(x) + self.shortcut(x))
+        return found
+
+
+def resnet8(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    """As fedsim's `resnet8` of width 16."""
+    w = 16
+    return nn.Sequential(
+        nn.Conv2d(shape[0], w, 3, padding=1, bias=False),
+        nn.BatchNorm2d(w),
+        nn.ReLU(),
+        Block(w, w, stride=1),
+        Block(w, 2 * w, stride=2),
+        Block(2 * w, 4 * w, stride=2),
+        Block(4 * w, 8 * w, stride=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8 * w, classes),
+    )
+
+
 @dataclass(frozen=True)
 class Work:
     """A federation and its network.
 
     Attributes:
         title: for tables.
-        clients: in all; COHORT of them take part in a round.
+        clients: in all.
         shape: of one input.
         parameters: of the network.
         model: fedsim's `model` section for the same network.
+        cohort: clients that take part in a round.
+        samples: of each client.
+        epochs: local ones.
+        batch: examples a step.
     """
 
     title: str
@@ -85,6 +127,15 @@ class Work:
     network: Callable[[tuple[int, ...], int], nn.Sequential]
     parameters: int
     model: dict[str, object]
+    cohort: int = 50
+    samples: int = 50
+    epochs: int = 1
+    batch: int = 10
+
+    @property
+    def steps(self) -> int:
+        """Local steps of a client."""
+        return self.epochs * self.samples // self.batch
 
     def build(self) -> nn.Sequential:
         network = self.network(self.shape, CLASSES)
@@ -101,8 +152,8 @@ class Work:
         centres = stream.standard_normal((CLASSES, *self.shape), dtype=np.float32)
         clients = []
         for _ in range(self.clients):
-            y = stream.integers(CLASSES, size=SAMPLES)
-            x = stream.standard_normal((SAMPLES, *self.shape), dtype=np.float32) + centres[y]
+            y = stream.integers(CLASSES, size=self.samples)
+            x = stream.standard_normal((self.samples, *self.shape), dtype=np.float32) + centres[y]
             clients.append((torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)))
         return clients
 
@@ -110,6 +161,11 @@ class Work:
 WORKS = {
     "mlp": Work("MLP", 200, (1, 28, 28), mlp, 199_210, {"name": "mlp", "hidden": [200, 200]}),
     "cnn": Work("CNN", 200, (1, 28, 28), cnn, 18_378, {"name": "cnn"}),
+    "resnet8": Work(
+        "ResNet8, five epochs",
+        *(16, (3, 32, 32), resnet8, 308_826, {"name": "resnet8", "width": 16}),
+        **{"cohort": 8, "samples": 200, "epochs": 5, "batch": 20},
+    ),
     "cifar": Work("CIFAR-10 CNN", 1_000, (3, 32, 32), cifar, 1_626_442, {"name": "work:cifar"}),
 }
 

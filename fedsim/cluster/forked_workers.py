@@ -1,0 +1,135 @@
+"""Workers of a private Ray, forked from a process that has imported fedsim.
+
+Ray starts a Python for each worker, which takes two seconds of a core, most of them to import
+torch. A forked one takes a quarter of that, and shares the memory of what was imported.
+
+This file is a script as well: with `serve` it is the process that forks; otherwise it is what Ray
+starts in place of a worker, and passes the worker's command on. It therefore imports nothing but
+Python's own library.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+SOCKET = "FEDSIM_FORK_SERVER"  # variable: where the process that forks listens
+TIMEOUT = 5.0  # seconds in which a command must have been passed on
+
+
+@contextmanager
+def fork_server(folder: str) -> Iterator[str]:
+    """Have the process that forks, as long as the context lasts.
+
+    Args:
+        folder: for its socket; nobody else may write there.
+
+    Yields:
+        The path of the socket, for the variable `SOCKET` of Ray's processes.
+    """
+    path = os.path.join(folder, "fork")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)  # commands wait there until all is imported
+        command = [sys.executable, "-P", __file__, "serve", str(listener.fileno()), path]
+        # In a session of its own, so that Ctrl-C does not reach it before its workers end.
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    try:
+        yield path
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork a worker for each command that arrives, until the standard input is closed."""
+    gc.disable()  # imports make no garbage
+    import fedsim
+
+    assert fedsim
+    gc.freeze()  # what was imported stays shared: collecting would write to it
+    gc.enable()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(TIMEOUT)
+            try:
+                _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+                words, variables, folder = json.loads(connection.makefile("rb").read())
+            except (OSError, ValueError):  # whoever asked has ended
+                continue
+        if os.fork() == 0:
+            listener.close()
+            _become(words, variables, folder, streams)
+            return
+        for stream in streams:
+            os.close(stream)
+
+
+def _become(
+    words: Sequence[str], variables: dict[str, str], folder: str, streams: Sequence[int]
+) -> None:
+    """Turn this process into the one that such a command would have started."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    random.seed()
+    sys.argv = list(words)
+    sys.path.insert(0, os.path.dirname(words[0]))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def pass_on(arguments: Sequence[str]) -> None:
+    """Pass a worker's command on to the process that forks.
+
+    If that is gone, or the worker is to run in an environment of its own, it is started as Ray
+    would.
+    """
+    flag = "--serialized-runtime-env-context="
+    contexts = [json.loads(a.removeprefix(flag)) for a in arguments if a.startswith(flag)]
+    own = any(context.get("command_prefix") or context.get("env_vars") for context in contexts)
+    other = any(context.get("py_executable") != sys.executable for context in contexts)
+    words = [word for word in arguments if not word.startswith((flag, "--language="))]
+    command = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
+    try:
+        if own or other:
+            raise ConnectionError("not as the process that forks is")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(os.environ[SOCKET])
+            socket.send_fds(connection, [b"\0"], [0, 1, 2])
+            connection.sendall(command)
+    except OSError:
+        from ray._private.workers import setup_worker
+
+        os.execv(sys.executable, [sys.executable, setup_worker.__file__, *arguments])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(socket.socket(fileno=int(sys.argv[2])))
+    else:
+        pass_on(sys.argv[1:])

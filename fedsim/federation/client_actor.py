@@ -1,0 +1,116 @@
+"""The process of a client actor."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from fedsim.cluster.settings import EngineSettings
+from fedsim.data import ClientSplits, Dataset
+from fedsim.federation.context import RunSpec, WorkerContext
+from fedsim.federation.engine import Block, limit_threads, pick_device
+from fedsim.federation.reduction import Reduction
+from fedsim.federation.worker import Call, Worker
+from fedsim.hardware import Arithmetic
+from fedsim.modules import search_here_last
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Where an actor is, and how it computes.
+
+    Attributes:
+        arithmetic: what decides how it rounds.
+        node: the id of its node.
+        card: by Ray's name, the card that it has, or has a part of.
+    """
+
+    arithmetic: Arithmetic
+    node: str
+    card: str | None
+
+
+class ClientActor:
+    """A worker in an actor's process."""
+
+    def __init__(
+        self, settings: EngineSettings, spec: RunSpec, dataset: Dataset, splits: ClientSplits
+    ) -> None:
+        search_here_last()
+        limit_threads(settings.cpus_per_actor)
+        _keep_freed_memory()
+        part = min(1.0, settings.gpus_per_actor)
+        self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), part))
+
+    def introduce(self) -> Introduction:
+        """Answers once the actor is up."""
+        context = ray.get_runtime_context()
+        card = next(iter(context.get_accelerator_ids()["GPU"]), None)
+        arithmetic = Arithmetic.of(self._worker.context.device)
+        return Introduction(arithmetic, context.get_node_id(), card)
+
+    def run_blocks(
+        self,
+        call: Call,
+        blocks: Sequence[Block],
+        with_sum: bool,
+        names: Sequence[str],
+        with_state: Sequence[int],
+        states_apart: bool,
+        *objects: Any,
+    ) -> Any:
+        """`Worker.run_blocks`, with Ray objects as top-level arguments so that Ray resolves them.
+
+        Args:
+            with_sum: hand over what the blocks were folded into, beside their result.
+            names: of the arguments, which come first among `objects`.
+            with_state: the clients whose kept states come after.
+            states_apart: return changed states as objects of their own, which stay on this node
+                until they are needed, rather than within the result.
+
+        Returns:
+            The result of all blocks; behind it, as objects of their own, what they were folded
+            into (`with_sum`), and the changed state of each client, or None (`states_apart`; those
+            of the result are empty then).
+        """
+        arguments = dict(zip(names, objects, strict=False))
+        states = dict(zip(with_state, objects[len(names) :], strict=True))
+        result = self._worker.run_blocks(call, blocks, arguments, states)
+        apart: list[Any] = [self._worker.take_partial(call.serial)] if with_sum else []
+        if states_apart:
+            apart += [result.states.get(id) for block in blocks for id in block]
+            result.states = {id: {} for id in result.states}  # tells the driver whose changed
+        return [result, *apart] if apart else result
+
+    def take_partial(self, serial: int) -> Reduction | None:
+        return self._worker.take_partial(serial)
+
+    def combine(self, call: Call, *partials: Reduction) -> Reduction:
+        """What the partial results of actors of this node come to together."""
+        total = copy.deepcopy(call.reduction)
+        for partial in partials:
+            total.merge(partial)
+        return total
+
+    def choose_clients_per_step(self, *arguments: Any) -> tuple[int, str]:
+        return self._worker.choose_clients_per_step(*arguments)
+
+
+def _keep_freed_memory() -> None:
+    """Let this process keep what it frees, for training asks for the same again in each step.
+
+    By default the C library gives much of it back to the system, and several thousand times a
+    round a page of it has to be mapped again.
+    """
+    with suppress(OSError, AttributeError):  # other C libraries know no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_TRIM_THRESHOLD, 1 << 28)  # bytes of freed memory to keep
+        mallopt(M_MMAP_THRESHOLD, 1 << 25)  # bytes from which on it is mapped apart; the most
