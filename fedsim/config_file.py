@@ -139,7 +139,7 @@ class RawConfig:
             raise ExperimentError(f"{self.where(above)}: {error}") from None
 
 
-MOST_BYTES = 16_000_000  # of an experiment file; more is another kind of file
+MOST_BYTES = 500_000  # of an experiment file; more is another kind of file
 MOST_NODES = 100_000  # keys and values, aliases expanded
 MOST_LEVELS = 50
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -154,11 +154,12 @@ def _text_of(path: Path) -> str:
             raise ExperimentError(f"{path}: is not a regular file")
         if path.stat().st_size > MOST_BYTES:
             raise ExperimentError(
-                f"{path}: is {path.stat().st_size / 1e6:.0f} MB long, too long for an experiment"
+                f"{path}: is {path.stat().st_size / 1e6:.1f} MB long, too long for an experiment"
             )
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ExperimentError(f"{path}: cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ExperimentError(f"{path}: cannot be read: {why}") from error
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -62,6 +62,10 @@ class ClientError(RunError):
         return f"client {self.client}, round {self.round}, {self.phase}: {self.cause}"
 
 
+class MethodError(RunError):
+    """A function that the server carries out, of a method or an objective, which raised."""
+
+
 class StateLost(RunError):
     """Kept client states went down with a node; the run falls back to its last checkpoint."""
 

@@ -64,7 +64,7 @@ class Experiment(Config):
             the run's folder, or `mlflow`.
     """
 
-    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     seed: int = Field(0, ge=0)
     data: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(partitions.parse)]

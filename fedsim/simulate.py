@@ -23,7 +23,14 @@ from safetensors.numpy import save
 
 from fedsim import atomic
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import RunError, StackTooLarge, StateLost
+from fedsim.errors import (
+    FedsimError,
+    MethodError,
+    RunError,
+    StackTooLarge,
+    StateLost,
+    in_own_code,
+)
 from fedsim.experiment import Experiment
 from fedsim.federation import Federation, RunSpec, draw_cohort
 from fedsim.federation.checkpoint import Checkpoints
@@ -82,8 +89,7 @@ def simulate(
     checkpoints = Checkpoints(
         folder.path / "weights", experiment.checkpoint.keep, folder.manifest.get("checkpoints", ())
     )
-    with keyed_torch_rng(experiment.seed, "server", 0, device=device):
-        initial = method.init(fed)
+    initial = initial_state(fed, experiment)
     done = False
     lacking = ""  # in words, memory for V clients at once
     while not done:
@@ -151,12 +157,22 @@ def simulate(
             table.drop_parts()
 
 
+def initial_state(fed: Federation, experiment: Experiment) -> State:
+    """The server's state before the first round."""
+    method = experiment.method
+    with keyed_torch_rng(experiment.seed, "server", 0, device=fed.device), _carrying_out("init"):
+        return _insist_on_state(method.init(fed))
+
+
 def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> State:
     """Round t; the server's next state."""
     fed.begin_round(t)
     # What the server draws from torch's own generator (dropout) depends on t alone.
-    with keyed_torch_rng(experiment.seed, "server", t, device=fed.device):
-        state = experiment.method.round(fed, state, t)
+    with (
+        keyed_torch_rng(experiment.seed, "server", t, device=fed.device),
+        _carrying_out(f"round {t}"),
+    ):
+        state = _insist_on_state(experiment.method.round(fed, state, t))
     if not np.isfinite(state.weights).all():
         raise RunError(
             f"round {t}: the server's weights are no longer finite numbers; smaller learning "
@@ -168,11 +184,12 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
 def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int) -> None:
     """Put on record what the weights alone tell, and in due rounds the scores of models."""
     method = experiment.method
-    fed.log(**fed.objective.weight_scores(lambda: method.global_model(fed, state)))
-    if t % experiment.evaluate.every == 0 or t == experiment.train.rounds:
-        method.evaluate(fed, state)
-        if experiment.evaluate.clients:
-            method.evaluate_clients(fed, state)
+    with _carrying_out(f"round {t}, evaluation"):
+        fed.log(**fed.objective.weight_scores(lambda: method.global_model(fed, state)))
+        if t % experiment.evaluate.every == 0 or t == experiment.train.rounds:
+            method.evaluate(fed, state)
+            if experiment.evaluate.clients:
+                method.evaluate_clients(fed, state)
 
 
 def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -182,6 +199,23 @@ def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list
     every = [row, *itertools.chain.from_iterable(rows.values())]
     ledger["chain"] = chained(ledger["chain"], every)
     return {"rounds": [row], **rows}
+
+
+def _insist_on_state(found: Any) -> State:
+    if not isinstance(found, State):
+        raise TypeError(f"the method must return a State, not {type(found).__name__}")
+    return found
+
+
+@contextmanager
+def _carrying_out(what: str) -> Iterator[None]:
+    """Within, what code of a method or an objective raises is one line; the log has all of it."""
+    try:
+        yield
+    except FedsimError:
+        raise
+    except Exception as error:
+        raise MethodError(f"{what}: {in_own_code(error)}") from error
 
 
 @contextmanager

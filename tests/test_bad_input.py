@@ -173,6 +173,7 @@ def write_experiment(line: int, text: str) -> None:
         ),
         (4, "model: {name: mlp, hidden: [4, 0]}", "small.yaml:4: model.hidden.1: must be greater"),
         (1, "name: a/b", "small.yaml:1: name: "),
+        (1, f"name: {'a' * 300}", "small.yaml:1: name: String should have at most 100 characters"),
         (1, "name: ${nothing}", "small.yaml:"),
     ],
 )
@@ -210,6 +211,39 @@ def test_a_file_that_is_no_experiment(
 ) -> None:
     Path("small.yaml").write_bytes(content)
     assert refused("run", "small.yaml").startswith(f"small.yaml: {message}")
+
+
+def test_a_file_that_is_too_long(refused: Callable[..., str]) -> None:
+    """YAML is read at some hundred kB a second."""
+    Path("small.yaml").write_text(EXPERIMENT + "#" * 600_000)
+    assert refused("run", "small.yaml") == "small.yaml: is 0.6 MB long, too long for an experiment"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verify"],
+        ["report"],
+        ["pack"],
+        ["run"],
+        ["grid", "--resume"],
+        ["run", "small.yaml", "--out"],
+    ],
+)
+def test_a_path_that_is_too_long(refused: Callable[..., str], words: list[str]) -> None:
+    message = refused(*words, f"{'a' * 300}/{'b' * 5000}")
+    assert re.search(r"ame (is )?too long(: '.*')?$", message)
+
+
+@pytest.mark.parametrize("command", ["report", "verify", "pack", "resume", "explain"])
+def test_a_link_to_itself(refused: Callable[..., str], command: str) -> None:
+    Path("link").symlink_to("link")
+    assert refused(command, "link").endswith("link: there is no such folder")
+
+
+def test_a_list_of_nothing(refused: Callable[..., str]) -> None:
+    message = refused("list", "method")
+    assert message == "there is no list of 'method'; did you mean 'methods'?"
 
 
 def test_no_such_file(refused: Callable[..., str]) -> None:
@@ -322,6 +356,11 @@ def test_a_model_without_a_head(
     message = refused("run", "small.yaml", f"method.name={method}", f"model={{name: '{name}:it'}}")
     assert f"method.name={method} needs a model of features and a head" in message
     assert "not Sequential" in message
+
+
+def test_a_picture_that_cannot_be_drawn(fedsim: Call) -> None:
+    code, _, err = fedsim("data", "small.yaml", "--picture", "small.yaml/x.png")
+    assert (code, err) == (1, "error: small.yaml/x.png: cannot be written: Not a directory\n")
 
 
 def test_the_data_command_refuses_alike(refused: Callable[..., str]) -> None:
@@ -702,6 +741,35 @@ class OtherName(FedAvg):
 class NoUpdate(FedAvg):
     def local_update(self, client, weights):
         return client.train(weights)
+
+class Complex(FedAvg):
+    def local_update(self, client, weights):
+        return Update(weights=client.train(weights).to(torch.complex64))
+
+class KeepsAWord(FedAvg):
+    def local_update(self, client, weights):
+        client.state = "cheese"
+        return super().local_update(client, weights)
+
+class ServerRaises(FedAvg):
+    def round(self, fed, state, t):
+        raise ValueError("made of cheese\\nof all sorts" * t)
+
+class ServerExits(FedAvg):
+    def round(self, fed, state, t):
+        raise SystemExit(0)
+
+class Stateless(FedAvg):
+    def round(self, fed, state, t):
+        return super().round(fed, state, t).weights
+
+class InitRaises(FedAvg):
+    def init(self, fed):
+        raise KeyError("cheese")
+
+class Strangers(FedAvg):
+    def round(self, fed, state, t):
+        fed.mean(self.local_update, [99], weights=state.weights)
 """
 
 
@@ -737,10 +805,49 @@ def test_a_client_function_that_raises(broken: Callable[..., str]) -> None:
     [
         ("Poisoned", "client 0, round 1, local_update: NaN values in 'other'; a smaller learning"),
         ("NoUpdate", "client 0, round 1, local_update: must return an Update, not Tensor"),
+        ("KeepsAWord", "client 0, round 1, local_update: TypeError: client.state must be a dict,"),
+        ("Complex", "client 0, round 1, local_update: 'weights' has complex numbers"),
     ],
 )
 def test_what_cannot_be_averaged(broken: Callable[..., str], method: str, message: str) -> None:
     assert broken(method).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("ServerRaises", r"round 1: ValueError: made of cheese \(code.py, line \d+\)\n"),
+        ("Stateless", r"round 1: TypeError: the method must return a State, not ndarray .*\n"),
+        ("InitRaises", r"init: KeyError: 'cheese' \(code.py, line \d+\)\n"),
+        ("Strangers", r"round 1: IndexError: index 99 is out of bounds .*\n"),
+    ],
+)
+def test_a_server_function_that_raises(
+    broken: Callable[..., str], method: str, message: str
+) -> None:
+    assert re.fullmatch(message, broken(method))
+    assert "Traceback (most recent call last)" in (the_run().path / "log.txt").read_text()
+
+
+def test_a_server_function_that_ends_the_process(
+    fedsim: Call, module: Callable[[str], str]
+) -> None:
+    write_experiment(5, f"method: {{name: '{module(METHODS)}:ServerExits'}}")
+    code, _, err = fedsim("run", "small.yaml")
+    assert code == 1
+    assert err.endswith("error: code of the experiment has ended the process (sys.exit)\n")
+
+
+def test_scores_that_are_no_numbers(fedsim: Call, module: Callable[[str], str]) -> None:
+    name = module(
+        "from fedsim.objectives import Classification\n"
+        "class It(Classification):\n"
+        "    def scores(self, totals):\n"
+        "        return {'accuracy': 'good'}\n"
+    )
+    code, _, err = fedsim("run", "small.yaml", f"objective={{name: '{name}:It'}}")
+    assert code == 1
+    assert "error: round 1, evaluation: TypeError: scores: 'accuracy' is 'good', not a num" in err
 
 
 @pytest.mark.parametrize("clients", [4, 20], ids=["own blocks", "shared blocks"])

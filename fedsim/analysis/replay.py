@@ -46,8 +46,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import clients_per_step
 from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
-from fedsim.rng import keyed_torch_rng
-from fedsim.simulate import evaluate_round, on_record, one_round
+from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
 from fedsim.training import FlatModel
 
 # Of a client: weights (size,) of the experiment's network, another network, or rules.
@@ -205,8 +204,7 @@ def replay(
     device = pick_device(experiment.engine)
     V = clients_per_step(run.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
-    with keyed_torch_rng(spec.seed, "server", 0, device=device):
-        initial = experiment.method.init(fed)
+    initial = initial_state(fed, experiment)
     checkpoints = Checkpoints(run.path / "weights", known=run.manifest.get("checkpoints", ()))
     found = checkpoints.latest(initial, fed, after, check=partial(check_progress, run.path))
     for damage in checkpoints.passed_over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from pathlib import Path
@@ -62,12 +63,19 @@ def _carry_out() -> None:
     except FedsimError as error:
         err.print(f"error: {_shortened(str(error))}", markup=False, highlight=False)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = _shortened(str(error.filename))
+        err.print(f"error: {name}: the name is too long", markup=False, highlight=False)
+        sys.exit(2)
 
 
 def _shortened(message: str) -> str:
     """A message that fits a screen, whatever names and values it quotes."""
+    half = MOST_CHARACTERS // 2  # what is wrong may stand at the end
     lines = [
-        line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
+        line if len(line) <= MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"
         for line in message.splitlines()
     ]
     if len(lines) > MOST_LINES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +14,12 @@ import typer
 from rich.table import Table
 
 from fedsim import atomic
-from fedsim.cli.console import File, Overrides, app, out, short, size
+from fedsim.cli.console import File, Overrides, app, out, short, size, writing
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
-from fedsim.errors import RunError
+from fedsim.errors import BadInput, RunError
 from fedsim.experiment import Experiment
 from fedsim.explain import explainers
 from fedsim.explain.attribution import attributions
@@ -30,37 +29,30 @@ from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.objectives import objectives
 from fedsim.prepare import prepare
-from fedsim.registry import first_line
+from fedsim.registry import first_line, nearest
 
 MOST_CLIENTS = 30  # rows of a table
 
 
-class Sort(StrEnum):
-    """What there are lists of."""
-
-    methods = "methods"
-    datasets = "datasets"
-    models = "models"
-    partitions = "partitions"
-    objectives = "objectives"
-    attributions = "attributions"
-    explainers = "explainers"
+LISTS: dict[str, Any] = {
+    "methods": methods,
+    "datasets": datasets,
+    "models": models,
+    "partitions": partitions,
+    "objectives": objectives,
+    "attributions": attributions,
+    "explainers": explainers,
+}
 
 
 @app.command("list")
 def list_command(
-    sort: Annotated[Sort, typer.Argument(help="What to list.", show_default=False)],
+    sort: Annotated[str, typer.Argument(help=f"One of: {', '.join(LISTS)}.", show_default=False)],
 ) -> None:
     """List what an experiment can name, with the keys that each takes and their defaults."""
-    registry: Any = {
-        Sort.methods: methods,
-        Sort.datasets: datasets,
-        Sort.models: models,
-        Sort.partitions: partitions,
-        Sort.objectives: objectives,
-        Sort.attributions: attributions,
-        Sort.explainers: explainers,
-    }[sort]
+    if sort not in LISTS:
+        raise BadInput(f"there is no list of '{sort}'{nearest(sort, LISTS)}")
+    registry = LISTS[sort]
     table = Table(box=None, pad_edge=False)
     for column in ("name", "keys", "what it is"):
         table.add_column(column)
@@ -107,8 +99,9 @@ def data_command(
         f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     )
     path = picture or Path(f"{experiment.name}-labels.png")
-    draw_labels(counts, names, path, axis)
-    out.print(f"drawn: {path}")
+    with writing():
+        draw_labels(counts, names, path, axis)
+    out.print(f"drawn: {path}", markup=False)
 
 
 @app.command("report")

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fedsim.cli.console import File, OutFolder, Overrides, Trust, app, err, out, short, size
 from fedsim.config_file import RawConfig
-from fedsim.errors import BadInput, ClientError, RunError
+from fedsim.errors import BadInput, ClientError, MethodError, RunError
 from fedsim.experiment import Experiment
 from fedsim.launch import resume, run
 from fedsim.objectives import Metric
@@ -327,7 +327,8 @@ class _Screen:
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         when = f" after round {self._latest}" if self._latest else ""
         path = short(self._folder.path)
-        trace = f"; traceback in {path}/log.txt" if isinstance(error, ClientError) else ""
+        in_log = isinstance(error, ClientError | MethodError)
+        trace = f"; traceback in {path}/log.txt" if in_log else ""
         err.print(
             f"{how}{when}{trace}; to go on:\n  fedsim resume {path}",
             markup=False,
@@ -335,6 +336,8 @@ class _Screen:
         )
         if issubclass(kind, KeyboardInterrupt):
             sys.exit(130)
+        if issubclass(kind, SystemExit):  # whatever its code, the run has not ended well
+            raise RunError("code of the experiment has ended the process (sys.exit)") from error
 
 
 def _summary(done: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import string
 import warnings
 from collections.abc import Hashable, Mapping, Sequence, Set
@@ -679,37 +680,49 @@ class Folder(Source):
         if train == top and tests:
             raise DataError(f"{top}: has {tests[0].name}/ but no train/")
         classes = _class_folders(train)
-        x, y = self._read(train, classes)
-        empty = sorted(set(range(len(classes))) - set(y.tolist()))
-        if empty:
-            raise DataError(f"{train / classes[empty[0]]}: holds no image")
+        x, y = self._read(train, classes, of_each=True)
         if not tests:
             data = _split_dataset(x, y, classes, self.test_fraction, str(train))
             return replace(data, resized=True)
         for name in _class_folders(tests[0]):
             if name not in classes:
                 raise DataError(f"{tests[0] / name}: no class of {train}{nearest(name, classes)}")
-        test_x, test_y = self._read(tests[0], classes)
+        test_x, test_y = self._read(tests[0], classes, of_each=False)
         if len(test_x) == 0:
             raise DataError(f"{tests[0]}: holds no image")
         return Dataset(x, y, test_x, test_y, classes, resized=True)
 
-    def _read(self, folder: Path, classes: Sequence[str]) -> tuple[AnyArray, NDArray[np.int64]]:
-        listing = import_torchvision("torchvision.datasets.folder")
-        samples = listing.make_dataset(
-            folder,
-            {name: index for index, name in enumerate(classes)},
-            listing.IMG_EXTENSIONS,
-            allow_empty=True,
-        )
-        y = np.array([label for _, label in samples], np.int64)
-        paths, shape = [Path(path) for path, _ in samples], (self.channels, self.size, self.size)
+    def _read(
+        self, folder: Path, classes: Sequence[str], of_each: bool
+    ) -> tuple[AnyArray, NDArray[np.int64]]:
+        images: list[list[Path]] = []
+        for name in classes:
+            images.append(_images(folder / name))
+            if of_each and not images[-1]:
+                raise DataError(f"{folder / name}: holds no image")
+        y = np.repeat(np.arange(len(classes)), [len(found) for found in images])
+        paths = [path for found in images for path in found]
+        shape = (self.channels, self.size, self.size)
         if self.in_place:
             return ImageFiles(paths, shape), y
         x = np.empty((len(paths), *shape), np.uint8)
         for row, path in zip(x, paths, strict=True):
             row[:] = files.read_image(path, shape, resize=True)
         return x, y
+
+
+def _images(folder: Path) -> list[Path]:
+    """The images in a folder and below, in order.
+
+    Links to folders are not followed: they may go round in circles.
+    """
+    suffixes = import_torchvision("torchvision.datasets.folder").IMG_EXTENSIONS
+    return [
+        Path(below, name)
+        for below, _, names in sorted(os.walk(folder))
+        for name in sorted(names)
+        if name.lower().endswith(suffixes)
+    ]
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:

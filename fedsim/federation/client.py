@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits
 from fedsim.federation.context import Examples, WorkerContext
 from fedsim.models import Model
-from fedsim.objectives import Batch, Objective, evaluate
+from fedsim.objectives import Batch, Objective, evaluate, scores_of
 from fedsim.rng import keyed_rng
 from fedsim.training import (
     Context,
@@ -285,7 +285,8 @@ class Client:
             return
         self.model.load(weights)
         batch = Batch(self.test.x, self.test.y)
-        self.report_test(self.objective.scores(evaluate(self.objective, self.model.module, batch)))
+        totals = evaluate(self.objective, self.model.module, batch)
+        self.report_test(scores_of(self.objective, totals))
 
     def report_test(self, scores: Mapping[str, float]) -> None:
         """Report scores on the client's own test examples, those that are defined."""

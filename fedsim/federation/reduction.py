@@ -305,6 +305,8 @@ class WeightedMean(Reduction):
 
 def _check_range(name: str, vector: Tensor, weight: float) -> None:
     """Refuse a vector that cannot be added up, (n,)."""
+    if vector.is_complex():
+        raise InvalidUpdate(f"'{name}' has complex numbers")
     # No entry is longer than the whole vector, whose length is found much faster.
     if math.sqrt(float(torch.dot(vector, vector))) * max(weight, 1.0) < CLIENT_LIMIT:
         return

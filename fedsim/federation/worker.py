@@ -264,6 +264,8 @@ class Worker:
                         "changes an argument, which all clients share; copy it first"
                     )
         self.on_client_done(client)
+        if not isinstance(client.state, dict):
+            raise TypeError(f"client.state must be a dict, not {type(client.state).__name__}")
         kept = to_arrays(client.state)
         changed = not same(kept, state)
         partial.check(message)

@@ -12,6 +12,7 @@ from fedsim.objectives.objective import (
     evaluate_slices,
     merged,
     objectives,
+    scores_of,
 )
 from fedsim.objectives.rationales import Rationales
 from fedsim.objectives.regression import Regression
@@ -30,6 +31,7 @@ __all__ = [
     "evaluate_slices",
     "merged",
     "objectives",
+    "scores_of",
 ]
 
 

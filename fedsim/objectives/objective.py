@@ -173,6 +173,19 @@ def merged(parts: Iterable[Totals]) -> Totals:
     return found
 
 
+def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
+    """The scores that an objective makes of totals.
+
+    Raises:
+        TypeError: one is no number.
+    """
+    found = objective.scores(totals)
+    for name, score in found.items():
+        if not isinstance(score, int | float | np.number | Tensor):
+            raise TypeError(f"scores: '{name}' is {score!r}, not a number")
+    return found
+
+
 @dataclass(frozen=True)
 class Slice:
     """Some of a batch's examples, scored apart.

@@ -24,6 +24,7 @@ from fedsim.objectives.objective import (
     evaluate,
     evaluate_slices,
     merged,
+    scores_of,
 )
 
 Rows = dict[str, list[dict[str, Any]]]  # of further tables, by the table's name
@@ -79,7 +80,7 @@ class Whole(Slices):
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        return self.objective.scores(totals[""]), {}
+        return scores_of(self.objective, totals[""]), {}
 
 
 class ByColumn(Slices):
@@ -109,10 +110,10 @@ class ByColumn(Slices):
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        found = self.objective.scores(merged(totals.values()))
+        found = scores_of(self.objective, merged(totals.values()))
         if len(totals) > 1:
             for name, own in totals.items():
-                scores = self.objective.scores(own)
+                scores = scores_of(self.objective, own)
                 found |= {f"{c}/{name}": scores[c] for c in self._sliced if c in scores}
         return found, {}
 
@@ -154,7 +155,7 @@ class ByTask(Slices):
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        found = {name: self.objective.scores(own) for name, own in totals.items()}
+        found = {name: scores_of(self.objective, own) for name, own in totals.items()}
         clients = range(len(self._sequence.labels)) if client is None else [client]
         rows = [
             task_row(self._sequence, k, i, task, found[self._numbers[labels]])

@@ -34,6 +34,9 @@ MAX_FPR = 0.01
 CROSS_ENTROPY = Classification().loss
 
 
+MOST_SHADOWS = 10_000
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How well an attack's scores tell members from non-members.
@@ -250,6 +253,8 @@ def _several(shadows: int) -> None:
             f"shadows={shadows}: LiRA needs at least 2 shadow models, so that each example can be "
             "in the training set of one and not of another"
         )
+    if shadows > MOST_SHADOWS:
+        raise ExperimentError(f"shadows={shadows}: {MOST_SHADOWS:,} are the most, a training each")
 
 
 def _finite(**named: NDArray[Any]) -> None:

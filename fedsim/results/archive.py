@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -56,11 +57,11 @@ def pack(folder: Path, path: Path | None = None) -> Archive:
         RunFolderError: the folder is damaged, not finished, or holds what is no regular file.
         RunError: the archive cannot be written.
     """
-    folder = folder.resolve()
+    folder = Path(os.path.realpath(folder))  # which, unlike resolve, takes links in circles
     path = path or Path(f"{folder.name}.zip")
     if path.suffix != ".zip" or path.is_dir():
         raise BadInput(f"--out {path}: must be a .zip file")
-    if path.resolve().is_relative_to(folder):
+    if Path(os.path.realpath(path)).is_relative_to(folder):
         raise BadInput(f"--out {path}: lies in the folder that is packed")
     opened = open_folder(folder)
     with opened.alone():

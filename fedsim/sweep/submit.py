@@ -73,9 +73,9 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
         for name in SUBMISSION_LOGGERS:
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         self.name = _address(address)
-        # Ray lets its variables win over an address that is given; who gives one means it.
-        os.environ["RAY_API_SERVER_ADDRESS"] = self.name
         try:
+            # Ray lets its variables win over an address that is given; who gives one means it.
+            os.environ["RAY_API_SERVER_ADDRESS"] = self.name
             # Clusters ask for a token by default; clients show theirs only if told to.
             use_token_if_there()
             super().__init__()
@@ -142,20 +142,25 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
 def _address(given: str | None) -> str:
     """The address of a dashboard, as Ray's client takes it."""
     given = given or os.environ.get("RAY_API_SERVER_ADDRESS")
-    if given:
+    if given and not given.startswith("ray://"):
         return given if "://" in given or given == "auto" else f"http://{given}"
-    given = os.environ.get("RAY_ADDRESS")
+    of = "" if given else "RAY_ADDRESS="
+    given = given or os.environ.get("RAY_ADDRESS")
     if not given:
         raise BadInput(
             "which cluster? give --address http://head:8265 (its dashboard), or set "
             "RAY_API_SERVER_ADDRESS"
         )
-    host, colon, port = given.rpartition(":")
-    if colon and "/" not in given:  # of the head itself, which Ray asks for its dashboard
+    host, colon, port = given.removeprefix("ray://").rpartition(":")
+    if colon and "/" not in host:  # of the head itself, which Ray asks for its dashboard
         try:
             socket.create_connection((host, int(port)), timeout=TIMEOUT[0]).close()
-        except (OSError, ValueError) as error:  # Ray itself would try for most of a minute
-            raise ClusterError(f"RAY_ADDRESS={given}: no Ray answers there ({error})") from error
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+        ) as error:  # Ray itself would try for most of a minute
+            raise ClusterError(f"{of}{given}: no Ray answers there ({error})") from error
     return given
 
 

@@ -611,6 +611,14 @@ def test_folder_errors(tmp_path):
         load()
 
 
+def test_folder_with_a_link_that_goes_round_in_circles(tmp_path):
+    for name in ("cat/1", "cat/more/2", "dog/1", "dog/2"):
+        paint(tmp_path / f"{name}.png", 0)
+    (tmp_path / "cat/more/again").symlink_to(tmp_path)
+    data = sources.Folder(path=tmp_path, size=4, test_fraction=0.5).load()
+    assert len(data.y) + len(data.test_y) == 4
+
+
 def test_folder_with_an_empty_test_set(tmp_path):
     paint(tmp_path / "train/cat/1.png", 0)
     (tmp_path / "test/cat").mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,9 @@ class Comparison:
     """
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
-        opened = [open_folder(p) for p in dict.fromkeys(Path(f).resolve() for f in folders)]
+        opened = [
+            open_folder(p) for p in dict.fromkeys(Path(os.path.realpath(f)) for f in folders)
+        ]
         self.grids = [folder for folder in opened if folder.kind == "grid"]
         self.searches = [folder for folder in opened if folder.kind == "search"]
         names = [f.manifest.get("name", f.path.parent.name) for f in opened]

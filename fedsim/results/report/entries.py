@@ -81,7 +81,7 @@ def open_folder(path: Path) -> Folder:
     for folder in (RunFolder, _GridFiles, _SearchFiles):
         if folder.kind == kind:
             return folder.open(path)
-    below = [p for p in runs_below(path) if p.parent == path]
+    below = sorted(found.parent for found in path.glob("*/manifest*.json"))
     hint = f"; did you mean {below[-1]}?" if below else ""
     raise RunFolderError(
         f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
