@@ -161,7 +161,10 @@ def initial_state(fed: Federation, experiment: Experiment) -> State:
     """The server's state before the first round."""
     method = experiment.method
     with keyed_torch_rng(experiment.seed, "server", 0, device=fed.device), _carrying_out("init"):
-        return _insist_on_state(method.init(fed))
+        try:
+            return _insist_on_state(method.init(fed))
+        except StackTooLarge as error:  # there is nothing yet that the run could go on from
+            raise RunError(f"{error}; lower engine.clients_per_step") from None
 
 
 def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> State:
@@ -215,6 +218,8 @@ def _carrying_out(what: str) -> Iterator[None]:
     except FedsimError:
         raise
     except Exception as error:
+        if type(error).__module__.partition(".")[0] == "ray":  # not of that code
+            raise
         raise MethodError(f"{what}: {in_own_code(error)}") from error
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from fedsim.methods.scaffold import Scaffold, ScaffoldState
 from fedsim.objectives import Classification
 from fedsim.training import Context
 
-MERGE = WeightedMean.merge
+MERGE, TAKE_PARTIAL = WeightedMean.merge, Worker.take_partial
 
 
 def once(path: Path) -> bool:
@@ -125,6 +126,23 @@ class DeadlySums(FedAvg):
     def local_update(self, client: Client, weights: Tensor) -> Update:
         Worker.take_partial = lambda self, serial: die()  # type: ignore[assignment,return-value]
         return super().local_update(client, weights)
+
+
+class DyingSums(Scaffold):
+    """The first actor that is asked for its sums is killed; those of others are there."""
+
+    name: str = "faults:DyingSums"
+    marker: Path
+
+    def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
+        def take_partial(worker: Worker, serial: int) -> Any:
+            if once(self.marker):
+                die()
+            return TAKE_PARTIAL(worker, serial)
+
+        if client.round > 1:  # when all actors have started: see the test
+            Worker.take_partial = take_partial  # type: ignore[method-assign]
+        return super().local_update(client, weights, control)
 
 
 class DyingWhileCombining(Scaffold):

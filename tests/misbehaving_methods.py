@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -130,7 +132,9 @@ class Spoils(FedAvg):
             weights.data.mul_(0.9)
         elif self.how == "array":
             weights.numpy()[3] = 0.5
-        else:
+        elif self.how == "NaN" and client.id == 3:
+            weights.numpy()[3] = math.nan
+        elif self.how == "nest":
             nest["weights"].append(weights)
         return self.local_update(client, weights)
 

@@ -217,9 +217,10 @@ class TestOnRay:
         assert any("a client actor was lost" in str(line) for line in lines)
 
     @pytest.mark.usefixtures("driver_here")
-    def test_an_actor_killed_while_it_adds_up_the_sums_of_its_node(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("name", ["DyingWhileCombining", "DyingSums"])
+    def test_an_actor_killed_with_the_sums_of_its_node(self, tmp_path: Path, name: str) -> None:
         marker = tmp_path / "marker"
-        method = {"name": "faults:DyingWhileCombining", "marker": str(marker)}
+        method = {"name": f"faults:{name}", "marker": str(marker)}
         lines = []
 
         def wait_for_all(event: Any) -> None:

@@ -21,10 +21,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 SOCKET = "FEDSIM_FORK_SERVER"  # variable: where the process that forks listens
 TIMEOUT = 5.0  # seconds in which a command must have been passed on
+DONE = b"1"  # answers a command
+# How soon Linux ends the process for want of memory: Ray has workers end before itself.
+BADNESS = Path("/proc/self/oom_score_adj")
 # Variables of an environment that nothing heeds when it is imported: Ray Tune gives one to trials.
 LATE = {"PL_DISABLE_FORK"}
 
@@ -73,23 +77,33 @@ def serve(listener: socket.socket) -> None:
         if sys.stdin in ready:
             return
         connection, _ = listener.accept()
+        streams: list[int] = []
+        is_child = False
         with connection:
             connection.settimeout(TIMEOUT)
             try:
                 _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-                words, variables, folder = json.loads(connection.makefile("rb").read())
-            except (OSError, ValueError):  # whoever asked has ended
-                continue
-        if os.fork() == 0:
+                content = connection.makefile("rb").read()
+                words, variables, folder, badness = json.loads(content)
+                is_child = os.fork() == 0
+                if not is_child:
+                    connection.sendall(DONE)
+            except (OSError, ValueError):  # no memory; or whoever asked has ended
+                pass
+        if is_child:
             listener.close()
-            _become(words, variables, folder, streams)
+            _become(words, variables, folder, badness, streams)
             return
         for stream in streams:
             os.close(stream)
 
 
 def _become(
-    words: Sequence[str], variables: dict[str, str], folder: str, streams: Sequence[int]
+    words: Sequence[str],
+    variables: dict[str, str],
+    folder: str,
+    badness: str,
+    streams: Sequence[int],
 ) -> None:
     """Turn this process into the one that such a command would have started."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -100,7 +114,11 @@ def _become(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    with suppress(OSError):  # where that is not known
+        BADNESS.write_text(badness)
     random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
     sys.argv = list(words)
     sys.path.insert(0, os.path.dirname(words[0]))
     runpy.run_path(words[0], run_name="__main__")
@@ -118,14 +136,18 @@ def pass_on(arguments: Sequence[str]) -> None:
     own = any(context.get("command_prefix") for context in contexts) or variables.keys() - LATE
     other = any(context.get("py_executable") != sys.executable for context in contexts)
     words = [word for word in arguments if not word.startswith((flag, "--language="))]
-    command = json.dumps([words, {**os.environ, **variables}, os.getcwd()]).encode()
+    badness = BADNESS.read_text() if BADNESS.exists() else ""
+    command = [words, {**os.environ, **variables}, os.getcwd(), badness]
     try:
         if own or other:
             raise ConnectionError("not as the process that forks is")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(os.environ[SOCKET])
             socket.send_fds(connection, [b"\0"], [0, 1, 2])
-            connection.sendall(command)
+            connection.sendall(json.dumps(command).encode())
+            connection.shutdown(socket.SHUT_WR)
+            if connection.recv(1) != DONE:
+                raise ConnectionError("it has not forked")
     except OSError:
         from ray._private.workers import setup_worker
 

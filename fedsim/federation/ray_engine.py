@@ -174,7 +174,7 @@ class RayEngine(Engine):
         started = time.monotonic()
         now = _UnderWay(
             call,
-            Scheduler(blocks, call.function in self._even),
+            Scheduler(blocks, call.function in self._even, call.reduction.stays),
             list(arguments),
             self._objects.put(arguments),
             states,
@@ -351,7 +351,11 @@ class RayEngine(Engine):
             try:
                 answer = ray.get(ref)
             except RayTaskError as error:  # before LOST: it is of the type of its cause, too
-                raise _cause(error) from None
+                if not (message.combines and isinstance(error.cause, LOST)):
+                    raise _cause(error) from None
+                del now.flying[ref]  # the sum of another actor is gone; fetched alone, it tells
+                self._take_apart(now, message)
+                return
             except LOST as error:
                 self._lose(now, message.actor, error)
                 return
@@ -397,6 +401,12 @@ class RayEngine(Engine):
         items = [item for part in parts for item in part.items]
         now.flying[ref] = _Message(one, items, time.monotonic(), combines=parts)
         now.sums = [part for part in now.sums if part not in parts]
+
+    def _take_apart(self, now: _UnderWay, message: _Message) -> None:
+        """Have each of the sums that were to be combined fetched as it is."""
+        for part in message.combines:
+            part.alone = True
+            now.sums.append(part)
 
     def _fetch(self, now: _UnderWay, part: _Sum) -> None:
         """Take a sum as it is."""
@@ -494,9 +504,7 @@ class RayEngine(Engine):
         for ref, message in list(now.flying.items()):
             if actor in (message.actor, *(part.actor for part in message.combines)):
                 del now.flying[ref]
-                for part in message.combines:  # those of others are still on their node
-                    part.alone = True
-                    now.sums.append(part)
+                self._take_apart(now, message)  # sums of others are still on their node
         now.sums = [part for part in now.sums if part.actor is not actor]
         blocks = now.scheduler.lose(actor, first_line(error))
         self._replace(actor)

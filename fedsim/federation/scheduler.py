@@ -48,10 +48,11 @@ class Scheduler(Generic[W]):
         blocks: of the call, in the order in which they are handed out.
         at_once: deal all blocks out at once, in equal parts, rather than in smaller and smaller
             ones.
+        sums: workers hold what their blocks were folded into.
     """
 
-    def __init__(self, blocks: Sequence[Block], at_once: bool = False) -> None:
-        self._at_once = at_once
+    def __init__(self, blocks: Sequence[Block], at_once: bool = False, sums: bool = True) -> None:
+        self._at_once, self._sums = at_once, sums
         self._waiting = deque(WorkItem([block]) for block in blocks)
         self._under_way: dict[WorkItem, W] = {}  # in the order handed out
         self._in_flight: Counter[W] = Counter()  # how many items of these each worker has
@@ -86,7 +87,7 @@ class Scheduler(Generic[W]):
                 holds_nothing = not self._in_flight[worker] and worker not in self._done
                 self._under_way[item] = worker
                 self._in_flight[worker] += 1
-                if self._at_once and holds_nothing:
+                if self._at_once and self._sums and holds_nothing:
                     item.with_sum = True
                 else:
                     self._to_ask.setdefault(worker, []).append(item)

@@ -6,6 +6,7 @@ import copy
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NoReturn
 
@@ -130,10 +131,12 @@ class Worker:
         if call.serial != self._serial:
             self._begin(call, arguments)
         result = BlockResult()
-        for block in blocks:
-            result.take(self._run_block(call, block, states))
-        if call.unit == "clients" and self._spoilt():
-            self._refuse_change(call, blocks, arguments, states)
+        try:
+            for block in blocks:
+                result.take(self._run_block(call, block, states))
+        finally:  # a client that fails may have been given what another one has changed
+            if call.unit == "clients" and self._spoilt():
+                self._refuse_change(call, blocks, arguments, states)
         return result
 
     def _run_block(
@@ -300,7 +303,8 @@ class Worker:
         clients = [id for block in blocks for id in block]
         for block in blocks:
             self._begin(call, arguments)
-            self._run_block(call, block, states)
+            with suppress(ClientError):
+                self._run_block(call, block, states)
             if self._spoilt():
                 clients = list(block)
                 break
@@ -316,7 +320,10 @@ class Worker:
         if not known:  # notes go to the log, and pickle
             failure.add_note("".join(traceback.format_exception(error)).rstrip())
         stop = self.context.spec.train.on_client_error == "stop"
-        if stop or isinstance(error, SharedInputMutated):
+        if isinstance(error, SharedInputMutated):  # who did it is known
+            self._lent = to_tensors(self._arguments, self.context.device)
+            raise failure from None
+        if stop:
             raise failure from None
         result.failures[id] = "\n".join([str(failure), *getattr(failure, "__notes__", ())])
 

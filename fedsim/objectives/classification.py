@@ -111,7 +111,7 @@ def _cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
     To the bit what autograd comes to.
     """
-    log_p, place = torch.log_softmax(logits, dim=1), y.unsqueeze(1)
+    log_p, place = torch.log_softmax(logits, dim=1), y.long().unsqueeze(1)
     at_log_p = torch.zeros_like(log_p).scatter_(1, place, -1 / len(y))
     gradient = log_softmax_backward(at_log_p, log_p, 1, log_p.dtype)
     return -log_p.gather(1, place).squeeze(1), gradient

@@ -235,7 +235,8 @@ class LayerwiseSgd:
 
     def runs_as_built(self) -> bool:
         """Whether a pass through the network is one through its layers; see `step_to`."""
-        return self._layers is not None and not self._is_changed()
+        known = self._layers is not None and not _is_hooked(self._model.module)
+        return known and not self._is_changed()
 
     def step_to(
         self,

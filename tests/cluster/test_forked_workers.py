@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ print(json.dumps({
     "parent": os.getppid(),
     "session": os.getsid(0) == os.getpid(), "name": __name__,
     "children": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
+    "badness": open("/proc/self/oom_score_adj").read(),
 }))
 """
 
@@ -50,6 +53,7 @@ def test_a_forked_worker_is_as_its_command_says(server: str, tmp_path: Path) -> 
         [sys.executable, forked_workers.__file__, own, "--language=PYTHON", script, "--a=1"],
         env={**os.environ, forked_workers.SOCKET: server, "VARIABLE": "ä=\n"},
         cwd=folder,
+        preexec_fn=lambda: forked_workers.BADNESS.write_text("500"),  # as Ray's workers have it
         capture_output=True,
         text=True,
         check=True,
@@ -68,6 +72,7 @@ def test_a_forked_worker_is_as_its_command_says(server: str, tmp_path: Path) -> 
         "session": True,
         "name": "__main__",
         "children": True,
+        "badness": "500\n",
     }
 
 
@@ -84,11 +89,30 @@ def test_so_are_workers_if_nobody_forks(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert executed(monkeypatch, str(tmp_path / "fork"), context())
 
 
-def executed(monkeypatch: pytest.MonkeyPatch, socket: str, *arguments: str) -> bool:
+def test_so_are_workers_if_it_ends_before_it_has_forked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "fork")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+
+        def end() -> None:
+            connection, _ = listener.accept()
+            connection.makefile("rb").read()
+            connection.close()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        assert executed(monkeypatch, path, context())
+        thread.join()
+
+
+def executed(monkeypatch: pytest.MonkeyPatch, path: str, *arguments: str) -> bool:
     """Whether Ray's own script is executed with these arguments."""
     commands = []
     monkeypatch.setattr(os, "execv", lambda program, words: commands.append((program, words)))
-    monkeypatch.setenv(forked_workers.SOCKET, socket)
+    monkeypatch.setenv(forked_workers.SOCKET, path)
     forked_workers.pass_on(arguments)
     return commands == [(sys.executable, [sys.executable, setup_worker.__file__, *arguments])]
 

@@ -12,7 +12,7 @@ from misbehaving_methods import HABITS
 
 from experiments import small_experiment
 from fedsim import Run, resume, run
-from fedsim.errors import ClientError, FedsimError
+from fedsim.errors import ClientError, FedsimError, RunError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.prepare import prepare
 from fedsim.simulate import Progress
@@ -85,6 +85,12 @@ def test_what_all_clients_share_must_not_be_changed(
         assert str(refused.value) == f"client 1, round 1, spoil: {told}"
     else:  # seen once a block is done
         assert str(refused.value) == f"round 1, spoil: one of clients [1] {told}"
+
+
+def test_who_made_others_fail_is_blamed(finish: Finish) -> None:
+    """Client 3 changes what all share; those after it cannot train with that."""
+    with pytest.raises(RunError, match=r"one of clients \[3\] changes an argument"):
+        finish(method={"name": "misbehaving_methods:Spoils", "how": "NaN"})
 
 
 def test_messages_cost_what_they_are(finish: Finish) -> None:

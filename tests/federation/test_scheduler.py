@@ -33,6 +33,14 @@ def content(sent: Sequence[tuple[str, WorkItem]]) -> list[tuple[str, list[int]]]
     return [(worker, [block[0] // 2 for block in item.blocks]) for worker, item in sent]
 
 
+@pytest.mark.parametrize("sums", [True, False])
+def test_blocks_dealt_out_at_once_bring_their_sums_if_there_are_any(sums: bool) -> None:
+    scheduler: Scheduler[str] = Scheduler(blocks(6), at_once=True, sums=sums)
+    sent = send(scheduler, ["a", "b", "c"])
+    assert content(sent)[:3] == [("a", [0, 5]), ("b", [1, 4]), ("c", [2, 3])]
+    assert {item.with_sum for _, item in sent} == {sums}
+
+
 def test_ray_is_not_needed() -> None:
     code = "import sys, fedsim.federation.scheduler; assert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
+from fedsim.objectives.classification import _cross_entropy
 from fedsim.training import FlatModel, Hooks, Train, Trained, TrainingJob, train
 from fedsim.training.layerwise import LayerwiseSgd
 
@@ -341,6 +342,25 @@ def test_steps_by_a_gradient_that_is_written_out(network: str) -> None:
 @pytest.mark.parametrize("kind", [Halved, Squared])
 def test_another_loss_is_not_taken_for_it(kind: type[Classification]) -> None:
     agree(finish(mlp, kind().loss), finish(mlp, kind().loss, flat=True))
+
+
+def test_labels_of_a_byte_are_classes_as_well() -> None:
+    x, y = examples(8)
+    logits = x.flatten(1)[:, :3]
+    whole, bytes_ = (_cross_entropy(logits, labels) for labels in (y, y.to(torch.uint8)))
+    assert torch.equal(whole[0], bytes_[0])
+    assert torch.equal(whole[1], bytes_[1])
+
+
+def test_a_network_that_was_hooked_later_does_not_run_as_built() -> None:
+    model = FlatModel(mlp(), CPU)
+    assert model.layerwise.runs_as_built()
+    handle = model.module.register_forward_hook(lambda module, inputs, z: 2 * z)
+    assert not model.layerwise.runs_as_built()
+    handle.remove()
+    assert model.layerwise.runs_as_built()
+    model.restrict_classes([0, 2])
+    assert not model.layerwise.runs_as_built()
 
 
 def test_what_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
