@@ -359,6 +359,10 @@ def train_on(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
         (lambda: halves(5, 1, np.random.default_rng(0)), f"shadows=1: {TWO}"),
         (lambda: halves(5, 0, np.random.default_rng(0)), f"shadows=0: {TWO}"),
         (
+            lambda: halves(5, 10**10, np.random.default_rng(0)),
+            "shadows=10000000000: 10,000 are the most, a training each",
+        ),
+        (
             lambda: lira_scores(ONES, SHADOWS, INSIDE & [True, False]),
             "inside: 1 of 2 examples (the first is 1) are never in a shadow model's training set; "
             "LiRA needs both for each",

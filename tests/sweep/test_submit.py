@@ -330,6 +330,17 @@ class TestAddresses:
         code, _, complaint = say("jobs")
         assert code == 2
         assert complaint.startswith(f"error: RAY_ADDRESS=127.0.0.1:{port}: no Ray answers there")
+        code, _, complaint = say("jobs", "--address", f"ray://127.0.0.1:{port}")
+        assert code == 2
+        assert complaint.startswith(f"error: ray://127.0.0.1:{port}: no Ray answers there")
+
+    @pytest.mark.parametrize("address", ["\0", "ray://127.0.0.1:99999"])
+    def test_what_cannot_be_an_address(self, say: Say, address: str) -> None:
+        code, _, complaint = say("jobs", "--address", address)
+        assert code == 2
+        assert complaint.startswith(f"error: {address}: no Ray answers there") or (
+            ": is not the address of a Ray dashboard" in complaint
+        )
 
     def test_the_option_wins_over_the_variables(
         self, say: Say, monkeypatch: pytest.MonkeyPatch
