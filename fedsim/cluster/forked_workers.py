@@ -41,8 +41,12 @@ def fork_server(folder: str) -> Iterator[str]:
         folder: for its socket; nobody else may write there.
 
     Yields:
-        The path of the socket, for the variable `SOCKET` of Ray's processes.
+        The path of the socket, for the variable `SOCKET` of Ray's processes; empty on systems
+        where a process that has imported torch cannot safely be forked.
     """
+    if sys.platform != "linux":
+        yield ""
+        return
     path = os.path.join(folder, "fork")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

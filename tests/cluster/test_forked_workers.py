@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -87,6 +88,9 @@ def test_a_worker_with_an_environment_of_its_own_is_started_as_ever(
 
 def test_so_are_workers_if_nobody_forks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert executed(monkeypatch, str(tmp_path / "fork"), context())
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with forked_workers_here(tmp_path) as path:
+        assert executed(monkeypatch, path, context())
 
 
 def test_so_are_workers_if_it_ends_before_it_has_forked(
@@ -106,6 +110,11 @@ def test_so_are_workers_if_it_ends_before_it_has_forked(
         thread.start()
         assert executed(monkeypatch, path, context())
         thread.join()
+
+
+def forked_workers_here(folder: Path) -> Any:
+    """The context manager itself, not the one that all tests share."""
+    return runpy.run_path(forked_workers.__file__)["fork_server"](str(folder))
 
 
 def executed(monkeypatch: pytest.MonkeyPatch, path: str, *arguments: str) -> bool:
