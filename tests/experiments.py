@@ -161,6 +161,7 @@ def private_ray(**resources: int) -> Iterator[None]:
             # As fedsim starts one, in `fedsim.cluster.connection`.
             _system_config={
                 "worker_niceness": 0,
+                "prestart_worker_first_driver": False,
                 "preload_python_modules": ["fedsim.federation.ray_engine"],
             },
         )

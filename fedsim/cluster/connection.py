@@ -121,6 +121,8 @@ def _size(settings: EngineSettings | None) -> tuple[int, dict[str, Any]]:
         # By default workers step back behind everything else (nice 15): on a machine with other
         # work rounds took seven times as long. The user's command is not to wait for that.
         "worker_niceness": 0,
+        # Else `ray.init` waits for a worker for each CPU, and for ever for one that is lost then.
+        "prestart_worker_first_driver": False,
         # What client actors need beside what workers are forked with, while data are made ready.
         "preload_python_modules": ["fedsim.federation.ray_engine"],
     }
