@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rivals.work import CLASSES, WORKS
+from rivals.work import WORKS
 
 import fedsim
 
@@ -35,32 +35,8 @@ WARM_UP = 5  # rounds
 
 def experiment(method: str, engine: dict[str, Any], cohort: int, rounds: int) -> fedsim.Experiment:
     """The small reference work of speed.py with another method or more clients."""
-    work = WORKS["mlp"]
-    clients = 4 * cohort
-    return fedsim.Experiment.from_dict(
-        {
-            "name": "overheads",
-            "data": {
-                "name": "synthetic",
-                "samples": clients * work.samples,
-                "test_samples": CLASSES,
-                "shape": work.shape,
-                "classes": CLASSES,
-            },
-            "partition": {"kind": "iid", "clients": clients},
-            "model": work.model,
-            "method": {"name": method},
-            "train": {
-                "rounds": rounds,
-                "participation": cohort / clients,
-                "batch_size": work.batch,
-                "optimizer": {"lr": 0.1},
-            },
-            "engine": engine,
-            "evaluate": {"every": rounds},
-            "checkpoint": {"every": 0},
-        }
-    )
+    content = WORKS["mlp"].experiment(4 * cohort, cohort, rounds, method, engine)
+    return fedsim.Experiment.from_dict(content)
 
 
 def run(it: fedsim.Experiment, at_end: Callable[[], float]) -> list[float]:

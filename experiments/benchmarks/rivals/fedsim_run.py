@@ -9,15 +9,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from work import (
-    CLASSES,
-    LEARNING_RATE,
-    WORKS,
-    Stopwatch,
-    all_rounds,
-    parser,
-    report,
-)
+from work import WORKS, Stopwatch, all_rounds, parser, report
 
 import fedsim
 
@@ -29,36 +21,14 @@ def main() -> None:
     arguments = options.parse_args()
     work, rounds = WORKS[arguments.work], all_rounds(arguments.rounds)
     stack = arguments.stack if arguments.stack == "auto" else int(arguments.stack)
-    experiment = fedsim.Experiment.from_dict(
-        {
-            "name": "speed",
-            "data": {
-                "name": "synthetic",
-                "samples": work.clients * work.samples,
-                "test_samples": CLASSES,
-                "shape": work.shape,
-                "classes": CLASSES,
-            },
-            "partition": {"kind": "iid", "clients": work.clients},
-            "model": work.model,
-            "method": {"name": "fedavg"},
-            "train": {
-                "rounds": rounds,
-                "participation": work.cohort / work.clients,
-                "local_epochs": work.epochs,
-                "batch_size": work.batch,
-                "optimizer": {"lr": LEARNING_RATE},
-            },
-            "engine": {
-                "kind": arguments.engine,
-                "actors": arguments.processes,
-                "gpus_per_actor": 1 if arguments.device == "cuda" else 0,
-                "clients_per_step": stack,
-            },
-            "evaluate": {"every": rounds},
-            "checkpoint": {"every": 0},
-        }
-    )
+    engine = {
+        "kind": arguments.engine,
+        "actors": arguments.processes,
+        "gpus_per_actor": 1 if arguments.device == "cuda" else 0,
+        "clients_per_step": stack,
+    }
+    content = work.experiment(work.clients, work.cohort, rounds, "fedavg", engine)
+    experiment = fedsim.Experiment.from_dict(content)
     stopwatch = Stopwatch()
 
     def watch(event: Any) -> None:

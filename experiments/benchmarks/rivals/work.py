@@ -143,6 +143,34 @@ class Work:
         assert found == self.parameters, f"{self.title} has {found} parameters"
         return network
 
+    def experiment(
+        self, clients: int, cohort: int, rounds: int, method: str, engine: dict[str, object]
+    ) -> dict[str, object]:
+        """The work as fedsim's experiment; nothing is evaluated or saved but at the end."""
+        return {
+            "name": "work",
+            "data": {
+                "name": "synthetic",
+                "samples": clients * self.samples,
+                "test_samples": CLASSES,
+                "shape": self.shape,
+                "classes": CLASSES,
+            },
+            "partition": {"kind": "iid", "clients": clients},
+            "model": self.model,
+            "method": {"name": method},
+            "train": {
+                "rounds": rounds,
+                "participation": cohort / clients,
+                "local_epochs": self.epochs,
+                "batch_size": self.batch,
+                "optimizer": {"lr": LEARNING_RATE},
+            },
+            "engine": engine,
+            "evaluate": {"every": rounds},
+            "checkpoint": {"every": 0},
+        }
+
     def data(self, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
         """Each client's inputs and labels, drawn like fedsim's `synthetic`: a cluster a class.
 
