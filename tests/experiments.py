@@ -18,13 +18,13 @@ import ray
 from fedsim import Experiment, run
 from fedsim.cluster import forked_workers
 from fedsim.cluster.compat import lean_start
-from fedsim.cluster.private import environment
+from fedsim.cluster.private import CONFIG, environment
 from fedsim.config_file import RawConfig
 from fedsim.errors import FedsimError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
 from fedsim.prepare import prepare
-from fedsim.rng import keyed_torch_rng
+from fedsim.simulate import initial_state, one_round
 from fedsim.sweep import sweep
 from fedsim.sweep.grid import run_grid
 from fedsim.sweep.trials import SweepPlan
@@ -136,13 +136,10 @@ def federation(experiment: Experiment) -> Federation:
 
 def server_states(experiment: Experiment) -> list[Any]:
     """The server's state before the first round and after each."""
-    fed, method = federation(experiment), experiment.method
-    with keyed_torch_rng(experiment.seed, "server", 0):
-        states = [method.init(fed)]
+    fed = federation(experiment)
+    states: list[Any] = [initial_state(fed, experiment)]
     for t in range(1, experiment.train.rounds + 1):
-        fed.begin_round(t)
-        with keyed_torch_rng(experiment.seed, "server", t):
-            states.append(method.round(fed, states[-1], t))
+        states.append(one_round(fed, experiment, states[-1], t))
     return states
 
 
@@ -158,12 +155,7 @@ def private_ray(**resources: int) -> Iterator[None]:
             **resources,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            # As fedsim starts one, in `fedsim.cluster.connection`.
-            _system_config={
-                "worker_niceness": 0,
-                "prestart_worker_first_driver": False,
-                "preload_python_modules": ["fedsim.federation.ray_engine"],
-            },
+            _system_config=CONFIG,
         )
     yield
     ray.shutdown()

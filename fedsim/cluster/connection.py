@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -83,7 +82,7 @@ def connected(settings: EngineSettings | None) -> Iterator[None]:
         variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
     address = _cluster_address()
     if address is None:
-        with private_ray(*_size(settings), variables):
+        with private_ray(_cpus(settings), variables):
             yield
         return
     try:
@@ -112,21 +111,12 @@ def _connect(address: str, variables: Mapping[str, str]) -> None:
         raise ClusterError(complaint) from error
 
 
-def _size(settings: EngineSettings | None) -> tuple[int, dict[str, Any]]:
-    """How many CPUs a private Ray gets, and how it is configured."""
+def _cpus(settings: EngineSettings | None) -> int:
+    """How many CPUs a private Ray gets."""
     cpus = os.cpu_count() or 1
-    if settings is not None and settings.actors != "auto":
-        cpus = max(cpus, settings.actors * settings.cpus_per_actor)
-    config = {
-        # By default workers step back behind everything else (nice 15): on a machine with other
-        # work rounds took seven times as long. The user's command is not to wait for that.
-        "worker_niceness": 0,
-        # Else `ray.init` waits for a worker for each CPU, and for ever for one that is lost then.
-        "prestart_worker_first_driver": False,
-        # What client actors need beside what workers are forked with, while data are made ready.
-        "preload_python_modules": ["fedsim.federation.ray_engine"],
-    }
-    return cpus, config
+    if settings is None or settings.actors == "auto":
+        return cpus
+    return max(cpus, settings.actors * settings.cpus_per_actor)
 
 
 def _cluster_address() -> str | None:

@@ -142,20 +142,23 @@ def pass_on(arguments: Sequence[str]) -> None:
     words = [word for word in arguments if not word.startswith((flag, "--language="))]
     badness = BADNESS.read_text() if BADNESS.exists() else ""
     command = [words, {**os.environ, **variables}, os.getcwd(), badness]
-    try:
-        if own or other:
-            raise ConnectionError("not as the process that forks is")
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(os.environ[SOCKET])
-            socket.send_fds(connection, [b"\0"], [0, 1, 2])
-            connection.sendall(json.dumps(command).encode())
-            connection.shutdown(socket.SHUT_WR)
-            if connection.recv(1) != DONE:
-                raise ConnectionError("it has not forked")
-    except OSError:
+    if own or other or not _is_forked(json.dumps(command).encode()):
         from ray._private.workers import setup_worker
 
         os.execv(sys.executable, [sys.executable, setup_worker.__file__, *arguments])
+
+
+def _is_forked(command: bytes) -> bool:
+    """Send a command, and the standard streams, to the process that forks; whether it has."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(os.environ[SOCKET])
+            socket.send_fds(connection, [b"\0"], [0, 1, 2])
+            connection.sendall(command)
+            connection.shutdown(socket.SHUT_WR)
+            return connection.recv(1) == DONE
+    except OSError:  # it is gone
+        return False
 
 
 if __name__ == "__main__":

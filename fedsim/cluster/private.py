@@ -26,20 +26,25 @@ from fedsim.errors import RunError
 PATIENCE = 5.0  # seconds that processes have to end by themselves
 CORE = ("gcs_server", "raylet")  # Ray's own processes, without which nothing goes on
 WATCH = 0.5  # seconds between two looks at them
+CONFIG: dict[str, Any] = {  # of the raylet
+    "enable_metrics_collection": False,
+    # By default workers step back behind everything else (nice 15): on a machine with other work
+    # rounds took seven times as long. The user's command is not to wait for that.
+    "worker_niceness": 0,
+    # Else `ray.init` waits for a worker for each CPU, and for ever for one that is lost then.
+    "prestart_worker_first_driver": False,
+}
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 @contextmanager
-def private_ray(
-    cpus: int, config: Mapping[str, Any], variables: Mapping[str, str]
-) -> Iterator[None]:
+def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
     """Start a Ray, and end it with the context.
 
     Its logs and sockets lie in a folder that is this user's alone and is removed at the end.
 
     Args:
         cpus: how many CPUs it is to have, whatever the machine has.
-        config: of the raylet.
         variables: that its processes have besides those of this one.
 
     Raises:
@@ -50,7 +55,7 @@ def private_ray(
     _make_token()
     with ExitStack() as stack:
         folder = stack.enter_context(scratch("fsray-"))
-        # Workers of a runtime environment would start only when they are needed.
+        # Not as a runtime environment: workers that have one of their own are not forked.
         with environment(variables):
             fork = stack.enter_context(forked_workers.fork_server(folder))
         try:
@@ -64,7 +69,7 @@ def private_ray(
                     num_cpus=cpus,
                     include_dashboard=False,
                     _temp_dir=folder,
-                    _system_config={"enable_metrics_collection": False, **config},
+                    _system_config=CONFIG,
                     **QUIET,
                 )
             with _watched(_family(folder)):

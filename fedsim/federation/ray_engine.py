@@ -383,7 +383,7 @@ class RayEngine(Engine):
             parts = [part for part in now.sums if part.actor.node == node]
             together = [part for part in parts if not part.alone]
             if len(actors) >= COMBINED:
-                summed = {item for part in together for item in part.items}
+                summed = {item for part in parts for item in part.items}
                 more = any(set(now.scheduler.held(actor)) - summed for actor in actors)
                 if now.scheduler.waiting or more:
                     parts = [part for part in parts if part.alone]

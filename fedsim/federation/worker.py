@@ -320,9 +320,8 @@ class Worker:
         if not known:  # notes go to the log, and pickle
             failure.add_note("".join(traceback.format_exception(error)).rstrip())
         stop = self.context.spec.train.on_client_error == "stop"
-        if isinstance(error, SharedInputMutated):  # who did it is known
-            self._lent = to_tensors(self._arguments, self.context.device)
-            raise failure from None
+        if isinstance(error, SharedInputMutated):  # who did it is known, and nobody goes on
+            self._lent, stop = to_tensors(self._arguments, self.context.device), True
         if stop:
             raise failure from None
         result.failures[id] = "\n".join([str(failure), *getattr(failure, "__notes__", ())])

@@ -228,9 +228,7 @@ class LayerwiseSgd:
         with torch.no_grad():
             mean = torch.full_like(losses, 1 / losses.numel())
             (delta,) = torch.autograd.grad(losses, passes[0].outputs, mean)
-            self._backward(passes[0].kept, delta, "values", 1 - lr * decay, -lr)
-            if linear is not None:
-                self._w.add_(linear, alpha=-lr)
+            self._descend(passes[0].kept, delta, lr, decay, linear)
         return losses, None
 
     def runs_as_built(self) -> bool:
@@ -258,9 +256,7 @@ class LayerwiseSgd:
         with torch.no_grad():
             outputs, kept = self._forward(x)
             losses, delta = written_out(outputs, y)
-            self._backward(kept, delta, "values", 1 - lr * decay, -lr)
-            if linear is not None:
-                self._w.add_(linear, alpha=-lr)
+            self._descend(kept, delta, lr, decay, linear)
         return losses
 
     def _forward(self, x: Tensor) -> tuple[Tensor, list[Any]]:
@@ -304,6 +300,14 @@ class LayerwiseSgd:
             for one, delta in zip(passes, found, strict=False):
                 self._backward(one.kept, delta, "gradients", 1.0, 1.0)
         return g
+
+    def _descend(
+        self, kept: list[Any], delta: Tensor, lr: float, decay: float, linear: Tensor | None
+    ) -> None:
+        """Change the weights by what a pass kept and the gradient at its outputs."""
+        self._backward(kept, delta, "values", 1 - lr * decay, -lr)
+        if linear is not None:
+            self._w.add_(linear, alpha=-lr)
 
     def _backward(
         self, kept: list[Any], delta: Tensor | None, to: str, beta: float, alpha: float
