@@ -81,7 +81,9 @@ class Config(BaseModel):
         for leaf in _leaves(value):
             if isinstance(leaf, bool) and not _admits_flags(annotation):
                 raise PydanticKnownError("float_type" if annotation is float else "int_type")
-            whole = isinstance(leaf, int) and not -(2**63) <= leaf < 2**63
+            # Nothing calculates with seeds.
+            most = 2**64 if info.field_name == "seed" else 2**63 - 1
+            whole = isinstance(leaf, int) and not -(2**63) <= leaf <= most
             if whole or (isinstance(leaf, float) and LARGEST < abs(leaf) < math.inf):
                 raise PydanticCustomError("too_large", "is larger than any number should be")
         return value

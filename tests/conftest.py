@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import ray
+from hypothesis import settings
 
 from experiments import HERE, Say, private_ray, small_experiment
 from fedsim import Run, launch, run
@@ -24,6 +25,10 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import RunSpec
 from fedsim.results.folder import RunFolder
 from fedsim.simulate import Progress
+
+# No test is timed: machines are busy, and schemas are built by the first example.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Files with tests that start Ray: they take the longest.
 ON_RAY = {

@@ -186,7 +186,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @given(st.data())
 @settings(
     max_examples=EXAMPLES,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],  # shrinking would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

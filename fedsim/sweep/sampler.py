@@ -27,14 +27,16 @@ class SamplerByPlace(BaseSampler):
 
     def __init__(self, make: Callable[..., BaseSampler], seed: int) -> None:
         self._make, self._seed = make, seed
-        self._place = -1
-        self._sampler = make(seed=seed)
+        self._go_to(0)
+
+    def _go_to(self, place: int) -> None:
+        (key,) = np.random.SeedSequence([self._seed, place]).generate_state(1)
+        self._place, self._sampler = place, self._make(seed=int(key))
 
     def _of(self, study: Study, trial: FrozenTrial) -> BaseSampler:
         place = trial.number - len(study.user_attrs.get(AGAIN, ()))
         if place != self._place:
-            (key,) = np.random.SeedSequence([self._seed, place]).generate_state(1)
-            self._place, self._sampler = place, self._make(seed=int(key))
+            self._go_to(place)
         return self._sampler
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:

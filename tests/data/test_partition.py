@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -237,7 +237,6 @@ def slow_dirichlet(
     return shares
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     clients=st.integers(1, 6),

@@ -122,7 +122,7 @@ def test_tasks_and_allocations_are_those_of_the_released_code(classes: int, seed
 
 
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_client_0_learns_the_same_for_all_seeds(seed: int) -> None:
     splits = deal(dataset(shuffled(8, 30)), seed)
     assert [list(task) for task in stream(splits).order[0]] == [
@@ -135,7 +135,7 @@ def test_client_0_learns_the_same_for_all_seeds(seed: int) -> None:
 @given(
     clients=st.integers(1, 4), tasks=st.integers(1, 4), classes=st.integers(2, 5), data=st.data()
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_other_numbers_of_tasks_are_drawn_by_the_same_rule(
     clients: int, tasks: int, classes: int, data: st.DataObject
 ) -> None:
@@ -205,7 +205,7 @@ def cases(draw: st.DrawFn) -> tuple[Dataset, list[list[list[str]]]]:
     taking_part=st.sampled_from([1.0, 0.9]),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_stream_deals_as_written_out(
     case: tuple[Dataset, list[list[list[str]]]], fraction: float, taking_part: float, seed: int
 ) -> None:

@@ -195,7 +195,7 @@ def network(kind: str = "classifier", seed: int = 0, scale: float = 1.0) -> Flat
     seed=st.integers(0, 99),
     scale=st.sampled_from([1.0, 30.0]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_only_some_classes_are_answered_and_learnt(
     kind: str, labels: list[int], seed: int, scale: float
 ) -> None:

@@ -247,7 +247,7 @@ def test_attention_of_both_signs_and_none(kind: int) -> None:
     seed=st.integers(0, 99),
     more=st.integers(0, 5),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_documents(kind: int, texts: list[list[int]], seed: int, more: int) -> None:
     """And alone, or with padding, they come to the same."""
     reader = a_reader()

@@ -277,7 +277,7 @@ SIDES = st.integers(1, 4)
 
 
 @given(SIDES, SIDES, SIDES, SIDES, st.integers(1, 3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_unpatchify_undoes_patchify(B: int, C: int, rows: int, columns: int, patch: int) -> None:
     shape = (C, rows * patch, columns * patch)
     x = torch.arange(B * math.prod(shape)).view(B, *shape)

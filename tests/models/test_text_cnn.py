@@ -96,7 +96,7 @@ def read(x: Tensor) -> Tensor:
 
 
 @given(st.lists(document, min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_features_are_those_of_a_slow_loop(documents: list[list[int]]) -> None:
     found = read(rows(*documents))
     expected = np.array([slowly(NETWORK.features, words) for words in documents])
@@ -110,7 +110,7 @@ def test_documents_that_are_empty_or_shorter_than_a_window(words: list[int]) -> 
 
 
 @given(st.lists(document, min_size=1, max_size=5), st.integers(0, 20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_document_is_read_alike_whatever_lies_beside_it(
     documents: list[list[int]], padding: int
 ) -> None:
@@ -149,7 +149,7 @@ def test_windows_that_are_only_padding_do_not_count() -> None:
 
 
 @given(st.lists(document, min_size=1, max_size=5), st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_document_vectors_are_means_of_known_words(
     documents: list[list[int]], padding: int
 ) -> None:

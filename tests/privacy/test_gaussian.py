@@ -11,7 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedsim.errors import ExperimentError
@@ -222,7 +222,6 @@ rows = st.integers(1, 5).flatmap(
 dtypes = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
 
 
-@settings(deadline=None)  # torch may start its threads in the midst of it
 @given(rows, dtypes, logarithmic(1e-2, 1e4))
 @example([[1.0]], torch.float64, math.exp(9))  # of which torch's norm / norm is not 1
 def test_clip(values: list[list[float]], dtype: torch.dtype, norm: float) -> None:
@@ -244,7 +243,6 @@ def test_clip(values: list[list[float]], dtype: torch.dtype, norm: float) -> Non
             torch.testing.assert_close(result, row * (norm / size), rtol=0, atol=atol)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6), logarithmic(0.1, 10))
 def test_clip_brings_no_two_images_further_apart(seed: int, norm: float) -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(seed)).double()

@@ -103,7 +103,7 @@ def test_reconstructions_are_clamped() -> None:
     assert fidelity(x, 3 * x - 1) == Fidelity(mse=0.0, psnr=100.0, ssim=1.0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.floats(0.02, 0.5), st.floats(1.5, 4.0))
 def test_more_noise_is_less_fidelity(seed: int, sigma: float, factor: float) -> None:
     x, disturbance = digits()[0][:20], noise(20, 1, 8, 8, seed=seed)

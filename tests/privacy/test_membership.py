@@ -74,7 +74,7 @@ few = st.lists(st.integers(-3, 3), min_size=1, max_size=12)  # so that there are
 many = st.lists(st.integers(-3, 30), min_size=95, max_size=220)  # so that 1 % is some of them
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(few, few | many)
 def test_outcome_is_that_of_all_thresholds_in_turn(members: list[int], others: list[int]) -> None:
     expected = by_loop(members, others)
@@ -185,7 +185,7 @@ def test_lira_bears_what_is_far_out() -> None:
     assert np.isfinite(scores).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 2**32 - 1))
 def test_halves_have_each_example_in_half_of_the_sets(n: int, shadows: int, seed: int) -> None:
     inside = halves(n, shadows, np.random.default_rng(seed))

@@ -275,6 +275,14 @@ def test_an_interrupted_search_proposes_what_it_would_have(name: str, lost: int)
     assert proposed(interrupted=True) == undisturbed
 
 
+def test_any_seed_of_an_experiment_will_do() -> None:
+    section = {"space": {"train.optimizer.lr": [0.1]}, "objectives": {"loss": "min"}}
+    sampler = SearchSettings.model_validate({**section, "seed": 2**64}).make_sampler()
+    study = optuna.create_study(sampler=sampler)
+    study.ask(fixed_distributions={"x": optuna.distributions.FloatDistribution(0, 1)})
+    assert small_experiment(seed=2**64).seed == 2**64
+
+
 class TestPareto:
     def test_the_front_is_what_no_other_betters(self) -> None:
         trials = pd.DataFrame({"a": [1, 2, 3, 3, 0.0], "b": [1, 3, 4, 5, 1.0]})

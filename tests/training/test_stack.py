@@ -191,7 +191,7 @@ def test_hooks_act_on_a_stack_as_in_the_loop(
     batch_size=st.integers(1, 6),
     local_epochs=st.integers(1, 3),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_sizes(sizes: list[int], batch_size: int, local_epochs: int) -> None:
     section = Train(batch_size=batch_size, local_epochs=local_epochs)
     alone, stacked, _, _ = both(mlp, sizes, Hooks(CROSS_ENTROPY), section)
