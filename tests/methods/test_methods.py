@@ -123,7 +123,7 @@ class TestEveryMethod:
             **with_method(
                 name,
                 model={"name": "resnet8", "width": 2},
-                train={"rounds": 4, "participation": 0.5, "optimizer": {"lr": 0.01}},
+                train={"rounds": 4, "participation": 0.5, "batch_size": 64, "optimizer": {"lr": 0.01}},
             )
         )
         fed = federation(experiment)
