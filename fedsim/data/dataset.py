@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +80,9 @@ class Dataset:
         spaced: words of documents are parted by spaces and as they stand; else they are what
             `fedsim.data.text.tokenise` makes of a text.
         test_columns: facts of each test example, (M,) each, by name.
-        marks: (M, L) which words of each test document its label is about, if that is known.
+        truth: which parts of each test input are of a kind, as far as that is known, by the kind's
+            name: words (M, L), features (M, F) or pixels (M, height, width). `signal` is what the
+            label is about.
         scaling: what `x` was made with of the numbers in the source's files; not of uint8.
         target_scaling: what a regression's `y` was made with.
         resized: images of any size were resized to that of `x`.
@@ -100,7 +103,7 @@ class Dataset:
     known: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     spaced: bool = False
     test_columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
-    marks: NDArray[np.bool_] | None = None
+    truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED
     resized: bool = False
@@ -115,11 +118,6 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.x.shape[1:])
-
-    @property
-    def test_facts(self) -> dict[str, NDArray[Any]]:
-        """What is known of each test example beside its label, by name: `marks` or nothing."""
-        return {} if self.marks is None else {"marks": self.marks}
 
     @property
     def spec(self) -> DataSpec:

@@ -125,19 +125,19 @@ class _Reviews(TextSource):
             *(y, [review.words for review in both], CLASSES),
             *(rows[: len(train)], rows[len(train) :], path),
         )
-        gold = None
+        truth: dict[str, NDArray[np.bool_]] = {}
         if any(review.marks for review in test):
-            gold = np.zeros(found.test_x.shape, dtype=np.bool_)
+            truth["signal"] = np.zeros(found.test_x.shape, dtype=np.bool_)
             for k, review in enumerate(test):
                 own = review.marks[: found.shape[0]]
-                gold[k, : len(own)] = own
+                truth["signal"][k, : len(own)] = own
         names = np.array([review.aspect for review in both])
         return replace(
             found,
             spaced=True,
             columns={"aspect": names[: len(train)]},
             test_columns={"aspect": names[len(train) :]},
-            marks=gold,
+            truth=truth,
         )
 
 
@@ -148,7 +148,7 @@ class PlantedReviews(_Reviews):
     A review has a sentence on each aspect of its domain, in random order: fillers, and among them
     a phrase of an adverb or none, a word of praise or blame, and a noun of the aspect. Its label
     is that of one of the aspects, the column `aspect`; the phrase on that aspect is its rationale
-    (`Dataset.marks`), those on others distract. Reviews of an aspect are half positive. In
+    (`Dataset.truth`), those on others distract. Reviews of an aspect are half positive. In
     training, other aspects agree with the label more often than not (as in real reviews), and, if
     `spurious`, a word that says nothing goes with the positive class; in the test set they do not.
 

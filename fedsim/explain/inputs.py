@@ -57,8 +57,8 @@ class Inputs:
         if data.words:
             words = tuple(tuple(data.words[token] for token in row if token) for row in x.tolist())
             marks = ((),) * len(words)
-            if data.marks is not None:
-                own = data.marks[list(rows)].tolist()
+            if "signal" in data.truth:
+                own = data.truth["signal"][list(rows)].tolist()
                 marks = tuple(tuple(m[: len(w)]) for m, w in zip(own, words, strict=True))
         if data.classes:
             labels = tuple(data.classes[y] for y in truth)

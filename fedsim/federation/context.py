@@ -183,8 +183,8 @@ class WorkerContext:
         return Batch(test.x, test.y, facts=self._facts(slice(None)))
 
     def _facts(self, part: slice) -> dict[str, Tensor]:
-        found = self._dataset.test_facts
-        return {name: torch.tensor(a[part], device=self.device) for name, a in found.items()}
+        truth = self._dataset.truth
+        return {name: torch.tensor(a[part], device=self.device) for name, a in truth.items()}
 
     @cached_property
     def central_test(self) -> Examples:

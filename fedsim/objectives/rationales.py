@@ -47,7 +47,7 @@ class Rationales(Classification):
             Metric("comprehensiveness", "comprehensiveness"),
             Metric("sufficiency", "sufficiency", best="min"),
         )
-        if data.marks is None:
+        if "signal" not in data.truth:
             return found
         return (
             *found,
@@ -100,7 +100,7 @@ class Rationales(Classification):
             totals[f"of/{c}"] = int((y == c).sum())
         totals["words"] = int((batch.x != 0).sum())
         totals["chosen"] = float(z.double().sum())
-        marks = batch.facts.get("marks")
+        marks = batch.facts.get("signal")
         if marks is not None:
             totals["gold"] = int(marks.sum())
             totals["hit"] = int((z.bool() & marks).sum())

@@ -89,10 +89,9 @@ def test_beer(root: Path) -> None:
             ("aroma", "positive", "no ranges"),
         ]  # of the palate nobody has marked a word
     )
-    assert data.marks is not None
     marked = [
         [w for w, m in zip(row.tolist(), own, strict=True) if m]
-        for row, own in zip(data.test_x, data.marks, strict=True)
+        for row, own in zip(data.test_x, data.truth["signal"], strict=True)
     ]
     words = [" ".join(data.words[w] for w in row) for row in marked]
     assert words == ["golden head", "dull", "musty", "no ranges"]
@@ -108,7 +107,7 @@ def test_classes_are_balanced(root: Path) -> None:
     assert texts(load(root, "beer", aspects=["aroma"], test="heldout"), "test") == [
         ("aroma", "negative", "A golden beer , musty .")
     ]
-    assert load(root, "beer", test="heldout", aspects=["aroma"]).marks is None
+    assert load(root, "beer", test="heldout", aspects=["aroma"]).truth == {}
 
 
 def test_reviews_kept_aside_of_all_aspects_at_once(root: Path) -> None:
@@ -131,8 +130,7 @@ def test_hotel(root: Path) -> None:
         ("location", "negative", "bad location too"),
         ("service", "negative", "bad service too"),
     ]
-    assert data.marks is not None
-    assert data.marks[:, :3].tolist() == [[True, True, False]] * 2
+    assert data.truth["signal"][:, :3].tolist() == [[True, True, False]] * 2
     tested = texts(load(root, "hotel", test="heldout", aspects=["service"]), "test")
     assert tested[0] == ("service", "positive", "good service")
     assert len(tested) == 3
@@ -195,8 +193,7 @@ def test_tokens_stay_as_they_are(root: Path) -> None:
     (root / "beer" / "annotations.json").write_text(line + "\n")
     data = load(root, "beer", aspects=["appearance"])
     assert data.spaced
-    assert data.marks is not None
-    assert [data.words[w] for w in data.test_x[0][data.marks[0]]] == ["nice"]
+    assert [data.words[w] for w in data.test_x[0][data.truth["signal"][0]]] == ["nice"]
 
 
 @pytest.mark.parametrize(

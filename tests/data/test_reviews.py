@@ -34,11 +34,10 @@ def test_marks_are_the_phrase_on_the_aspect_of_the_label(domain: str) -> None:
     assert Counter(data.columns["aspect"]) == dict.fromkeys(aspects, 60)
     for name in aspects:  # half of each aspect's reviews are positive
         assert data.y[data.columns["aspect"] == name].mean() == 0.5
-    assert data.marks is not None
-    assert data.marks.shape == data.test_x.shape
+    assert data.truth["signal"].shape == data.test_x.shape
     about = data.test_columns["aspect"]
     for words, marks, y, name in zip(
-        texts(data, data.test_x), data.marks, data.test_y, about, strict=True
+        texts(data, data.test_x), data.truth["signal"], data.test_y, about, strict=True
     ):
         places = np.flatnonzero(marks)
         assert (np.diff(places) == 1).all()
@@ -94,12 +93,10 @@ def test_its_seed_decides() -> None:
 
 def test_marks_end_where_documents_are_cut() -> None:
     data = planted(length=10)
-    assert data.marks is not None
-    assert data.marks.shape == data.test_x.shape == (160, 10)
+    assert data.truth["signal"].shape == data.test_x.shape == (160, 10)
     whole = planted(length=1000)
     assert whole.shape[0] > 10
-    assert whole.marks is not None
-    np.testing.assert_array_equal(data.marks, whole.marks[:, :10])
+    np.testing.assert_array_equal(data.truth["signal"], whole.truth["signal"][:, :10])
 
 
 def test_the_test_set_is_the_same_however_one_trains() -> None:
@@ -107,7 +104,7 @@ def test_the_test_set_is_the_same_however_one_trains() -> None:
     assert texts(one, one.test_x) == texts(other, other.test_x)
     np.testing.assert_array_equal(one.test_y, other.test_y)
     np.testing.assert_array_equal(one.test_columns["aspect"], other.test_columns["aspect"])
-    for a, b in zip(one.marks, other.marks, strict=True):
+    for a, b in zip(one.truth["signal"], other.truth["signal"], strict=True):
         np.testing.assert_array_equal(np.flatnonzero(a), np.flatnonzero(b))
 
 

@@ -64,8 +64,7 @@ def test_words_are_those_that_the_final_model_chooses(done: Run) -> None:
         n = int((x != 0).sum())
         assert found.words == tuple(data.words[w] for w in x[0, :n].tolist())
         assert found.chosen == tuple(z[:n])
-        assert data.marks is not None
-        assert found.marked == tuple(data.marks[row, :n].tolist())
+        assert found.marked == tuple(data.truth["signal"][row, :n].tolist())
         assert found.decision == data.classes[int(probabilities.argmax())]
         assert found.probability == pytest.approx(float(probabilities.max()))
         assert found.label == data.classes[data.test_y[row]]

@@ -40,7 +40,7 @@ def documents() -> Dataset:
     words = ("", "<unknown>", "good", "bad", "beer")
     marks = np.array([[True, False, False], [False, False, False]])
     y = np.array([1, 0])
-    return Dataset(x, y, x, y, ("no", "yes"), words=words, marks=marks)
+    return Dataset(x, y, x, y, ("no", "yes"), words=words, truth={"signal": marks})
 
 
 def test_rows_of_the_test_set() -> None:

@@ -47,7 +47,7 @@ def documents(n: int = 30, length: int = 8) -> tuple[Tensor, Tensor, Tensor]:
 def scores_of(
     made: RationaleClassifier, x: Tensor, y: Tensor, marks: Tensor | None
 ) -> dict[str, float]:
-    facts = {} if marks is None else {"marks": marks}
+    facts = {} if marks is None else {"signal": marks}
     return Rationales().scores(evaluate(Rationales(), made, Batch(x, y, facts=facts)))
 
 
@@ -131,8 +131,7 @@ def test_a_run_records_them_whatever_the_method(tmp_path: Any) -> None:
     fed.model.load(torch.cat([named[name].flatten() for name in fed.model.shapes]))
     assert isinstance(fed.model.module, RationaleClassifier)
     data = made.data.load()
-    assert data.marks is not None
-    x, y, marks = (torch.tensor(v) for v in (data.test_x, data.test_y, data.marks))
+    x, y, marks = (torch.tensor(v) for v in (data.test_x, data.test_y, data.truth["signal"]))
     expected = scores_of(fed.model.module, x, y, marks)
     assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-6)
     assert row["majority"] == 0.5
@@ -193,7 +192,7 @@ def test_aspects_add_up() -> None:
     aspects = np.array(["aroma"] * 4 + ["taste"] * (len(y) - 4))
     sliced = ("accuracy", "balanced_accuracy", "rationale_f1", "chance_f1")
     slices = ByColumn(Rationales(), aspects, sliced)
-    totals = slices.totals(made, Batch(x, y, facts={"marks": marks}), 0)
+    totals = slices.totals(made, Batch(x, y, facts={"signal": marks}), 0)
     found, further = slices.scores(totals, 0)
     assert not further
     for name, value in scores_of(made, x, y, marks).items():
