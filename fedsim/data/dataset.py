@@ -80,6 +80,8 @@ class Dataset:
         spaced: words of documents are parted by spaces and as they stand; else they are what
             `fedsim.data.text.tokenise` makes of a text.
         test_columns: facts of each test example, (M,) each, by name.
+        sliced_by: the one of `test_columns` whose values are slices, with scores of their own;
+            empty for none.
         truth: which parts of each test input are of a kind, as far as that is known, by the kind's
             name: words (M, L), features (M, F) or pixels (M, height, width). `signal` is what the
             label is about.
@@ -103,6 +105,7 @@ class Dataset:
     known: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     spaced: bool = False
     test_columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    sliced_by: str = ""
     truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED

@@ -137,6 +137,7 @@ class _Reviews(TextSource):
             spaced=True,
             columns={"aspect": names[: len(train)]},
             test_columns={"aspect": names[len(train) :]},
+            sliced_by="aspect",
             truth=truth,
         )
 

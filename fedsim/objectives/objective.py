@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -92,13 +92,9 @@ class Objective(Config, ABC):
         ...         return {"wrong": int(wrong.sum()), "of": wrong.numel()}
         ...     def scores(self, totals):
         ...         return {"hamming": totals["wrong"] / totals["of"]}
-
-    Attributes:
-        by: the column of the test examples whose values are slices, with scores of their own.
     """
 
     name: str
-    by: ClassVar[str | None] = None
 
     @abstractmethod
     def num_outputs(self, data: Dataset) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ class Rationales(Classification):
     """
 
     name: str = "rationales"
-    by: ClassVar[str | None] = "aspect"
 
     def metrics(self, data: Dataset) -> tuple[Metric, ...]:
         found = (

@@ -182,10 +182,10 @@ def mean_over_tasks(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def slices_of(objective: Objective, data: Dataset, splits: ClientSplits) -> Slices:
-    """How a run's central test set is cut up: by task, by the objective's column, or not."""
+    """How a run's central test set is cut up: by task, by a column, or not."""
     if splits.sequence is not None:
         return ByTask(objective, data.test_y, splits.sequence)
-    if objective.by in data.test_columns:
+    if data.sliced_by:
         sliced = [metric.column for metric in objective.metrics(data) if metric.sliced]
-        return ByColumn(objective, data.test_columns[objective.by], sliced)
+        return ByColumn(objective, data.test_columns[data.sliced_by], sliced)
     return Whole(objective)
