@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +154,17 @@ class DataSpec:
     num_classes: int
     dtype: np.dtype[Any]
     embeddings: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None
+
+
+def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The features' names, or x1, x2, … where they have none.
+
+    Raises:
+        DataError: there are names, but not one for each feature.
+    """
+    if names and len(names) != count:
+        raise DataError(f"{len(names)} names for {count} features")
+    return tuple(names) or tuple(f"x{f + 1}" for f in range(count))
 
 
 def _contiguous(array: NDArray[Any]) -> NDArray[Any]:

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset
+from fedsim.data.dataset import feature_names
 from fedsim.data.stored import bounds
 from fedsim.explain.explainer import Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.highlight import Weighed, draw_weighed, in_short
 from fedsim.explain.images import draw_relevances
 from fedsim.explain.inputs import Inputs
-from fedsim.models.rules import feature_names
 
 MOST_DRAWN = 24  # inputs in a picture
 MOST_NAMED = 5  # words or features for a decision, and as many against it

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset, files
+from fedsim.data.dataset import feature_names
 from fedsim.data.sources import read_table, table_features
 from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
-from fedsim.models.rules import feature_names
 
 
 @dataclass(frozen=True)

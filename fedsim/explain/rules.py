@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.data import Dataset
-from fedsim.data.dataset import UNSCALED, Scaling
+from fedsim.data.dataset import UNSCALED, Scaling, feature_names
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import (
     ExplainedData,
@@ -37,7 +37,6 @@ from fedsim.models.rules import (
     RuleModel,
     Rules,
     count,
-    feature_names,
     quality,
 )
 from fedsim.models.tsk import Tsk, write_published

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
+from fedsim.data.dataset import feature_names
 from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.rules import global_explanation, measures
 from fedsim.federation import Client, Federation, NotCounted, client_function
@@ -26,7 +27,6 @@ from fedsim.models.rules import (
     Rules,
     check_table,
     count,
-    feature_names,
 )
 from fedsim.objectives import Regression
 from fedsim.training import Train

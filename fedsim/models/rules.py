@@ -160,17 +160,6 @@ def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
         raise DataError(f"the target is {y[wrong[0]]} in example {wrong[0]}")
 
 
-def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The features' names, or x1, x2, … where they have none.
-
-    Raises:
-        DataError: there are names, but not one for each feature.
-    """
-    if names and len(names) != count:
-        raise DataError(f"{len(names)} names for {count} features")
-    return tuple(names) or tuple(f"x{f + 1}" for f in range(count))
-
-
 def quality(firing: Array, outputs: Array, y: Array) -> tuple[Array, Array]:
     """Support and confidence of each rule on n examples: (R,) each, between 0 and 1.
 

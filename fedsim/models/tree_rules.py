@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.data.dataset import feature_names
 from fedsim.models.model import models
 from fedsim.models.rules import (
     Array,
@@ -18,7 +19,6 @@ from fedsim.models.rules import (
     RuleModel,
     Rules,
     check_table,
-    feature_names,
 )
 
 # Of a side without a bound: finite, so that it can be sent like any other.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim import atomic
+from fedsim.data.dataset import feature_names
 from fedsim.errors import DataError
 from fedsim.models.model import models
 from fedsim.models.rules import (
@@ -29,7 +30,6 @@ from fedsim.models.rules import (
     RuleModel,
     Rules,
     check_table,
-    feature_names,
     quality,
 )
 

@@ -13,10 +13,10 @@ import torch
 from experiments import NETWORK_METHODS, Say, with_method
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot, client_models
+from fedsim.data.dataset import feature_names
 from fedsim.explain.attributed import Attributed
 from fedsim.explain.attribution import IntegratedGradients, Occlusion, heatmap
 from fedsim.explain.inputs import Inputs
-from fedsim.models.rules import feature_names
 
 Finish = Callable[..., Run]
 WORDS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}

@@ -15,11 +15,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedsim.data import Dataset
+from fedsim.data.dataset import feature_names
 from fedsim.data.sources import Digits, Folder, Keel, Mnist, Mortgage, Npz, Scale, Table
 from fedsim.data.text_sources import Text
 from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs
-from fedsim.models.rules import feature_names
 
 
 def images(channels: int = 1) -> Dataset:

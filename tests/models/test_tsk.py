@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from fedsim.data.dataset import feature_names
 from fedsim.errors import DataError
-from fedsim.models.rules import Rules, feature_names, quality
+from fedsim.models.rules import Rules, quality
 from fedsim.models.tsk import FILES, Tsk, fuzzy_c_means, read_published, write_published
 from fedsim.objectives import Regression
 

@@ -38,6 +38,6 @@ def test_the_column_that_the_data_name(data: Dataset) -> None:
     assert {name: cut[name] for name in whole} == pytest.approx(whole)
     assert cut.keys() - whole.keys() == {f"{column}/north", f"{column}/south"}
     for place in ("north", "south"):
-        own = PLACES == place
+        own = place == PLACES
         part = replace(data, test_x=data.test_x[own], test_y=data.test_y[own])
         assert cut[f"{column}/{place}"] == pytest.approx(scores(objective, part)[column])
