@@ -1,0 +1,215 @@
+"""What relevances are worth, by themselves: how few parts they name, how alike two are, and how
+much of them is where it should be.
+
+Relevances are (n, P): of n inputs with P parts each (pixels, features or words), signed and
+finite. Each score is (n,), one of each input, in float64. Parts of equal relevance come in the
+order of their index. The padding of a document counts as parts of no relevance, so documents of
+unlike length are better scored one by one, without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scores = NDArray[np.float64]
+Truth = NDArray[np.bool_]
+
+
+def sparseness(relevance: NDArray[Any]) -> Scores:
+    """How unevenly relevance is spread: the Gini index of |R|.
+
+    With |R| in rising order, r_1 ≤ … ≤ r_P: Σ_k (2k − P − 1)·r_k / (P·Σ_k r_k).
+
+    In [0, 1), without a unit; 0: all parts alike, (P − 1)/P: one part alone. More is simpler. A
+    row of zeros scores 0.
+
+    >>> sparseness(np.array([[0, -3, 0, 0], [1, 1, -1, 1]])).tolist()
+    [0.75, 0.0]
+
+    Source: Chalasani et al. (ICML 2020); the index as in Hurley and Rickard (IEEE Transactions on
+    Information Theory 2009).
+    """
+    size = np.sort(_sizes(relevance), axis=1)
+    P = size.shape[1]
+    weight = 2 * np.arange(1, P + 1) - P - 1
+    gini: Scores = (size * weight).sum(axis=1) / (P * size.sum(axis=1))
+    return gini.clip(0, 1)
+
+
+def effective_parts(relevance: NDArray[Any]) -> Scores:
+    """How many parts an explanation is about: exp(−Σ_p q_p ln q_p) with q = |R| / Σ|R|.
+
+    In [1, P], in parts: as many equally relevant ones would have that entropy. Less is simpler. A
+    row of zeros scores P, because all its parts are alike.
+
+    >>> effective_parts(np.array([[0, -3, 0, 0], [1, 1, -1, 1]])).round(9).tolist()
+    [1.0, 4.0]
+
+    Source: Bhatt et al. (IJCAI 2020), whose complexity is the entropy itself, in nats.
+    """
+    size = _sizes(relevance)
+    q = size / size.sum(axis=1, keepdims=True)
+    nats: Scores = -(q * np.log(q, out=np.zeros_like(q), where=q > 0)).sum(axis=1)
+    return np.exp(nats).clip(1, q.shape[1])
+
+
+def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> Scores:
+    """Whether two explanations put parts in the same order: Spearman's ρ, mean ranks for ties.
+
+    In [−1, 1], without a unit; 1: the same order, −1: the reverse one. More is more alike. Where
+    all parts of a row are alike, in one explanation or in both, there is no order: NaN, unless the
+    two rows are equal, which scores 1.
+
+    Source: Spearman (1904).
+    """
+    a, b = _rows(a), _rows(b)
+    return np.where((a == b).all(axis=1), 1, _cosine(_centred_ranks(a), _centred_ranks(b)))
+
+
+def top_k_overlap(a: NDArray[Any], b: NDArray[Any], k: int) -> Scores:
+    """The share of the k parts of largest R in one explanation that also are in the other.
+
+    In [0, 1]; k/P is chance. More is more alike. In a row of zeros the first k parts are taken.
+
+    >>> top_k_overlap(np.array([[5, 4, 1, -9]]), np.array([[1, 3, -2, 2]]), k=2).tolist()
+    [0.5]
+
+    Raises:
+        ValueError: there are no k parts.
+    """
+    P = a.shape[1]
+    if not 1 <= k <= P:
+        raise ValueError(f"k={k}: must be from 1 to {P}, the number of parts")
+    both = (places(a) < k) & (places(b) < k)
+    share: Scores = both.sum(axis=1) / k
+    return share
+
+
+def cosine(a: NDArray[Any], b: NDArray[Any]) -> Scores:
+    """How alike two explanations are, whatever their scale: ⟨a, b⟩ / (‖a‖·‖b‖).
+
+    In [−1, 1], without a unit. More is more alike. Two rows of zeros score 1, one beside another
+    row 0.
+    """
+    a, b = _scaled(_rows(a)), _scaled(_rows(b))
+    found = _cosine(a, b)
+    return np.where(np.isnan(found), (a == b).all(axis=1), found)
+
+
+def relevance_mass(relevance: NDArray[Any], truth: Truth) -> Scores:
+    """The share of the positive relevance that is where the truth is.
+
+    In [0, 1]; |truth|/P is chance. More is better. A row without any positive relevance scores 0;
+    where the truth is empty: NaN.
+
+    >>> truth = np.array([[True, True, False, False]])
+    >>> relevance_mass(np.array([[2, 1, 1, -5]]), truth).tolist()
+    [0.75]
+
+    Args:
+        relevance: (n, P).
+        truth: (n, P) the parts that decide, as far as they are known.
+
+    Source: Arras et al. (Information Fusion 2022), relevance mass accuracy, of sums over channels
+    of which the positive part counts.
+    """
+    positive = _scaled(np.maximum(_rows(relevance), 0))
+    total = positive.sum(axis=1)
+    inside = (positive * truth).sum(axis=1)
+    return _where_known(inside / np.where(total > 0, total, 1), truth)
+
+
+def relevance_rank(relevance: NDArray[Any], truth: Truth) -> Scores:
+    """Of as many parts of largest R as the truth has: the share that is where the truth is.
+
+    In [0, 1]; |truth|/P is chance. More is better. A row of zeros ranks nothing, and scores 0;
+    where the truth is empty: NaN.
+
+    >>> truth = np.array([[True, True, False, False]])
+    >>> relevance_rank(np.array([[2, 1, 1.5, -5]]), truth).tolist()
+    [0.5]
+
+    Args:
+        relevance: (n, P).
+        truth: (n, P) the parts that decide, as far as they are known.
+
+    Source: Arras et al. (Information Fusion 2022), relevance rank accuracy.
+    """
+    size = np.sum(truth, axis=1)
+    hits = ((places(relevance) < size[:, None]) & truth).sum(axis=1)
+    return _where_known(np.any(relevance, axis=1) * hits / np.maximum(size, 1), truth)
+
+
+def pointing_game(relevance: NDArray[Any], truth: Truth) -> Scores:
+    """Whether the part of largest R is where the truth is: 1, or else 0.
+
+    The mean over inputs is a share; |truth|/P is chance. More is better. A row of zeros points
+    nowhere, and scores 0; where the truth is empty: NaN.
+
+    Args:
+        relevance: (n, P).
+        truth: (n, P) the parts that decide, as far as they are known.
+
+    Source: Zhang et al. (IJCV 2018), without their tolerance of 15 pixels around the truth.
+    """
+    hits = ((places(relevance) == 0) & truth).any(axis=1)
+    return _where_known(np.any(relevance, axis=1) * hits, truth)
+
+
+def places(relevance: NDArray[Any]) -> NDArray[np.int64]:
+    """(n, P) the place of each part by falling R: 0 for the most relevant one.
+
+    >>> places(np.array([[1, 7, -2, 7]])).tolist()
+    [[2, 0, 3, 1]]
+    """
+    order = np.argsort(-_rows(relevance), axis=1, kind="stable")
+    found = np.empty(order.shape, np.int64)
+    np.put_along_axis(found, order, np.arange(order.shape[1])[None], axis=1)
+    return found
+
+
+def _rows(relevance: NDArray[Any]) -> Scores:
+    return np.asarray(relevance, dtype=np.float64, order="C")
+
+
+def _scaled(rows: Scores) -> Scores:
+    """Rows whose largest size is 1, so that no sum overflows; rows of zeros stay."""
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    return rows / np.where(largest > 0, largest, 1)
+
+
+def _sizes(relevance: NDArray[Any]) -> Scores:
+    """|R|, the largest of each row 1; all of them, where all are zero and so alike."""
+    size = _scaled(np.abs(_rows(relevance)))
+    return np.where(size.any(axis=1, keepdims=True), size, 1)
+
+
+def _cosine(a: Scores, b: Scores) -> Scores:
+    """Of each row; NaN where one is all zero."""
+    norms = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+    unknown = np.full_like(norms, np.nan)
+    found: Scores = np.divide((a * b).sum(axis=1), norms, out=unknown, where=norms > 0)
+    return found.clip(-1, 1)
+
+
+def _centred_ranks(rows: Scores) -> Scores:
+    """Ranks around their mean; of equal parts, the mean of their ranks."""
+    n, P = rows.shape
+    order = np.argsort(rows, axis=1, kind="stable")
+    risen = np.diff(np.take_along_axis(rows, order, axis=1), axis=1) > 0
+    edge = np.ones((n, 1), bool)
+    at = np.arange(P)
+    # where the run of equal parts begins that a place is in, and where it ends
+    first = np.maximum.accumulate(np.where(np.hstack([edge, risen]), at, 0), axis=1)
+    ends = np.where(np.hstack([risen, edge]), at, P)
+    last = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+    found = np.empty((n, P))
+    np.put_along_axis(found, order, (first + last - (P - 1)) / 2, axis=1)
+    return found
+
+
+def _where_known(found: NDArray[Any], truth: Truth) -> Scores:
+    return np.where(np.any(truth, axis=1), found, np.nan)
