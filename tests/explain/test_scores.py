@@ -144,6 +144,8 @@ class TestSimilarity:
 
     def test_ties_go_by_index(self) -> None:
         assert places(np.array([[0, 0, 0], [1, 2, 2]])).tolist() == [[0, 1, 2], [2, 0, 1]]
+        many = np.tile([0.0, 1], 500)
+        assert places(many[None])[0, by_falling(many)].tolist() == list(range(1000))
         a, b = np.array([[1.0, 1, 0]]), np.array([[0, 0.0, -0.0]])
         assert top_k_overlap(a, b, 2).tolist() == [1]
 
