@@ -17,10 +17,11 @@ import inspect
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
@@ -31,8 +32,8 @@ from fedsim.explain.attributed import Attributed
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
-    Explainer,
     Explanation,
+    FeatureExplainer,
     explainers,
 )
 from fedsim.explain.inputs import Inputs
@@ -47,8 +48,14 @@ BATCH = 64
 _COMPARED = 8  # rows on which a canonised network must do what the network does
 
 
-class Attribution(Explainer, ABC):
-    """How much each entry of an input matters to a network: one way to measure it."""
+class Attribution(FeatureExplainer, ABC):
+    """How much each entry of an input matters to a network: one way to measure it.
+
+    Attributes:
+        differentiates: whether it needs gradients, which neither rules nor documents have.
+    """
+
+    differentiates: ClassVar[bool] = False
 
     def check_network(self, network: nn.Module) -> None:
         """Refuse networks that the attribution cannot explain, before anything starts.
@@ -81,9 +88,16 @@ class Attribution(Explainer, ABC):
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if model.network is None:
+            if self.differentiates:
+                raise ExperimentError(
+                    f"attribution {self.name} explains networks; "
+                    f"model.name={model.section.name}: its models are rules, not networks"
+                )
+            return
+        if data.dataset.words and self.differentiates:
             raise ExperimentError(
-                f"attribution {self.name} explains networks; model.name={model.section.name}: its "
-                "models are rules, not networks"
+                f"attribution {self.name} needs inputs of floating point, such as images; for "
+                "documents: occlusion"
             )
         self.check_network(model.network)
         if isinstance(model.network, RationaleClassifier) and model.network.features.sampled:
@@ -100,13 +114,10 @@ class Attribution(Explainer, ABC):
         rng: np.random.Generator,
     ) -> Explanation:
         """The relevance of each part of the inputs for the class that is decided upon."""
-        assert model.network is not None
         x, classes = data.prepare(inputs.x), data.dataset.classes
-        outputs = torch.from_numpy(logits(model.network, x))
+        outputs = torch.from_numpy(logits(model.as_network(), x))
         best = outputs.argmax(dim=1)
-        relevance = self.relevance(model.network, x, best.to(x.device), rng).cpu()
-        if len(data.dataset.shape) == 3:
-            relevance = heatmap(relevance)
+        relevance = self.relevances(model, data, x, best.to(x.device), rng)
         if classes:
             chances = tuple(outputs.softmax(dim=1).amax(dim=1).tolist())
             decisions = tuple(classes[c] for c in best.tolist())
@@ -115,8 +126,22 @@ class Attribution(Explainer, ABC):
             chances, decisions = (), tuple(f"{value:.6g}" for value in values)
         return Attributed(
             *(model.title, f"{self.name}{model.suffix}", self.name, data.dataset, inputs),
-            *(relevance.numpy(), decisions, chances),
+            *(relevance, decisions, chances),
         )
+
+    def relevances(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+    ) -> NDArray[np.float32]:
+        found = self.relevance(model.as_network(), x, y, rng)
+        if len(data.dataset.shape) == 3:
+            found = heatmap(found)
+        relevance: NDArray[np.float32] = found.cpu().numpy()
+        return relevance
 
 
 attributions: Registry[Attribution] = Registry("attribution", Attribution)  # type: ignore[type-abstract]
@@ -129,6 +154,8 @@ def heatmap(relevance: Tensor) -> Tensor:
 
 class _OfGradients(Attribution):
     """What is made of gradients of f_y with respect to inputs: for any differentiable network."""
+
+    differentiates: ClassVar[bool] = True
 
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -248,16 +275,16 @@ class IntegratedGradients(_OfGradients):
 @explainers.register
 @attributions.register
 class Random(Attribution):
-    """A control that knows nothing of the network: R ~ U[−1, 1) for each entry."""
+    """A control that knows nothing of the network: R ~ U[−1, 1) for each entry or word."""
 
     name: str = "random"
 
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        _refuse_integers(self.name, x)
-        draws = rng.random(tuple(x.shape), dtype=np.float32)
-        return 2 * torch.from_numpy(draws).to(x) - 1
+        draws = 2 * torch.from_numpy(rng.random(tuple(x.shape), dtype=np.float32)) - 1
+        found = draws.to(x.device)
+        return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
 
 
 @explainers.register
@@ -373,6 +400,7 @@ class Lrp(Attribution):
     Zennit's merge leaves each batch norm dividing by √(1 + eps); here it divides by 1.
     """
 
+    differentiates: ClassVar[bool] = True
     name: str = "lrp"
     composite: Literal["epsilon_plus_flat", "epsilon_gamma_box", "epsilon"] = "epsilon_plus_flat"
     epsilon: float = Field(1e-6, gt=0)

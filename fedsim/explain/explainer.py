@@ -47,12 +47,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import Dataset
 from fedsim.explain.inputs import Inputs
 from fedsim.models import Model, Rules
+from fedsim.models.rules import RuleModel
 from fedsim.registry import Config, Registry
 from fedsim.rng import keyed_rng
 
@@ -94,6 +96,26 @@ class ExplainedModel:
     beside: Mapping[str, nn.Module] = field(default_factory=dict)
     scores: Callable[[], Mapping[str, float]] = dict
     record: Path | None = None
+
+    def as_network(self) -> nn.Module:
+        """Its network, or one that returns what its rules predict, (B, 1), without gradients."""
+        if self.network is not None:
+            return self.network
+        assert isinstance(self.section, RuleModel)
+        assert self.rules is not None
+        return _RuleNetwork(self.section, self.rules)
+
+
+class _RuleNetwork(nn.Module):
+    """Rules as something that is called like a network."""
+
+    def __init__(self, section: RuleModel, rules: Rules) -> None:
+        super().__init__()
+        self._section, self._rules = section, rules
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self._section.predict(self._rules, x.detach().cpu().double().numpy()).values
+        return torch.from_numpy(values).to(x)[:, None]
 
 
 @dataclass(frozen=True)
@@ -213,6 +235,35 @@ class Explainer(Config, ABC):
     def rng(self, seed: int, client: int | None = None) -> np.random.Generator:
         """The random stream for a model of a run with that seed."""
         return keyed_rng(seed, f"explained/{self.name}")
+
+
+class FeatureExplainer(Explainer, ABC):
+    """Explains a decision by a number for each part of its input: pixel, feature or word."""
+
+    @abstractmethod
+    def relevances(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+    ) -> NDArray[np.float32]:
+        """What each part of some inputs is worth to a decision; positive speaks for it.
+
+        Args:
+            model: its network is left as it was.
+            data: what it was made of.
+            x: (n, ...) inputs, prepared.
+            y: (n,) the class decided upon; 0 for a regression.
+            rng: for what is random.
+
+        Returns:
+            Like x; of images (n, H, W), their channels added up.
+
+        Raises:
+            BadInput: it cannot be explained in this way.
+        """
 
 
 explainers: Registry[Explainer] = Registry("explainer", Explainer)  # type: ignore[type-abstract]

@@ -19,8 +19,8 @@ from fedsim.explain.embedding import Embedding, draw_embeddings, embed
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
-    Explainer,
     Explanation,
+    FeatureExplainer,
     explainers,
 )
 from fedsim.explain.inputs import Inputs
@@ -96,7 +96,7 @@ def embedded(
 
 
 @explainers.register
-class TreeExplainer(Explainer):
+class TreeExplainer(FeatureExplainer):
     """A tree mimics all decisions of a classifier; t-SNE shows its features beside.
 
     For a client's model the tree is grown on what it predicts for the client's own inputs, for
@@ -108,7 +108,11 @@ class TreeExplainer(Explainer):
         perplexity: of t-SNE; if not given 30, or a third of the central test set if that is less.
         iterations: of t-SNE.
 
-    Sources: see `fedsim.explain.tree` and `fedsim.methods.xpfl`.
+    The relevance of a pixel or feature is what the tree's conditions on it add to the share of the
+    class that the model decides upon, on the way from the root to the input's leaf.
+
+    Sources: see `fedsim.explain.tree` and `fedsim.methods.xpfl`; of the relevance Saabas,
+    Interpreting random forests (2014).
     """
 
     name: str = "tree"
@@ -138,9 +142,7 @@ class TreeExplainer(Explainer):
     ) -> Explanation:
         assert model.network is not None
         dataset = data.dataset
-        held = dataset.test_x if data.own is None else data.own
-        x = data.prepare(held[rng.permutation(len(held))[: self.images]])
-        mimic = Mimic.of(model.network, x, len(dataset.classes), self.held_out)
+        mimic = self._mimic(model, data, rng)
         drawn = rng.permutation(len(dataset.test_y))[: self.images]
         test = data.prepare(dataset.test_x[drawn])
         perplexity = self.perplexity
@@ -155,6 +157,27 @@ class TreeExplainer(Explainer):
         return Mimicked(
             *(model.title, model.suffix, dataset, mimic, embeddings, dataset.test_y[drawn])
         )
+
+    def _mimic(
+        self, model: ExplainedModel, data: ExplainedData, rng: np.random.Generator
+    ) -> Mimic:
+        assert model.network is not None
+        held = data.dataset.test_x if data.own is None else data.own
+        x = data.prepare(held[rng.permutation(len(held))[: self.images]])
+        return Mimic.of(model.network, x, len(data.dataset.classes), self.held_out)
+
+    def relevances(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+    ) -> NDArray[np.float32]:
+        tree = self._mimic(model, data, rng).tree
+        found = tree.contributions(x.flatten(1).cpu().numpy(), y.cpu().numpy())
+        relevance = found.astype(np.float32).reshape(tuple(x.shape))
+        return relevance.sum(axis=1) if x.dim() == 4 else relevance
 
     def rng(self, seed: int, client: int | None = None) -> np.random.Generator:
         return keyed_rng(seed, "explained", 0, client or 0)

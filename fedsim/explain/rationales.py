@@ -17,8 +17,8 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
-    Explainer,
     Explanation,
+    FeatureExplainer,
     explainers,
 )
 from fedsim.explain.highlight import Chosen, draw_rationales
@@ -30,8 +30,11 @@ MOST_DRAWN = 24  # documents in a picture
 
 
 @explainers.register
-class RationaleExplainer(Explainer):
-    """By which words a model decides that chooses words, and how good its choice is."""
+class RationaleExplainer(FeatureExplainer):
+    """By which words a model decides that chooses words, and how good its choice is.
+
+    The relevance of a word is 1 if it is chosen, and 0 else.
+    """
 
     name: str = "rationale"
 
@@ -66,6 +69,20 @@ class RationaleExplainer(Explainer):
                 )
             )
         return Rationales(model.title, model.suffix, inputs.names, tuple(found), model.scores())
+
+    @torch.no_grad()
+    def relevances(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+    ) -> NDArray[np.float32]:
+        assert isinstance(model.network, RationaleClassifier)
+        chosen = model.network.eval().features.select(x) * (x != 0)
+        relevance: NDArray[np.float32] = chosen.float().cpu().numpy()
+        return relevance
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import UNSCALED, Scaling, feature_names
@@ -23,8 +24,8 @@ from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
-    Explainer,
     Explanation,
+    FeatureExplainer,
     explainers,
 )
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
@@ -244,8 +245,13 @@ def local_explanation(
 
 
 @explainers.register
-class RulesExplainer(Explainer):
+class RulesExplainer(FeatureExplainer):
     """All rules in words, how readable they are, and the rule behind a prediction.
+
+    The relevance of a feature is its term in the outputs of the rules, Σ_r s_r·γ_rf·x_f, where
+    s_r is what rule r counts for; what a rule's constant γ_r0 differs from the mean constant b,
+    weighted by the rules' weights, is shared out evenly among the features of its conditions. The
+    relevances of an input sum to the prediction less b (of rules that all have conditions).
 
     Args:
         most: rules in the text, the weightiest first.
@@ -276,6 +282,30 @@ class RulesExplainer(Explainer):
         return RuleBase(
             model.section, model.rules, sources, model, data.dataset, inputs, self.most
         )
+
+    def relevances(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+    ) -> NDArray[np.float32]:
+        assert isinstance(model.section, RuleModel)
+        assert model.rules is not None
+        inputs = x.cpu().double().numpy()
+        found = model.section.predict(model.rules, inputs)
+        rules = model.section.explain(model.rules, feature_names(inputs.shape[1]))
+        shares = np.eye(len(rules))[found.deciding] if found.shares is None else found.shares
+        gamma = np.stack([rule.consequent for rule in rules])
+        weights = np.array([rule.weight for rule in rules])
+        base = np.average(gamma[:, 0], weights=weights if weights.sum() > 0 else None)
+        asked = np.zeros((len(rules), inputs.shape[1]))
+        for own, rule in zip(asked, rules, strict=True):
+            own[[condition.feature for condition in rule.conditions]] = 1
+        constants = (gamma[:, :1] - base) * asked / np.maximum(asked.sum(axis=1, keepdims=True), 1)
+        relevance: Array = inputs * (shares @ gamma[:, 1:]) + shares @ constants
+        return relevance.astype(np.float32)
 
 
 @runtime_checkable

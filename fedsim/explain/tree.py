@@ -84,6 +84,34 @@ class Tree:
             node = (self.left if holds else self.right)[node]
         return conditions
 
+    def contributions(self, x: NDArray[Any], y: Ints) -> Array:
+        """What each feature adds to the share of a class, on each row's way to its leaf.
+
+        A condition adds the share of the class among the rows that went the same way when the tree
+        was grown, less that among all rows of its node. They sum to the share in the leaf less
+        that in the root.
+
+        Args:
+            x: (n, F) rows.
+            y: (n,) the class of each.
+
+        Returns:
+            (n, F).
+
+        Raises:
+            ExperimentError: rows without a feature that the tree asks about.
+        """
+        self.require_features(x.shape[1])
+        shares = self.counts / self.counts.sum(axis=1, keepdims=True)
+        found = np.zeros(x.shape)
+        node, rows = np.zeros(len(x), np.int64), np.arange(len(x))
+        while len(rows := rows[self.feature[node[rows]] != LEAF]):
+            at, f = node[rows], self.feature[node[rows]]
+            holds = x[rows, f] <= self.threshold[at]
+            node[rows] = np.where(holds, self.left[at], self.right[at])
+            found[rows, f] += shares[node[rows], y[rows]] - shares[at, y[rows]]
+        return found
+
     @property
     def depth(self) -> int:
         """Conditions on the longest path; 0 if the root is a leaf."""

@@ -34,12 +34,15 @@ class Prediction:
         deciding: (n,) the rule that decides, or counts most, by index.
         firing: (n, R) firing strengths.
         outputs: (n, R) each rule's own output.
+        shares: (n, R) what each rule counts for: the values are Σ shares·outputs. None if the
+            one that decides is all.
     """
 
     values: Array
     deciding: NDArray[np.int64]
     firing: Array
     outputs: Array
+    shares: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,10 @@ class TreeRules(RuleModel):
             holds &= (rules["low"][:, f] < x[:, f, None]) & (x[:, f, None] <= rules["high"][:, f])
         w = holds * rules["weights"].astype(np.float64)
         outputs = np.repeat(rules["values"].astype(np.float64)[None], len(x), axis=0)
-        values = (w * outputs).sum(axis=1) / w.sum(axis=1)
-        return Prediction(values, w.argmax(axis=1), holds.astype(np.float64), outputs)
+        total = w.sum(axis=1)
+        values = (w * outputs).sum(axis=1) / total
+        firing, shares = holds.astype(np.float64), w / total[:, None]
+        return Prediction(values, w.argmax(axis=1), firing, outputs, shares)
 
     def explain(self, rules: Rules, names: Sequence[str]) -> list[Rule]:
         def conditions(low: Array, high: Array) -> tuple[Condition, ...]:

@@ -180,11 +180,13 @@ class Tsk(RuleModel):
         # The first of the greatest is the winner, also where none fires and all are 0.
         by_weight = np.argsort(-rules["weights"], kind="stable")
         winner = by_weight[w[:, by_weight].argmax(axis=1)]
-        values = outputs[np.arange(len(x)), winner]
+        values, shares = outputs[np.arange(len(x)), winner], None
         if self.inference == "average":
             total = w.sum(axis=1)
             values = np.divide((w * outputs).sum(axis=1), total, out=values, where=total > 0)
-        return Prediction(values, winner, w, outputs)
+            shares = np.eye(len(by_weight))[winner]
+            np.divide(w, total[:, None], out=shares, where=total[:, None] > 0)
+        return Prediction(values, winner, w, outputs, shares)
 
     def explain(self, rules: Rules, names: Sequence[str]) -> list[Rule]:
         terms = _TERMS.get(self.terms) or [f"SET {s + 1}" for s in range(self.terms)]
