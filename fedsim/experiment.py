@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.config_file import RawConfig
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.errors import ExperimentError
+from fedsim.explain.section import Explain
 from fedsim.federation import EngineSettings
 from fedsim.methods import Method, methods
 from fedsim.methods.learns import Problem
@@ -76,6 +77,7 @@ class Experiment(Config):
     train: Train = Train()
     engine: EngineSettings = EngineSettings()
     evaluate: Evaluate = Evaluate()
+    explain: Explain | None = None
     privacy: Privacy | None = None
     checkpoint: Checkpoint = Checkpoint()
     loggers: tuple[str, ...] = ()

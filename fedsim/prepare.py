@@ -10,7 +10,10 @@ from torch import nn
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.errors import ExperimentError, FedsimError, in_one_line, in_own_code
 from fedsim.experiment import Experiment
+from fedsim.explain import ExplainedModel
+from fedsim.explain.section import Explain
 from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
+from fedsim.federation.context import WorkerContext
 from fedsim.methods.learns import Problem
 from fedsim.results.loggers import check_loggers
 from fedsim.training import lacks_memory
@@ -69,7 +72,39 @@ def prepare(
         _check_no_running_stats(network, experiment.model.name)
     experiment.method.check_data(dataset, splits, network)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
-    return dataset, splits, replace(spec, size=size)
+    explain = experiment.explain and _check_explain(experiment, spec, dataset, splits, network)
+    return dataset, splits, replace(spec, size=size, explain=explain)
+
+
+def _check_explain(
+    experiment: Experiment,
+    spec: RunSpec,
+    dataset: Dataset,
+    splits: ClientSplits,
+    network: nn.Module,
+) -> Explain:
+    """The `explain` section with what it leaves open filled in.
+
+    Raises:
+        BadInput: something of it cannot be done with this model, method or data.
+    """
+    assert experiment.explain is not None
+    method = experiment.method
+    section = experiment.explain.resolved(
+        dataset, has_global=method.has_global_model, keeps_models=method.keeps_models
+    )
+    trains = experiment.model.builds_network
+    model = ExplainedModel(
+        section=experiment.model,
+        title="",
+        round=0,
+        seed=experiment.seed,
+        network=network.eval() if trains else None,
+        rules=None if trains else {},
+    )
+    data = WorkerContext(spec, dataset, splits, torch.device("cpu")).explained_data(None)
+    section.check(model, data)
+    return section
 
 
 def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:

@@ -18,12 +18,15 @@ from fedsim.federation.checkpoint import pack
 from fedsim.methods import Method, State
 from fedsim.objectives import Metric
 
+# Columns that are not the same each time: times, and tracebacks, which name places.
+VARYING = frozenset({"seconds", "explain_seconds", "error"})
+
 
 def new_ledger() -> dict[str, Any]:
     """What is carried from round to round beside the state, and saved with it.
 
-    Totals of bytes, budgets spent, and a chain of hashes: each round's is that of its records and
-    of the chain before it.
+    Totals of bytes, budgets spent, the latest relevance maps, and a chain of hashes: each round's
+    is that of its records and of the chain before it.
     """
     return {"total_bytes_up": 0, "total_bytes_down": 0, "chain": ""}
 
@@ -65,9 +68,8 @@ def summarise(
 
 
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
-    """The hash of all records up to this round; times and tracebacks are left out."""
-    varying = {"seconds", "error"}
-    content = [{k: v for k, v in r.items() if k not in varying} for r in records]
+    """The hash of all records up to this round, but for `VARYING`."""
+    content = [{k: v for k, v in r.items() if k not in VARYING} for r in records]
     return hashlib.sha256((chain + json.dumps(content, sort_keys=True)).encode()).hexdigest()
 
 

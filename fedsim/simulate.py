@@ -43,7 +43,7 @@ from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.tables import Table, check_tables
 from fedsim.rng import keyed_torch_rng
 
-TABLES = ("rounds", "clients", *RECORDED)
+TABLES = ("rounds", "clients", *RECORDED, "maps")
 
 # What a run tells while it goes on: the record of a finished round, or a line for the user.
 Progress = dict[str, Any] | str
@@ -84,6 +84,8 @@ def simulate(
     device = engine.server_device()
     metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
     folder.update(server_device=str(device), metrics=metrics)
+    if spec.explain is not None:
+        folder.update(explained=[asdict(metric) for metric in spec.explain.metrics(dataset)])
     V = clients_per_step(folder.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(
@@ -174,6 +176,7 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
     with (
         keyed_torch_rng(experiment.seed, "server", t, device=fed.device),
         _carrying_out(f"round {t}"),
+        fed.explaining_cohort(),
     ):
         state = _insist_on_state(experiment.method.round(fed, state, t))
     if not np.isfinite(state.weights).all():
@@ -185,7 +188,7 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
 
 
 def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int) -> None:
-    """Put on record what the weights alone tell, and in due rounds the scores of models."""
+    """Put on record what the weights alone tell, and in due rounds scores and explanations."""
     method = experiment.method
     with _carrying_out(f"round {t}, evaluation"):
         fed.log(**fed.objective.weight_scores(lambda: method.global_model(fed, state)))
@@ -193,6 +196,8 @@ def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int
             method.evaluate(fed, state)
             if experiment.evaluate.clients:
                 method.evaluate_clients(fed, state)
+        trains = fed.learner.builds_network
+        fed.explain_models(state.weights if trains else dict(method.global_model(fed, state)))
 
 
 def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

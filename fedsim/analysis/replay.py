@@ -37,11 +37,11 @@ from fedsim.explain.rules import Sourced
 from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
-from fedsim.methods import Method, State
+from fedsim.methods import State
 from fedsim.methods.sharing import ShowsShared
 from fedsim.models import Rules
 from fedsim.prepare import prepare
-from fedsim.records import new_ledger, result_hash
+from fedsim.records import VARYING, new_ledger, result_hash
 from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import clients_per_step
 from fedsim.results.run import Run
@@ -53,7 +53,6 @@ from fedsim.training import FlatModel
 ClientModel = Tensor | nn.Module | Rules
 OnRound = Callable[[int], None]
 OnClientDone = Callable[[Client], None]
-VARYING = {"seconds", "error"}  # columns that are not compared: tracebacks name places
 
 
 @dataclass
@@ -126,11 +125,11 @@ class Replay:
     def global_model(self) -> ClientModel | None:
         """The global model at that time; None if the method has none."""
         method = self.experiment.method
-        arrays = method.global_model(self.fed, self.state)
-        if not arrays or method.learns.task_sequences == "only":
+        if not method.has_global_model:
             return None
-        trains = self.experiment.model.builds_network
-        return self.fed.tensor(self.state.weights) if trains else dict(arrays)
+        if self.experiment.model.builds_network:
+            return self.fed.tensor(self.state.weights)
+        return dict(method.global_model(self.fed, self.state)) or None  # before any are learnt
 
     def own_model(self, client: int) -> ClientModel | None:
         """What a client's kept state has of a model of its own."""
@@ -243,7 +242,7 @@ def client_models(
         insist_on_client(run, k)
     if after is not None:
         _insist_on_round(run, after)
-    keeps = type(run.experiment.method).own_model is not Method.own_model  # personal models
+    keeps = run.experiment.method.keeps_models
     if keeps and after in (None, run.experiment.train.rounds):
         again = replay(run, dataset=dataset)
         models = {k: own for k in clients if (own := again.own_model(k)) is not None}

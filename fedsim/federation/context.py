@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.errors import in_one_line
+from fedsim.explain import ExplainedData
+from fedsim.explain.measure import ExplainedInputs
+from fedsim.explain.section import Explain
 from fedsim.federation.aggregation import Aggregation
 from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
@@ -63,6 +66,7 @@ class RunSpec:
         outputs: how many numbers a network returns for one input.
         aggregation: how updates are averaged.
         size: how many numbers a model's weights are, buffers included; 0 if it has none.
+        explain: which models are explained, and how; None if none are.
     """
 
     model: Model
@@ -74,6 +78,7 @@ class RunSpec:
     outputs: int
     aggregation: Aggregation = field(default_factory=Aggregation)
     size: int = 0
+    explain: Explain | None = None
 
     def worker_bytes(self, clients_per_step: int | Literal["auto"]) -> float:
         """About what the arrays of a worker take, examples and activations aside.
@@ -175,6 +180,32 @@ class WorkerContext:
         """A part of the central test set to score models on, targets in full precision."""
         y = torch.tensor(self._dataset.test_y[part], device=self.device)
         return Batch(self.test_examples(part).x, y, facts=self._facts(part))
+
+    def raw(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Inputs of training examples as the data set has them."""
+        return self._dataset.x[indices]
+
+    @cached_property
+    def explained_inputs(self) -> ExplainedInputs:
+        """The inputs of the central test set whose predictions are explained."""
+        assert self.spec.explain is not None
+        data = self._dataset
+        rows = self.spec.explain.rows(data, self.spec.seed)
+        truth = {kind: where[rows] for kind, where in data.truth.items()}
+        examples = self.test_examples(rows)
+        return ExplainedInputs(rows, examples.x, examples.y, truth)
+
+    def explained_data(self, own: NDArray[Any] | None) -> ExplainedData:
+        """The data as explainers see them.
+
+        Args:
+            own: raw inputs of the client whose model is explained.
+        """
+
+        def prepare(x: NDArray[Any]) -> Tensor:
+            return self.prepare(x, np.zeros(len(x), np.int64)).x
+
+        return ExplainedData(self._dataset, prepare, own)
 
     @cached_property
     def central_batch(self) -> Batch:

@@ -15,6 +15,9 @@ from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClientError, RunError
+from fedsim.explain.compare import Key, recorded
+from fedsim.explain.measure import Explained
+from fedsim.explain.section import PREFIXES, Explain
 from fedsim.federation.client import RECORDED, check_table, plain
 from fedsim.federation.cohort import Cohort, cut_blocks, draw_cohort
 from fedsim.federation.context import TEST_SHARD, Examples, RunSpec, WorkerContext
@@ -43,7 +46,7 @@ CPU = torch.device("cpu")
 
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
-    {"round", "clients", "failed", "seconds"}
+    {"round", "clients", "failed", "seconds", "explain_seconds"}
     | {f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")}
 )
 
@@ -102,6 +105,8 @@ class Federation:
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._tables: dict[str, list[dict[str, Any]]] = {}
+        self._explains_cohort = False
+        self._explained: dict[Key, dict[str, Explained]] = {}
 
     # -- for methods ---------------------------------------------------------------------------
 
@@ -363,6 +368,48 @@ class Federation:
         """Start the records of round t."""
         self.round, self._record, self._rows = t, {}, {}
         self._tables, self._means = {}, []
+        self._explained = {}
+
+    @contextmanager
+    def explaining_cohort(self) -> Iterator[None]:
+        """Models that clients train within are explained, if it is time for it."""
+        section = self._section_due()
+        self._explains_cohort = section is not None and "cohort" in (section.of or ())
+        try:
+            yield
+        finally:
+            self._explains_cohort = False
+
+    def explain_models(self, model: Any) -> None:
+        """Explain the global model, and those that clients keep, if it is time for it.
+
+        Args:
+            model: weights (size,), or the arrays of rules.
+
+        Raises:
+            RunError: an explainer fails.
+        """
+        section = self._section_due()
+        if section is None:
+            return
+        if "global" in (section.of or ()):
+            call = self._next_call("explain", Gather(), "explainers")
+            arguments = {"model": model}
+            _freeze(arguments)
+            blocks = [[number] for number in range(len(section.explainers))]
+            found = self._engine.run(call, blocks, arguments, {}).partial.result({}, {})
+            names = [explainer.name for explainer in section.explainers]
+            self._explained["global", None] = dict(zip(names, found.values(), strict=True))
+        if "personal" in (section.of or ()):
+            chosen = section.choose(self._states, self.num_clients, self.seed)
+            call = self._next_call("keep", Discard(), explained=frozenset(chosen))
+            outcome = self._engine.run(call, [[k] for k in chosen], {}, self._states)
+            self._explained |= {("personal", k): own for k, own in outcome.explained.items()}
+
+    def _section_due(self) -> Explain | None:
+        section = self._context.spec.explain
+        last = self.settings.rounds
+        return section if section is not None and section.due(self.round, last) else None
 
     def records(
         self, ledger: dict[str, Any]
@@ -378,6 +425,20 @@ class Federation:
             table: [{"round": self.round, **row} for row in self._tables.get(table, [])]
             for table in RECORDED
         }
+        section = self._context.spec.explain
+        if section is not None and self._explained:
+            keys = sorted(self._explained, key=_in_order)
+            found = {
+                e.name: {k: self._explained[k][e.name] for k in keys if self._explained[k]}
+                for e in section.explainers
+            }
+            added = recorded(section, found, ledger.get("maps", {}))
+            of_all = [one.seconds for own in self._explained.values() for one in own.values()]
+            record |= {**added.columns, "explain_seconds": math.fsum(of_all)}
+            round = {"round": self.round}
+            further["explanations"] += [{**round, **row} for row in added.rows]
+            further["maps"] = [{**round, **row} for row in added.maps]
+            ledger["maps"] = added.last
         return record, {"clients": rows, **further}
 
     def states(self) -> dict[int, Handle]:
@@ -400,10 +461,15 @@ class Federation:
         return self._splits.train.lengths
 
     def _next_call(
-        self, function: str, reduction: Reduction, unit: Literal["clients", "shards"] = "clients"
+        self,
+        function: str,
+        reduction: Reduction,
+        unit: Literal["clients", "shards", "explainers"] = "clients",
+        explained: frozenset[int] = frozenset(),
     ) -> Call:
         self._serial += 1
-        return Call(function, reduction, self.round, self._serial, self.clients_per_step, unit)
+        V = self.clients_per_step
+        return Call(function, reduction, self.round, self._serial, V, unit, explained)
 
     def _reduce(
         self,
@@ -416,7 +482,11 @@ class Federation:
         cohort = np.asarray(cohort, dtype=np.int64)
         if len(np.unique(cohort)) < len(cohort):
             raise ValueError("a client occurs twice in the cohort: it can answer once a call")
-        call = self._next_call(function.__name__, reduction)
+        explained: list[int] = []
+        section = self._context.spec.explain
+        if self._explains_cohort and section is not None:
+            explained = section.choose(cohort.tolist(), self.num_clients, self.seed)
+        call = self._next_call(function.__name__, reduction, explained=frozenset(explained))
         _freeze(arguments)
         if len(cohort) or not reduction.probes:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
@@ -438,6 +508,8 @@ class Federation:
     def _commit(self, outcome: Outcome, arguments: Mapping[str, Any]) -> None:
         """Take over kept states and records of a call."""
         self._states.update(outcome.states)
+        # Of a client that works several times in a round, its latest model.
+        self._explained |= {("cohort", k): own for k, own in outcome.explained.items() if own}
         for id in sorted(outcome.records):
             for table, rows in outcome.records[id].items():
                 self.record(table, rows)
@@ -454,6 +526,12 @@ class Federation:
                 costs |= {"one_off_up": costs["bytes_up"], "one_off_down": down}
             costs["seconds"] = row.get("seconds", 0.0)
             known.update({**row, **{name: known.get(name, 0) + c for name, c in costs.items()}})
+
+
+def _in_order(key: Key) -> tuple[int, int]:
+    """The global model first, then clients of the cohort, then those with personal models."""
+    whose, client = key
+    return list(PREFIXES).index(whose), -1 if client is None else client
 
 
 def _first(outcome: Outcome) -> str:

@@ -13,8 +13,10 @@ from typing import Any, Literal, NoReturn
 from torch import Tensor
 
 from fedsim.errors import ClientError, RunError, in_own_code
+from fedsim.explain.measure import Explained
 from fedsim.federation.client import Client
 from fedsim.federation.context import TEST_SHARD, WorkerContext
+from fedsim.federation.explaining import explain_client, explain_global
 from fedsim.federation.reduction import InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
 from fedsim.federation.wire import (
@@ -40,7 +42,9 @@ class Call:
         round: t.
         serial: a number for the call, so that partial results of an earlier one cannot mix in.
         clients_per_step: V, how many clients are trained at once.
-        unit: what blocks hold: `clients`, or `shards` of the central test set.
+        unit: what blocks hold: `clients`, `shards` of the central test set, or `explainers`.
+        explained: clients whose models are explained once the function has left them; they are
+            few.
     """
 
     function: str
@@ -48,7 +52,8 @@ class Call:
     round: int
     serial: int
     clients_per_step: int
-    unit: Literal["clients", "shards"] = "clients"
+    unit: Literal["clients", "shards", "explainers"] = "clients"
+    explained: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -61,6 +66,7 @@ class BlockResult:
         states: kept states that changed.
         records: rows of further tables, by table.
         notices: lines for the user.
+        explained: what explainers say of clients' models, by explainer.
         partial: the messages, folded; None if that stays with the worker.
     """
 
@@ -69,6 +75,7 @@ class BlockResult:
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     records: dict[int, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     notices: set[str] = field(default_factory=set)
+    explained: dict[int, dict[str, Explained]] = field(default_factory=dict)
     partial: Reduction | None = None
 
     def take(self, other: BlockResult) -> None:
@@ -150,6 +157,12 @@ class Worker:
         if call.unit == "shards":
             for shard in block:
                 self._partial.fold(shard, self._score(call, shard), {})
+        elif call.unit == "explainers":
+            for number in block:
+                model = self._lent["model"]
+                self._partial.fold(
+                    number, explain_global(self.context, number, model, call.round), {}
+                )
         else:
             for start in range(0, len(block), call.clients_per_step):
                 together = block[start : start + call.clients_per_step]
@@ -221,11 +234,16 @@ class Worker:
             for id in waiting:
                 try:
                     trainers[id].rewind()
-                    self._run_client(id, call, states.get(id, {}), trainers[id], partial, result)
+                    client = self._run_client(
+                        id, call, states.get(id, {}), trainers[id], partial, result
+                    )
                 except SuspendForStack as reached:
                     suspended[id] = reached
                 except Exception as error:
                     self._failed(id, call, error, result)
+                else:
+                    if id in call.explained:
+                        result.explained[id] = explain_client(self.context, client)
             if suspended:
                 obstacle = train_together(self.context, suspended, trainers)
                 if obstacle is not None:
@@ -242,7 +260,7 @@ class Worker:
         trainer: StackedTrainer,
         partial: Reduction,
         result: BlockResult,
-    ) -> None:
+    ) -> Client:
         """Run the client function, and file what it returns, keeps and reports.
 
         Nothing is filed of a client that fails.
@@ -283,6 +301,7 @@ class Worker:
             "bytes_up": partial.size(message),
             "seconds": time.perf_counter() - started + trainer.seconds,
         }
+        return client
 
     def _spoilt(self) -> bool:
         """Whether arguments were changed as the tensors do not know: through the arrays behind."""

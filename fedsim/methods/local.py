@@ -22,6 +22,7 @@ class Local(Method[State]):
 
     name: str = "local"
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    has_global_model: ClassVar[bool] = False
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

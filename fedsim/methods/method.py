@@ -50,10 +50,12 @@ class Method(Config, ABC, Generic[S]):
 
     Attributes:
         learns: which models, objectives and sequences of tasks it can learn.
+        has_global_model: whether the server ends up with a model.
     """
 
     name: str
     learns: ClassVar[Learns] = Learns()
+    has_global_model: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, fed: Federation) -> S:
@@ -96,6 +98,15 @@ class Method(Config, ABC, Generic[S]):
         """
         trained: Tensor | Rules | None = client.trained
         return trained
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether clients keep models of their own."""
+        return type(self).own_model is not Method.own_model
+
+    @client_function("keep")
+    def keep(self, client: Client) -> None:
+        """(client) Do nothing, so that the model that it keeps can be looked at."""
 
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
         """The arrays of the global model by name, as the run's `weights/` keep them."""

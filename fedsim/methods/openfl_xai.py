@@ -141,6 +141,7 @@ class LocalRules(RuleMethod):
     """
 
     name: str = "local_rules"
+    has_global_model: ClassVar[bool] = False
 
     def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
         fed.each(self.local_learning, fed.sample(t))

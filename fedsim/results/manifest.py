@@ -118,6 +118,7 @@ class RunManifest(Manifest):
     halved: list[tuple[Annotated[int, Field(ge=0)], Count]] = []
     server_device: str | None = None
     metrics: Annotated[list[Metric] | None, AfterValidator(_one_is_primary)] = None
+    explained: list[Metric] = []
     checkpoints: list[Annotated[int, Field(ge=0)]] = []
     wall_seconds: float = 0.0
     result_hash: str = ""

@@ -92,8 +92,28 @@ class Run:
 
     @cached_property
     def explanations(self) -> pd.DataFrame:
-        """A row for each explanation, such as a rule; empty if the method has none."""
+        """A row for each explanation; empty if there are none.
+
+        Those of the `explain` section have `model`, whose model it is (global, cohort, personal),
+        `client`, and the scores of that model by that `explainer`. Others are of the method's own,
+        such as a rule.
+        """
         return self._table("explanations")
+
+    @cached_property
+    def maps(self) -> pd.DataFrame:
+        """The relevances of each explained input, where the section asks for `maps`.
+
+        Columns: `round`, `explainer`, `model`, `client`, `input` (the row of the test set, or of
+        the training data), `relevance` (P numbers: pixels, features or words), and `deletion` and
+        `insertion`, the curves, where they are among the scores.
+        """
+        return self._table("maps")
+
+    @cached_property
+    def explained(self) -> tuple[Metric, ...]:
+        """The scores of explanations that are columns of `rounds`."""
+        return tuple(Metric(**metric) for metric in self.manifest.get("explained", ()))
 
     def _table(self, name: str, keys: Sequence[str] = ()) -> pd.DataFrame:
         table = Table(self.path, name)

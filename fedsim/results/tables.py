@@ -152,6 +152,7 @@ class _Ledger(BaseModel):
     total_bytes_down: int = Field(ge=0)
     chain: str
     releases: list[list[float]] = []
+    maps: dict[str, dict[str, Any]] = {}
 
 
 class _Progress(BaseModel):

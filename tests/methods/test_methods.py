@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -74,7 +75,8 @@ class TestEveryMethod:
     def test_goes_on_where_it_was_interrupted(
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:
-        common = with_method(name, train={"participation": 0.5})
+        explain = {"explainers": ["gradient", "occlusion"], "inputs": 4, "every": 3, "maps": True}
+        common = with_method(name, train={"participation": 0.5}, explain=explain)
         undisturbed = finish(**common)
 
         def interrupt(event: Progress) -> None:
@@ -89,12 +91,17 @@ class TestEveryMethod:
         resumed = resume(folder, events.append)
         assert events[0] == "going on after round 5"
         assert resumed.result_hash == undisturbed.result_hash
-        for table in ("rounds", "clients"):
+        for table in ("rounds", "clients", "explanations", "maps"):
             one, other = (
-                getattr(r, table).drop(columns="seconds", errors="ignore")
+                getattr(r, table).drop(columns=["seconds", "explain_seconds"], errors="ignore")
                 for r in (resumed, undisturbed)
             )
-            assert one.equals(other)
+            pd.testing.assert_frame_equal(one, other)
+        explained = undisturbed.explanations.query("explainer == 'occlusion'")
+        whose = set() if name == "local" else {"global"}
+        whose |= set() if name == "centralised" else {"cohort"}
+        assert set(explained["model"].dropna()) == whose
+        assert len(explained["round"].unique()) >= 3
 
     def test_state_is_pure_and_survives_a_checkpoint(self, tmp_path: Path, name: str) -> None:
         experiment = small_experiment(**with_method(name))
@@ -123,7 +130,8 @@ class TestEveryMethod:
             **with_method(
                 name,
                 model={"name": "resnet8", "width": 2},
-                train={"rounds": 4, "participation": 0.5, "batch_size": 64, "optimizer": {"lr": 0.01}},
+                train={"rounds": 4, "participation": 0.5, "batch_size": 64}
+                | {"optimizer": {"lr": 0.01}},
             )
         )
         fed = federation(experiment)

@@ -118,6 +118,7 @@ class FedWeIT(Method[FedWeITState]):
     """
 
     name: str = "fedweit"
+    has_global_model: ClassVar[bool] = False  # every task has a network of its own
     # Each client's A is sent to others.
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="only", dp_compatible=False

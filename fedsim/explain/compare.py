@@ -1,0 +1,159 @@
+"""What is said of several models in a round, side by side and against the time before: rows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import RunError
+from fedsim.explain import scores
+from fedsim.explain.measure import Explained, by_row
+from fedsim.explain.scores import Scores
+from fedsim.explain.section import PREFIXES, SIMILARITIES, Explain, Whose
+
+Key = tuple[Whose, int | None]  # of a model: whose it is, and of which client
+Maps = dict[str, dict[str, NDArray[np.float32]]]  # by explainer and model
+Row = dict[str, float | int | str | None]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a round's explanations add to a run's tables.
+
+    Args:
+        columns: of rounds.parquet.
+        rows: of explanations.parquet: one of each explainer and model.
+        maps: of maps.parquet: one of each explainer, model and input.
+        last: the maps to hold the next ones against.
+    """
+
+    columns: dict[str, float]
+    rows: list[Row]
+    maps: list[dict[str, Any]]
+    last: Maps
+
+
+def recorded(
+    section: Explain,
+    found: Mapping[str, Mapping[Key, Explained]],
+    before: Mapping[str, Mapping[str, NDArray[np.float32]]],
+) -> Recorded:
+    """The rows of a round.
+
+    Args:
+        section: resolved.
+        found: by explainer and model.
+        before: maps of the last time.
+
+    Raises:
+        RunError: these are of inputs of another shape.
+    """
+    wanted = section.scores or ()
+    columns: dict[str, float] = {}
+    rows: list[Row] = []
+    maps: list[dict[str, Any]] = []
+    last: Maps = {}
+    similarities = _similarities(section.top_k)
+    for explainer, of_models in found.items():
+        last[explainer] = {_name(key): one.relevance for key, one in of_models.items()}
+        scored: dict[Key, dict[str, float | None]] = {}
+        for key, one in of_models.items():
+            scored[key] = {name: _mean(values) for name, values in one.scores.items()}
+            old = before.get(explainer, {}).get(_name(key))
+            if "drift" in wanted and old is not None:
+                alike = _alike(similarities, one.relevance, old, one.present)
+                scored[key] |= {f"drift_{how}": 1 - a for how, a in alike.items()}
+        for whose in section.of or ():
+            of_clients = {key: one for key, one in of_models.items() if key[0] == whose}
+            if whose != "global":
+                if "agreement" in wanted:
+                    _agreement(scored, of_clients, similarities)
+                if "global_agreement" in wanted and ("global", None) in of_models:
+                    reference = of_models["global", None].relevance
+                    for key, one in of_clients.items():
+                        alike = _alike(similarities, one.relevance, reference, one.present)
+                        scored[key] |= {f"global_agreement_{how}": a for how, a in alike.items()}
+            own = [scored[key] for key in of_clients]
+            for column in dict.fromkeys(name for one in own for name in one):
+                values = [one[column] for one in own if one.get(column) is not None]
+                if values:
+                    mean = math.fsum(values) / len(values)  # type: ignore[arg-type]
+                    columns[f"{explainer}/{PREFIXES[whose]}{column}"] = mean
+        for (whose, client), own_scores in scored.items():
+            row: Row = {"explainer": explainer, "model": whose, "client": client, **own_scores}
+            rows.append(row)
+            if section.maps:
+                maps += _map_rows(row, of_models[whose, client])
+    return Recorded(columns, rows, maps, last)
+
+
+def _name(key: Key) -> str:
+    whose, client = key
+    return whose if client is None else f"{whose} {client}"
+
+
+def _similarities(top_k: int | None) -> dict[str, Callable[..., Scores]]:
+    """How alike two maps (m, P) are, input by input."""
+
+    def top(a: NDArray[Any], b: NDArray[Any]) -> Scores:
+        P = a.shape[1]
+        k = max(1, round(P / 10)) if top_k is None else min(top_k, P)
+        return scores.top_k_overlap(a, b, k)
+
+    return dict(zip(SIMILARITIES, (scores.rank_correlation, top, scores.cosine), strict=True))
+
+
+def _alike(
+    similarities: Mapping[str, Callable[..., Scores]],
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    present: NDArray[np.bool_],
+) -> dict[str, float]:
+    """Each similarity's mean over inputs, where it is defined."""
+    if a.shape != b.shape:
+        raise RunError(f"explanations of {a.shape} cannot be held against some of {b.shape}")
+    found = {how: _mean(by_row(score, present, a, b)) for how, score in similarities.items()}
+    return {how: mean for how, mean in found.items() if mean is not None}
+
+
+def _agreement(
+    scored: dict[Key, dict[str, float | None]],
+    of_clients: Mapping[Key, Explained],
+    similarities: Mapping[str, Callable[..., Scores]],
+) -> None:
+    """The mean similarity of each client's maps to those of each other client."""
+    pairs: dict[Key, dict[str, list[float]]] = {key: {} for key in of_clients}
+    for one, other in itertools.combinations(of_clients, 2):
+        a, b = of_clients[one], of_clients[other]
+        alike = _alike(similarities, a.relevance, b.relevance, a.present)
+        for how, value in alike.items():
+            for key in (one, other):
+                pairs[key].setdefault(how, []).append(value)
+    for key, found in pairs.items():
+        for how, values in found.items():
+            scored[key][f"agreement_{how}"] = math.fsum(values) / len(values)
+
+
+def _mean(values: Scores) -> float | None:
+    """Of those that are defined."""
+    defined = values[~np.isnan(values)]
+    return math.fsum(defined.tolist()) / len(defined) if len(defined) else None
+
+
+def _map_rows(row: Row, one: Explained) -> list[dict[str, Any]]:
+    about = {key: row[key] for key in ("explainer", "model", "client")}
+    return [
+        {
+            **about,
+            "input": int(input),
+            "relevance": one.relevance[k].tolist(),
+            **{name: curve[k].tolist() for name, curve in one.curves.items()},
+        }
+        for k, input in enumerate(one.inputs)
+    ]

@@ -1,0 +1,179 @@
+"""One model explained, where it lies: relevances by every explainer, and the scores of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.explain import faithfulness, scores
+from fedsim.explain.explainer import ExplainedData, ExplainedModel, FeatureExplainer
+from fedsim.explain.scores import Scores
+from fedsim.explain.section import SCORES, Explain
+from fedsim.rng import keyed_rng
+from fedsim.training import logits
+
+NOISE = 0.1  # standard deviation for infidelity, as a share of the inputs' range
+RADIUS = 0.02  # for sensitivity, likewise
+SAMPLES = 10  # of both
+CURVES = {"deletion": faithfulness.deletion_curve, "insertion": faithfulness.insertion_curve}
+ALONE = {"sparseness": scores.sparseness, "effective_parts": scores.effective_parts}
+IN_TRUTH = {
+    "relevance_mass": scores.relevance_mass,
+    "relevance_rank": scores.relevance_rank,
+    "pointing_game": scores.pointing_game,
+}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What one explainer says of a model's decisions on m inputs.
+
+    Args:
+        inputs: (m,) the rows of the test set, or of the training data.
+        relevance: (m, P) of pixels, features or words.
+        present: (m, P) which of these the inputs have: documents differ in length.
+        scores: (m,) each, by column; NaN where one is not defined.
+        curves: (m, steps + 1) of deletion and insertion, where these are asked for.
+        seconds: that it took.
+    """
+
+    inputs: NDArray[np.int64]
+    relevance: NDArray[np.float32]
+    present: NDArray[np.bool_]
+    scores: Mapping[str, Scores]
+    curves: Mapping[str, Scores] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ExplainedInputs:
+    """Inputs whose predictions are explained.
+
+    Args:
+        rows: (m,) of the test set, or of the training data.
+        x: (m, ...) as the network takes them.
+        y: (m,) their labels or targets.
+        truth: (m, ...) which of their parts are of one kind, by kind; see `Dataset.truth`.
+    """
+
+    rows: NDArray[np.int64]
+    x: Tensor
+    y: Tensor
+    truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def measure(
+    section: Explain,
+    explainer: FeatureExplainer,
+    model: ExplainedModel,
+    data: ExplainedData,
+    inputs: ExplainedInputs,
+) -> Explained:
+    """Explain a model's decisions on some inputs, and score the explanation.
+
+    What is random depends on the seed, the round, the client and the explainer alone.
+
+    Args:
+        section: resolved; says which scores.
+    """
+    started, x = time.perf_counter(), inputs.x
+    network = model.as_network()
+    outputs = torch.from_numpy(logits(network, x)).double()
+    classes = bool(data.dataset.classes)
+    decided = outputs.argmax(dim=1)
+    if section.target == "label" and classes:
+        decided = inputs.y.cpu()
+    first = torch.arange(len(x)), decided
+
+    def raw(changed: Tensor) -> Tensor:
+        """The logit of the class explained, or the number predicted."""
+        return torch.from_numpy(logits(network, changed)).double()[first]
+
+    def value(changed: Tensor) -> Tensor:
+        """The probability of that class, or how near the number is to what was predicted."""
+        if not classes:
+            return -(raw(changed) - outputs[first]).abs()
+        return torch.from_numpy(logits(network, changed)).double().softmax(dim=1)[first]
+
+    def relevances(changed: Tensor, again: str = "") -> Scores:
+        purpose = f"explain/{explainer.name}{again}"
+        client = -1 if model.client is None else model.client
+        rng = keyed_rng(model.seed, purpose, model.round, client)
+        found = explainer.relevances(model, data, changed, decided.to(x.device), rng)
+        network.eval()
+        return np.ascontiguousarray(found.reshape(len(x), -1), dtype=np.float64)
+
+    relevance = relevances(x)
+    present = faithfulness.present(x)
+    wanted = section.scores or ()
+    curves = {n: curve(value, x, relevance) for n, curve in CURVES.items() if n in wanted}
+
+    def score(name: str) -> Scores:
+        if name in curves:
+            return faithfulness.area(curves[name])
+        if name == "comprehensiveness":
+            return faithfulness.comprehensiveness(value, x, relevance)
+        if name == "sufficiency":
+            return faithfulness.sufficiency(value, x, relevance)
+        spread, rng = float(x.max() - x.min()), keyed_rng(model.seed, f"explain/{name}")
+        if name == "infidelity":
+            parts, over_parts = _by_part(raw, x)
+            return faithfulness.infidelity(
+                over_parts, parts, torch.from_numpy(relevance), NOISE * spread, SAMPLES, rng
+            )
+        if name == "sensitivity":
+            return faithfulness.sensitivity(
+                lambda z: torch.from_numpy(relevances(z)), x, RADIUS * spread, SAMPLES, rng
+            )
+        if name == "repeatability":
+            return by_row(scores.cosine, present, relevance, relevances(x, "/again"))
+        return by_row(ALONE[name], present, relevance)
+
+    found = {}
+    for name in wanted:
+        if name in IN_TRUTH:
+            for kind, where in inputs.truth.items():
+                flat = where.reshape(len(x), -1)
+                found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
+        elif SCORES[name].about == "input":
+            found[name] = score(name)
+    seconds = time.perf_counter() - started
+    return Explained(inputs.rows, relevance.astype(np.float32), present, found, curves, seconds)
+
+
+def by_row(
+    score: Callable[..., Scores], present: NDArray[np.bool_], *of_parts: NDArray[Any]
+) -> Scores:
+    """(m,) a score of arrays (m, P) each; of documents, of their own words alone.
+
+    Args:
+        present: (m, P) which parts there are; those that are not come last.
+    """
+    if present.all():
+        return score(*of_parts)
+    lengths = present.sum(axis=1).tolist()
+    found = [
+        score(*(array[k : k + 1, :n] for array in of_parts))[0] if n else np.nan
+        for k, n in enumerate(lengths)
+    ]
+    return np.array(found, dtype=np.float64)
+
+
+def _by_part(
+    value: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What is added to parts of inputs, none at first, and the value as a function of that.
+
+    All channels of a pixel are changed alike: relevances are of whole pixels.
+    """
+    images = x.dim() == 4
+    added = x.new_zeros((len(x), *(x.shape[2:] if images else x.shape[1:])))
+    return added, lambda z: value(x + (z[:, None] if images else z))

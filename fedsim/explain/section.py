@@ -1,0 +1,335 @@
+"""The `explain` section: explanations as results of a run, with scores, in rounds that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.data import ClientSplits, Dataset
+from fedsim.errors import ExperimentError
+from fedsim.explain.explainer import (
+    ExplainedData,
+    ExplainedModel,
+    Explainer,
+    FeatureExplainer,
+    explainers,
+)
+from fedsim.objectives import Metric
+from fedsim.registry import Config, nearest
+from fedsim.rng import keyed_rng
+
+Whose = Literal["global", "cohort", "personal"]
+SIMILARITIES = ("rank", "top_k", "cosine")
+# Before the names of scores in rounds.parquet.
+PREFIXES: Mapping[Whose, str] = {"global": "", "cohort": "client_", "personal": "personal_"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number that explanations get; its formula is in `fedsim.explain.scores` or `faithfulness`.
+
+    Args:
+        label: what a person calls it, as within a sentence.
+        best: whether `max` or `min` is better.
+        about: `input`, a relevance map and the model; `truth`, a map and the parts of the input
+            that are known to be of one kind; `clients`, maps of several clients; `global`, a
+            client's map and that of the global model; `before`, the map of the same model when it
+            was last explained.
+        usual: computed unless `scores` says otherwise; the others take many more calls.
+        numbers: only for inputs of floating point, not for documents.
+    """
+
+    label: str
+    best: Literal["max", "min"]
+    about: Literal["input", "truth", "clients", "global", "before"] = "input"
+    usual: bool = True
+    numbers: bool = False
+
+
+SCORES: Mapping[str, Score] = {
+    "deletion": Score("area under the deletion curve", "min"),
+    "insertion": Score("area under the insertion curve", "max"),
+    "comprehensiveness": Score("comprehensiveness", "max"),
+    "sufficiency": Score("sufficiency", "min"),
+    "infidelity": Score("infidelity", "min", usual=False, numbers=True),
+    "sensitivity": Score("largest sensitivity", "min", usual=False, numbers=True),
+    "repeatability": Score("agreement over seeds", "max", usual=False),
+    "sparseness": Score("sparseness (Gini)", "max"),
+    "effective_parts": Score("effective number of parts", "min"),
+    "relevance_mass": Score("relevance mass", "max", "truth"),
+    "relevance_rank": Score("relevance rank accuracy", "max", "truth"),
+    "pointing_game": Score("pointing game", "max", "truth"),
+    "agreement": Score("agreement of clients", "max", "clients"),
+    "global_agreement": Score("agreement with the global model", "max", "global"),
+    "drift": Score("drift since the last time", "min", "before"),
+}
+
+
+def _by_name(value: Any) -> Any:
+    """Explainers as a file lists them: names, or sections."""
+    if not isinstance(value, list | tuple):
+        return value
+    found = [explainers.parse({"name": one} if isinstance(one, str) else one) for one in value]
+    fitting = [name for name, e in explainers.items() if issubclass(e, FeatureExplainer)]
+    for one in found:
+        if isinstance(one, Explainer) and not isinstance(one, FeatureExplainer):
+            raise PydanticCustomError(
+                "no_relevances",
+                "explainer '{name}' gives no number to each part of an input; those that do: "
+                "{fitting}",
+                {"name": one.name, "fitting": ", ".join(fitting)},
+            )
+    return tuple(found)
+
+
+class Explain(Config):
+    """Which models are explained while a run goes on, by what, on which inputs, with which scores.
+
+    Each model and explainer is a row of explanations.parquet, with the means of the scores over
+    the inputs. The means of the models are columns of rounds.parquet: `<explainer>/<score>` of the
+    global model, `<explainer>/client_<score>` of clients' models, `<explainer>/personal_<score>`
+    of personal ones; searches and grids take them as objectives. All of it is part of the result
+    hash. How long it took is `explain_seconds`.
+
+    Args:
+        explainers: that give a number to each part of an input: names, or sections with settings.
+        every: rounds from one time to the next; the last round always is one.
+        of: the `global` model after the round, the models that clients of the `cohort` have
+            trained in it, and the `personal` models that clients keep. By default the first, where
+            the method has one, and the second.
+        clients: how many of the cohort, and of those that keep a model; the same ones as often as
+            the cohort allows.
+        on: inputs of the central `test` set, the same for all, or of the client's `own`: of those
+            it has for testing, or else for training.
+        inputs: how many; drawn once a run.
+        target: what is explained: each model's own `decision`, or the class that is the input's
+            `label`, whatever the model decides, so that models that decide otherwise can be
+            compared. Of a regression it is the number predicted.
+        slice: of the test set, by name, that they are drawn from, if the data set has slices.
+        scores: see `fedsim.explain.section.SCORES`; by default those that the data admit, but the
+            costly ones (infidelity, sensitivity, repeatability).
+        top_k: k of `top_k` overlaps, in parts; by default a tenth of them.
+        maps: keep the relevances themselves, in maps.parquet.
+
+    Example:
+        >>> Explain(explainers=["integrated_gradients", {"name": "occlusion", "size": 2}]).every
+        5
+    """
+
+    explainers: Annotated[
+        tuple[SerializeAsAny[FeatureExplainer], ...],
+        BeforeValidator(_by_name),
+        Field(min_length=1),
+    ]
+    every: int = Field(5, ge=1)
+    of: tuple[Whose, ...] | None = Field(None, min_length=1)
+    clients: int = Field(5, ge=1)
+    on: Literal["test", "own"] = "test"
+    inputs: int = Field(16, ge=1)
+    target: Literal["decision", "label"] = "decision"
+    slice: str | None = None
+    scores: tuple[str, ...] | None = Field(None, min_length=1)
+    top_k: int | None = Field(None, ge=1)
+    maps: bool = False
+
+    @field_validator("explainers")
+    @classmethod
+    def _no_name_twice(cls, found: tuple[FeatureExplainer, ...]) -> tuple[FeatureExplainer, ...]:
+        _refuse_twice([explainer.name for explainer in found])
+        return found
+
+    @field_validator("of")
+    @classmethod
+    def _once_each(cls, whose: tuple[Whose, ...] | None) -> tuple[Whose, ...] | None:
+        _refuse_twice(whose or ())
+        return whose
+
+    @field_validator("scores")
+    @classmethod
+    def _known(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
+            if name not in SCORES:
+                about = {"name": name, "hint": nearest(name, SCORES)}
+                raise PydanticCustomError("unknown_name", "unknown score '{name}'{hint}", about)
+        _refuse_twice(names or ())
+        return names
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Explain:
+        if self.on == "own":
+            if "global" in (self.of or ()):
+                raise ValueError("the global model has no inputs of its own; on: test")
+            if self.slice is not None:
+                raise ValueError("slices are of the central test set; on: test")
+            for name in self.scores or ():
+                if SCORES[name].about in ("truth", "clients", "global"):
+                    raise ValueError(f"{name} needs inputs of the central test set; on: test")
+        if (
+            self.of is not None
+            and "global" not in self.of
+            and "global_agreement" in (self.scores or ())
+        ):
+            raise ValueError("global_agreement needs the global model among `of`")
+        if self.of == ("global",) and (lacking := _of_clients(self.scores or ())):
+            raise ValueError(f"{lacking} needs models of clients among `of`: cohort or personal")
+        return self
+
+    def due(self, t: int, last: int) -> bool:
+        """Whether models are explained in round t."""
+        return t % self.every == 0 or t == last
+
+    def resolved(self, dataset: Dataset, *, has_global: bool, keeps_models: bool) -> Explain:
+        """The section with what it leaves to the method and the data filled in.
+
+        Args:
+            has_global: whether the method has a global model.
+            keeps_models: whether its clients keep models of their own.
+
+        Raises:
+            ExperimentError: the method has no such models, or the data cannot have a score.
+        """
+        usual: tuple[Whose, ...] = ("cohort",)
+        if has_global and self.on == "test":
+            usual = ("global", "cohort")
+        of = self.of or usual
+        if "global" in of and not has_global:
+            raise ExperimentError("explain.of: the method has no global model; of: [cohort]")
+        if "personal" in of and not keeps_models:
+            raise ExperimentError(
+                "explain.of: clients of this method keep no personal models; of: [cohort]"
+            )
+        able = {name for name, score in SCORES.items() if _admits(score, self.on, of, dataset)}
+        for name in self.scores or ():
+            if name not in able:
+                raise ExperimentError(f"explain.scores: {name}: {_obstacle(name, dataset)}")
+        names = self.scores or tuple(n for n, s in SCORES.items() if n in able and s.usual)
+        return self.model_copy(update={"of": of, "scores": names})
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        """Refuse what cannot be explained, before anything starts.
+
+        Args:
+            model: as it is before the first round.
+            data: of the run.
+
+        Raises:
+            BadInput: an explainer is not for the model, or there are too few inputs.
+        """
+        if self.on == "test":
+            self.rows(data.dataset, model.seed)
+        parts = num_parts(data.dataset)
+        if self.top_k is not None and self.top_k > parts:
+            raise ExperimentError(f"explain.top_k={self.top_k}: inputs have {parts} parts")
+        for explainer in self.explainers:
+            explainer.check(model, data)
+
+    def rows(self, dataset: Dataset, seed: int) -> NDArray[np.int64]:
+        """Which inputs of the central test set are explained, in ascending order.
+
+        Raises:
+            ExperimentError: there are not so many, or there is no such slice.
+        """
+        rows, where = np.arange(len(dataset.test_y)), "the test set"
+        if self.slice is not None:
+            names = dataset.test_columns.get(dataset.sliced_by, np.zeros(0, str)).astype(str)
+            if self.slice not in names:
+                known = f"; known: {', '.join(sorted(set(names)))}" if len(names) else ""
+                raise ExperimentError(
+                    f"explain.slice={self.slice}: the test set has no such slice{known}"
+                )
+            rows, where = np.flatnonzero(names == self.slice), f"slice {self.slice}"
+        if self.inputs > len(rows):
+            raise ExperimentError(f"explain.inputs={self.inputs}: {where} has {len(rows)}")
+        rng = keyed_rng(seed, "explain/inputs")
+        found: NDArray[np.int64] = np.sort(rng.choice(rows, self.inputs, replace=False))
+        return found
+
+    def own_rows(self, splits: ClientSplits, client: int, seed: int) -> NDArray[np.int64]:
+        """Which of a client's examples are explained: its test data, or else its training data."""
+        held = splits.test[client] if len(splits.test[client]) else splits.train[client]
+        rng = keyed_rng(seed, "explain/inputs", client=client)
+        chosen: NDArray[np.int64] = rng.permutation(held)[: self.inputs]
+        return chosen
+
+    def choose(self, clients: Iterable[int], count: int, seed: int) -> list[int]:
+        """Which of some clients are explained: the same ones as often as can be.
+
+        Args:
+            count: K, how many there are in all.
+        """
+        place = np.argsort(keyed_rng(seed, "explain/clients").permutation(count))
+        return sorted(sorted(clients, key=lambda k: place[k])[: self.clients])
+
+    def metrics(self, dataset: Dataset) -> list[Metric]:
+        """The columns of rounds.parquet that are added, of a resolved section."""
+        found = []
+        for explainer in self.explainers:
+            for whose in self.of or ():
+                for name in self.scores or ():
+                    for column, best in columns_of(name, dataset):
+                        if _applies(SCORES[name], whose):
+                            label = f"{SCORES[name].label}, {column}, {explainer.name}, {whose}"
+                            path = f"{explainer.name}/{PREFIXES[whose]}{column}"
+                            found.append(Metric(path, label, best))
+        return found
+
+
+def columns_of(score: str, dataset: Dataset) -> list[tuple[str, Literal["max", "min"]]]:
+    """The columns of a score, and whether more or less is better: one for each kind of truth."""
+    about, best = SCORES[score].about, SCORES[score].best
+    if about == "truth":
+        # Relevance on what is no signal speaks against a model.
+        return [(f"{score}_{kind}", best if kind == "signal" else "min") for kind in dataset.truth]
+    if about == "input":
+        return [(score, best)]
+    return [(f"{score}_{how}", best) for how in SIMILARITIES]
+
+
+def num_parts(dataset: Dataset) -> int:
+    """P, how many pixels, features or words an input has at most."""
+    shape = dataset.shape
+    return int(np.prod(shape[1:] if len(shape) == 3 else shape))
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+
+
+def _of_clients(names: Iterable[str]) -> str | None:
+    """The first of some scores that needs models of clients."""
+    return next((n for n in names if SCORES[n].about in ("clients", "global")), None)
+
+
+def _applies(score: Score, whose: Whose) -> bool:
+    return whose != "global" or score.about not in ("clients", "global")
+
+
+def _admits(score: Score, on: str, of: Sequence[Whose], dataset: Dataset) -> bool:
+    if score.about == "truth":
+        return bool(dataset.truth) and on == "test"
+    if score.about == "clients":
+        return of != ("global",) and on == "test"
+    if score.about == "global":
+        return "global" in of and len(of) > 1 and on == "test"
+    return not (score.numbers and dataset.words)
+
+
+def _obstacle(name: str, dataset: Dataset) -> str:
+    """Why the data or the method cannot have a score."""
+    about = SCORES[name].about
+    if about == "truth":
+        return (
+            "the data do not say which parts of an input are signal; data.name=shortcut and "
+            "planted_reviews do"
+        )
+    if about in ("clients", "global"):
+        return "there is no global model, or no client's, to compare"
+    return "needs inputs of floating point, and the data are documents"

@@ -1,0 +1,105 @@
+"""Explanations where models are: of the global one, and of clients' right after their work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.errors import RunError, in_own_code
+from fedsim.explain import ExplainedModel
+from fedsim.explain.measure import Explained, ExplainedInputs, measure
+from fedsim.federation.client import Client
+from fedsim.federation.context import WorkerContext
+from fedsim.federation.wire import to_arrays
+from fedsim.rng import keyed_torch_rng
+
+
+def explain_global(context: WorkerContext, number: int, model: Any, round: int) -> Explained:
+    """What one explainer says of the global model.
+
+    Args:
+        number: of the explainer in the section's list.
+        model: weights (size,), or the arrays of rules.
+
+    Raises:
+        RunError: the explainer fails.
+    """
+    context.model.restrict_classes(None)
+    about = _model(context, model, round, None)
+    return _explained(context, about, number, context.explained_inputs, None)
+
+
+def explain_client(context: WorkerContext, client: Client) -> dict[str, Explained]:
+    """What all explainers say of a client's model, as a client function has left it.
+
+    By explainer; empty if the client has no model yet.
+
+    Raises:
+        RunError: an explainer fails.
+    """
+    section = context.spec.explain
+    assert section is not None
+    own = context.spec.functions.own_model(client)
+    if own is None:
+        return {}
+    about, inputs = _model(context, own, client.round, client.id), context.explained_inputs
+    if section.on == "own":
+        rows = section.own_rows(client.splits, client.id, context.spec.seed)
+        if not len(rows):
+            return {}
+        central = client.splits.test_is_central and len(client.splits.test[client.id]) > 0
+        examples = context.test_examples(rows) if central else context.examples(rows)
+        inputs = ExplainedInputs(rows, examples.x, examples.y)
+    held = np.concatenate([client.splits.train[client.id], client.splits.unlabelled[client.id]])
+    return {
+        explainer.name: _explained(context, about, number, inputs, context.raw(held))
+        for number, explainer in enumerate(section.explainers)
+    }
+
+
+def _explained(
+    context: WorkerContext,
+    model: ExplainedModel,
+    number: int,
+    inputs: ExplainedInputs,
+    own: NDArray[Any] | None,
+) -> Explained:
+    section, seed = context.spec.explain, context.spec.seed
+    assert section is not None
+    explainer = section.explainers[number]
+    client = -1 if model.client is None else model.client
+    try:
+        # For networks that draw in evaluation as well.
+        with keyed_torch_rng(seed, "explain/torch", model.round, client, context.device):
+            return measure(section, explainer, model, context.explained_data(own), inputs)
+    except Exception as error:  # of an explainer or a network of the user's own, say
+        whose = "the global model" if model.client is None else f"client {model.client}'s model"
+        raise RunError(
+            f"round {model.round}: explainer {explainer.name}, {whose}: {in_own_code(error)}"
+        ) from error
+
+
+def _model(context: WorkerContext, own: Any, round: int, client: int | None) -> ExplainedModel:
+    network: nn.Module | None = None
+    rules = None
+    if isinstance(own, Mapping):
+        rules = to_arrays(dict(own))
+    elif isinstance(own, Tensor):
+        context.model.load(own)
+        network = context.model.module.eval()
+    else:
+        network = own.eval()
+    spec = context.spec
+    return ExplainedModel(
+        section=spec.model,
+        title="",
+        round=round,
+        seed=spec.seed,
+        client=client,
+        network=network,
+        rules=rules,
+    )
