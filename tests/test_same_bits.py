@@ -30,6 +30,12 @@ Finish = Callable[..., Run]
 # Methods tried with a single actor as well: sums, sums of two vectors with kept states, messages.
 ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}
 
+# Whose models are explained, where it is not the global one and the cohort's.
+EXPLAINED: dict[str, dict[str, Any]] = {
+    "local": {"of": ["cohort", "personal"], "on": "own"},
+    "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
+}
+
 
 def kill_newest_client_actor() -> None:
     """End the process of the last one that this process, or one below it, has started.
@@ -66,7 +72,12 @@ class TestOnRay:
     def test_one_actor_and_two_and_a_killed_one_give_the_hash_of_the_local_engine(
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:
-        common = with_method(name, train={"participation": 0.5, "rounds": 4})
+        explain = {"explainers": ["gradient", "occlusion"], "inputs": 4, "every": 2, "maps": True}
+        common = with_method(
+            name,
+            train={"participation": 0.5, "rounds": 4},
+            explain=explain | EXPLAINED.get(name, {}),
+        )
         local = finish(**common)
         if name in ALSO_ALONE:
             one = finish(**common, engine={"kind": "ray", "actors": 1})
@@ -82,7 +93,7 @@ class TestOnRay:
         for _ in range(5):  # a run of milliseconds may be over before its actor is killed
             two = run(two_actors, tmp_path, kill_one)
             assert local.result_hash == two.result_hash
-            times = ["seconds"]
+            times = ["seconds", "explain_seconds"]
             assert local.rounds.drop(columns=times).equals(two.rounds.drop(columns=times))
             # Those of «centralised» have no work, and may be gone unnoticed.
             if name == "centralised" or any("a client actor was lost" in line for line in lines):
