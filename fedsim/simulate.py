@@ -32,6 +32,7 @@ from fedsim.errors import (
     in_own_code,
 )
 from fedsim.experiment import Experiment
+from fedsim.explain.section import map_shape
 from fedsim.federation import Federation, RunSpec, draw_cohort
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.federation.client import RECORDED
@@ -85,7 +86,8 @@ def simulate(
     metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
     folder.update(server_device=str(device), metrics=metrics)
     if spec.explain is not None:
-        folder.update(explained=[asdict(metric) for metric in spec.explain.metrics(dataset)])
+        scores = [asdict(metric) for metric in spec.explain.metrics(dataset)]
+        folder.update(explained=scores, map_shape=map_shape(dataset))
     V = clients_per_step(folder.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(

@@ -59,7 +59,7 @@ def recorded(
     rows: list[Row] = []
     maps: list[dict[str, Any]] = []
     last: Maps = {}
-    similarities = _similarities(section.top_k)
+    alike_by = similarities(section.top_k)
     for explainer, of_models in found.items():
         last[explainer] = {_name(key): one.relevance for key, one in of_models.items()}
         scored: dict[Key, dict[str, float | None]] = {}
@@ -67,17 +67,17 @@ def recorded(
             scored[key] = {name: _mean(values) for name, values in one.scores.items()}
             old = before.get(explainer, {}).get(_name(key))
             if "drift" in wanted and old is not None:
-                alike = _alike(similarities, one.relevance, old, one.present)
+                alike = _alike(alike_by, one.relevance, old, one.present)
                 scored[key] |= {f"drift_{how}": 1 - a for how, a in alike.items()}
         for whose in section.of or ():
             of_clients = {key: one for key, one in of_models.items() if key[0] == whose}
             if whose != "global":
                 if "agreement" in wanted:
-                    _agreement(scored, of_clients, similarities)
+                    _agreement(scored, of_clients, alike_by)
                 if "global_agreement" in wanted and ("global", None) in of_models:
                     reference = of_models["global", None].relevance
                     for key, one in of_clients.items():
-                        alike = _alike(similarities, one.relevance, reference, one.present)
+                        alike = _alike(alike_by, one.relevance, reference, one.present)
                         scored[key] |= {f"global_agreement_{how}": a for how, a in alike.items()}
             own = [scored[key] for key in of_clients]
             for column in dict.fromkeys(name for one in own for name in one):
@@ -98,7 +98,7 @@ def _name(key: Key) -> str:
     return whose if client is None else f"{whose} {client}"
 
 
-def _similarities(top_k: int | None) -> dict[str, Callable[..., Scores]]:
+def similarities(top_k: int | None) -> dict[str, Callable[..., Scores]]:
     """How alike two maps (m, P) are, input by input."""
 
     def top(a: NDArray[Any], b: NDArray[Any]) -> Scores:
@@ -110,7 +110,7 @@ def _similarities(top_k: int | None) -> dict[str, Callable[..., Scores]]:
 
 
 def _alike(
-    similarities: Mapping[str, Callable[..., Scores]],
+    alike_by: Mapping[str, Callable[..., Scores]],
     a: NDArray[np.float32],
     b: NDArray[np.float32],
     present: NDArray[np.bool_],
@@ -118,20 +118,20 @@ def _alike(
     """Each similarity's mean over inputs, where it is defined."""
     if a.shape != b.shape:
         raise RunError(f"explanations of {a.shape} cannot be held against some of {b.shape}")
-    found = {how: _mean(by_row(score, present, a, b)) for how, score in similarities.items()}
+    found = {how: _mean(by_row(score, present, a, b)) for how, score in alike_by.items()}
     return {how: mean for how, mean in found.items() if mean is not None}
 
 
 def _agreement(
     scored: dict[Key, dict[str, float | None]],
     of_clients: Mapping[Key, Explained],
-    similarities: Mapping[str, Callable[..., Scores]],
+    alike_by: Mapping[str, Callable[..., Scores]],
 ) -> None:
     """The mean similarity of each client's maps to those of each other client."""
     pairs: dict[Key, dict[str, list[float]]] = {key: {} for key in of_clients}
     for one, other in itertools.combinations(of_clients, 2):
         a, b = of_clients[one], of_clients[other]
-        alike = _alike(similarities, a.relevance, b.relevance, a.present)
+        alike = _alike(alike_by, a.relevance, b.relevance, a.present)
         for how, value in alike.items():
             for key in (one, other):
                 pairs[key].setdefault(how, []).append(value)
@@ -152,7 +152,7 @@ def _map_rows(row: Row, one: Explained) -> list[dict[str, Any]]:
         {
             **about,
             "input": int(input),
-            "relevance": one.relevance[k].tolist(),
+            "relevance": one.relevance[k, one.present[k]].tolist(),
             **{name: curve[k].tolist() for name, curve in one.curves.items()},
         }
         for k, input in enumerate(one.inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -25,7 +26,13 @@ from fedsim.registry import Config, nearest
 from fedsim.rng import keyed_rng
 
 Whose = Literal["global", "cohort", "personal"]
-SIMILARITIES = ("rank", "top_k", "cosine")
+MODELS: Mapping[Whose, str] = {
+    "global": "global model",
+    "cohort": "models of clients",
+    "personal": "personal models",
+}
+# Of two relevance maps.
+SIMILARITIES = {"rank": "rank correlation", "top_k": "top-k overlap", "cosine": "cosine"}
 # Before the names of scores in rounds.parquet.
 PREFIXES: Mapping[Whose, str] = {"global": "", "cohort": "client_", "personal": "personal_"}
 
@@ -223,7 +230,7 @@ class Explain(Config):
         """
         if self.on == "test":
             self.rows(data.dataset, model.seed)
-        parts = num_parts(data.dataset)
+        parts = math.prod(map_shape(data.dataset))
         if self.top_k is not None and self.top_k > parts:
             raise ExperimentError(f"explain.top_k={self.top_k}: inputs have {parts} parts")
         for explainer in self.explainers:
@@ -272,29 +279,31 @@ class Explain(Config):
         for explainer in self.explainers:
             for whose in self.of or ():
                 for name in self.scores or ():
-                    for column, best in columns_of(name, dataset):
-                        if _applies(SCORES[name], whose):
-                            label = f"{SCORES[name].label}, {column}, {explainer.name}, {whose}"
-                            path = f"{explainer.name}/{PREFIXES[whose]}{column}"
-                            found.append(Metric(path, label, best))
+                    if not _applies(SCORES[name], whose):
+                        continue
+                    for column, label, best in _columns_of(name, dataset):
+                        path = f"{explainer.name}/{PREFIXES[whose]}{column}"
+                        found.append(Metric(path, f"{label}, {MODELS[whose]}", best))
         return found
 
 
-def columns_of(score: str, dataset: Dataset) -> list[tuple[str, Literal["max", "min"]]]:
-    """The columns of a score, and whether more or less is better: one for each kind of truth."""
-    about, best = SCORES[score].about, SCORES[score].best
-    if about == "truth":
-        # Relevance on what is no signal speaks against a model.
-        return [(f"{score}_{kind}", best if kind == "signal" else "min") for kind in dataset.truth]
+def _columns_of(score: str, dataset: Dataset) -> list[tuple[str, str, Literal["max", "min"]]]:
+    """Each column of a score, in words, and whether more or less is better."""
+    label, about, best = SCORES[score].label, SCORES[score].about, SCORES[score].best
     if about == "input":
-        return [(score, best)]
-    return [(f"{score}_{how}", best) for how in SIMILARITIES]
+        return [(score, label, best)]
+    if about == "truth":  # relevance on what is no signal speaks against a model
+        return [
+            (f"{score}_{kind}", f"{label}, {kind}", best if kind == "signal" else "min")
+            for kind in dataset.truth
+        ]
+    return [(f"{score}_{how}", f"{label} ({words})", best) for how, words in SIMILARITIES.items()]
 
 
-def num_parts(dataset: Dataset) -> int:
-    """P, how many pixels, features or words an input has at most."""
+def map_shape(dataset: Dataset) -> list[int]:
+    """Of an input's relevances: (H, W) of images, whose channels are added up."""
     shape = dataset.shape
-    return int(np.prod(shape[1:] if len(shape) == 3 else shape))
+    return list(shape[1:] if len(shape) == 3 else shape)
 
 
 def _refuse_twice(names: Sequence[str]) -> None:

@@ -119,6 +119,7 @@ class RunManifest(Manifest):
     server_device: str | None = None
     metrics: Annotated[list[Metric] | None, AfterValidator(_one_is_primary)] = None
     explained: list[Metric] = []
+    map_shape: list[Annotated[int, Field(gt=0)]] | None = None
     checkpoints: list[Annotated[int, Field(ge=0)]] = []
     wall_seconds: float = 0.0
     result_hash: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,7 +55,7 @@ def curves(compared: Comparison) -> list[Plot]:
                 replace(metric, column=f"worst_client_{column}",
                         label=f"{label} of the worst client"),
             ]  # fmt: skip
-    return [plot for metric in shown if (plot := _draw(compared, metric))]
+    return [plot for metric in shown if (plot := draw(compared, metric))]
 
 
 def traffic(compared: Comparison) -> list[Plot]:
@@ -62,19 +63,30 @@ def traffic(compared: Comparison) -> list[Plot]:
     if len(compared.rounds) < 2:
         return []
     shown = [replace(metric, label=f"test {metric.label}") for metric in compared.primary]
-    return [plot for metric in shown if (plot := _draw(compared, metric, in_bytes=True))]
+    return [plot for metric in shown if (plot := draw(compared, metric, in_bytes=True))]
 
 
-def _draw(compared: Comparison, metric: Metric, in_bytes: bool = False) -> Plot | None:
-    """The lines of all cells; None if there are none."""
-    if metric.column not in compared.rounds:
-        return None
+def draw(
+    compared: Comparison,
+    metric: Metric,
+    in_bytes: bool = False,
+    columns: Mapping[str, str] | None = None,
+) -> Plot | None:
+    """The lines of all cells; None if there are none.
+
+    Args:
+        columns: that are drawn in place of the metric's, by the name of the panel.
+    """
     panels: dict[str, list[tuple[ComparedCell, Line]]] = {}
-    for key, rows in compared.rounds.groupby(compared.axes, sort=False):
-        cell = compared.cell(dict(zip(compared.axes, key, strict=True)))
-        line = _line(rows, metric.column, cell.style, in_bytes)
-        if line is not None and (in_bytes or len(line.x) > 1):
-            panels.setdefault(cell.panel, []).append((cell, line))
+    for name, column in (columns or {"": metric.column}).items():
+        if column not in compared.rounds:
+            continue
+        for key, rows in compared.rounds.groupby(compared.axes, sort=False):
+            cell = compared.cell(dict(zip(compared.axes, key, strict=True)))
+            line = _line(rows, column, cell.style, in_bytes)
+            if line is not None and (in_bytes or len(line.x) > 1):
+                panel = ", ".join(filter(None, [name, cell.panel]))
+                panels.setdefault(panel, []).append((cell, line))
     lines = [line for panel in panels.values() for _, line in panel]
     if not lines:
         return None

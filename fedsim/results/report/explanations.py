@@ -1,18 +1,46 @@
-"""What models explain."""
+"""What models explain, and what these explanations are worth."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterator
+
+import numpy as np
 import pandas as pd
 
+from fedsim.explain import map_figures
+from fedsim.explain.section import MODELS, SIMILARITIES
+from fedsim.objectives import Metric
+from fedsim.results.maps import agreement_matrix, relevance_maps
 from fedsim.results.report.comparison import Comparison, label
+from fedsim.results.report.curves import Plot, draw
 from fedsim.results.report.page import PageTable, Picture, capital, distinct, listed, plain
+from fedsim.results.run import Run
 
 _EXPLAINED = 6  # settings whose explanations are shown as tables
 _ROWS_EXPLAINED = 8  # rows of such a table
+_INPUTS = 4  # whose maps are shown
+_ROUNDS = 6  # of which they are shown
+# Scores that are drawn; the table has all.
+_DRAWN = ("deletion", "insertion", "relevance_mass", "agreement_rank", "drift_rank")
 
 
-def explanations(compared: Comparison) -> list[tuple[str, PageTable | None, list[Picture]]]:
-    """What each run explains: its pictures; and as a table, for one seed of a few settings."""
+def curves(compared: Comparison) -> list[Plot]:
+    """Scores of explanations by round: a figure for each score, a panel for each explainer."""
+    metrics: dict[str, Metric] = {}
+    columns: dict[str, dict[str, str]] = {}
+    for entry in compared.entries:
+        for metric in entry.run.explained if entry.run is not None else ():
+            explainer, _, score = metric.column.partition("/")
+            if any(name in score for name in _DRAWN):
+                metrics.setdefault(score, metric)
+                columns.setdefault(score, {})[explainer] = metric.column
+    drawn = (draw(compared, metrics[score], columns=own) for score, own in columns.items())
+    return [plot for plot in drawn if plot is not None]
+
+
+def explanations(compared: Comparison) -> list[tuple[str, list[PageTable], list[Picture]]]:
+    """What each run explains: its pictures; and as tables, for one seed of a few settings."""
     first = [cell.entries[0] for cell in compared.cells][:_EXPLAINED]
     found = []
     for entry in compared.entries:
@@ -20,17 +48,75 @@ def explanations(compared: Comparison) -> list[tuple[str, PageTable | None, list
             continue
         files = sorted((entry.run.path / "explanations").glob("*"))
         pictures = [Picture.read(f) for f in files if f.suffix.lower() in (".png", ".svg")]
-        table = _explained(entry.run.explanations) if entry in first else None
-        if pictures or table:
-            found.append((f"{label(entry.cell)}, seed {entry.seed}", table, pictures))
+        tables = []
+        if entry in first:
+            tables = list(_tables(entry.run.explanations))
+            if not entry.run.maps.empty:
+                pictures = [*_maps(entry.run), *pictures]
+        if pictures or tables:
+            found.append((f"{label(entry.cell)}, seed {entry.seed}", tables, pictures))
     return found
 
 
-def _explained(rows: pd.DataFrame) -> PageTable | None:
-    """The explanations of the last round, as they were put on record; the first of many."""
+def _tables(rows: pd.DataFrame) -> Iterator[PageTable]:
+    """The scores of the last explanations, and what the method itself has put on record."""
     if rows.empty:
-        return None
+        return
+    scored = rows["model"].notna() if "model" in rows else pd.Series(False, index=rows.index)
+    if scored.any():
+        last = rows[scored & (rows["round"] == rows.loc[scored, "round"].max())]
+        means = last.drop(columns=["round", "client"]).groupby(
+            ["explainer", "model"], sort=False, as_index=False
+        ).mean(numeric_only=True)  # fmt: skip
+        means["model"] = means["model"].map(MODELS)
+        yield plain("Scores of explanations after the last round, mean over models", means)
+    rows = rows[~scored]
+    if rows.empty:
+        return
     last = rows[rows["round"] == rows["round"].max()].drop(columns=["round", "explainer"])
     words = f"; the first {_ROWS_EXPLAINED} of {len(last)}" if len(last) > _ROWS_EXPLAINED else ""
     caption = f"{listed(distinct(rows['explainer']))}, after the last round{words}"
-    return plain(capital(caption), last.head(_ROWS_EXPLAINED))
+    yield plain(capital(caption), last.head(_ROWS_EXPLAINED))
+
+
+def _maps(run: Run) -> Iterator[Picture]:
+    """Pictures of the relevance maps that a run has kept."""
+    rows = run.maps
+    last = rows[rows["round"] == rows["round"].max()]
+    of_global = last[last["model"] == "global"]
+    removal = {
+        name: {
+            str(explainer): np.stack(own[name].to_list())
+            for explainer, own in of_global.groupby("explainer", sort=False)
+        }
+        for name in ("deletion", "insertion")
+        if name in of_global and of_global[name].notna().all()
+    }
+    if removal and len(of_global):
+        png = map_figures.draw_removal(removal, "probability of the class explained")
+        yield _picture("Deletion and insertion, global model: median and middle half", png)
+    for explainer in distinct(rows["explainer"]):
+        matrix = agreement_matrix(run, explainer)
+        if len(matrix) > 1:
+            values = matrix.to_numpy(dtype=float)
+            png = map_figures.draw_agreement(list(map(str, matrix)), values, SIMILARITIES["rank"])
+            yield _picture(f"Agreement of explanations by {explainer}, last round", png)
+        shape: list[int] = run.manifest.get("map_shape") or []
+        if len(shape) == 2 and len(of_global):
+            yield _picture(f"Global model, {explainer}, by round", _drift(run, explainer, shape))
+
+
+def _drift(run: Run, explainer: str, shape: list[int]) -> bytes:
+    own = run.maps[(run.maps["explainer"] == explainer) & (run.maps["model"] == "global")]
+    rounds = np.unique(own["round"])
+    shown = rounds[np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)]
+    maps = {int(t): relevance_maps(run, explainer, int(t))["global"] for t in shown}
+    inputs = sorted(next(iter(maps.values())))[:_INPUTS]
+    return map_figures.draw_drift(
+        {t: [of_inputs[i].reshape(shape) for i in inputs] for t, of_inputs in maps.items()},
+        [f"row {i}" for i in inputs],
+    )
+
+
+def _picture(words: str, png: bytes) -> Picture:
+    return Picture(words, f"data:image/png;base64,{base64.b64encode(png).decode()}")

@@ -12,10 +12,9 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.errors import RunFolderError
-from fedsim.results.report import curves, overview, provenance, results
+from fedsim.results.report import curves, explanations, overview, provenance, results
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import Comparison
-from fedsim.results.report.explanations import explanations
 from fedsim.results.report.page import capital
 from fedsim.results.report.searches import SearchResult
 from fedsim.results.summary import LAST
@@ -58,7 +57,8 @@ class Report:
             curves=curves.curves(compared),
             traffic=curves.traffic(compared),
             clients=ClientScores(compared),
-            explanations=explanations(compared),
+            explanations=explanations.explanations(compared),
+            explanation_curves=explanations.curves(compared),
             searches=[SearchResult.read(folder) for folder in compared.searches],
             grids=provenance.grids(compared),
             experiments=provenance.experiments(compared),

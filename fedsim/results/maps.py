@@ -1,0 +1,109 @@
+"""Relevance maps that runs have kept (`explain.maps`), held against each other.
+
+agreement_matrix(run, "occlusion")                    # clients and the global model
+similarity(run, centralised, "occlusion", how="rank")  # two global models
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import RunFolderError
+from fedsim.explain.compare import similarities
+from fedsim.registry import nearest
+from fedsim.results.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Of one model, by input: (P,) relevances of its pixels, features or words.
+Maps = dict[int, NDArray[np.float64]]
+
+
+def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[str, Maps]:
+    """The maps of each model: «global», «client 3», «client 3's own» (personal).
+
+    Args:
+        round: in which models were explained; by default the last one.
+
+    Raises:
+        RunFolderError: the run has kept none, or none of that explainer or round.
+    """
+    rows = run.maps
+    if rows.empty:
+        raise RunFolderError(f"{run.path}: has kept no relevance maps (explain.maps: true)")
+    round = rows["round"].max().item() if round is None else round
+    for column, wanted in (("explainer", explainer), ("round", round)):
+        if wanted not in set(rows[column]):
+            known = nearest(wanted, map(str, rows[column].unique()))
+            raise RunFolderError(f"{run.path}: has no maps of {column} {wanted}{known}")
+        rows = rows[rows[column] == wanted]
+    found: dict[str, Maps] = {}
+    for row in rows.to_dict("records"):
+        name = "global" if row["model"] == "global" else f"client {row['client']:.0f}"
+        name += "'s own" if row["model"] == "personal" else ""
+        found.setdefault(name, {})[row["input"]] = np.asarray(row["relevance"], np.float64)
+    return found
+
+
+def agreement_matrix(
+    run: Run, explainer: str, round: int | None = None, how: str = "rank"
+) -> pd.DataFrame:
+    """How alike the explanations of all pairs of models are, mean over the inputs.
+
+    Args:
+        explainer, round: as of `relevance_maps`.
+        how: `rank` (Spearman), `top_k` (overlap) or `cosine`.
+
+    Returns:
+        A row and a column for each model; NaN for models that explain other inputs.
+
+    Raises:
+        RunFolderError: the run has kept no such maps.
+    """
+    import pandas as pd  # here, because it is slow to import
+
+    maps = relevance_maps(run, explainer, round)
+    k = run.experiment.explain.top_k if run.experiment.explain else None
+    matrix = [[_alike(a, b, how, k) for b in maps.values()] for a in maps.values()]
+    return pd.DataFrame(matrix, list(maps), list(maps))
+
+
+def similarity(
+    run: Run, other: Run, explainer: str, how: str = "rank", round: int | None = None
+) -> float:
+    """How alike the explanations of two runs' global models are, such as a centralised one's.
+
+    Args:
+        explainer, how: as of `agreement_matrix`.
+        round: of `run`; of the other it is the last. By default the last of both.
+
+    Raises:
+        RunFolderError: they have kept no such maps, or of other inputs.
+    """
+    found = [relevance_maps(run, explainer, round), relevance_maps(other, explainer)]
+    for maps, of in zip(found, (run, other), strict=True):
+        if "global" not in maps:
+            raise RunFolderError(f"{of.path}: has no maps of a global model")
+    k = run.experiment.explain.top_k if run.experiment.explain else None
+    mean = _alike(found[0]["global"], found[1]["global"], how, k)
+    if np.isnan(mean):
+        raise RunFolderError(f"{run.path} and {other.path} explain no input alike")
+    return mean
+
+
+def _alike(a: Maps, b: Maps, how: str, top_k: int | None) -> float:
+    """Mean over the inputs that both explain, where it is defined."""
+    scores = similarities(top_k)
+    if how not in scores:
+        raise ValueError(f"unknown similarity '{how}'{nearest(how, scores)}")
+    found = [
+        scores[how](a[input][None], b[input][None])[0]
+        for input in a
+        if input in b and a[input].shape == b[input].shape
+    ]
+    defined = [value for value in found if not np.isnan(value)]
+    return float(np.mean(defined)) if defined else float("nan")
