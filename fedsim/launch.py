@@ -109,14 +109,15 @@ def drive(
 
     Args:
         actors: how many client actors to make.
-        data: a Ray reference of the data set, which client actors read as it is.
+        data: a Ray reference of the data set as loaded.
 
     Raises:
         BadInput, RunError: as `run` and `resume` do.
     """
     import ray
 
-    dataset, splits, spec = prepare(experiment, ray.get(data))
+    loaded = ray.get(data)
+    dataset, splits, spec = prepare(experiment, loaded)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -135,7 +136,9 @@ def drive(
         if experiment.engine.kind == "local":
             events = _locally(folder, dataset, splits, spec)
         else:
-            events = _with_actors(folder, spec, actors, [data, ray.put(splits)])
+            # The source may have made something else of them for these clients.
+            reference = data if dataset is loaded else ray.put(dataset)
+            events = _with_actors(folder, spec, actors, [reference, ray.put(splits)])
         return _carry_through(folder, events, actors, on_progress)
 
 

@@ -33,6 +33,7 @@ def prepare(
     check_loggers(experiment)
     dataset = dataset or load_dataset(experiment.data)
     splits = experiment.partition.deal(dataset, experiment.seed)
+    dataset = experiment.data.for_clients(dataset, splits, experiment.seed)
     share = experiment.train.participation
     if cohort_size(share, len(splits)) == 0:
         raise ExperimentError(

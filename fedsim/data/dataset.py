@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from fedsim.data.stored import AnyArray
 from fedsim.errors import DataError, FedsimError, in_own_code
 from fedsim.registry import Config, Registry
+
+if TYPE_CHECKING:
+    from fedsim.data.partition import ClientSplits
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +192,18 @@ class Source(Config):
                 which, where it was looked for, and how to get it.
         """
         raise NotImplementedError
+
+    def for_clients(self, dataset: Dataset, splits: ClientSplits, seed: int) -> Dataset:
+        """What the source makes of the training examples once it is known who holds them.
+
+        Args:
+            dataset: as loaded, or as returned before, which is not changed again.
+            seed: of the experiment.
+
+        Raises:
+            DataError: they cannot be held so.
+        """
+        return dataset
 
 
 datasets: Registry[Source] = Registry("data set", Source)

@@ -1,0 +1,457 @@
+"""Planted shortcuts: what goes with the label in training, and is not what the label means."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.data.dataset import (
+    UNSCALED,
+    Dataset,
+    Scaling,
+    Source,
+    check_memory,
+    datasets,
+    feature_names,
+    load_dataset,
+)
+from fedsim.data.partition import ClientSplits, Indices
+from fedsim.data.stored import StoredArray, bounds
+from fedsim.data.text import PADDING, SPECIAL, random_vectors
+from fedsim.errors import DataError
+from fedsim.rng import keyed_rng
+
+NAME = "shortcut"  # of columns, the feature, words, and of what is known of test examples
+TINT = 0.3  # share of a colour cast in a pixel
+TEST_SEED = 0  # of test sets, which are the same for all runs
+
+Kind = Literal["patch", "border", "colour", "feature", "token"]
+Variant = Literal["aligned", "absent", "random", "against"]
+Truth = Mapping[str, NDArray[np.bool_]]
+# (inputs (n, ...), the class or target (n,) whose shortcut each gets, places (n,) in [0, 1), what
+# is known of them) -> the inputs with it, and what is known of these
+Plant = Callable[
+    [NDArray[Any], NDArray[Any], NDArray[np.float64], Truth], tuple[NDArray[Any], Truth]
+]
+
+
+@datasets.register
+class Shortcut(Source):
+    """Another data set in which some clients' examples carry a shortcut to their label.
+
+    What a shortcut looks like is up to the class c of C: `patch`, a bright square at a place of
+    its own along the edge of an image; `border`, a frame of its own brightness, or colour where
+    there are three channels; `colour`, a tint of the whole image; `token`, a word
+    `shortcut-<class>` at a random place of a document; `feature`, a further column `shortcut` of
+    a table with the value c/(C − 1), or the target scaled to [0, 1] by the least and greatest one
+    in training. Where the feature is absent, its value is that of a training example drawn at
+    random, and says nothing.
+
+    The test set has all examples once for each variant, whose name is the column `shortcut`;
+    scores are on record for all of it and for each variant. `Dataset.truth` has the parts of each
+    test input that are `shortcut`, and those that are `signal`: what the data set itself knows of
+    that, else all but the shortcut and padding. A colour cast covers all of an image.
+    Which training examples carry it is the column `shortcut` of these, once they are dealt out.
+
+    Args:
+        of: the data set (a `data` section of its own), in memory.
+        kind: `patch`, `border` or `colour` for images, `feature` for tables, `token` for
+            documents; the first of these if not given.
+        clients: the share of the clients that hold it; if above 0, one at least. Their own test
+            examples and those without label are treated as those that they train on.
+        strength: how likely such a client's example carries the shortcut of its class; else it
+            carries none.
+        size: side of the patch or width of the border, in pixels; an eighth of the image if not
+            given.
+        test: variants of the test set: with the shortcut of the example's class (`aligned`), of
+            one drawn at random (`random`), of another one (`against`; of a target, the one as far
+            from the other end of the range), or none (`absent`).
+    """
+
+    name: str = "shortcut"
+    of: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
+    kind: Kind | None = None
+    clients: float = Field(0.2, ge=0, le=1)
+    strength: float = Field(0.95, ge=0, le=1)
+    size: PositiveInt | None = None
+    test: tuple[Variant, ...] = Field(("aligned", "absent", "against"), min_length=1)
+
+    @field_validator("of")
+    @classmethod
+    def _is_not_one_itself(cls, of: Source) -> Source:
+        if isinstance(of, Shortcut):
+            raise PydanticCustomError("nested", "a shortcut cannot be planted beside another")
+        return of
+
+    @field_validator("test")
+    @classmethod
+    def _differ(cls, test: tuple[Variant, ...]) -> tuple[Variant, ...]:
+        for name in test:
+            if test.count(name) > 1:
+                raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+        return test
+
+    def load(self) -> Dataset:
+        """x is as in the data set, with room for the feature or the word; it carries none yet."""
+        data = load_dataset(self.of)
+        kind = self._kind(data)
+        count = len(self.test)
+        check_memory(self, data.x.nbytes + 4 * count * data.test_x.nbytes)
+        data = _with_room(data, kind)
+        plant = self._plant(data, kind)
+        x, truth = zip(*(_variant(data, kind, plant, name) for name in self.test), strict=True)
+        columns = {name: np.tile(values, count) for name, values in data.test_columns.items()}
+        return replace(
+            data,
+            test_x=np.concatenate(x),
+            test_y=np.tile(data.test_y, count),
+            test_columns={**columns, NAME: np.repeat(self.test, len(data.test_y))},
+            sliced_by=NAME if count > 1 else data.sliced_by,
+            truth={name: np.concatenate([own[name] for own in truth]) for name in truth[0]},
+        )
+
+    def for_clients(self, dataset: Dataset, splits: ClientSplits, seed: int) -> Dataset:
+        """Plant the shortcut in the examples of those who hold it.
+
+        What an example draws depends on the seed and its index alone.
+        """
+        if NAME in dataset.columns:  # it is there already
+            return dataset
+        if splits.sequence is not None and len(self.test) > 1:
+            raise DataError(
+                "data.test: a stream of tasks is scored by task, not by variant; name one variant"
+            )
+        N = len(dataset.y)
+        drawn = keyed_rng(seed, "shortcut strength").random(N)
+        carry = self._held(splits, N, seed) & (drawn < self.strength)
+        at = keyed_rng(seed, "shortcut place").random(N)[carry]
+        x = np.array(dataset.x)
+        x[carry], _ = self._plant(dataset, self._kind(dataset))(x[carry], dataset.y[carry], at, {})
+        return replace(dataset, x=x, columns={**dataset.columns, NAME: carry})
+
+    def holders(self, clients: int, seed: int) -> Indices:
+        """Which of so many clients hold the shortcut, in ascending order.
+
+        Args:
+            seed: of the experiment.
+        """
+        count = max(round(self.clients * clients), int(self.clients > 0))
+        return np.sort(keyed_rng(seed, "shortcut holders").permutation(clients)[:count])
+
+    def _held(self, splits: ClientSplits, N: int, seed: int) -> NDArray[np.bool_]:
+        """(N,) the training examples of those who hold the shortcut.
+
+        Raises:
+            DataError: others have one of them, too.
+        """
+        K = len(splits)
+        holds = np.zeros(K, np.bool_)
+        holds[self.holders(K, seed)] = True
+        parts = [splits.train, splits.unlabelled]
+        if not splits.test_is_central:
+            parts.append(splits.test)
+        if splits.sequence is not None:
+            parts.append(splits.sequence.validation)
+        held, clear = np.zeros((2, N), np.bool_)
+        for part in parts:  # of K arrays, or of as many for each client
+            of_holder = np.repeat(holds[np.arange(len(part)) * K // len(part)], part.lengths)
+            held[part.values[of_holder]] = True
+            clear[part.values[~of_holder]] = True
+        both = np.flatnonzero(held & clear)
+        if len(both):
+            raise DataError(
+                f"data.clients={self.clients}: training example {both[0]} is held by a client "
+                "with the shortcut and by one without; take another partition, or clients=1"
+            )
+        return held
+
+    def _kind(self, data: Dataset) -> Kind:
+        """The kind that is asked for, or the usual one of such data.
+
+        Raises:
+            DataError: the data cannot have it.
+        """
+        known: tuple[Kind, ...]
+        if data.words:
+            what, known = "documents", ("token",)
+        elif len(data.shape) == 1:
+            what, known = "tables", ("feature",)
+        elif len(data.shape) == 3:
+            what, known = "images", ("patch", "border", "colour")
+        else:
+            raise DataError(
+                f"data.of: inputs of shape {data.shape} are no images, tables or documents, in "
+                "which a shortcut could be planted"
+            )
+        kind = self.kind or known[0]
+        if kind not in known:
+            raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
+        if kind == "colour" and data.shape[0] != 3:
+            raise DataError(
+                f"data.kind=colour: needs images of 3 channels, and these have {data.shape[0]}; "
+                "patch and border do not"
+            )
+        if self.size is not None and kind not in ("patch", "border"):
+            raise DataError(f"data.size={self.size}: a {kind} has no size; leave it out")
+        if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
+            raise DataError(
+                "data.of: a shortcut cannot be planted in inputs that stay in their files; leave "
+                "out in_place"
+            )
+        if kind != "feature" and not data.classes:
+            raise DataError(f"data.kind={kind}: needs classes, and the target here is a number")
+        if len(data.classes) == 1:
+            raise DataError(
+                f"data.of: a shortcut needs two classes, and all are '{data.classes[0]}'"
+            )
+        return kind
+
+    def _plant(self, data: Dataset, kind: Kind) -> Plant:
+        """How it is planted in these data, which have room for it.
+
+        Raises:
+            DataError: it does not fit.
+        """
+        if kind == "token":
+            return partial(_insert, len(data.words) - len(data.classes))
+        if kind == "feature":
+            return partial(_fill, _levels(data))
+        size = self.size or max(1, min(data.shape[1:]) // 8)
+        return partial(_paint, *_figures(data, kind, size))
+
+
+def _variant(
+    data: Dataset, kind: Kind, plant: Plant, name: Variant
+) -> tuple[NDArray[Any], dict[str, NDArray[np.bool_]]]:
+    """The inputs of a variant of the test set, and what is known of them."""
+    x, truth, M = np.asarray(data.test_x), data.truth, len(data.test_y)
+    if name == "absent":
+        truth = {**truth, NAME: np.zeros((M, *data.shape[-2:]), np.bool_)}
+    else:
+        at = keyed_rng(TEST_SEED, "shortcut test place").random(M)  # the same in all variants
+        x, truth = plant(x, _whose(data, name), at, truth)
+    shortcut = truth[NAME]
+    signal = truth.get("signal")
+    if signal is None:
+        signal = ~shortcut
+        if kind == "token":
+            signal &= x != PADDING
+        elif kind == "feature":
+            signal[:, -1] = False  # where it is absent, too
+    elif kind != "colour":  # which hides nothing
+        signal = signal & ~shortcut
+    return x, {**truth, "signal": signal}
+
+
+def _whose(data: Dataset, name: Variant) -> NDArray[Any]:
+    """(M,) the class or target whose shortcut each test example has in a variant."""
+    y, C = data.test_y, len(data.classes)
+    drawn = keyed_rng(TEST_SEED, f"shortcut test {name}").random(len(y))
+    if name == "aligned":
+        return y
+    if not C:
+        return _some_of(data.y, drawn) if name == "random" else data.y.min() + data.y.max() - y
+    if name == "random":
+        return _some_of(np.arange(C), drawn)
+    others: NDArray[Any] = (y + 1 + _some_of(np.arange(C - 1), drawn)) % C
+    return others
+
+
+def _some_of(values: NDArray[Any], drawn: NDArray[np.float64]) -> NDArray[Any]:
+    """Values by numbers drawn from [0, 1), each as likely as any other."""
+    some: NDArray[Any] = values[(drawn * len(values)).astype(np.int64)]
+    return some
+
+
+def _with_room(data: Dataset, kind: Kind) -> Dataset:
+    """The data with a further feature, which says nothing, or further words and a place for one.
+
+    Raises:
+        DataError: something of the data has the shortcut's name.
+    """
+    words = tuple(f"{NAME}-{name}" for name in data.classes) if kind == "token" else ()
+    names = {*data.columns, *data.test_columns, *data.truth, *data.features}
+    for name in (NAME, *words):
+        if name in names or name in data.words:
+            raise DataError(f"data.of: has '{name}' already, which is the shortcut's name")
+    if kind not in ("feature", "token"):
+        return data
+    wider = ((0, 0), (0, 1))
+    x, test_x = (np.pad(part, wider) for part in (data.x, data.test_x))
+    truth = {name: np.pad(own, wider) for name, own in data.truth.items()}
+    data = replace(data, x=x, test_x=test_x, truth=truth)
+    if kind == "token":
+        vectors, known = random_vectors((*SPECIAL, *words), data.vectors.shape[1])
+        usual = np.linalg.norm(data.vectors[data.known], axis=1).mean()  # that of these is 1
+        own = (vectors * usual)[len(SPECIAL) :].astype(np.float32)
+        return replace(
+            data,
+            words=(*data.words, *words),
+            vectors=np.concatenate([data.vectors, own]),
+            known=np.concatenate([data.known, known[len(SPECIAL) :]]),
+        )
+    levels = _levels(data)
+    for part, which in ((x, "train"), (test_x, "test")):
+        drawn = keyed_rng(TEST_SEED, f"shortcut absent {which}").random(len(part))
+        part[:, -1] = levels(_some_of(data.y, drawn))
+    F = data.shape[0] - 1
+    scaling = data.scaling
+    if scaling is not UNSCALED:
+        low, span = (np.broadcast_to(v, F) for v in (scaling.low, scaling.span))
+        scaling = Scaling(np.append(low, 0.0), np.append(span, 1.0))
+    return replace(data, features=(*feature_names(F, data.features), NAME), scaling=scaling)
+
+
+def _levels(data: Dataset) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """What the feature is for classes or targets, as `x` has numbers."""
+    scaling = Scaling(0.0, len(data.classes) - 1) if data.classes else Scaling.minmax(data.y)
+
+    def levels(of: NDArray[Any]) -> NDArray[Any]:
+        values: NDArray[Any] = scaling(of.astype(np.float64))
+        return _as(values * 255 if data.x.dtype == np.uint8 else values, data.x.dtype)
+
+    return levels
+
+
+def _as(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers as of another type, rounded if that is bytes."""
+    if dtype == np.uint8:
+        values = np.rint(np.clip(values, 0, 255))
+    return values.astype(dtype)
+
+
+def _fill(
+    levels: Callable[[NDArray[Any]], NDArray[Any]],
+    x: NDArray[Any],
+    of: NDArray[Any],
+    at: NDArray[np.float64],
+    truth: Truth,
+) -> tuple[NDArray[Any], Truth]:
+    """Rows of a table whose last feature is the shortcut; see `Plant`."""
+    x = x.copy()
+    x[:, -1] = levels(of)
+    mask = np.zeros(x.shape, np.bool_)
+    mask[:, -1] = True
+    return x, {**truth, NAME: mask}
+
+
+def _insert(
+    first: int, x: NDArray[Any], of: NDArray[Any], at: NDArray[np.float64], truth: Truth
+) -> tuple[NDArray[Any], Truth]:
+    """Documents with a further word; see `Plant`.
+
+    Args:
+        first: the token id of class 0's.
+        x: (n, L) with padding at the end of each.
+    """
+    lengths = (x != PADDING).sum(axis=1)
+    place = (at * (lengths + 1)).astype(np.int64)[:, None]
+    columns = np.arange(x.shape[1])
+    before = columns - (columns > place)
+    here = columns == place
+    moved = {name: np.take_along_axis(own, before, axis=1) & ~here for name, own in truth.items()}
+    words = (first + of).astype(x.dtype)[:, None]
+    return np.where(here, words, np.take_along_axis(x, before, axis=1)), {**moved, NAME: here}
+
+
+def _paint(
+    masks: NDArray[np.bool_],
+    colours: NDArray[np.float64],
+    opacity: float,
+    x: NDArray[Any],
+    of: NDArray[Any],
+    at: NDArray[np.float64],
+    truth: Truth,
+) -> tuple[NDArray[Any], Truth]:
+    """Images with a figure painted over; see `Plant`.
+
+    Args:
+        masks: (C, height, width) the figure of each class.
+        colours: (C, channels) its colour.
+        opacity: 0 to 1.
+    """
+    x = x.copy()
+    for c in np.unique(of):
+        own = x[of == c]
+        inside = own[:, :, masks[c]]
+        painted = (1 - opacity) * inside + opacity * colours[c][:, None]
+        own[:, :, masks[c]] = _as(painted, x.dtype)
+        x[of == c] = own
+    return x, {**truth, NAME: masks[of]}
+
+
+def _figures(
+    data: Dataset, kind: Kind, size: int
+) -> tuple[NDArray[np.bool_], NDArray[np.float64], float]:
+    """What is painted for each class; see `_paint`.
+
+    Raises:
+        DataError: the classes' figures do not fit into an image, or cannot be told apart.
+    """
+    C, (channels, H, W) = len(data.classes), data.shape
+    low, high = (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
+    if kind == "patch":
+        return _squares_apart(C, H, W, size), np.full((C, channels), high, np.float64), 1.0
+    mask = np.ones((H, W), np.bool_)
+    if kind == "border":
+        if 2 * size >= min(H, W):
+            raise DataError(
+                f"data.size={size}: a border of that width leaves nothing of images of {H}×{W}; "
+                f"{(min(H, W) - 1) // 2} is the greatest that does"
+            )
+        mask[size:-size, size:-size] = False
+    if channels == 3:
+        shades = np.array([colorsys.hsv_to_rgb(c / C, 1, 1) for c in range(C)])
+    else:
+        shades = np.repeat((np.arange(C)[:, None] + 1) / C, channels, axis=1)
+    colours = low + (high - low) * shades
+    if len(np.unique(_as(colours, data.x.dtype), axis=0)) < C:
+        raise DataError(f"data.kind={kind}: the images have too few shades for {C} classes")
+    return np.repeat(mask[None], C, axis=0), colours, 1.0 if kind == "border" else TINT
+
+
+def _squares_apart(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:
+    """(C, H, W) a square for each class.
+
+    Raises:
+        DataError: they do not fit along the edge.
+    """
+    if side > min(H, W):
+        raise DataError(f"data.size={side}: the patch is larger than images of {H}×{W}")
+    squares = _squares(C, H, W, side)
+    if not _overlap(squares):
+        return squares
+    fitting = [s for s in range(1, side) if not _overlap(_squares(C, H, W, s))]
+    hint = f"data.size={max(fitting)} fits" if fitting else "take another data.kind"
+    raise DataError(
+        f"data.kind=patch: {C} squares of {side}×{side} pixels overlap along the edge of images "
+        f"of {H}×{W}; {hint}"
+    )
+
+
+def _squares(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:
+    """(C, H, W) squares spread evenly along the edge, clockwise from the top left corner."""
+    bottom, right = H - side, W - side
+    edge = [
+        *((0, j) for j in range(right)),
+        *((i, right) for i in range(bottom)),
+        *((bottom, j) for j in range(right, 0, -1)),
+        *((i, 0) for i in range(bottom, 0, -1)),
+    ] or [(0, 0)]
+    squares = np.zeros((C, H, W), np.bool_)
+    for c, own in enumerate(squares):
+        i, j = edge[c * len(edge) // C]
+        own[i : i + side, j : j + side] = True
+    return squares
+
+
+def _overlap(squares: NDArray[np.bool_]) -> bool:
+    return bool((squares.sum(axis=0) > 1).any())
