@@ -33,6 +33,7 @@ REGISTRIES = {"data": datasets, "partition": partitions, "model": models, "metho
 # What has no default.
 NEEDED = {"clients": 4, "alpha": 0.5, "column": "writer", "path": "some/file.npz"}
 NEEDED["tasks"] = [[["a", "b"], ["c"]]]
+NEEDED["of"] = {"name": "digits"}
 BASE: dict[str, Any] = {
     "data": {"name": "digits"},
     "partition": {"kind": "iid", "clients": 4},

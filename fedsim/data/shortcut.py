@@ -82,7 +82,7 @@ class Shortcut(Source):
     clients: float = Field(0.2, ge=0, le=1)
     strength: float = Field(0.95, ge=0, le=1)
     size: PositiveInt | None = None
-    test: tuple[Variant, ...] = Field(("aligned", "absent", "against"), min_length=1)
+    test: tuple[Variant, ...] = ("aligned", "absent", "against")
 
     @field_validator("of")
     @classmethod
@@ -93,7 +93,9 @@ class Shortcut(Source):
 
     @field_validator("test")
     @classmethod
-    def _differ(cls, test: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    def _are_some_and_differ(cls, test: tuple[Variant, ...]) -> tuple[Variant, ...]:
+        if not test:
+            raise PydanticCustomError("empty", "must name a variant; absent is the data as it is")
         for name in test:
             if test.count(name) > 1:
                 raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
