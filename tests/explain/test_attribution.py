@@ -718,7 +718,7 @@ class TestRefusals:
         parse("lrp").check_network(net)
         parse("lrp").check_network(FlatModel(net, torch.device("cpu")).module)
 
-    @pytest.mark.parametrize("name", [name for name in NAMES if name != "occlusion"])
+    @pytest.mark.parametrize("name", sorted(set(NAMES) - {"occlusion", "random"}))
     def test_integers(self, name: str) -> None:
         with pytest.raises(ExperimentError, match=f"{name}: needs inputs of floating point"):
             explain(name, nn.Linear(4, 2), torch.ones(2, 4, dtype=torch.int64), torch.zeros(2))

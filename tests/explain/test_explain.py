@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedsim.explain.rules import RuleBase, RulesExplainer
 from fedsim.models.tsk import FILES, Tsk, read_published
 from fedsim.results.report.comparison import Comparison
 from fedsim.results.report.curves import curves
+from fedsim.results.report.explanations import curves as score_curves
 from fedsim.results.report.explanations import explanations
 
 
@@ -103,9 +105,8 @@ def test_crisp_rules(say: Say) -> None:
 def test_the_report_shows_them(say: Say) -> None:
     done = learn()
     say("explain", str(done.path))
-    ((heading, table, pictures),) = explanations(Comparison([done.path]))
+    ((heading, (table,), pictures),) = explanations(Comparison([done.path]))
     assert heading == "openfl_xai, seed 0"
-    assert table is not None
     assert table.caption.startswith("Rules, after the last round")
     assert [row[0].text for row in table.rows] == [
         str(number) for number in done.explanations["rule"].head(8)
@@ -115,6 +116,29 @@ def test_the_report_shows_them(say: Say) -> None:
     code, _, _ = say("report", str(done.path))
     assert code == 0
     assert "IF bond is" in (done.path / "report.html").read_text()
+
+
+def test_the_report_shows_scores_and_maps(finish: Callable[..., Run]) -> None:
+    explain = {"explainers": ["random", "occlusion"], "every": 1, "inputs": 3, "maps": True}
+    done = finish(train={"rounds": 2, "participation": 0.3}, explain=explain)
+    compared = Comparison([done.path])
+    ((_, (table,), pictures),) = explanations(compared)
+    assert [(row[0].text, row[1].text) for row in table.rows] == [
+        ("random", "global model"),
+        ("random", "models of clients"),
+        ("occlusion", "global model"),
+        ("occlusion", "models of clients"),
+    ]
+    assert [picture.words for picture in pictures] == [
+        "Deletion and insertion, global model: median and middle half",
+        "Agreement of explanations by random, last round",
+        "Global model, random, by round",
+        "Agreement of explanations by occlusion, last round",
+        "Global model, occlusion, by round",
+    ]
+    plots = {plot.heading: [panel for panel, _ in plot.panels] for plot in score_curves(compared)}
+    assert plots["Area under the deletion curve, global model by round"] == ["random", "occlusion"]
+    assert "Agreement of clients (rank correlation), models of clients by round" in plots
 
 
 def test_what_cannot_be_explained_is_said(say: Say) -> None:
