@@ -30,11 +30,12 @@ def texts(cell: NotebookNode) -> list[str]:
     return found
 
 
-def test_there_are_three() -> None:
+def test_there_are_four() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
         "01_quickstart",
         "02_write_your_own_method",
         "03_read_results_and_explanations",
+        "04_which_model_looks_at_the_tag",
     ]
 
 
