@@ -70,6 +70,10 @@ PLANTED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def named(value: Any) -> str:
+    return str(value["name"] if isinstance(value, dict) else value)
+
+
 @cache
 def loaded(number: int) -> Dataset:
     """The data without a shortcut."""
@@ -148,7 +152,7 @@ def test_variants_differ_inside_of_the_masks_alone(number: int, test: list[str])
             assert mask.any(axis=(1, 2)).all()
 
 
-@pytest.mark.parametrize(("of", "kind"), PLANTED, ids=str)
+@pytest.mark.parametrize(("of", "kind"), PLANTED, ids=named)
 def test_whose_shortcut_a_variant_has(of: dict[str, Any], kind: str) -> None:
     data = planted(of, kind=kind, test=VARIANTS)
     base = loaded(PLANTED.index((of, kind))).test_x
@@ -325,7 +329,7 @@ def test_examples_of_holders_carry_it_as_often_as_asked_for(
     np.testing.assert_array_equal(data.test_x, room.test_x)
 
 
-@pytest.mark.parametrize(("of", "kind"), PLANTED, ids=str)
+@pytest.mark.parametrize(("of", "kind"), PLANTED, ids=named)
 def test_training_examples_carry_that_of_their_own_class(of: dict[str, Any], kind: str) -> None:
     """Those in training look as aligned ones of the test set do."""
     made = source(of, kind=kind, clients=1, strength=1, test=["aligned"])
