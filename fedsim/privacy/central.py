@@ -36,7 +36,7 @@ class Privacy(Config):
     This is a simulation: noise and cohorts follow from the experiment's seed, so that whoever
     knows it can take the noise off again; and a run's records, but for the models and what they
     score on the central test set, are taken from the clients as they are (losses, how many took
-    part, bytes), and are not covered.
+    part, bytes, explanations of their models), and are not covered.
 
     Args:
         clip: S, largest L2 norm of what one client changes: of all vectors that it sends for one

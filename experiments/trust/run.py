@@ -1,0 +1,242 @@
+"""Run grids on trust in explanations, and tabulate them: python run.py [NAME ...] [--done ...]
+
+NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
+(several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA. Writes a row for
+each run to results/NAME.csv, pictures beside it, and prints the tables of the README.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr, ttest_rel
+
+from fedsim.results.maps import similarity
+from fedsim.sweep.grid import GridFolder
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tables import finished, grids, parser, spread, table
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+EXPLAINER = "integrated_gradients"  # of the skew grid
+BAND = ("mean", "min", "max")
+EXPLAINERS = ("gradient", "gradient_x_input", EXPLAINER, "occlusion", "lrp", "random")
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def skew(found: list[GridFolder]) -> pd.DataFrame:
+    """Accuracy and explanations of each run, beside those of the centralised run of its seed."""
+    runs = list(finished(found))
+    central = {cell["seed"]: run for cell, run in runs if cell["method"] == "centralised"}
+    rows = []
+    for cell, run in runs:
+        last = run.rounds.iloc[-1]
+        row = {**cell, "hash": run.result_hash, "accuracy": last["accuracy"]}
+        for explainer in (EXPLAINER, "random"):
+            for score in ("deletion", "insertion", "drift_rank"):
+                row[f"{explainer}/{score}"] = last[f"{explainer}/{score}"]
+            for score in ("agreement_rank", "global_agreement_rank"):
+                row[f"{explainer}/{score}"] = last.get(f"{explainer}/client_{score}")
+            row[f"{explainer}/centralised_rank"] = similarity(
+                run, central[cell["seed"]], explainer
+            )
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def shortcut(found: list[GridFolder]) -> pd.DataFrame:
+    """Accuracy by variant of the test set, and the relevance that explainers put on the patch."""
+    rows = []
+    for cell, run in finished(found):
+        last = run.rounds.iloc[-1]
+        row = {**cell, "hash": run.result_hash}
+        row |= {
+            variant: last[f"accuracy/{variant}"] for variant in ("aligned", "absent", "against")
+        }
+        row["reliance"] = row["aligned"] - row["against"]
+        for explainer in EXPLAINERS:
+            for score in ("pointing_game_shortcut", "relevance_mass_shortcut"):
+                row[f"{explainer}/{score}"] = last[f"{explainer}/{score}"]
+            row[f"{explainer}/deletion"] = last[f"{explainer}/deletion"]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+ROWS: dict[str, Callable[[list[GridFolder]], pd.DataFrame]] = {"skew": skew, "shortcut": shortcut}
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def paired(results: pd.DataFrame, axis: str, column: str, baseline: str) -> str:
+    """p that a column differs from the baseline's, two-tailed, paired by seed."""
+    rows = []
+    plain = results[results["method"] == baseline].set_index([axis, "seed"])[column]
+    for method, own in results.groupby("method", sort=False):
+        if method in (baseline, "centralised"):
+            continue
+        ps = []
+        for value, part in own.groupby(axis, sort=False):
+            ours = part.set_index("seed")[column]
+            ps.append(f"{ttest_rel(ours, plain[value].loc[ours.index]).pvalue:.3f}")
+        rows.append([str(method), *ps])
+    values = list(dict.fromkeys(results[axis]))
+    return table([f"p, {column}, against {baseline}", *map(str, values)], rows)
+
+
+def crossed(results: pd.DataFrame, axis: str, column: str, label: str) -> str:
+    """Mean ± standard deviation of a column, methods down and an axis across."""
+    values = list(dict.fromkeys(results[axis]))
+    rows = []
+    for method, own in results.groupby("method", sort=False):
+        cells = [spread(own.loc[own[axis] == value, column]) for value in values]
+        rows.append([str(method), *cells])
+    return table([label, *(str(value) for value in values)], rows)
+
+
+def skew_tables(results: pd.DataFrame) -> Iterator[str]:
+    axis = "partition.alpha"
+    for column, label in (
+        ("accuracy", "accuracy"),
+        (f"{EXPLAINER}/agreement_rank", "agreement of clients"),
+        (f"{EXPLAINER}/global_agreement_rank", "agreement with the global model"),
+        (f"{EXPLAINER}/centralised_rank", "agreement with the centralised model"),
+        (f"{EXPLAINER}/deletion", "area under deletion"),
+        (f"{EXPLAINER}/insertion", "area under insertion"),
+    ):
+        yield "\n" + crossed(results, axis, column, label)
+    federated = results[results["method"] != "centralised"]
+    for column in ("accuracy", f"{EXPLAINER}/agreement_rank", f"{EXPLAINER}/centralised_rank"):
+        yield "\n" + paired(federated, axis, column, "FedAvg")
+
+
+def shortcut_tables(results: pd.DataFrame) -> Iterator[str]:
+    axis = "data.clients"
+    yield "\n" + crossed(results, axis, "absent", "accuracy without the patch")
+    yield "\n" + crossed(results, axis, "reliance", "reliance: aligned − against")
+    yield "\n" + paired(results, axis, "reliance", "FedAvg")
+    for score in ("pointing_game_shortcut", "relevance_mass_shortcut"):
+        rows = []
+        for explainer in EXPLAINERS:
+            column = f"{explainer}/{score}"
+            cells = [spread(own[column]) for _, own in results.groupby(axis, sort=False)]
+            rho = spearmanr(results["reliance"], results[column]).statistic
+            rows.append([explainer, *cells, f"{rho:.2f}"])
+        values = [str(v) for v in dict.fromkeys(results[axis])]
+        yield "\n" + table([score.replace("_", " "), *values, "ρ with reliance"], rows)
+    yield "\n" + detection(results)
+
+
+def detection(results: pd.DataFrame) -> str:
+    """From which share of clients on a method's pointing game is above what it is without any."""
+    rows = []
+    for explainer in EXPLAINERS:
+        column, cells = f"{explainer}/pointing_game_shortcut", []
+        for _, own in results.groupby("method", sort=False):
+            clear = own.loc[own["data.clients"] == 0, column].max()
+            seen = [
+                str(share)
+                for share, part in own[own["data.clients"] > 0].groupby("data.clients")
+                if part[column].min() > clear
+            ]
+            cells.append(seen[0] if seen else "–")
+        rows.append([explainer, *cells])
+    methods = list(dict.fromkeys(results["method"]))
+    return table(["seen from which share on", *methods], rows)
+
+
+TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
+    "skew": skew_tables,
+    "shortcut": shortcut_tables,
+}
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+def lines(
+    results: pd.DataFrame,
+    axis: str,
+    panels: Sequence[tuple[str, str, dict[str, pd.Series]]],
+    path: Path,
+    reverse: bool = False,
+) -> None:
+    """A panel for each (title, label of the vertical axis, values of each line).
+
+    Line: mean over seeds; band: from the lowest to the highest.
+    """
+    values = sorted(set(results[axis]), reverse=reverse)
+    figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
+    for k, (title, label, named) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), k + 1)
+        for name, column in named.items():
+            of = column.groupby(results.loc[column.index, axis])
+            mean, low, high = (
+                getattr(of, how)().reindex(values) for how in ("mean", "min", "max")
+            )
+            places = range(len(values))
+            (line,) = axes.plot(places, mean, marker="o", markersize=3, label=name)
+            axes.fill_between(places, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+        axes.set_xlabel("α of the label skew" if axis == "partition.alpha" else "share of clients")
+        axes.set_ylabel(label)
+        axes.set_title(title, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="0.9")
+        axes.legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=150)
+
+
+def by_method(results: pd.DataFrame, column: str) -> dict[str, pd.Series]:
+    of = results[results["method"] != "centralised"].groupby("method", sort=False)
+    return {str(method): own[column] for method, own in of}
+
+
+def draw_skew(results: pd.DataFrame) -> None:
+    names = {
+        "accuracy": "accuracy",
+        f"{EXPLAINER}/agreement_rank": "agreement of clients (rank correlation)",
+        f"{EXPLAINER}/centralised_rank": "agreement with the centralised model",
+    }
+    panels = [(label, label, by_method(results, column)) for column, label in names.items()]
+    lines(results, "partition.alpha", panels, RESULTS / "skew.png", reverse=True)
+
+
+def draw_shortcut(results: pd.DataFrame) -> None:
+    of_explainers = {
+        explainer: results[f"{explainer}/pointing_game_shortcut"] for explainer in EXPLAINERS
+    }
+    panels = [
+        ("accuracy lost when the patch lies", "aligned − against", by_method(results, "reliance")),
+        ("most relevant pixel is in the patch", "share of test images", of_explainers),
+    ]
+    lines(results, "data.clients", panels, RESULTS / "shortcut.png")
+
+
+PICTURES: dict[str, Callable[[pd.DataFrame], None]] = {
+    "skew": draw_skew,
+    "shortcut": draw_shortcut,
+}
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    for name, found in grids(arguments, HERE, ROWS).items():
+        results = ROWS[name](found)
+        results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
+        PICTURES[name](results)
+        print(f"\n## {name}, {len(results)} runs, {results['seed'].nunique()} seeds")
+        for text in TABLES[name](results):
+            print(text)
+
+
+if __name__ == "__main__":
+    main()
