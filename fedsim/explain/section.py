@@ -9,11 +9,18 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ExperimentError
+from fedsim.errors import BadInput, ExperimentError
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -22,7 +29,7 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.objectives import Metric
-from fedsim.registry import Config, nearest
+from fedsim.registry import Config, located, nearest
 from fedsim.rng import keyed_rng
 
 Whose = Literal["global", "cohort", "personal"]
@@ -132,29 +139,29 @@ class Explain(Config):
     explainers: Annotated[
         tuple[SerializeAsAny[FeatureExplainer], ...],
         BeforeValidator(_by_name),
-        Field(min_length=1),
     ]
     every: int = Field(5, ge=1)
-    of: tuple[Whose, ...] | None = Field(None, min_length=1)
+    of: tuple[Whose, ...] | None = None
     clients: int = Field(5, ge=1)
     on: Literal["test", "own"] = "test"
     inputs: int = Field(16, ge=1)
     target: Literal["decision", "label"] = "decision"
     slice: str | None = None
-    scores: tuple[str, ...] | None = Field(None, min_length=1)
+    scores: tuple[str, ...] | None = None
     top_k: int | None = Field(None, ge=1)
     maps: bool = False
 
     @field_validator("explainers")
     @classmethod
-    def _no_name_twice(cls, found: tuple[FeatureExplainer, ...]) -> tuple[FeatureExplainer, ...]:
-        _refuse_twice([explainer.name for explainer in found])
+    def _each_once(cls, found: tuple[FeatureExplainer, ...]) -> tuple[FeatureExplainer, ...]:
+        _insist_on_each_once([explainer.name for explainer in found])
         return found
 
     @field_validator("of")
     @classmethod
-    def _once_each(cls, whose: tuple[Whose, ...] | None) -> tuple[Whose, ...] | None:
-        _refuse_twice(whose or ())
+    def _models_once(cls, whose: tuple[Whose, ...] | None) -> tuple[Whose, ...] | None:
+        if whose is not None:
+            _insist_on_each_once(whose)
         return whose
 
     @field_validator("scores")
@@ -164,27 +171,30 @@ class Explain(Config):
             if name not in SCORES:
                 about = {"name": name, "hint": nearest(name, SCORES)}
                 raise PydanticCustomError("unknown_name", "unknown score '{name}'{hint}", about)
-        _refuse_twice(names or ())
+        if names is not None:
+            _insist_on_each_once(names)
         return names
 
     @model_validator(mode="after")
     def _fits_together(self) -> Explain:
         if self.on == "own":
             if "global" in (self.of or ()):
-                raise ValueError("the global model has no inputs of its own; on: test")
+                raise _unfit("of", "the global model has no inputs of its own; on: test")
             if self.slice is not None:
-                raise ValueError("slices are of the central test set; on: test")
+                raise _unfit("slice", "slices are of the central test set; on: test")
             for name in self.scores or ():
                 if SCORES[name].about in ("truth", "clients", "global"):
-                    raise ValueError(f"{name} needs inputs of the central test set; on: test")
+                    problem = f"{name} needs inputs of the central test set; on: test"
+                    raise _unfit("scores", problem)
         if (
             self.of is not None
             and "global" not in self.of
             and "global_agreement" in (self.scores or ())
         ):
-            raise ValueError("global_agreement needs the global model among `of`")
+            raise _unfit("scores", "global_agreement needs the global model among `of`")
         if self.of == ("global",) and (lacking := _of_clients(self.scores or ())):
-            raise ValueError(f"{lacking} needs models of clients among `of`: cohort or personal")
+            problem = f"{lacking} needs models of clients among `of`: cohort or personal"
+            raise _unfit("scores", problem)
         return self
 
     def due(self, t: int, last: int) -> bool:
@@ -234,7 +244,11 @@ class Explain(Config):
         if self.top_k is not None and self.top_k > parts:
             raise ExperimentError(f"explain.top_k={self.top_k}: inputs have {parts} parts")
         for explainer in self.explainers:
-            explainer.check(model, data)
+            try:
+                explainer.check(model, data)
+            except BadInput as error:
+                where = f"explain.explainers: {explainer.name}"
+                raise ExperimentError(f"{where}: {error}") from error
 
     def rows(self, dataset: Dataset, seed: int) -> NDArray[np.int64]:
         """Which inputs of the central test set are explained, in ascending order.
@@ -306,10 +320,17 @@ def map_shape(dataset: Dataset) -> list[int]:
     return list(shape[1:] if len(shape) == 3 else shape)
 
 
-def _refuse_twice(names: Sequence[str]) -> None:
+def _insist_on_each_once(names: Sequence[str]) -> None:
+    if not names:
+        raise PydanticCustomError("empty", "is an empty list; name one at least")
     for name in names:
         if names.count(name) > 1:
             raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+
+
+def _unfit(key: str, problem: str) -> ValidationError:
+    """What does not go with other keys, at one of them."""
+    return located("Explain", key, PydanticCustomError("unfit", problem), None)
 
 
 def _of_clients(names: Iterable[str]) -> str | None:
