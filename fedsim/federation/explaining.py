@@ -46,8 +46,10 @@ def explain_client(context: WorkerContext, client: Client) -> dict[str, Explaine
     own = context.spec.functions.own_model(client)
     if own is None:
         return {}
-    about, inputs = _model(context, own, client.round, client.id), context.explained_inputs
-    if section.on == "own":
+    about = _model(context, own, client.round, client.id)
+    if section.on == "test":
+        inputs = context.explained_inputs
+    else:
         rows = section.own_rows(client.splits, client.id, context.spec.seed)
         if not len(rows):
             return {}
