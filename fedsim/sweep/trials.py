@@ -290,14 +290,20 @@ def _data_key(source: Source) -> str:
 
 
 @cache
-def _metrics(path: Path) -> tuple[str, ...]:
-    """The columns of the metrics of the run at `path`, in whose manifest they stay the same."""
-    return tuple(metric["column"] for metric in RunFolder.open(path).manifest["metrics"])
+def _metrics(path: Path, kind: str) -> tuple[str, ...]:
+    """Columns that the manifest of the run at `path` tells of, where they stay the same."""
+    return tuple(metric["column"] for metric in RunFolder.open(path).manifest.get(kind, ()))
 
 
-def _evaluated(row: Mapping[Any, Any], path: Path) -> bool:
-    """Whether the model was tested in that round of the run at `path`; some metric tells."""
-    return any(pd.notna(row.get(column)) for column in _metrics(path))
+def _judged(row: Mapping[Any, Any], path: Path, objectives: Sequence[str]) -> bool:
+    """Whether that round of the run at `path` tells what the trial is worth.
+
+    The model was tested in it, which some metric tells; and if objectives are scores of
+    explanations, it was explained.
+    """
+    awaited = set(objectives) & set(_metrics(path, "explained"))
+    tested = any(pd.notna(row.get(column)) for column in _metrics(path, "metrics"))
+    return tested and all(pd.notna(row.get(column)) for column in awaited)
 
 
 def _trial(
@@ -326,7 +332,7 @@ def _trial(
         tune.report({**values, "round": int(row["round"])})
 
     def follow(event: Progress) -> None:
-        if isinstance(event, str) or not _evaluated(event, trial.path):
+        if isinstance(event, str) or not _judged(event, trial.path, plan.objectives):
             return
         for name in plan.objectives:  # at once, not at the end, if there is no such thing
             objective_value(event, name)
@@ -336,7 +342,8 @@ def _trial(
 
     if plan.every_round and begun:  # what Tune was told before is told again
         for row in load(trial.path).rounds.to_dict("records"):
-            if _evaluated(row, trial.path) and row["round"] < experiment.train.rounds:
+            judged = _judged(row, trial.path, plan.objectives)
+            if judged and row["round"] < experiment.train.rounds:
                 report(row)
     (reference,) = data.get(_data_key(experiment.data)) or [ray.put(load_dataset(experiment.data))]
     actors = allocations[_resource_key(experiment.engine)].actors
