@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import RunError
 from fedsim.explain import scores
 from fedsim.explain.measure import Explained, by_row
 from fedsim.explain.scores import Scores
 from fedsim.explain.section import PREFIXES, SIMILARITIES, Explain, Whose
 
 Key = tuple[Whose, int | None]  # of a model: whose it is, and of which client
-Maps = dict[str, dict[str, NDArray[np.float32]]]  # by explainer and model
+Maps = dict[str, dict[str, dict[str, NDArray[Any]]]]  # by explainer and model; and of what inputs
 Row = dict[str, float | int | str | None]
 
 
@@ -42,17 +41,14 @@ class Recorded:
 def recorded(
     section: Explain,
     found: Mapping[str, Mapping[Key, Explained]],
-    before: Mapping[str, Mapping[str, NDArray[np.float32]]],
+    before: Mapping[str, Mapping[str, Mapping[str, NDArray[Any]]]],
 ) -> Recorded:
     """The rows of a round.
 
     Args:
         section: resolved.
         found: by explainer and model.
-        before: maps of the last time.
-
-    Raises:
-        RunError: these are of inputs of another shape.
+        before: maps of the last time. Those of other inputs, of a task before, are left out.
     """
     wanted = section.scores or ()
     columns: dict[str, float] = {}
@@ -61,13 +57,16 @@ def recorded(
     last: Maps = {}
     alike_by = similarities(section.top_k)
     for explainer, of_models in found.items():
-        last[explainer] = {_name(key): one.relevance for key, one in of_models.items()}
+        last[explainer] = {
+            _name(key): {"inputs": one.inputs, "relevance": one.relevance}
+            for key, one in of_models.items()
+        }
         scored: dict[Key, dict[str, float | None]] = {}
         for key, one in of_models.items():
             scored[key] = {name: _mean(values) for name, values in one.scores.items()}
             old = before.get(explainer, {}).get(_name(key))
-            if "drift" in wanted and old is not None:
-                alike = _alike(alike_by, one.relevance, old, one.present)
+            if "drift" in wanted and old and np.array_equal(old["inputs"], one.inputs):
+                alike = _alike(alike_by, one.relevance, old["relevance"], one.present)
                 scored[key] |= {f"drift_{how}": 1 - a for how, a in alike.items()}
         for whose in section.of or ():
             of_clients = {key: one for key, one in of_models.items() if key[0] == whose}
@@ -116,8 +115,6 @@ def _alike(
     present: NDArray[np.bool_],
 ) -> dict[str, float]:
     """Each similarity's mean over inputs, where it is defined."""
-    if a.shape != b.shape:
-        raise RunError(f"explanations of {a.shape} cannot be held against some of {b.shape}")
     found = {how: _mean(by_row(score, present, a, b)) for how, score in alike_by.items()}
     return {how: mean for how, mean in found.items() if mean is not None}
 
