@@ -92,6 +92,7 @@ def measure(
     if section.target == "label" and classes:
         decided = inputs.y.cpu()
     first = torch.arange(len(x)), decided
+    shape = (len(x), *x.shape[2:]) if x.dim() == 4 else tuple(x.shape)
 
     def raw(changed: Tensor) -> Tensor:
         """The logit of the class explained, or the number predicted."""
@@ -107,8 +108,11 @@ def measure(
         purpose = f"explain/{explainer.name}{again}"
         client = -1 if model.client is None else model.client
         rng = keyed_rng(model.seed, purpose, model.round, client)
-        found = explainer.relevances(model, data, changed, decided.to(x.device), rng)
+        with torch.enable_grad():
+            found = explainer.relevances(model, data, changed, decided.to(x.device), rng)
         network.eval()
+        if found.shape != shape:
+            raise ValueError(f"relevances must have the shape {shape}, not {found.shape}")
         return np.ascontiguousarray(found.reshape(len(x), -1), dtype=np.float64)
 
     relevance = relevances(x)
