@@ -105,6 +105,9 @@ class Attribution(FeatureExplainer, ABC):
                 "model.evaluate=sampled draws the words that it decides by; what an attribution "
                 "says of it would be chance"
             )
+        if self.differentiates:  # some of what it cannot do is seen when it is done
+            x, y = data.prepare(data.dataset.x[:1]), torch.zeros(1, dtype=torch.int64)
+            self.relevance(model.network, x, y, np.random.default_rng(0))
 
     def explain(
         self,

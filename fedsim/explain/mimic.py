@@ -105,7 +105,7 @@ class TreeExplainer(FeatureExplainer):
     Args:
         images: inputs for the tree, and of the central test set for t-SNE, at most.
         held_out: share of the inputs that the tree is not grown on.
-        perplexity: of t-SNE; if not given 30, or a third of the central test set if that is less.
+        perplexity: of t-SNE; if not given 30, or a third of its inputs if that is less.
         iterations: of t-SNE.
 
     The relevance of a pixel or feature is what the tree's conditions on it add to the share of the
@@ -130,6 +130,12 @@ class TreeExplainer(FeatureExplainer):
         elif data.dataset.words:
             reason = "the inputs are documents"
         else:
+            embedded = min(self.images, len(data.dataset.test_y))
+            if self.perplexity is not None and self.perplexity >= embedded:
+                raise ExperimentError(
+                    f"perplexity={self.perplexity:g}: must be below the number of inputs that "
+                    f"are embedded, {embedded}"
+                )
             return
         raise ExperimentError(f"a tree mimics classifiers of images and tables, and {reason}")
 
@@ -147,7 +153,7 @@ class TreeExplainer(FeatureExplainer):
         test = data.prepare(dataset.test_x[drawn])
         perplexity = self.perplexity
         if perplexity is None:
-            perplexity = min(PERPLEXITY, max(1.0, (len(dataset.test_y) - 1) / 3))
+            perplexity = min(PERPLEXITY, max(1.0, (len(drawn) - 1) / 3))
         name = "global model" if model.client is None else f"client {model.client}'s"
         embeddings = {
             name: embedded(network, test, perplexity, self.iterations, seed=0)

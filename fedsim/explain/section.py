@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import BadInput, ExperimentError
+from fedsim.errors import BadInput, ExperimentError, in_own_code
 from fedsim.explain.explainer import (
     ExplainedData,
     ExplainedModel,
@@ -53,8 +53,8 @@ class Score:
         best: whether `max` or `min` is better.
         about: `input`, a relevance map and the model; `truth`, a map and the parts of the input
             that are known to be of one kind; `clients`, maps of several clients; `global`, a
-            client's map and that of the global model; `before`, the map of the same model when it
-            was last explained.
+            client's map and that of the global model; `before`, the map of the same model and
+            inputs the time before, if it was explained then.
         usual: computed unless `scores` says otherwise; the others take many more calls.
         numbers: only for inputs of floating point, not for documents.
     """
@@ -246,9 +246,9 @@ class Explain(Config):
         for explainer in self.explainers:
             try:
                 explainer.check(model, data)
-            except BadInput as error:
-                where = f"explain.explainers: {explainer.name}"
-                raise ExperimentError(f"{where}: {error}") from error
+            except Exception as error:  # whatever the user's own may raise
+                why = str(error) if isinstance(error, BadInput) else in_own_code(error)
+                raise ExperimentError(f"explain.explainers: {explainer.name}: {why}") from error
 
     def rows(self, dataset: Dataset, seed: int) -> NDArray[np.int64]:
         """Which inputs of the central test set are explained, in ascending order.
