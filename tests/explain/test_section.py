@@ -1,0 +1,586 @@
+"""The `explain` section: what it refuses and in which words, and what it chooses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from own_relevances import Slopes
+from torch import Tensor, nn
+
+from experiments import Say, small_experiment
+from fedsim import Experiment, Run, resume, run
+from fedsim.config_file import RawConfig
+from fedsim.data import Dataset, datasets, load_dataset
+from fedsim.errors import BadInput, ExperimentError, RunError
+from fedsim.explain import explainers
+from fedsim.explain.attribution import Occlusion
+from fedsim.explain.explainer import FeatureExplainer
+from fedsim.explain.section import SCORES, Explain, columns_of
+from fedsim.models import Classifier
+from fedsim.prepare import prepare
+
+Sections = dict[str, Any]
+
+TABLE: Sections = {
+    "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 60, "test_samples": 20},
+    "partition": {"kind": "iid", "clients": 4},
+    "model": {"name": "mlp", "hidden": [4]},
+    "train": {"rounds": 3, "batch_size": 15},
+}
+REVIEWS: Sections = {
+    "data": {"name": "planted_reviews", "reviews": 8, "test_reviews": 5, "dimension": 3},
+    "partition": {"kind": "iid", "clients": 2},
+    "model": {"name": "text_cnn", "kernels": [1], "filters": 2, "hidden": 3},
+}
+REGRESSION: Sections = {
+    "data": {"name": "friedman", "samples": 60, "test_samples": 20, "features": 5},
+    "partition": {"kind": "iid", "clients": 2},
+    "model": {"name": "mlp", "hidden": [4]},
+}
+RULES: Sections = {
+    **REGRESSION,
+    "model": {"name": "tree_rules"},
+    "method": {"name": "openfl_xai"},
+    "train": {"rounds": 1},
+}
+ABLE = ", ".join(name for name, e in explainers.items() if issubclass(e, FeatureExplainer))
+
+
+class Torn(nn.Module):
+    """Two branches that are joined where nobody sees it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Linear(inputs, outputs) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.one(x) * self.other(x)
+        return found
+
+
+class Stepwise(nn.Module):
+    """What it says cannot be differentiated."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear((x > 0).float())
+        return found
+
+
+def sigmoid(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Classifier(nn.Sequential(nn.Linear(shape[0], 4), nn.Sigmoid()), nn.Linear(4, classes))
+
+
+def torn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Torn(shape[0], classes)
+
+
+def stepwise(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Stepwise(shape[0], classes)
+
+
+@cache
+def loaded(sort: str) -> Dataset:
+    about = {"table": TABLE, "documents": REVIEWS, "regression": REGRESSION}[sort]
+    return load_dataset(datasets.parse(about["data"]))
+
+
+def images(*truth: str) -> Dataset:
+    """Twelve of two channels, and which of their pixels are of some kinds."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (12, 2, 4, 5), dtype=np.uint8), np.arange(12) % 2
+    kinds = {kind: rng.random((12, 4, 5)) < 0.3 for kind in truth}
+    return Dataset(x, y, x[::-1], y[::-1], ("cat", "dog"), truth=kinds)
+
+
+def resolved(sections: Sections, dataset: Dataset, **explain: Any) -> Explain:
+    """The section as a run has it."""
+    made = small_experiment(**sections, explain={"explainers": ["random"], "inputs": 3, **explain})
+    found = prepare(made, dataset)[2].explain
+    assert found is not None
+    return found
+
+
+def built(**explain: Any) -> Explain:
+    return RawConfig({"explainers": ["gradient"], **explain}).build(Explain)
+
+
+# what it refuses
+
+
+@pytest.mark.parametrize(
+    ("explain", "line"),
+    [
+        (
+            {"explainers": ["gradiant"]},
+            "explainers.name: unknown explainer 'gradiant'; did you mean 'gradient'?",
+        ),
+        (
+            {"explainers": ["xyz"]},
+            "explainers.name: unknown explainer 'xyz'; known: "
+            + ", ".join(name for name, _ in explainers.items()),
+        ),
+        (
+            {"explainers": ["tasks"]},
+            "explainers: explainer 'tasks' gives no number to each part of an input; those that "
+            f"do: {ABLE}",
+        ),
+        (
+            {"explainers": ["own_explainer:GradientNorm"]},
+            "explainers: explainer 'own_explainer:GradientNorm' gives no number to each part of "
+            f"an input; those that do: {ABLE}",
+        ),
+        (
+            {"explainers": ["nowhere:Mine"]},
+            "explainers.name: explainer 'nowhere:Mine' cannot be imported: No module named "
+            "'nowhere'",
+        ),
+        (
+            {"explainers": ["smoothgrad", {"name": "smoothgrad", "samples": 3}]},
+            "explainers: 'smoothgrad' is named twice",
+        ),
+        ({"explainers": []}, "explainers: is an empty list; name one at least"),
+        ({"explainers": "gradient"}, "explainers: must be a list, not 'gradient'"),
+        (
+            {"explainers": [{"name": "occlusion", "sise": 2}]},
+            "explainers.sise: unknown key; did you mean 'size'?",
+        ),
+        (
+            {"scores": ["delition"]},
+            "scores: unknown score 'delition'; did you mean 'deletion'?",
+        ),
+        (
+            {"scores": ["qqqqqqqqqq"]},
+            f"scores: unknown score 'qqqqqqqqqq'; known: {', '.join(sorted(SCORES))}",
+        ),
+        ({"scores": ["drift", "deletion", "drift"]}, "scores: 'drift' is named twice"),
+        ({"scores": []}, "scores: is an empty list; name one at least"),
+        ({"of": []}, "of: is an empty list; name one at least"),
+        ({"of": ["global", "global"]}, "of: 'global' is named twice"),
+        (
+            {"of": ["everyone"]},
+            "of.0: must be 'global', 'cohort' or 'personal', not 'everyone'",
+        ),
+        ({"every": 0}, "every: must be greater than or equal to 1, not 0"),
+        ({"inputs": 0}, "inputs: must be greater than or equal to 1, not 0"),
+        ({"clients": 0}, "clients: must be greater than or equal to 1, not 0"),
+        ({"top_k": 0}, "top_k: must be greater than or equal to 1, not 0"),
+        ({"on": "train"}, "on: must be 'test' or 'own', not 'train'"),
+        ({"target": "truth"}, "target: must be 'decision' or 'label', not 'truth'"),
+        ({"evry": 2}, "evry: unknown key; did you mean 'every'?"),
+        (
+            {"on": "own", "of": ["global"]},
+            "of: the global model has no inputs of its own; on: test",
+        ),
+        (
+            {"on": "own", "slice": "taste"},
+            "slice: slices are of the central test set; on: test",
+        ),
+        *(
+            (
+                {"on": "own", "scores": [name]},
+                f"scores: {name} needs inputs of the central test set; on: test",
+            )
+            for name in (
+                *("relevance_mass", "relevance_rank", "pointing_game"),
+                *("agreement", "global_agreement"),
+            )
+        ),
+        (
+            {"of": ["cohort"], "scores": ["global_agreement"]},
+            "scores: global_agreement needs the global model among `of`",
+        ),
+        *(
+            (
+                {"of": ["global"], "scores": [name]},
+                f"scores: {name} needs models of clients among `of`: cohort or personal",
+            )
+            for name in ("agreement", "global_agreement")
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(explain: Sections, line: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        small_experiment(**TABLE, explain={"explainers": ["gradient"], **explain})
+    assert str(refused.value) == f"experiment: explain.{line}"
+
+
+NETWORKS_OF_LRP = (
+    ". LRP takes convolutions, linear layers, batch norm right after them, ReLU and its like, "
+    "pooling, flattening and dropout; attributions for any differentiable network: gradient, "
+    "gradient_x_input, smoothgrad, integrated_gradients"
+)
+TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
+
+
+@pytest.mark.parametrize(
+    ("sections", "explain", "line"),
+    [
+        (
+            TABLE,
+            {"scores": ["relevance_mass"]},
+            "scores: relevance_mass: the data do not say which parts of an input are signal; "
+            "data.name=shortcut and planted_reviews do",
+        ),
+        *(
+            (
+                REVIEWS,
+                {"explainers": ["occlusion"], "scores": [name]},
+                f"scores: {name}: needs inputs of floating point, and the data are documents",
+            )
+            for name in ("infidelity", "sensitivity")
+        ),
+        (
+            {**TABLE, "method": {"name": "local"}},
+            {"scores": ["global_agreement"]},
+            "scores: global_agreement: there is no global model, or no client's, to compare",
+        ),
+        (TABLE, {"inputs": 21}, "inputs=21: the test set has 20"),
+        (REVIEWS, {"slice": "taste", "inputs": 6}, "inputs=6: slice taste has 5"),
+        (TABLE, {"slice": "taste"}, "slice=taste: the test set has no such slice"),
+        (
+            REVIEWS,
+            {"slice": "tast"},
+            "slice=tast: the test set has no such slice; known: appearance, aroma, palate, taste",
+        ),
+        (TABLE, {"top_k": 5}, "top_k=5: inputs have 4 parts"),
+        (
+            TABLE,
+            {"of": ["personal"]},
+            "of: clients of this method keep no personal models; of: [cohort]",
+        ),
+        (
+            {**TABLE, "method": {"name": "local"}},
+            {"of": ["global", "cohort"]},
+            "of: the method has no global model; of: [cohort]",
+        ),
+        (
+            {**TABLE, "model": {"name": "test_section:sigmoid"}},
+            {"explainers": ["lrp"]},
+            "explainers: lrp: attribution lrp: layer features.1 (Sigmoid): no rule for it"
+            + NETWORKS_OF_LRP,
+        ),
+        (
+            {**TABLE, "model": {"name": "test_section:torn"}},
+            {"explainers": ["random", "lrp"]},
+            "explainers: lrp: attribution lrp: a forward of the network joins two branches (mul) "
+            "where LRP cannot see it. Name a canonizer that makes it a zennit.layer.Sum "
+            "(attribution field canonizer: package.module:Name), or use gradient, "
+            "gradient_x_input, smoothgrad or integrated_gradients",
+        ),
+        (
+            {**TABLE, "model": {"name": "test_section:stepwise"}},
+            {"explainers": ["occlusion", "gradient"]},
+            "explainers: gradient: attribution gradient: the network's outputs cannot be "
+            "differentiated with respect to its inputs",
+        ),
+        (
+            REVIEWS,
+            {"explainers": ["gradient"]},
+            "explainers: gradient: attribution gradient needs inputs of floating point, such as "
+            "images; for documents: occlusion",
+        ),
+        (
+            RULES,
+            {"explainers": ["integrated_gradients"]},
+            "explainers: integrated_gradients: attribution integrated_gradients explains "
+            "networks; model.name=tree_rules: its models are rules, not networks",
+        ),
+        (REVIEWS, {"explainers": ["tree"]}, f"{TREES}the inputs are documents"),
+        (REGRESSION, {"explainers": ["tree"]}, f"{TREES}the target y is a number"),
+        (
+            RULES,
+            {"explainers": ["tree"]},
+            f"{TREES}the models of model.name=tree_rules are rules",
+        ),
+        (
+            TABLE,
+            {"explainers": [{"name": "tree", "perplexity": 20}]},
+            "explainers: tree: perplexity=20: must be below the number of inputs that are "
+            "embedded, 20",
+        ),
+        (
+            TABLE,
+            {"explainers": ["rules"]},
+            "explainers: rules: model.name=mlp is a network, and has no rules",
+        ),
+        (
+            REVIEWS,
+            {"explainers": ["rationale"]},
+            "explainers: rationale: model.name=text_cnn chooses no words",
+        ),
+        (
+            {**REVIEWS, "model": {"name": "rationale", "hidden": 3, "evaluate": "sampled"}},
+            {"explainers": ["occlusion"]},
+            "explainers: occlusion: model.evaluate=sampled draws the words that it decides by; "
+            "what an attribution says of it would be chance",
+        ),
+    ],
+)
+def test_what_the_data_the_method_or_the_model_cannot_have(
+    sections: Sections, explain: Sections, line: str
+) -> None:
+    given = {"explainers": ["random"], "inputs": 3, **explain}
+    with pytest.raises(BadInput) as refused:
+        prepare(small_experiment(**sections, explain=given))
+    assert str(refused.value) == f"explain.{line}"
+
+
+def test_a_check_of_ones_own_that_fails() -> None:
+    made = small_experiment(**TABLE, explain={"explainers": ["own_relevances:Refuses"]})
+    line = r"^explain\.explainers: own_relevances:Refuses: KeyError: .* \(own_relevances\.py, line"
+    with pytest.raises(ExperimentError, match=line):
+        prepare(made)
+
+
+@pytest.mark.parametrize(
+    ("explain", "line"),
+    [
+        (
+            "{explainers: [gradient, occlusoin]}",
+            "small.yaml:7: explain.explainers.name: unknown explainer 'occlusoin'; did you mean "
+            "'occlusion'?",
+        ),
+        (
+            "\n  explainers: [gradient]\n  on: own\n  slice: taste",
+            "small.yaml:10: explain.slice: slices are of the central test set; on: test",
+        ),
+        ("{explainers: [gradient], inputs: 100}", "explain.inputs=100: the test set has 20"),
+        (
+            "{explainers: [rationale]}",
+            "explain.explainers: rationale: model.name=mlp chooses no words",
+        ),
+    ],
+)
+def test_the_command_refuses_before_the_start(say: Say, explain: str, line: str) -> None:
+    sections = {**TABLE, "method": {"name": "fedavg"}, "engine": {"kind": "local"}}
+    lines = [f"{key}: {json.dumps(section)}" for key, section in sections.items()]
+    Path("small.yaml").write_text("\n".join([*lines, f"explain: {explain}"]))
+    code, out, err = say("run", "small.yaml")
+    assert (code, out) == (2, "")
+    assert err == f"error: {line}\n"
+    assert not Path("runs").exists()
+
+
+# what it leaves open
+
+
+USUAL = {"deletion", "insertion", "comprehensiveness", "sufficiency"} | {
+    *("sparseness", "effective_parts", "agreement", "global_agreement", "drift")
+}
+LOCATED = {"relevance_mass", "relevance_rank", "pointing_game"}
+
+
+class TestDefaults:
+    @pytest.mark.parametrize("sort", ["table", "regression", "images"])
+    def test_scores_without_truth(self, sort: str) -> None:
+        sections = REGRESSION if sort == "regression" else TABLE
+        data = images() if sort == "images" else loaded(sort)
+        found = resolved(sections, data)
+        assert set(found.scores or ()) == USUAL
+        assert found.of == ("global", "cohort")
+
+    def test_scores_with_truth(self) -> None:
+        assert set(resolved(TABLE, images("signal", "shortcut")).scores or ()) == USUAL | LOCATED
+        assert set(resolved(REVIEWS, loaded("documents")).scores or ()) == USUAL | LOCATED
+
+    def test_scores_in_the_order_of_their_table(self) -> None:
+        found = resolved(TABLE, images("signal")).scores
+        assert found == tuple(name for name in SCORES if name in USUAL | LOCATED)
+
+    @pytest.mark.parametrize(
+        ("explain", "lacking"),
+        [
+            ({"of": ["global"]}, {"agreement", "global_agreement"}),
+            ({"of": ["cohort"]}, {"global_agreement"}),
+            ({"on": "own"}, {"agreement", "global_agreement"} | LOCATED),
+        ],
+    )
+    def test_scores_of_fewer_models(self, explain: Sections, lacking: set[str]) -> None:
+        found = resolved(TABLE, images("signal"), **explain)
+        assert set(found.scores or ()) == (USUAL | LOCATED) - lacking
+
+    @pytest.mark.parametrize(
+        ("method", "on", "of"),
+        [
+            ("fedavg", "test", ("global", "cohort")),
+            ("fedavg", "own", ("cohort",)),
+            ("local", "test", ("cohort",)),
+            ("local", "own", ("cohort",)),
+        ],
+    )
+    def test_whose(self, method: str, on: str, of: tuple[str, ...]) -> None:
+        sections = {**TABLE, "method": {"name": method}}
+        assert resolved(sections, loaded("table"), on=on).of == of
+
+    def test_what_is_asked_for_stays(self) -> None:
+        asked = {"of": ["personal"], "scores": ["repeatability", "deletion"]}
+        found = resolved({**TABLE, "method": {"name": "local"}}, loaded("table"), **asked)
+        assert found.of == ("personal",)
+        assert found.scores == ("repeatability", "deletion")
+
+    def test_due_at_multiples_and_at_the_end(self) -> None:
+        assert [t for t in range(1, 12) if built(every=4).due(t, 11)] == [4, 8, 11]
+        assert [t for t in range(1, 4) if built(every=5).due(t, 3)] == [3]
+
+    def test_columns(self) -> None:
+        data = images("signal", "shortcut")
+        assert columns_of("relevance_mass", data) == [
+            ("relevance_mass_signal", "max"),
+            ("relevance_mass_shortcut", "min"),
+        ]
+        assert columns_of("sufficiency", data) == [("sufficiency", "min")]
+        found = resolved(TABLE, data, scores=["deletion", "pointing_game", "agreement", "drift"])
+        assert [(m.column, m.best) for m in found.metrics(data)] == [
+            ("random/deletion", "min"),
+            ("random/pointing_game_signal", "max"),
+            ("random/pointing_game_shortcut", "min"),
+            *((f"random/drift_{how}", "min") for how in ("rank", "top_k", "cosine")),
+            ("random/client_deletion", "min"),
+            ("random/client_pointing_game_signal", "max"),
+            ("random/client_pointing_game_shortcut", "min"),
+            *((f"random/client_agreement_{how}", "max") for how in ("rank", "top_k", "cosine")),
+            *((f"random/client_drift_{how}", "min") for how in ("rank", "top_k", "cosine")),
+        ]
+
+
+# what it chooses
+
+
+class TestInputs:
+    def test_depend_on_the_seed_alone(self) -> None:
+        data = loaded("table")
+        first = built(inputs=6).rows(data, seed=3)
+        again = built(inputs=6, explainers=["random"], every=2, clients=1).rows(data, seed=3)
+        np.testing.assert_array_equal(first, again)
+        assert len(set(first.tolist())) == 6
+        assert (np.diff(first) > 0).all()
+        assert set(first.tolist()) <= set(range(20))
+        assert not np.array_equal(first, built(inputs=6).rows(data, seed=4))
+
+    def test_all_there_are(self) -> None:
+        assert built(inputs=20).rows(loaded("table"), 0).tolist() == list(range(20))
+
+    def test_of_a_slice(self) -> None:
+        data = loaded("documents")
+        found = built(inputs=4, slice="aroma").rows(data, 0)
+        assert set(data.test_columns["aspect"][found]) == {"aroma"}
+        assert len(set(found.tolist())) == 4
+
+    @pytest.mark.parametrize("fraction", [0.0, 0.4])
+    def test_of_a_clients_own(self, fraction: float) -> None:
+        partition = {"kind": "iid", "clients": 4, "test_fraction": fraction}
+        made = small_experiment(**{**TABLE, "partition": partition})
+        _, splits, _ = prepare(made, loaded("table"))
+        held = splits.test if fraction else splits.train
+        for k in range(4):
+            rows = built(inputs=4, on="own").own_rows(splits, k, seed=0)
+            assert len(set(rows.tolist())) == 4
+            assert set(rows.tolist()) <= set(held[k].tolist())
+            all_of_them = built(inputs=1000, on="own").own_rows(splits, k, seed=0)
+            assert sorted(all_of_them) == sorted(held[k])
+            np.testing.assert_array_equal(all_of_them[:4], rows)
+
+
+class TestClients:
+    @given(
+        st.integers(1, 12).flatmap(
+            lambda K: st.tuples(st.just(K), st.sets(st.integers(0, K - 1)), st.integers(1, 13))
+        ),
+        st.integers(0, 5),
+        st.randoms(),
+    )
+    def test_the_first_of_one_order_of_all(
+        self, about: tuple[int, set[int], int], seed: int, random: Any
+    ) -> None:
+        K, cohort, number = about
+        section = built(clients=number)
+        # Chosen among all with ever more places, they come in one order.
+        order: list[int] = []
+        for n in range(1, K + 1):
+            (new,) = set(built(clients=n).choose(range(K), K, seed)) - set(order)
+            order.append(new)
+        expected = sorted([k for k in order if k in cohort][:number])
+        shuffled = [*cohort]
+        random.shuffle(shuffled)
+        assert section.choose(shuffled, K, seed) == expected
+
+    def test_of_other_seeds_are_others(self) -> None:
+        chosen = {tuple(built(clients=2).choose(range(9), 9, seed)) for seed in range(8)}
+        assert len(chosen) > 3
+
+
+def test_a_round_trip_through_yaml(tmp_path: Path) -> None:
+    explain = {
+        "explainers": ["gradient", {"name": "occlusion", "size": 2}, "own_relevances:Slopes"],
+        "of": ["cohort"],
+        "scores": ["deletion", "drift"],
+        "maps": True,
+        "top_k": 2,
+    }
+    made = small_experiment(**TABLE, explain=explain)
+    assert made.explain is not None
+    assert made.explain.explainers[1:] == (Occlusion(size=2), Slopes())
+    (tmp_path / "whole.yaml").write_text(made.to_yaml())
+    assert Experiment.load(tmp_path / "whole.yaml") == made
+    assert Experiment.from_dict(made.model_dump(mode="json")) == made
+    changed = Experiment.load(tmp_path / "whole.yaml", ["explain.every=2", "explain.scores=null"])
+    assert changed.explain is not None
+    assert (changed.explain.every, changed.explain.scores) == (2, None)
+
+
+# an explainer of one's own
+
+
+def test_one_of_ones_own_is_as_good_as_any(finish: Callable[..., Run]) -> None:
+    name = "own_relevances:Slopes"
+    explain = {"explainers": ["gradient", name], "inputs": 4, "every": 2}
+    done = finish(**TABLE, explain={**explain, "scores": ["deletion", "drift", "agreement"]})
+    found = [
+        frame.drop(columns="explainer").reset_index(drop=True)
+        for _, frame in done.explanations.groupby("explainer")
+    ]
+    assert set(done.explanations["explainer"]) == {"gradient", name}
+    assert found[0].equals(found[1])
+    assert done.rounds[f"{name}/deletion"].equals(done.rounds["gradient/deletion"])
+
+
+def test_one_that_fails_ends_the_run_which_can_go_on(tmp_path: Path) -> None:
+    (tmp_path / "wrong").touch()
+    raises = {"name": "own_relevances:Raises", "file": str(tmp_path / "wrong")}
+    explain = {"explainers": [raises], "inputs": 4, "every": 2}
+    # Whoever is left out when it fails itself, it is not for what explains it.
+    train = {**TABLE["train"], "on_client_error": "skip"}
+    made = small_experiment(**{**TABLE, "train": train}, explain=explain, checkpoint={"every": 1})
+    line = (
+        r"^round 2: explainer own_relevances:Raises, client \d's model: ZeroDivisionError: too "
+        r"little \(own_relevances\.py, line \d+\)$"
+    )
+    with pytest.raises(RunError, match=line) as failed:
+        run(made, tmp_path / "runs")
+    assert re.search(line, str(failed.value))
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    (tmp_path / "wrong").unlink()
+    lines: list[Any] = []
+    again = resume(folder, lines.append)
+    assert lines[0] == "going on after round 1"
+    assert again.result_hash == run(made, tmp_path / "runs").result_hash
+
+
+def test_one_that_gives_other_numbers_than_asked_for(tmp_path: Path) -> None:
+    explain = {"explainers": ["own_relevances:OneForEach"], "inputs": 4, "every": 1}
+    line = r"explainer own_relevances:OneForEach, .*: relevances must have the shape \(4, 4\), not"
+    with pytest.raises(RunError, match=line):
+        run(small_experiment(**TABLE, explain=explain), tmp_path / "runs")
