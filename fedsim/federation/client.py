@@ -104,7 +104,8 @@ class Client:
         settings: the experiment's `train` section.
         lr: η, the learning rate of this round.
         steps: τ, local steps of the latest `train`.
-        trained: the model that its latest training came to; None before any.
+        trained: the model that its latest training came to; None before any. A client function
+            that trains otherwise than by `train` sets it.
         row: its columns of clients.parquet so far.
         records: its rows of further tables.
         splits: who holds what in this round.

@@ -508,7 +508,7 @@ class Federation:
     def _commit(self, outcome: Outcome, arguments: Mapping[str, Any]) -> None:
         """Take over kept states and records of a call."""
         self._states.update(outcome.states)
-        # Of a client that works several times in a round, its latest model.
+        # Of a client that trains several times in a round, its latest model.
         self._explained |= {("cohort", k): own for k, own in outcome.explained.items() if own}
         for id in sorted(outcome.records):
             for table, rows in outcome.records[id].items():

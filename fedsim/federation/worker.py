@@ -43,7 +43,7 @@ class Call:
         serial: a number for the call, so that partial results of an earlier one cannot mix in.
         clients_per_step: V, how many clients are trained at once.
         unit: what blocks hold: `clients`, `shards` of the central test set, or `explainers`.
-        explained: clients whose models are explained once the function has left them; they are
+        explained: clients whose models are explained once the function has trained them; they are
             few.
     """
 
@@ -242,7 +242,7 @@ class Worker:
                 except Exception as error:
                     self._failed(id, call, error, result)
                 else:
-                    if id in call.explained:
+                    if id in call.explained and client.trained is not None:
                         result.explained[id] = explain_client(self.context, client)
             if suspended:
                 obstacle = train_together(self.context, suspended, trainers)

@@ -106,7 +106,8 @@ class Method(Config, ABC, Generic[S]):
 
     @client_function("keep")
     def keep(self, client: Client) -> None:
-        """(client) Do nothing, so that the model that it keeps can be looked at."""
+        """(client) Nothing new: the model that it keeps stands for what it has trained."""
+        client.trained = self.own_model(client)
 
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
         """The arrays of the global model by name, as the run's `weights/` keep them."""

@@ -267,6 +267,7 @@ class XPFL(Method[State]):
             client.state["weights"] = self.distil(client, self.learn_images(client, x))
         else:
             client.state["weights"] = client.train(client.state["weights"])
+        client.trained = client.state["weights"]
         if self.packet_error and client.rng("channel").random() < self.packet_error:
             client.report(lost=1)
             return Update()

@@ -223,6 +223,7 @@ class FedWeIT(Method[FedWeITState]):
             self.begin_task(client, base, foreign)
         memory["base"] = base
         self.learn(client)
+        client.trained = memory["base"]
         return Update(weights=memory["base"])
 
     def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any]) -> None:
