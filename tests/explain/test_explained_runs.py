@@ -1,0 +1,540 @@
+"""Runs whose models are explained as they go on, from start to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from experiments import LITTLE_TEACHER, small_experiment
+from fedsim import Run, resume, run
+from fedsim.analysis.replay import replay
+from fedsim.config_file import RawConfig
+from fedsim.errors import BadInput, RunError, RunFolderError
+from fedsim.explain.measure import measure
+from fedsim.explain.section import SIMILARITIES
+from fedsim.federation import explaining
+from fedsim.models import RuleModel
+from fedsim.prepare import prepare
+from fedsim.records import chained
+from fedsim.simulate import Progress
+from fedsim.sweep.search import SearchSweep
+from fedsim.sweep.trials import _judged, objective_value
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
+
+Sections = dict[str, Any]
+Finish = Callable[..., Run]
+
+TABLE: Sections = {
+    "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 80, "test_samples": 20},
+    "partition": {"kind": "iid", "clients": 5},
+    "model": {"name": "mlp", "hidden": [4]},
+    "train": {"rounds": 4, "batch_size": 8, "optimizer": {"lr": 0.1}},
+}
+IMAGES: Sections = {
+    "partition": {"kind": "iid", "clients": 4},
+    "model": {"name": "networks:regularised"},
+    "train": {"rounds": 2, "batch_size": 64},
+}
+# Without curves, for which models are asked most often.
+SCORES = ["sufficiency", "sparseness", "agreement", "global_agreement", "drift"]
+EXPLAIN: Sections = {
+    **{"explainers": ["gradient", "occlusion"], "scores": SCORES},
+    **{"inputs": 3, "every": 2},
+}
+RULES: Sections = {
+    "data": {"name": "friedman", "samples": 80, "test_samples": 20, "features": 5},
+    "partition": {"kind": "iid", "clients": 3},
+    "train": {"rounds": 1},
+}
+XFED = {"images": 20, "perplexity": 3, "iterations": 300}
+TIMES = ["seconds", "explain_seconds"]
+# Two classes each, by their words; the tasks of two clients, three in turn.
+WORDS = {"a": "one two", "b": "three four", "c": "one three", "d": "two four"}
+TASKS = [[["a", "b"], ["c", "d"], ["a", "b", "c"]], [["c", "d"], ["a", "d"], ["b", "c"]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Networks this small only wait for a second one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def stream(folder: Path, method: str, rounds: int = 3) -> Sections:
+    """Two clients that learn tasks in turn, of a small file of documents."""
+    rng, path = np.random.default_rng(0), folder / "documents.txt"
+    lines = [
+        f"{label}\t{' '.join(rng.choice(words.split(), rng.integers(1, 5)))}"
+        for label, words in WORDS.items()
+        for _ in range(20)
+    ]
+    path.write_text("\n".join(lines))
+    return {
+        "data": {"name": "text", "path": str(path), "dimension": 4},
+        "partition": {"kind": "own_tasks", "tasks": TASKS},
+        "model": {"name": "text_cnn", "kernels": [1], "filters": 2, "hidden": 3},
+        "method": {"name": method},
+        "train": {"rounds": rounds, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}},
+    }
+
+
+def assert_same(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    frames = (frame.drop(columns=TIMES, errors="ignore") for frame in (one, other))
+    pd.testing.assert_frame_equal(*frames)
+
+
+def whose(done: Run, t: int, model: str) -> list[int]:
+    rows = done.explanations.query("round == @t and model == @model")
+    return sorted(rows["client"].dropna().unique().astype(int).tolist())
+
+
+def maps(done: Run, t: int, model: str, client: int | None = None) -> pd.DataFrame:
+    found = done.maps.query("round == @t and model == @model")
+    return found[found["client"].isna() if client is None else found["client"] == client]
+
+
+def stacked(frame: pd.DataFrame) -> Any:
+    return np.stack(frame["relevance"].tolist())
+
+
+# beside the run
+
+
+class TestBesideTheRun:
+    @pytest.mark.parametrize(
+        "sections",
+        [
+            {**TABLE, "method": {"name": "scaffold"}, "engine": {"clients_per_step": 2}},
+            {**TABLE, "method": {"name": "misbehaving_methods:DrawsFromTorch"}},
+            {**TABLE, "method": {"name": "misbehaving_methods:TrainsTwice"}},
+            IMAGES,
+        ],
+        ids=lambda s: str(s.get("method", {}).get("name", "dropout")),
+    )
+    def test_nothing_else_changes(self, finish: Finish, sections: Sections) -> None:
+        train = {**sections["train"], "participation": 0.5}
+        plain = finish(**{**sections, "train": train})
+        done = finish(**{**sections, "train": train}, explain=EXPLAIN)
+        added = [name for name in done.rounds if name not in plain.rounds]
+        assert added
+        assert all(name == "explain_seconds" or "/" in name for name in added)
+        assert_same(done.rounds.drop(columns=added), plain.rounds)
+        assert_same(done.clients, plain.clients)
+        assert plain.explanations.empty
+        final, expected = done.weights(), plain.weights()
+        assert final.keys() == expected.keys()
+        assert all(torch.equal(final[name], expected[name]) for name in expected)
+        assert done.result_hash != plain.result_hash
+
+    @pytest.mark.parametrize("method", ["fedavg", "fedseit"])
+    def test_nor_for_tasks_in_turn(self, finish: Finish, tmp_path: Path, method: str) -> None:
+        sections = stream(tmp_path, method)
+        plain = finish(**sections)
+        explain = {**EXPLAIN, "explainers": ["occlusion"], "every": 1}
+        if method == "fedseit":  # every task has a network of its own
+            explain["scores"] = ["sufficiency", "agreement", "drift"]
+        done = finish(**sections, explain=explain)
+        assert_same(done.rounds[[*plain.rounds]], plain.rounds)
+        assert_same(done.clients, plain.clients)
+        assert_same(done.tasks, plain.tasks)
+
+    def test_its_time_is_told_apart(self, finish: Finish) -> None:
+        one, other = (finish(**TABLE, explain=EXPLAIN) for _ in range(2))
+        assert one.rounds["explain_seconds"].notna().tolist() == [False, True, False, True]
+        assert (one.rounds["explain_seconds"].dropna() > 0).all()
+        assert not one.rounds["explain_seconds"].equals(other.rounds["explain_seconds"])
+        assert one.result_hash == other.result_hash
+        rows = [[{"round": 1, "explain_seconds": seconds}] for seconds in (1.0, 2.0)]
+        assert chained("", rows[0]) == chained("", rows[1])
+
+    def test_is_part_of_the_hash(self, finish: Finish) -> None:
+        hashes = {
+            finish(**{**TABLE, "train": {"rounds": 1}}, explain={**EXPLAIN, **more}).result_hash
+            for more in ({}, {"maps": True}, {"inputs": 4}, {"scores": ["deletion"]})
+        }
+        assert len(hashes) == 4
+
+    def test_models_stay_apart_in_stacks(self, finish: Finish) -> None:
+        alone, together = (
+            finish(**TABLE, explain={**EXPLAIN, "maps": True}, engine={"clients_per_step": V})
+            for V in (1, 3)
+        )
+        assert together.manifest["clients_per_step"] == 3
+        keys = ["round", "explainer", "model", "client", "input"]
+        pd.testing.assert_frame_equal(alone.maps[keys], together.maps[keys])
+        np.testing.assert_allclose(stacked(alone.maps), stacked(together.maps), atol=1e-4)
+
+
+# again
+
+
+class TestAgain:
+    def test_resumed_and_replayed_with_maps(self, tmp_path: Path) -> None:
+        made = small_experiment(
+            **{**TABLE, "train": {**TABLE["train"], "rounds": 5, "participation": 0.6}},
+            explain={**EXPLAIN, "every": 1, "maps": True},
+            checkpoint={"every": 2, "keep": "all"},
+        )
+        whole = run(made, tmp_path / "whole")
+
+        def interrupt(event: Progress) -> None:
+            if isinstance(event, dict) and event["round"] == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(made, tmp_path / "broken", interrupt)
+        (folder,) = (tmp_path / "broken" / "small").iterdir()
+        resumed = resume(folder)
+        assert resumed.result_hash == whole.result_hash
+        for table in ("rounds", "clients", "explanations", "maps"):
+            assert_same(getattr(resumed, table), getattr(whole, table))
+        assert whole.explanations["drift_rank"].notna().any()
+        for after in (0, 2, 3):  # from the start, from a checkpoint, from between
+            again = replay(whole, after)
+            while again.after < 5:
+                again.go_on()
+
+    def test_a_replay_sees_other_relevances(self, finish: Finish) -> None:
+        done = finish(**TABLE, explain={**EXPLAIN, "maps": True})
+        done.maps.at[0, "relevance"] = done.maps.at[0, "relevance"] + 1
+        again = replay(done, 1)
+        line = r"round 2 comes out otherwise here: relevance in maps.parquet is \[.*\], and was"
+        with pytest.raises(RunFolderError, match=line):
+            again.go_on()
+
+
+# whose, and on what
+
+
+class TestWhose:
+    def test_the_same_inputs_and_clients_in_each_round(self, finish: Finish) -> None:
+        train = {**TABLE["train"], "participation": 0.6}
+        explain = {**EXPLAIN, "every": 1, "clients": 2, "maps": True}
+        done = finish(**{**TABLE, "train": train}, explain=explain)
+        for _, frame in done.maps.groupby(["round", "explainer", "model", "client"], dropna=False):
+            assert frame["input"].tolist() == done.maps["input"][:3].tolist()
+        assert done.experiment.explain is not None
+        for t in range(1, 5):
+            cohort = done.clients.query("round == @t")["client"].tolist()
+            assert len(cohort) == 3
+            assert whose(done, t, "cohort") == done.experiment.explain.choose(cohort, 5, 0)
+
+    def test_rows_of_the_global_model_first(self, finish: Finish) -> None:
+        found = finish(**TABLE, explain=EXPLAIN).explanations
+        rows = found.query("round == 2")[["explainer", "model", "client"]].to_numpy().tolist()
+        expected = [("global", np.nan), *(("cohort", k) for k in range(5))]
+        for row, (name, (model, client)) in zip(
+            rows, ((name, key) for name in EXPLAIN["explainers"] for key in expected), strict=True
+        ):
+            assert row[:2] == [name, model]
+            assert row[2] == client or np.isnan(row[2])
+        assert sorted(found["round"].unique()) == [2, 4]
+
+    @pytest.mark.parametrize("fraction", [0.0, 0.3])
+    def test_on_a_clients_own(self, finish: Finish, fraction: float) -> None:
+        partition = {**TABLE["partition"], "test_fraction": fraction}
+        # More than there are in the central test set, or with anybody.
+        explain = {**EXPLAIN, "explainers": ["gradient"], "on": "own", "inputs": 50}
+        explain |= {"scores": ["sufficiency", "drift"], "maps": True}
+        done = finish(**{**TABLE, "partition": partition}, explain=explain)
+        _, splits, _ = prepare(done.experiment)
+        held = splits.test if fraction else splits.train
+        for k in range(5):
+            assert sorted(maps(done, 4, "cohort", k)["input"]) == sorted(held[k])
+        assert set(done.explanations["model"]) == {"cohort"}
+        assert done.explanations.query("round == 4")["drift_cosine"].notna().all()
+
+    @pytest.mark.parametrize("method", ["xpfl", "fedseit"])
+    def test_each_model_once(
+        self, finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    ) -> None:
+        """After its training, not after whatever else a client does in the round."""
+        seen: list[tuple[int, int | None]] = []
+
+        def noted(section: Any, explainer: Any, model: Any, *about: Any) -> Any:
+            seen.append((model.round, model.client))
+            return measure(section, explainer, model, *about)
+
+        monkeypatch.setattr(explaining, "measure", noted)
+        sections = stream(tmp_path, method)
+        if method == "xpfl":
+            xpfl = {"name": "xpfl", "lam": 0, "xfed": XFED}
+            sections = {**IMAGES, "method": xpfl, "train": {"rounds": 1, "batch_size": 64}}
+        explain = {"explainers": ["random"], "inputs": 2, "every": 1, "of": ["cohort"]}
+        done = finish(**sections, explain=explain)
+        rows = done.explanations.query("explainer == 'random'")
+        assert sorted(seen) == sorted(zip(rows["round"], rows["client"], strict=True))
+
+    @pytest.mark.parametrize("V", [1, 2])
+    def test_clients_that_fail_have_no_row(self, finish: Finish, V: int) -> None:
+        done = finish(
+            **{
+                **TABLE,
+                "partition": {"kind": "iid", "clients": 8},
+                "train": {**TABLE["train"], "on_client_error": "skip"},
+            },
+            method={"name": "misbehaving_methods:FailsNowAndThen"},
+            explain={**EXPLAIN, "explainers": ["gradient"], "every": 1, "clients": 8},
+            engine={"clients_per_step": V},
+        )
+        assert done.rounds["failed"].tolist() == [0, 0, 2, 0]
+        assert whose(done, 2, "cohort") == list(range(8))
+        assert whose(done, 3, "cohort") == [0, 1, 2, 3, 5, 6]
+        after = done.explanations.query("round == 4 and model == 'cohort'").set_index("client")
+        assert sorted(after.index[after["drift_rank"].isna()]) == [4, 7]
+
+    def test_with_privacy(self, finish: Finish) -> None:
+        sections = {**TABLE, "train": {"rounds": 1}, "explain": {**EXPLAIN, "maps": True}}
+        plain = finish(**sections)
+        private = finish(**sections, privacy={"clip": 0.1, "noise_multiplier": 1})
+        assert "epsilon" in private.rounds
+        # What clients train in the first round is the same; what becomes of it is not.
+        assert_same(maps(private, 1, "cohort", 2), maps(plain, 1, "cohort", 2))
+        assert not np.array_equal(
+            stacked(maps(private, 1, "global")), stacked(maps(plain, 1, "global"))
+        )
+
+
+class TestPersonalModels:
+    def test_of_local_training_are_what_was_trained(self, finish: Finish) -> None:
+        explain = {**EXPLAIN, "of": ["cohort", "personal"], "every": 1, "maps": True}
+        explain["scores"] = ["sufficiency", "agreement"]
+        train = {**TABLE["train"], "participation": 0.4}
+        done = finish(**{**TABLE, "train": train}, method={"name": "local"}, explain=explain)
+        kept: set[int] = set()
+        for t in range(1, 5):
+            cohort = done.clients.query("round == @t").dropna(subset="steps")["client"].tolist()
+            kept |= set(cohort)
+            assert whose(done, t, "cohort") == sorted(cohort)
+            assert whose(done, t, "personal") == sorted(kept)
+            for k in cohort:
+                one, other = (maps(done, t, model, k) for model in ("cohort", "personal"))
+                np.testing.assert_array_equal(stacked(one), stacked(other))
+        assert len(kept) > 2
+
+    @pytest.mark.parametrize("psi", [0.0, 1.0])
+    def test_of_xpfl_are_fused(self, finish: Finish, psi: float) -> None:
+        done = finish(
+            partition={"kind": "iid", "clients": 3, "labelled_fraction": 0.2},
+            model={"name": "mlp", "hidden": [4]},
+            method={"name": "xpfl", "psi": psi, "lam": 0, "teacher": LITTLE_TEACHER},
+            train={"rounds": 1},
+            explain={
+                **EXPLAIN,
+                "explainers": ["gradient", "tree"],
+                "of": ["global", "cohort", "personal"],
+                "scores": ["agreement", "global_agreement"],
+                "maps": True,
+            },
+        )
+        found = done.maps.query("explainer == 'gradient'")
+        by_model = {
+            key: stacked(frame) for key, frame in found.groupby(["model", "client"], dropna=False)
+        }
+        (common,) = (relevance for (model, _), relevance in by_model.items() if model == "global")
+        for k in range(3):
+            fused, trained = by_model["personal", k], by_model["cohort", k]
+            np.testing.assert_array_equal(fused, trained if psi else common)
+            assert not np.array_equal(trained, common)
+        if not psi:
+            row = done.rounds.iloc[-1]
+            for how in SIMILARITIES:
+                for name in ("agreement", "global_agreement"):
+                    found_at = row[f"gradient/personal_{name}_{how}"]
+                    assert found_at == pytest.approx(1, abs=1e-9)
+                assert row[f"gradient/client_global_agreement_{how}"] < 1
+
+    def test_there_are_none_of_semifl(self, finish: Finish) -> None:
+        with pytest.raises(BadInput, match="clients of this method keep no personal models"):
+            finish(
+                partition={"kind": "iid", "clients": 3, "server_fraction": 0.1},
+                method={"name": "semifl"},
+                explain={**EXPLAIN, "of": ["personal"], "scores": ["sufficiency"]},
+            )
+
+
+# kinds of models
+
+
+class TestRules:
+    @pytest.mark.parametrize("model", ["tsk", "tree_rules"])
+    @pytest.mark.parametrize("method", ["openfl_xai", "local_rules"])
+    def test_are_explained(self, finish: Finish, method: str, model: str) -> None:
+        names = ["rules", "occlusion", "random"]
+        done = finish(
+            **RULES,
+            model={"name": model},
+            method={"name": method},
+            explain={"explainers": names, "inputs": 4, "maps": True},
+        )
+        made = done.explanations.dropna(subset="model")
+        expected = {"openfl_xai": {"global", "cohort"}, "local_rules": {"cohort"}}[method]
+        assert set(made["model"]) == expected
+        assert len(made) == len(names) * (3 + (method == "openfl_xai"))
+        dataset, _, _ = prepare(done.experiment)
+        again = replay(done)
+        section = done.experiment.model
+        assert isinstance(section, RuleModel)
+        bases: dict[tuple[str, int | None], Any] = {
+            ("global", None): again.global_model(),
+            **{("cohort", k): again.own_model(k) for k in range(3)},
+        }
+        for (whose, k), rules in bases.items():
+            if rules is None:
+                assert (whose, method) in (("global", "local_rules"), ("cohort", "openfl_xai"))
+                continue
+            read = section.explain(rules, dataset.features or [f"x{f}" for f in range(5)])
+            weights = [rule.weight for rule in read]
+            base = np.average([rule.consequent[0] for rule in read], weights=weights)
+            own = maps(done, 1, whose, k).query("explainer == 'rules'")
+            values = section.predict(rules, dataset.test_x[own["input"]]).values
+            np.testing.assert_allclose(stacked(own).sum(axis=1), values - base, atol=1e-5)
+
+    def test_of_clients_are_kept(self, finish: Finish) -> None:
+        done = finish(
+            **RULES,
+            model={"name": "tsk"},
+            method={"name": "local_rules"},
+            explain={"explainers": ["rules"], "of": ["personal", "cohort"], "inputs": 4},
+        )
+        one, other = (
+            done.explanations.query("model == @model").drop(columns="model").reset_index(drop=True)
+            for model in ("cohort", "personal")
+        )
+        assert len(one) == 3
+        pd.testing.assert_frame_equal(one, other)
+
+
+class TestDocuments:
+    def test_where_the_truth_is(self, finish: Finish) -> None:
+        done = finish(
+            data={"name": "planted_reviews", "reviews": 8, "test_reviews": 4, "dimension": 4}
+            | {"fillers": 1},
+            partition={"kind": "iid", "clients": 2},
+            model={"name": "rationale", "hidden": 4},
+            method={"name": "fedrnl"},
+            train={"rounds": 2, "batch_size": 8},
+            explain={
+                "explainers": ["rationale", "occlusion"],
+                "inputs": 4,
+                "every": 1,
+                "slice": "aroma",
+                "scores": ["relevance_mass", "relevance_rank", "pointing_game"],
+                "maps": True,
+            },
+        )
+        dataset, _, _ = prepare(done.experiment)
+        assert set(dataset.test_columns["aspect"][done.maps["input"]]) == {"aroma"}
+        keys = ["round", "explainer", "model", "client"]
+        rows = dict([*done.explanations.groupby(keys, dropna=False)])
+        columns = [f"{n}_signal" for n in ("relevance_mass", "relevance_rank", "pointing_game")]
+        assert len(rows) == 2 * 2 * 3
+        for key, frame in done.maps.groupby(keys, dropna=False):
+            found: list[list[float]] = []
+            for i, relevance in zip(frame["input"], frame["relevance"], strict=True):
+                words = int((dataset.test_x[i] != 0).sum())
+                assert not relevance[words:].any()
+                R, signal = np.float64(relevance[:words]), dataset.truth["signal"][i, :words]
+                if key[1] == "rationale":
+                    assert set(R) <= {0, 1}
+                positive = R[R > 0].sum()
+                falling = sorted(range(words), key=lambda p, R=R: (-R[p], p))
+                most = falling[: signal.sum()]
+                anything = R.any()
+                found.append(
+                    [
+                        R[(R > 0) & signal].sum() / positive if positive else 0,
+                        np.mean(signal[most]) if anything else 0,
+                        float(signal[falling[0]]) if anything else 0,
+                    ]
+                )
+            (one,) = (row for name, row in rows.items() if str(name) == str(key))
+            np.testing.assert_allclose(one[columns].to_numpy()[0], np.mean(found, axis=0))
+
+    @pytest.mark.parametrize("method", ["fedweit", "fedseit"])
+    def test_of_tasks_in_turn(self, finish: Finish, tmp_path: Path, method: str) -> None:
+        explain = {"explainers": ["occlusion"], "inputs": 4, "every": 1, "maps": True}
+        done = finish(
+            **stream(tmp_path, method), explain={**explain, "of": ["cohort", "personal"]}
+        )
+        for t in (1, 2, 3):
+            for model in ("cohort", "personal"):
+                assert whose(done, t, model) == [0, 1]
+                for k in (0, 1):
+                    one, other = (maps(done, t, m, k) for m in ("cohort", "personal"))
+                    np.testing.assert_array_equal(stacked(one), stacked(other))
+        found = done.explanations.dropna(subset="model")
+        assert np.isfinite(stacked(done.maps)).all()
+        assert found[["deletion", "insertion"]].to_numpy().min() >= 0
+        assert found.query("round > 1")["drift_top_k"].notna().all()
+
+    def test_of_classes_that_a_task_does_not_know(self, finish: Finish, tmp_path: Path) -> None:
+        """Their probability is 0, with and without any word; what has no number is left out."""
+        explain = {"explainers": ["occlusion"], "inputs": 8, "every": 1, "target": "label"}
+        done = finish(**stream(tmp_path, "fedweit"), explain={**explain, "maps": True})
+        found = done.explanations.dropna(subset="model")
+        assert found[["deletion", "sparseness"]].notna().all(axis=None)
+        dataset, splits, _ = prepare(done.experiment)
+        for t, k in np.ndindex(3, 2):
+            labels = splits.at(t + 1, 3).labels
+            assert labels is not None
+            for row in maps(done, t + 1, "cohort", k).itertuples():
+                known = dataset.test_y[row.input] in labels[k]
+                assert known or not row.deletion.any()
+                assert np.isfinite(row.relevance).all() == known
+
+    def test_own_inputs_are_of_the_task(self, finish: Finish, tmp_path: Path) -> None:
+        """Drift is told within a task, of which the inputs are the same."""
+        explain = {"explainers": ["occlusion"], "inputs": 40, "every": 1, "on": "own"}
+        sections = stream(tmp_path, "fedavg", rounds=6)
+        done = finish(**sections, explain={**explain, "maps": True})
+        dataset, splits, _ = prepare(done.experiment)
+        for t, k in np.ndindex(6, 2):
+            labels = splits.at(t + 1, 6).labels
+            assert labels is not None
+            of_task = np.flatnonzero(np.isin(dataset.test_y, labels[k]))
+            assert sorted(maps(done, t + 1, "cohort", k)["input"]) == of_task.tolist()
+        drift = done.explanations.groupby("round")["drift_top_k"].count()
+        assert drift.tolist() == [0, 2, 0, 2, 0, 2]
+
+
+# searches
+
+
+class TestSearches:
+    def test_take_scores_as_objectives(self, finish: Finish) -> None:
+        """In rounds in which they are told, and no others."""
+        explain = {**EXPLAIN, "every": 2, "scores": ["deletion", "drift"]}
+        done = finish(**TABLE, explain=explain)
+        content = done.experiment.model_dump(mode="json")
+        search = {
+            "space": {"train.optimizer.lr": [0.1, 0.2]},
+            "objectives": {"accuracy": "max", "occlusion/client_deletion": "min"},
+        }
+        assert len(SearchSweep(RawConfig({**content, "search": search})).probe_trials) == 2
+        columns = {metric.column: metric.best for metric in done.explained}
+        assert columns["occlusion/client_deletion"] == "min"
+        rows = done.rounds.to_dict("records")
+        for objectives, told in [
+            (["accuracy"], [1, 2, 3, 4]),
+            (["accuracy", "occlusion/client_deletion"], [2, 4]),
+            (["gradient/drift_rank"], [4]),  # of which there is none the first time
+        ]:
+            judged = [row["round"] for row in rows if _judged(row, done.path, objectives)]
+            assert judged == told
+            for t in told:
+                for name in objectives:
+                    assert objective_value(rows[t - 1], name) == rows[t - 1][name]
+        # Of what there is not, the first round tells.
+        assert _judged(rows[0], done.path, ["occlusion/deletoin"])
+        with pytest.raises(RunError, match="objective 'occlusion/deletoin' is not a number that"):
+            objective_value(rows[0], "occlusion/deletoin")
