@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +57,7 @@ class RawConfig:
                     f"{path}: must be a mapping of sections, not a list or a word"
                 )
             lines = _lines(root, str(path))
-            content = OmegaConf.create(_keys_as_words(text) if root is not None else {})
+            content = OmegaConf.create(text if root is not None else {})
         except _NOT_YAML as error:
             raise ExperimentError(f"{path}: not YAML: {_in_one_line(error)}") from error
 
@@ -170,16 +169,6 @@ def _in_one_line(error: BaseException) -> str:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _keys_as_words(text: str) -> str:
-    """YAML with quotes around keys that it would read as true or false, such as «on»."""
-    for token, key in reversed(list(pairwise(yaml.scan(text, Loader=yaml.SafeLoader)))):
-        if not isinstance(token, yaml.KeyToken) or not isinstance(key, yaml.ScalarToken):
-            continue
-        if key.plain and re.fullmatch("on|off|yes|no|true|false", key.value, re.IGNORECASE):
-            text = f'{text[: key.start_mark.index]}"{key.value}"{text[key.end_mark.index :]}'
-    return text
 
 
 def _lines(root: yaml.Node | None, where: str) -> dict[Location, int]:

@@ -308,15 +308,3 @@ def test_files_of_experiments_fit_the_schema(path: Path) -> None:
         search, sheet = sheet.take("search")
         SearchSettings.model_validate(search)
     sheet.build(Experiment)
-
-
-def test_keys_are_words(tmp_path: Path) -> None:
-    """YAML reads some as true or false."""
-    path = tmp_path / "words.yaml"
-    path.write_text(
-        "a: {on: own, x: {No: no}}\nyes: &b\n  'off': 1\n  OFF : on\nc: *b\n? true\n: 2"
-    )
-    content = {"a": {"on": "own", "x": {"No": False}}, "yes": {"off": 1, "OFF": True}}
-    sheet = RawConfig.read(path)
-    assert sheet.content == {**content, "c": content["yes"], "true": 2}
-    assert sheet.where(("yes", "OFF")) == f"{path}:4"

@@ -32,7 +32,7 @@ ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}
 
 # Whose models are explained, where it is not the global one and the cohort's.
 EXPLAINED: dict[str, dict[str, Any]] = {
-    "local": {"of": ["cohort", "personal"], "on": "own"},
+    "local": {"of": ["cohort", "personal"], "inputs_from": "own"},
     "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
 }
 

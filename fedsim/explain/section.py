@@ -119,7 +119,7 @@ class Explain(Config):
             the method has one, and the second.
         clients: how many of the cohort, and of those that keep a model; the same ones as often as
             the cohort allows.
-        on: inputs of the central `test` set, the same for all, or of the client's `own`: of those
+        inputs_from: the central `test` set, the same inputs for all, or the client's `own`: those
             it has for testing, or else for training.
         inputs: how many; drawn once a run.
         target: what is explained: each model's own `decision`, or the class that is the input's
@@ -143,7 +143,7 @@ class Explain(Config):
     every: int = Field(5, ge=1)
     of: tuple[Whose, ...] | None = None
     clients: int = Field(5, ge=1)
-    on: Literal["test", "own"] = "test"
+    inputs_from: Literal["test", "own"] = "test"
     inputs: int = Field(16, ge=1)
     target: Literal["decision", "label"] = "decision"
     slice: str | None = None
@@ -177,14 +177,14 @@ class Explain(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Explain:
-        if self.on == "own":
+        if self.inputs_from == "own":
             if "global" in (self.of or ()):
-                raise _unfit("of", "the global model has no inputs of its own; on: test")
+                raise _unfit("of", "the global model has no inputs of its own; inputs_from: test")
             if self.slice is not None:
-                raise _unfit("slice", "slices are of the central test set; on: test")
+                raise _unfit("slice", "slices are of the central test set; inputs_from: test")
             for name in self.scores or ():
                 if SCORES[name].about in ("truth", "clients", "global"):
-                    problem = f"{name} needs inputs of the central test set; on: test"
+                    problem = f"{name} needs inputs of the central test set; inputs_from: test"
                     raise _unfit("scores", problem)
         if (
             self.of is not None
@@ -212,7 +212,7 @@ class Explain(Config):
             ExperimentError: the method has no such models, or the data cannot have a score.
         """
         usual: tuple[Whose, ...] = ("cohort",)
-        if has_global and self.on == "test":
+        if has_global and self.inputs_from == "test":
             usual = ("global", "cohort")
         of = self.of or usual
         if "global" in of and not has_global:
@@ -221,7 +221,9 @@ class Explain(Config):
             raise ExperimentError(
                 "explain.of: clients of this method keep no personal models; of: [cohort]"
             )
-        able = {name for name, score in SCORES.items() if _admits(score, self.on, of, dataset)}
+        able = {
+            name for name, score in SCORES.items() if _admits(score, self.inputs_from, of, dataset)
+        }
         for name in self.scores or ():
             if name not in able:
                 raise ExperimentError(f"explain.scores: {name}: {_obstacle(name, dataset)}")
@@ -238,7 +240,7 @@ class Explain(Config):
         Raises:
             BadInput: an explainer is not for the model, or there are too few inputs.
         """
-        if self.on == "test":
+        if self.inputs_from == "test":
             self.rows(data.dataset, model.seed)
         parts = math.prod(map_shape(data.dataset))
         if self.top_k is not None and self.top_k > parts:
@@ -342,13 +344,13 @@ def _applies(score: Score, whose: Whose) -> bool:
     return whose != "global" or score.about not in ("clients", "global")
 
 
-def _admits(score: Score, on: str, of: Sequence[Whose], dataset: Dataset) -> bool:
+def _admits(score: Score, inputs_from: str, of: Sequence[Whose], dataset: Dataset) -> bool:
     if score.about == "truth":
-        return bool(dataset.truth) and on == "test"
+        return bool(dataset.truth) and inputs_from == "test"
     if score.about == "clients":
-        return of != ("global",) and on == "test"
+        return of != ("global",) and inputs_from == "test"
     if score.about == "global":
-        return "global" in of and len(of) > 1 and on == "test"
+        return "global" in of and len(of) > 1 and inputs_from == "test"
     return not (score.numbers and dataset.words)
 
 

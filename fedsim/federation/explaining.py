@@ -47,7 +47,7 @@ def explain_client(context: WorkerContext, client: Client) -> dict[str, Explaine
     if own is None:
         return {}
     about = _model(context, own, client.round, client.id)
-    if section.on == "test":
+    if section.inputs_from == "test":
         inputs = context.explained_inputs
     else:
         rows = section.own_rows(client.splits, client.id, context.spec.seed)

@@ -24,7 +24,7 @@ from fedsim.errors import BadInput, ExperimentError, RunError
 from fedsim.explain import explainers
 from fedsim.explain.attribution import Occlusion
 from fedsim.explain.explainer import FeatureExplainer
-from fedsim.explain.section import SCORES, Explain, columns_of
+from fedsim.explain.section import SCORES, Explain
 from fedsim.models import Classifier
 from fedsim.prepare import prepare
 
@@ -177,21 +177,21 @@ def built(**explain: Any) -> Explain:
         ({"inputs": 0}, "inputs: must be greater than or equal to 1, not 0"),
         ({"clients": 0}, "clients: must be greater than or equal to 1, not 0"),
         ({"top_k": 0}, "top_k: must be greater than or equal to 1, not 0"),
-        ({"on": "train"}, "on: must be 'test' or 'own', not 'train'"),
+        ({"inputs_from": "train"}, "inputs_from: must be 'test' or 'own', not 'train'"),
         ({"target": "truth"}, "target: must be 'decision' or 'label', not 'truth'"),
         ({"evry": 2}, "evry: unknown key; did you mean 'every'?"),
         (
-            {"on": "own", "of": ["global"]},
-            "of: the global model has no inputs of its own; on: test",
+            {"inputs_from": "own", "of": ["global"]},
+            "of: the global model has no inputs of its own; inputs_from: test",
         ),
         (
-            {"on": "own", "slice": "taste"},
-            "slice: slices are of the central test set; on: test",
+            {"inputs_from": "own", "slice": "taste"},
+            "slice: slices are of the central test set; inputs_from: test",
         ),
         *(
             (
-                {"on": "own", "scores": [name]},
-                f"scores: {name} needs inputs of the central test set; on: test",
+                {"inputs_from": "own", "scores": [name]},
+                f"scores: {name} needs inputs of the central test set; inputs_from: test",
             )
             for name in (
                 *("relevance_mass", "relevance_rank", "pointing_game"),
@@ -354,8 +354,8 @@ def test_a_check_of_ones_own_that_fails() -> None:
             "'occlusion'?",
         ),
         (
-            "\n  explainers: [gradient]\n  on: own\n  slice: taste",
-            "small.yaml:10: explain.slice: slices are of the central test set; on: test",
+            "\n  explainers: [gradient]\n  inputs_from: own\n  slice: taste",
+            "small.yaml:10: explain.slice: slices are of the central test set; inputs_from: test",
         ),
         ("{explainers: [gradient], inputs: 100}", "explain.inputs=100: the test set has 20"),
         (
@@ -405,7 +405,7 @@ class TestDefaults:
         [
             ({"of": ["global"]}, {"agreement", "global_agreement"}),
             ({"of": ["cohort"]}, {"global_agreement"}),
-            ({"on": "own"}, {"agreement", "global_agreement"} | LOCATED),
+            ({"inputs_from": "own"}, {"agreement", "global_agreement"} | LOCATED),
         ],
     )
     def test_scores_of_fewer_models(self, explain: Sections, lacking: set[str]) -> None:
@@ -413,7 +413,7 @@ class TestDefaults:
         assert set(found.scores or ()) == (USUAL | LOCATED) - lacking
 
     @pytest.mark.parametrize(
-        ("method", "on", "of"),
+        ("method", "inputs_from", "of"),
         [
             ("fedavg", "test", ("global", "cohort")),
             ("fedavg", "own", ("cohort",)),
@@ -421,9 +421,9 @@ class TestDefaults:
             ("local", "own", ("cohort",)),
         ],
     )
-    def test_whose(self, method: str, on: str, of: tuple[str, ...]) -> None:
+    def test_whose(self, method: str, inputs_from: str, of: tuple[str, ...]) -> None:
         sections = {**TABLE, "method": {"name": method}}
-        assert resolved(sections, loaded("table"), on=on).of == of
+        assert resolved(sections, loaded("table"), inputs_from=inputs_from).of == of
 
     def test_what_is_asked_for_stays(self) -> None:
         asked = {"of": ["personal"], "scores": ["repeatability", "deletion"]}
@@ -437,11 +437,6 @@ class TestDefaults:
 
     def test_columns(self) -> None:
         data = images("signal", "shortcut")
-        assert columns_of("relevance_mass", data) == [
-            ("relevance_mass_signal", "max"),
-            ("relevance_mass_shortcut", "min"),
-        ]
-        assert columns_of("sufficiency", data) == [("sufficiency", "min")]
         found = resolved(TABLE, data, scores=["deletion", "pointing_game", "agreement", "drift"])
         assert [(m.column, m.best) for m in found.metrics(data)] == [
             ("random/deletion", "min"),
@@ -486,10 +481,10 @@ class TestInputs:
         _, splits, _ = prepare(made, loaded("table"))
         held = splits.test if fraction else splits.train
         for k in range(4):
-            rows = built(inputs=4, on="own").own_rows(splits, k, seed=0)
+            rows = built(inputs=4, inputs_from="own").own_rows(splits, k, seed=0)
             assert len(set(rows.tolist())) == 4
             assert set(rows.tolist()) <= set(held[k].tolist())
-            all_of_them = built(inputs=1000, on="own").own_rows(splits, k, seed=0)
+            all_of_them = built(inputs=1000, inputs_from="own").own_rows(splits, k, seed=0)
             assert sorted(all_of_them) == sorted(held[k])
             np.testing.assert_array_equal(all_of_them[:4], rows)
 
