@@ -54,7 +54,7 @@ class SharedImagesExplainer(Explainer):
         if not examples:
             raise ExperimentError(f"{model.title}: none of these clients shared an image")
         pool = np.zeros((shared.clients, len(data.dataset.classes)), dtype=np.int64)
-        table = data.tables["explanations"]
+        table = data.tables["explanations"][["client", "class", "images"]].astype(int)
         pool[table["client"], table["class"]] = table["images"]
         return SharedImages(tuple(examples), pool, data.dataset.classes, shared.words)
 

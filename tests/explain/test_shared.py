@@ -39,7 +39,8 @@ def shown(done: Run, clients: Sequence[int]) -> SharedImages:
     [{}, {"fraction": 0.5}, {"attribute_with": "local"}, {"attribution": {"name": "random"}}],
 )
 def test_what_is_shown_is_what_was_shared(tmp_path: Path, fields: dict[str, Any]) -> None:
-    done = shared(tmp_path, method={**METHOD, **fields})
+    beside = {"explainers": ["random"], "inputs": 2, "scores": ["sparseness"]}
+    done = shared(tmp_path, method={**METHOD, **fields}, explain=beside)
     again = replay(done)
     found = shown(done, range(10))
     assert found.pool.sum() == len(again.state.labels)
