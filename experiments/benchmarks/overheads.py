@@ -7,6 +7,8 @@ driver   processor time of the driver for each round of FedAvg on the MLP of spe
          and 1,000 clients a round on two client actors
 methods  milliseconds a client of other methods beside FedAvg's, in one process and on two actors
 start    seconds from the command to the end of the first round of ../quickstart.yaml
+explain  seconds of all its rounds in one process, without explanations, with some every 5 rounds,
+         and every round
 
 A figure is the median of turns, and within a turn of rounds. Nothing else should be running.
 """
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 from rivals.work import WORKS
 
 import fedsim
@@ -127,7 +130,30 @@ def start(turns: int, rounds: int) -> None:
     print(f"\nFirst round after {statistics.median(found):.1f} s ({each}).", flush=True)
 
 
-PARTS = {"driver": driver, "methods": methods, "start": start}
+def explain(turns: int, rounds: int) -> None:
+    explainers = ["integrated_gradients", "occlusion"]
+    sections: dict[str, dict[str, Any]] = {
+        "none": {},
+        "every 5 rounds": {"explain": {"explainers": explainers}},
+        "every round": {"explain": {"explainers": explainers, "every": 1}},
+    }
+    content = yaml.safe_load(QUICKSTART.read_text()) | {"engine": {"kind": "local"}}
+    found: dict[str, list[float]] = {}
+    for _ in range(turns + 1):
+        for name, section in sections.items():
+            it = fedsim.Experiment.from_dict(content | section)
+            with tempfile.TemporaryDirectory() as out:
+                begun = time.perf_counter()
+                fedsim.run(it, out)
+                found.setdefault(name, []).append(time.perf_counter() - begun)
+    print("\n| explanations | seconds | of none |\n| --- | --- | --- |")
+    without = statistics.median(found["none"][1:])
+    for name, seconds in found.items():
+        median = statistics.median(seconds[1:])  # what is loaded first is loaded in the first turn
+        print(f"| {name} | {median:.2f} | {median / without:.2f} |", flush=True)
+
+
+PARTS = {"driver": driver, "methods": methods, "start": start, "explain": explain}
 
 
 def main() -> None:
