@@ -29,7 +29,7 @@ class Recorded:
         columns: of rounds.parquet.
         rows: of explanations.parquet: one of each explainer and model.
         maps: of maps.parquet: one of each explainer, model and input.
-        last: the maps to hold the next ones against.
+        last: the maps to hold the next ones against, if `drift` is among the scores.
     """
 
     columns: dict[str, float]
@@ -57,15 +57,16 @@ def recorded(
     last: Maps = {}
     alike_by = similarities(section.top_k)
     for explainer, of_models in found.items():
-        last[explainer] = {
-            _name(key): {"inputs": one.inputs, "relevance": one.relevance}
-            for key, one in of_models.items()
-        }
+        if "drift" in wanted:  # a run that does not ask for it carries no maps along
+            last[explainer] = {
+                _name(key): {"inputs": one.inputs, "relevance": one.relevance}
+                for key, one in of_models.items()
+            }
         scored: dict[Key, dict[str, float | None]] = {}
         for key, one in of_models.items():
             scored[key] = {name: _mean(values) for name, values in one.scores.items()}
             old = before.get(explainer, {}).get(_name(key))
-            if "drift" in wanted and old and np.array_equal(old["inputs"], one.inputs):
+            if "drift" in wanted and old and _of_the_same(old, one):
                 alike = _alike(alike_by, one.relevance, old["relevance"], one.present)
                 scored[key] |= {f"drift_{how}": 1 - a for how, a in alike.items()}
         for whose in section.of or ():
@@ -90,6 +91,11 @@ def recorded(
             if section.maps:
                 maps += _map_rows(row, of_models[whose, client])
     return Recorded(columns, rows, maps, last)
+
+
+def _of_the_same(old: Mapping[str, NDArray[Any]], one: Explained) -> bool:
+    same = np.array_equal(old["inputs"], one.inputs)
+    return same and old["relevance"].shape == one.relevance.shape
 
 
 def _name(key: Key) -> str:

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, Field, ValidationError
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsim import atomic
 from fedsim.errors import Damaged, RunError
@@ -147,12 +149,30 @@ class Table:
         return sorted(self._parts.glob("[0-9]*.parquet"))
 
 
+class _Maps(BaseModel):
+    """Of a model and an explainer; see `fedsim.explain.compare`."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    inputs: NDArray[Any]
+    relevance: NDArray[Any]
+
+    @model_validator(mode="after")
+    def _one_of_each_input(self) -> _Maps:
+        inputs, relevance = self.inputs, self.relevance
+        if inputs.ndim != 1 or relevance.ndim != 2 or len(inputs) != len(relevance):
+            raise ValueError("must be a map of each input")
+        if relevance.dtype != np.float32:
+            raise ValueError("must be of float32")
+        return self
+
+
 class _Ledger(BaseModel):
     total_bytes_up: int = Field(ge=0)
     total_bytes_down: int = Field(ge=0)
     chain: str
     releases: list[list[float]] = []
-    maps: dict[str, dict[str, Any]] = {}
+    maps: dict[str, dict[str, _Maps]] = {}
 
 
 class _Progress(BaseModel):

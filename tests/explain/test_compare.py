@@ -174,6 +174,18 @@ class TestDrift:
             assert not made.columns
             assert all(set(row) == {"explainer", "model", "client"} for row in made.rows)
 
+    def test_is_of_maps_of_the_same_size(self) -> None:
+        """Others are no run's own: somebody has edited the checkpoint."""
+        last = compared(models()).last
+        for old in last["random"].values():
+            old["relevance"] = old["relevance"][:, :5]
+        made = compared(models(), section("drift"), last)
+        assert not made.columns
+
+    def test_carries_no_maps_along_unless_it_is_asked_for(self) -> None:
+        assert compared(models(), section("agreement", maps=True)).last == {}
+        assert compared(models(), section("drift")).last.keys() == {"random"}
+
     def test_is_of_the_same_client_and_kind(self) -> None:
         before = compared({("cohort", 5): explained(1)}).last
         made = compared({("personal", 5): explained(1), ("cohort", 6): explained(1)}, None, before)
@@ -245,7 +257,7 @@ class TestNames:
 def test_maps() -> None:
     curves = {"deletion": np.arange(6.0).reshape(m, 2)}
     found = {key: explained(i, curves=curves) for i, key in enumerate(KEYS[:2])}
-    made = compared(found, section("deletion", maps=True))
+    made = compared(found, section("deletion", "drift", maps=True))
     assert len(made.maps) == 2 * m
     for i, row in enumerate(made.maps):
         key, k = KEYS[i // m], i % m
