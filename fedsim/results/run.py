@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from fedsim import atomic
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
+from fedsim.explain.section import MODELS
 from fedsim.objectives import Metric
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
@@ -35,6 +37,9 @@ _OF_CLASSIFICATION = (
 # Columns of numbers, wherever they are; those of scores come with these prefixes.
 _NUMBERS = {"seconds", "samples", "steps", "loss", "train_loss", "clients", "failed", "epsilon"}
 _PREFIXES = ("", "test_", "client_", "worst_client_")
+_CURVES = ("deletion", "insertion")  # of maps.parquet
+
+_METRICS = TypeAdapter(tuple[Metric, ...])
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +69,7 @@ class Run:
         found = self.manifest.get("metrics")
         if found is None:
             return _OF_REGRESSION if "r2" in self.rounds else _OF_CLASSIFICATION
-        return tuple(Metric(**metric) for metric in found)
+        return _METRICS.validate_python(found)
 
     @property
     def primary_metric(self) -> Metric:
@@ -74,12 +79,12 @@ class Run:
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """A row for each round."""
-        return self._table("rounds", ["round", "total_bytes_up", "total_bytes_down"])
+        return self._of_numbers("rounds", ["round", "total_bytes_up", "total_bytes_down"])
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """A row for each round and client."""
-        return self._table("clients", ["round", "client"])
+        return self._of_numbers("clients", ["round", "client"])
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
@@ -88,7 +93,7 @@ class Run:
         Columns: `round`, `client`, `task`, `seen` (it has been learnt, or is being learnt),
         `classes` (how many it is about), and the scores of the model that the client has for it.
         """
-        return self._table("tasks", ["round", "client", "task"])
+        return self._of_numbers("tasks", ["round", "client", "task"])
 
     @cached_property
     def explanations(self) -> pd.DataFrame:
@@ -98,7 +103,7 @@ class Run:
         `client`, and the scores of that model by that `explainer`. Others are of the method's own,
         such as a rule.
         """
-        return self._table("explanations")
+        return self._table("explanations", fault=_fault_of_explanations)
 
     @cached_property
     def maps(self) -> pd.DataFrame:
@@ -108,20 +113,25 @@ class Run:
         the training data), `relevance` (P numbers: pixels, features or words), and `deletion` and
         `insertion`, the curves, where they are among the scores.
         """
-        return self._table("maps")
+        return self._table("maps", fault=_fault_of_maps)
 
     @cached_property
     def explained(self) -> tuple[Metric, ...]:
         """The scores of explanations that are columns of `rounds`."""
-        return tuple(Metric(**metric) for metric in self.manifest.get("explained", ()))
+        return _METRICS.validate_python(self.manifest.get("explained", ()))
 
-    def _table(self, name: str, keys: Sequence[str] = ()) -> pd.DataFrame:
+    def _of_numbers(self, name: str, keys: Sequence[str]) -> pd.DataFrame:
+        """A table of whole numbers `keys`, and of scores."""
+        kinds = ("metrics", "explained")
+        named = [metric["column"] for kind in kinds for metric in self.manifest.get(kind) or ()]
+        usual = [metric.column for metric in (*_OF_REGRESSION, *_OF_CLASSIFICATION)]
+        return self._table(name, partial(_fault, keys=keys, scores=[*named, *usual]))
+
+    def _table(self, name: str, fault: Callable[[pd.DataFrame], str | None]) -> pd.DataFrame:
         table = Table(self.path, name)
         frame = table.read(self._folder.files.get(f"{name}.parquet"))
-        named = [metric["column"] for metric in self.manifest.get("metrics") or ()]
-        usual = [metric.column for metric in (*_OF_REGRESSION, *_OF_CLASSIFICATION)]
-        if fault := _fault(frame, keys, [*named, *usual]):
-            raise Damaged(f"{table.file}: is damaged: {fault}")
+        if len(frame.columns) and (found := fault(frame)):
+            raise Damaged(f"{table.file}: is damaged: {found}")
         return frame
 
     @property
@@ -165,20 +175,65 @@ def _fault(frame: pd.DataFrame, keys: Sequence[str], scores: Sequence[str]) -> s
     """Why a table cannot be that of a run; None if it can.
 
     Args:
-        keys: columns of whole numbers that it has, unless it has none at all. Without any,
-            nothing is known of the table.
+        keys: columns of whole numbers that it has.
         scores: columns of numbers, where it has them.
     """
-    for key in keys if len(frame.columns) else ():
-        if key not in frame:
-            return f"it has no column '{key}'"
-        if frame[key].dtype.kind not in "iu" or (frame[key] < 0).any():
-            return f"column '{key}' has values that are no whole numbers"
+    if fault := _fault_of_keys(frame, keys):
+        return fault
     numbers = _NUMBERS | {prefix + score for prefix in _PREFIXES for score in scores}
-    for column in frame if keys else ():
+    for column in frame:
         known, kind = column in numbers, frame[column].dtype.kind
         if kind not in "iufb" and (known or not frame[column].dropna().map(np.isscalar).all()):
             return f"column '{column}' has values that are no numbers"
+    return None
+
+
+def _fault_of_explanations(frame: pd.DataFrame) -> str | None:
+    if fault := _fault_of_keys(frame, ["round"], ["explainer"]):
+        return fault
+    for column in frame:
+        if not frame[column].dropna().map(np.isscalar).all():
+            return f"column '{column}' has values that are no numbers or words"
+    if "model" in frame and "client" not in frame:
+        return "it has no column 'client'"
+    return None
+
+
+def _fault_of_maps(frame: pd.DataFrame) -> str | None:
+    if fault := _fault_of_keys(frame, ["round", "input"], ["explainer", "model"]):
+        return fault
+    if not frame["model"].isin(MODELS).all():
+        return "column 'model' has values that are no kinds of models"
+    if "client" not in frame:
+        return "it has no column 'client'"
+    clients = frame.loc[frame["model"] != "global", "client"]
+    if len(clients) and (clients.dtype.kind not in "iuf" or clients.isna().any()):
+        return "column 'client' has values that are no numbers"
+    for column in ("relevance", *(name for name in _CURVES if name in frame)):
+        if column not in frame or not frame[column].map(_is_vector).all():
+            return f"column '{column}' has values that are no lists of numbers"
+        if column in _CURVES and frame[column].map(len).nunique() > 1:
+            return f"column '{column}' has lists of different lengths"
+    return None
+
+
+def _is_vector(value: Any) -> bool:
+    vector = isinstance(value, np.ndarray) and value.ndim == 1
+    return vector and (value.dtype.kind in "iuf" or not value.size)
+
+
+def _fault_of_keys(
+    frame: pd.DataFrame, numbers: Sequence[str], words: Sequence[str] = ()
+) -> str | None:
+    for key in (*numbers, *words):
+        if key not in frame:
+            return f"it has no column '{key}'"
+    for key in numbers:
+        if frame[key].dtype.kind not in "iu" or (frame[key] < 0).any():
+            return f"column '{key}' has values that are no whole numbers"
+    for key in words:
+        if not frame[key].map(lambda value: isinstance(value, str)).all():
+            return f"column '{key}' has values that are no words"
     return None
 
 

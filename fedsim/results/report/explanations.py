@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fedsim.explain import map_figures
 from fedsim.explain.section import MODELS, SIMILARITIES
@@ -102,16 +104,16 @@ def _maps(run: Run) -> Iterator[Picture]:
             png = map_figures.draw_agreement(list(map(str, matrix)), values, SIMILARITIES["rank"])
             yield _picture(f"Agreement of explanations by {explainer}, last round", png)
         shape: list[int] = run.manifest.get("map_shape") or []
-        if len(shape) == 2 and len(of_global):
-            yield _picture(f"Global model, {explainer}, by round", _drift(run, explainer, shape))
+        own = rows[(rows["explainer"] == explainer) & (rows["model"] == "global")]
+        if len(shape) == 2 and len(own) and (own["relevance"].map(len) == math.prod(shape)).all():
+            png = _drift(run, explainer, np.unique(own["round"]), shape)
+            yield _picture(f"Global model, {explainer}, by round", png)
 
 
-def _drift(run: Run, explainer: str, shape: list[int]) -> bytes:
-    own = run.maps[(run.maps["explainer"] == explainer) & (run.maps["model"] == "global")]
-    rounds = np.unique(own["round"])
+def _drift(run: Run, explainer: str, rounds: NDArray[np.int64], shape: list[int]) -> bytes:
     shown = rounds[np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)]
     maps = {int(t): relevance_maps(run, explainer, int(t))["global"] for t in shown}
-    inputs = sorted(next(iter(maps.values())))[:_INPUTS]
+    inputs = sorted(set.intersection(*map(set, maps.values())))[:_INPUTS]
     return map_figures.draw_drift(
         {t: [of_inputs[i].reshape(shape) for i in inputs] for t, of_inputs in maps.items()},
         [f"row {i}" for i in inputs],
