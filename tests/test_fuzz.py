@@ -168,6 +168,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "method": {"name": "scaffold"},
         "train": {"rounds": 4, "participation": 0.3},
         "checkpoint": {"every": 1},
+        "explain": {
+            **{"explainers": ["gradient"], "every": 1, "clients": 2, "inputs": 2, "maps": True},
+            "scores": ["deletion", "agreement", "drift"],
+        },
     }
 
     def stop(event: Any) -> None:

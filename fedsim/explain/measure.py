@@ -79,7 +79,8 @@ def measure(
 ) -> Explained:
     """Explain a model's decisions on some inputs, and score the explanation.
 
-    What is random depends on the seed, the round, the client and the explainer alone.
+    Where relevances are not finite, as of a class that the model cannot decide upon, no score is
+    defined. What is random depends on the seed, the round, the client and the explainer alone.
 
     Args:
         section: resolved; says which scores.
@@ -149,6 +150,8 @@ def measure(
                 found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
         elif SCORES[name].about == "input":
             found[name] = score(name)
+    finite = (np.isfinite(relevance) | ~present).all(axis=1)
+    found = {name: np.where(finite, values, np.nan) for name, values in found.items()}
     seconds = time.perf_counter() - started
     return Explained(inputs.rows, relevance.astype(np.float32), present, found, curves, seconds)
 
@@ -158,17 +161,20 @@ def by_row(
 ) -> Scores:
     """(m,) a score of arrays (m, P) each; of documents, of their own words alone.
 
+    Where an array is not finite: NaN.
+
     Args:
         present: (m, P) which parts there are; those that are not come last.
     """
-    if present.all():
-        return score(*of_parts)
-    lengths = present.sum(axis=1).tolist()
-    found = [
-        score(*(array[k : k + 1, :n] for array in of_parts))[0] if n else np.nan
-        for k, n in enumerate(lengths)
-    ]
-    return np.array(found, dtype=np.float64)
+    finite = (np.all([np.isfinite(array) for array in of_parts], axis=0) | ~present).all(axis=1)
+    found = np.full(len(present), np.nan)
+    if present[finite].all():
+        found[finite] = score(*(array[finite] for array in of_parts))
+        return found
+    for k in np.flatnonzero(finite):
+        if n := present[k].sum():
+            found[k] = score(*(array[k : k + 1, :n] for array in of_parts))[0]
+    return found
 
 
 def _by_part(

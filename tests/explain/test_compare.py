@@ -211,6 +211,26 @@ class TestMeans:
         assert made.columns == {}
         assert row_of(made, GLOBAL)["deletion"] is None
 
+    def test_maps_that_are_not_finite_are_like_no_other(self) -> None:
+        """Not even like each other."""
+        for lengths in ((P,) * m, SHORT):
+            found = models(lengths=lengths)
+            before = compared(found)
+            for one in found.values():
+                one.relevance[1] = np.nan
+            made = compared(found, before=before.last)
+            a, b = (found["cohort", k] for k in (2, 5))
+            whole = [0, 2]
+            kept = [
+                Explained(x.inputs[whole], x.relevance[whole], x.present[whole], {})
+                for x in (a, b)
+            ]
+            pair = compared({("cohort", 2): kept[0], ("cohort", 5): kept[1]})
+            alone = compared({("cohort", 2): a, ("cohort", 5): b})
+            assert pair.columns == alone.columns
+            for how in SIMILARITIES:  # of the two inputs that are left, which have not changed
+                assert made.columns[f"random/drift_{how}"] == pytest.approx(0, abs=1e-12)
+
     def test_a_similarity_without_an_order_is_left_out(self) -> None:
         """Of one word ranks say nothing, but where the maps are equal."""
         found = models(lengths=(P, 1, 1))

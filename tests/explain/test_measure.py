@@ -292,6 +292,28 @@ class TestScores:
         assert (worse > 1e-4).all()
 
 
+class TestNotFinite:
+    @pytest.mark.parametrize("kind", ["table", "documents"])
+    def test_relevances_have_no_scores(self, kind: str) -> None:
+        """And change none of those of other inputs."""
+        about = pieces(kind)
+        usual = np.random.default_rng(0).standard_normal(tuple(about[2].x.shape))
+        usual[(about[2].x == 0).numpy()] = 0
+        expected = scored(about, Given(what=usual))
+        for wrong in (np.nan, np.inf, -np.inf):
+            what = usual.copy()
+            what[1, 0] = wrong
+            made = scored(about, Given(what=what))
+            assert made.scores.keys() == expected.scores.keys()
+            for name, values in made.scores.items():
+                assert np.isnan(values[1]), name
+                rest = [0, *range(2, len(values))]
+                np.testing.assert_array_equal(values[rest], expected.scores[name][rest])
+        nowhere = scored(about, Given(what=np.full_like(usual, np.nan))).scores
+        some = faithfulness.present(about[2].x).any(axis=1)  # an empty document has no relevances
+        assert all(np.isnan(values[some]).all() for values in nowhere.values())
+
+
 class TestLocalisation:
     @pytest.mark.parametrize("kind", ["table", "colours", "documents", "regression"])
     def test_of_the_truth_itself_is_1(self, kind: str) -> None:
