@@ -57,8 +57,9 @@ def explain_client(context: WorkerContext, client: Client) -> dict[str, Explaine
         examples = context.test_examples(rows) if central else context.examples(rows)
         inputs = ExplainedInputs(rows, examples.x, examples.y)
     held = np.concatenate([client.splits.train[client.id], client.splits.unlabelled[client.id]])
+    raw = context.raw(held)
     return {
-        explainer.name: _explained(context, about, number, inputs, context.raw(held))
+        explainer.name: _explained(context, about, number, inputs, raw)
         for number, explainer in enumerate(section.explainers)
     }
 
