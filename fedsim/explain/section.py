@@ -195,6 +195,8 @@ class Explain(Config):
         if self.of == ("global",) and (lacking := _of_clients(self.scores or ())):
             problem = f"{lacking} needs models of clients among `of`: cohort or personal"
             raise _unfit("scores", problem)
+        if self.clients == 1 and "agreement" in (self.scores or ()):
+            raise _unfit("scores", "agreement is between clients; clients: 2, or more")
         return self
 
     def due(self, t: int, last: int) -> bool:
@@ -221,14 +223,22 @@ class Explain(Config):
             raise ExperimentError(
                 "explain.of: clients of this method keep no personal models; of: [cohort]"
             )
-        able = {
-            name for name, score in SCORES.items() if _admits(score, self.inputs_from, of, dataset)
-        }
+        able = {name for name, score in SCORES.items() if self._admits(score, of, dataset)}
         for name in self.scores or ():
             if name not in able:
                 raise ExperimentError(f"explain.scores: {name}: {_obstacle(name, dataset)}")
         names = self.scores or tuple(n for n, s in SCORES.items() if n in able and s.usual)
         return self.model_copy(update={"of": of, "scores": names})
+
+    def _admits(self, score: Score, of: Sequence[Whose], dataset: Dataset) -> bool:
+        """Whether there can be such a score of these models and data."""
+        if score.about == "truth":
+            return bool(dataset.truth) and self.inputs_from == "test"
+        if score.about == "clients":
+            return of != ("global",) and self.clients > 1 and self.inputs_from == "test"
+        if score.about == "global":
+            return "global" in of and len(of) > 1 and self.inputs_from == "test"
+        return not (score.numbers and dataset.words)
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         """Refuse what cannot be explained, before anything starts.
@@ -342,16 +352,6 @@ def _of_clients(names: Iterable[str]) -> str | None:
 
 def _applies(score: Score, whose: Whose) -> bool:
     return whose != "global" or score.about not in ("clients", "global")
-
-
-def _admits(score: Score, inputs_from: str, of: Sequence[Whose], dataset: Dataset) -> bool:
-    if score.about == "truth":
-        return bool(dataset.truth) and inputs_from == "test"
-    if score.about == "clients":
-        return of != ("global",) and inputs_from == "test"
-    if score.about == "global":
-        return "global" in of and len(of) > 1 and inputs_from == "test"
-    return not (score.numbers and dataset.words)
 
 
 def _obstacle(name: str, dataset: Dataset) -> str:

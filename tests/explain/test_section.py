@@ -202,6 +202,10 @@ def built(**explain: Any) -> Explain:
             {"of": ["cohort"], "scores": ["global_agreement"]},
             "scores: global_agreement needs the global model among `of`",
         ),
+        (
+            {"clients": 1, "scores": ["agreement"]},
+            "scores: agreement is between clients; clients: 2, or more",
+        ),
         *(
             (
                 {"of": ["global"], "scores": [name]},
@@ -490,6 +494,10 @@ class TestInputs:
 
 
 class TestClients:
+    def test_one_agrees_with_nobody(self) -> None:
+        found = {clients: resolved(TABLE, loaded("table"), clients=clients) for clients in (1, 2)}
+        assert set(found[2].scores or ()) - set(found[1].scores or ()) == {"agreement"}
+
     @given(
         st.integers(1, 12).flatmap(
             lambda K: st.tuples(st.just(K), st.sets(st.integers(0, K - 1)), st.integers(1, 13))
