@@ -16,6 +16,7 @@ from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_s
 from fedsim.federation.context import WorkerContext
 from fedsim.methods.learns import Problem
 from fedsim.results.loggers import check_loggers
+from fedsim.rng import keyed_torch_rng
 from fedsim.training import lacks_memory
 
 
@@ -104,7 +105,8 @@ def _check_explain(
         rules=None if trains else {},
     )
     data = WorkerContext(spec, dataset, splits, torch.device("cpu")).explained_data(None)
-    section.check(model, data)
+    with keyed_torch_rng(experiment.seed, "explain/check"):
+        section.check(model, data)
     return section
 
 

@@ -70,7 +70,13 @@ def summarise(
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
     """The hash of all records up to this round, but for `VARYING`."""
     content = [{k: v for k, v in r.items() if k not in VARYING} for r in records]
-    return hashlib.sha256((chain + json.dumps(content, sort_keys=True)).encode()).hexdigest()
+    words = json.dumps(content, sort_keys=True, default=_digest)
+    return hashlib.sha256((chain + words).encode()).hexdigest()
+
+
+def _digest(array: NDArray[Any]) -> str:
+    """Of relevance maps and curves, which are too long to be written out."""
+    return hashlib.sha256(array.tobytes()).hexdigest()
 
 
 def result_hash(chain: str, state: State) -> str:

@@ -35,6 +35,7 @@ def skew(found: list[GridFolder]) -> pd.DataFrame:
     """Accuracy and explanations of each run, beside those of the centralised run of its seed."""
     runs = list(finished(found))
     central = {cell["seed"]: run for cell, run in runs if cell["method"] == "centralised"}
+    runs = [(cell, run) for cell, run in runs if cell["seed"] in central]
     rows = []
     for cell, run in runs:
         last = run.rounds.iloc[-1]

@@ -140,7 +140,7 @@ class Replay:
 
 def _same(value: Any, known: Any) -> bool:
     """Whether a value is what a table has of it; an empty cell is NaN or None there."""
-    if isinstance(value, list):  # which is an array there
+    if isinstance(value, np.ndarray):
         return np.array_equal(value, known, equal_nan=True)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return known is None or (isinstance(known, float) and math.isnan(known))

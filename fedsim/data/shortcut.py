@@ -51,9 +51,9 @@ class Shortcut(Source):
     its own along the edge of an image; `border`, a frame of its own brightness, or colour where
     there are three channels; `colour`, a tint of the whole image; `token`, a word
     `shortcut-<class>` at a random place of a document; `feature`, a further column `shortcut` of
-    a table with the value c/(C − 1), or the target scaled to [0, 1] by the least and greatest one
-    in training. Where the feature is absent, its value is that of a training example drawn at
-    random, and says nothing.
+    a table with the value (c + 1)/C, or (1 + t)/2 of the target t scaled to [0, 1] by the least
+    and greatest one in training: never 0, which explainers take for no value. Where the feature is
+    absent, its value is that of a training example drawn at random, and says nothing.
 
     The test set has all examples once for each variant, whose name is the column `shortcut`;
     scores are on record for all of it and for each variant. `Dataset.truth` has the parts of each
@@ -314,10 +314,12 @@ def _with_room(data: Dataset, kind: Kind) -> Dataset:
 
 def _levels(data: Dataset) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """What the feature is for classes or targets, as `x` has numbers."""
-    scaling = Scaling(0.0, len(data.classes) - 1) if data.classes else Scaling.minmax(data.y)
+    C = len(data.classes)
+    scaling = Scaling(-1.0, C) if C else Scaling.minmax(data.y)
 
     def levels(of: NDArray[Any]) -> NDArray[Any]:
         values: NDArray[Any] = scaling(of.astype(np.float64))
+        values = values if C else (1 + values) / 2
         return _as(values * 255 if data.x.dtype == np.uint8 else values, data.x.dtype)
 
     return levels

@@ -254,7 +254,8 @@ class SmoothGrad(_OfGradients):
 class IntegratedGradients(_OfGradients):
     """Gradients along the way from zero to an input: R = x ⊙ 1/m Σ_{k=1..m} ∂f_y(k/m·x)/∂x.
 
-    The baseline is zero in the normalised space: the mean pixel. With many steps the relevances
+    The baseline is zero as the network takes it: the mean pixel where the data are normalised,
+    else black, or the least value of a scaled feature. With many steps the relevances
     sum to f_y(x) − f_y(0).
 
     Args:
@@ -295,9 +296,9 @@ class Random(Attribution):
 class Occlusion(Attribution):
     """What the logit loses with a part of the input: R = f_y(x) − f_y(x without it).
 
-    Of images it is a square at a time, set to zero in the normalised space (the mean pixel), and
-    what is lost is spread evenly over its pixels and channels; of vectors an entry at a time. Of
-    documents, the one attribution for them, it is a word at a time, which is left out. For any
+    Of images it is a square at a time, set to zero (the mean pixel if the data are normalised),
+    and what is lost is spread evenly over its pixels and channels; of vectors an entry at a time.
+    Of documents it is a word at a time, which is left out. For any
     network, differentiable or not.
 
     Args:

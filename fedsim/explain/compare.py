@@ -155,8 +155,8 @@ def _map_rows(row: Row, one: Explained) -> list[dict[str, Any]]:
         {
             **about,
             "input": int(input),
-            "relevance": one.relevance[k, one.present[k]].tolist(),
-            **{name: curve[k].tolist() for name, curve in one.curves.items()},
+            "relevance": one.relevance[k, one.present[k]],
+            **{name: curve[k] for name, curve in one.curves.items()},
         }
         for k, input in enumerate(one.inputs)
     ]

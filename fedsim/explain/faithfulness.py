@@ -50,7 +50,8 @@ def present(x: Tensor) -> NDArray[np.bool_]:
 def without(x: Tensor, removed: NDArray[np.bool_]) -> Tensor:
     """Inputs that lack some of their parts.
 
-    Pixels and entries are set to zero, in the normalised space the mean. Words are left out: those
+    Pixels and entries are set to zero: the mean if the data are normalised, else black, or the
+    least value of a scaled feature. Words are left out: those
     after them move up.
 
     >>> without(torch.tensor([[7, 8, 9, 0]]), np.array([[False, True, False, False]])).tolist()

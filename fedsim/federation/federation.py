@@ -359,7 +359,7 @@ class Federation:
             explainer: who explains; a column, like `round`.
             rows: what each explanation says in numbers and words.
         """
-        rows = (plain(row, {"round", "explainer"}) for row in rows)
+        rows = (plain(row, {"round", "explainer", "model"}) for row in rows)
         self.record("explanations", ({"explainer": explainer, **row} for row in rows))
 
     # -- for the loop of a run -----------------------------------------------------------------
@@ -402,8 +402,9 @@ class Federation:
             self._explained["global", None] = dict(zip(names, found.values(), strict=True))
         if "personal" in (section.of or ()):
             chosen = section.choose(self._states, self.num_clients, self.seed)
-            call = self._next_call("keep", Discard(), explained=frozenset(chosen))
+            call = self._next_call("_keep", Discard(), explained=frozenset(chosen))
             outcome = self._engine.run(call, [[k] for k in chosen], {}, self._states)
+            self._engine.notice(why.partition("\n")[0] for why in outcome.failures.values())
             self._explained |= {("personal", k): own for k, own in outcome.explained.items()}
 
     def _section_due(self) -> Explain | None:

@@ -105,7 +105,7 @@ class Method(Config, ABC, Generic[S]):
         return type(self).own_model is not Method.own_model
 
     @client_function("keep")
-    def keep(self, client: Client) -> None:
+    def _keep(self, client: Client) -> None:
         """(client) Nothing new: the model that it keeps stands for what it has trained."""
         client.trained = self.own_model(client)
 

@@ -164,9 +164,9 @@ def test_whose_shortcut_a_variant_has(of: dict[str, Any], kind: str) -> None:
     y = part(data, "aligned").test_y
     if not data.classes:
         low, high = data.y.min(), data.y.max()
-        np.testing.assert_allclose(looks["aligned"], (y - low) / (high - low))
-        np.testing.assert_allclose(looks["against"], 1 - np.array(looks["aligned"]))
-        assert 0 <= min(looks["random"]) < max(looks["random"]) <= 1
+        np.testing.assert_allclose(looks["aligned"], (1 + (y - low) / (high - low)) / 2)
+        np.testing.assert_allclose(looks["against"], 1.5 - np.array(looks["aligned"]))
+        assert 0.5 <= min(looks["random"]) < max(looks["random"]) <= 1
         assert abs(np.corrcoef(looks["random"], y)[0, 1]) < 0.3
         return
     of_class = dict(zip(y.tolist(), looks["aligned"], strict=True))
@@ -340,8 +340,10 @@ def test_training_examples_carry_that_of_their_own_class(of: dict[str, Any], kin
     if kind == "feature":
         np.testing.assert_array_equal(without(data.x, own, kind), base.x)
         top = 255 if base.x.dtype == np.uint8 else 1
-        y = data.y / (len(data.classes) - 1) if data.classes else data.y - data.y.min()
-        np.testing.assert_allclose(data.x[:, -1] / top, y / y.max(), atol=3e-3)
+        low, high = data.y.min(), data.y.max()
+        scaled = (1 + (data.y - low) / (high - low)) / 2
+        expected = (data.y + 1) / len(data.classes) if data.classes else scaled
+        np.testing.assert_allclose(data.x[:, -1] / top, expected, atol=3e-3)
     elif kind == "token":
         words = np.array(data.words)[data.x]
         here = np.char.startswith(words, "shortcut-")

@@ -95,7 +95,7 @@ def _maps(run: Run) -> Iterator[Picture]:
         if name in of_global and of_global[name].notna().all()
     }
     if removal and len(of_global):
-        png = map_figures.draw_removal(removal, "probability of the class explained")
+        png = map_figures.draw_removal(removal, "value of the decision")
         yield _picture("Deletion and insertion, global model: median and middle half", png)
     for explainer in distinct(rows["explainer"]):
         matrix = agreement_matrix(run, explainer)
