@@ -274,7 +274,8 @@ class TestOnRay:
         lines: list[Any] = []
         with pytest.raises(RunError, match="the driver died 3 times in a row"):
             run(experiment, tmp_path, lines.append)
-        assert lines.count("going on after round 5") == 2
+        # What the first driver tells of round 6 may be lost with it; then the second gets further.
+        assert lines.count("going on after round 5") in (2, 3)
         (folder,) = (tmp_path / "small").iterdir()
         assert load(folder).manifest["status"] == "failed"
         assert list(load(folder).rounds["round"]) == [1, 2, 3, 4, 5]

@@ -308,11 +308,17 @@ class TestPareto:
                 bettered |= all(g >= 0 for g in gains) and any(g > 0 for g in gains)
             assert found[k] == (not bettered)
 
-    def test_three_objectives_make_three_panels(self, tmp_path: Path) -> None:
-        trials = pd.DataFrame({"trial": [0, 1], "a": [1, 2], "b": [1, 3], "c": [5e6, 4e6]})
-        pareto.draw(trials, {"a": "max", "b": "min", "c": "min"}, tmp_path / "pareto.png")
-        shape = imread(tmp_path / "pareto.png").shape
-        assert shape[1] > 3 * shape[0]
+    @pytest.mark.parametrize(("count", "across", "down"), [(2, 1, 1), (3, 3, 2), (4, 3, 3)])
+    def test_a_panel_for_each_pair_and_one_of_all(
+        self, tmp_path: Path, count: int, across: int, down: int
+    ) -> None:
+        """In rows of three; of more than two objectives, parallel coordinates below them."""
+        values = {"a": [1, 2], "b": [1, 3], "c": [5e6, 4e6], "d": [0.5, 0.5]}
+        trials = pd.DataFrame({"trial": [0, 1], **values})
+        ways = {"a": "max", "b": "min", "c": "min", "d": "max"}
+        pareto.draw(trials, dict(list(ways.items())[:count]), tmp_path / "pareto.png")
+        height, width, _ = imread(tmp_path / "pareto.png").shape
+        assert (width, height) == (round(5.6 * across * 160), round(4.4 * down * 160))
 
 
 def test_objectives_are_columns_of_the_last_round() -> None:
