@@ -56,11 +56,11 @@ def draw_removal(curves: Mapping[str, Mapping[str, Array]], ylabel: str) -> byte
     """
     import matplotlib as mpl
 
-    width, height = 2.8, 2.1
-    figure = new_figure(len(curves) * (width + 0.5) + 0.4, height + 0.8)
+    width, height, gap = 3.4, 1.7, 0.7
+    figure = new_figure(width + 0.7, len(curves) * (height + gap) + 0.2)
     colours = mpl.colormaps["tab10"](np.arange(10))
     for k, (name, of_explainers) in enumerate(curves.items()):
-        axes = place(figure, 0.5 + k * (width + 0.5), 0.3, width, height)
+        axes = place(figure, 0.6, 0.25 + k * (height + gap), width, height)
         for n, (explainer, curve) in enumerate(of_explainers.items()):
             share = np.linspace(0, 100, curve.shape[1])
             low, middle, high = np.quantile(curve, (0.25, 0.5, 0.75), axis=0)
@@ -69,7 +69,7 @@ def draw_removal(curves: Mapping[str, Mapping[str, Array]], ylabel: str) -> byte
         axes.set_title(name, fontsize=_FONT + 1)
         verb = "removed" if name == "deletion" else "added"
         axes.set_xlabel(f"% of parts {verb}, most relevant first", fontsize=_FONT)
-        axes.set_ylabel(ylabel if k == 0 else "", fontsize=_FONT)
+        axes.set_ylabel(ylabel, fontsize=_FONT)
         axes.tick_params(labelsize=_FONT)
         axes.spines[["top", "right"]].set_visible(False)
         if k == 0:
