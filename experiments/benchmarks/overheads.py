@@ -131,11 +131,12 @@ def start(turns: int, rounds: int) -> None:
 
 
 def explain(turns: int, rounds: int) -> None:
-    explainers = ["integrated_gradients", "occlusion"]
+    one, two = ["integrated_gradients"], ["integrated_gradients", "occlusion"]
     sections: dict[str, dict[str, Any]] = {
         "none": {},
-        "every 5 rounds": {"explain": {"explainers": explainers}},
-        "every round": {"explain": {"explainers": explainers, "every": 1}},
+        "integrated gradients, every 5 rounds": {"explain": {"explainers": one}},
+        "and occlusion": {"explain": {"explainers": two}},
+        "both, every round": {"explain": {"explainers": two, "every": 1}},
     }
     content = yaml.safe_load(QUICKSTART.read_text()) | {"engine": {"kind": "local"}}
     found: dict[str, list[float]] = {}

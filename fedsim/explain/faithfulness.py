@@ -20,8 +20,11 @@ from torch import Tensor
 from fedsim.errors import ExperimentError
 from fedsim.explain.scores import Scores, places
 
+_TOGETHER = 500  # inputs that are asked about at once, about
+
 # n inputs (n, ...) to the value (n,) of the decision upon each, such as its class's probability.
-# It is always asked about all n, in their order, for what was decided upon them unchanged.
+# It is always asked about all n, in their order, for what was decided upon them unchanged; perhaps
+# several times over: (k·n, ...) to (k·n,).
 Predict = Callable[[Tensor], Tensor]
 
 
@@ -249,11 +252,16 @@ def _values(
     there = present(x)
     place = places(np.where(there, relevance, -np.inf))
     parts = there.sum(axis=1, keepdims=True)
-    found = []
+    changed = []
     for share in shares:
         most = place < np.ceil(np.round(share * parts, 6))  # 0.07 · 100 is a little more than 7
-        found.append(_value(predict, without(x, ~most if kept else most)))
-    return np.stack(found, axis=1)
+        changed.append(without(x, ~most if kept else most))
+    together = max(1, _TOGETHER // len(x))  # a call for each share would take twice as long
+    found = [
+        _value(predict, torch.cat(changed[k : k + together]))
+        for k in range(0, len(changed), together)
+    ]
+    return np.concatenate(found).reshape(len(changed), len(x)).T
 
 
 @torch.no_grad()

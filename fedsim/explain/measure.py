@@ -92,18 +92,19 @@ def measure(
     decided = outputs.argmax(dim=1)
     if section.target == "label" and classes:
         decided = inputs.y.cpu()
-    first = torch.arange(len(x)), decided
     shape = (len(x), *x.shape[2:]) if x.dim() == 4 else tuple(x.shape)
 
     def raw(changed: Tensor) -> Tensor:
         """The logit of the class explained, or the number predicted."""
-        return torch.from_numpy(logits(network, changed)).double()[first]
+        found = torch.from_numpy(logits(network, changed)).double()
+        return found[torch.arange(len(changed)), decided.repeat(len(changed) // len(x))]
 
     def value(changed: Tensor) -> Tensor:
         """The probability of that class, or how near the number is to what was predicted."""
         if not classes:
-            return -(raw(changed) - outputs[first]).abs()
-        return torch.from_numpy(logits(network, changed)).double().softmax(dim=1)[first]
+            return -(raw(changed) - outputs[:, 0].repeat(len(changed) // len(x))).abs()
+        found = torch.from_numpy(logits(network, changed)).double().softmax(dim=1)
+        return found[torch.arange(len(changed)), decided.repeat(len(changed) // len(x))]
 
     def relevances(changed: Tensor, again: str = "") -> Scores:
         purpose = f"explain/{explainer.name}{again}"

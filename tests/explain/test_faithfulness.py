@@ -59,7 +59,7 @@ def predict(x: Tensor) -> Tensor:
     """Each part counts otherwise, each place of a document does, and each input is judged so."""
     rows = x.flatten(1).double()
     weights = torch.linspace(-1, 2, rows.shape[1], dtype=torch.float64)
-    return torch.tanh(0.1 * rows @ weights + 0.1 * torch.arange(len(x)))
+    return torch.tanh(0.1 * rows @ weights + 0.1 * (torch.arange(len(x)) % len(LENGTHS)))
 
 
 def asked(x: Tensor, i: int) -> float:
