@@ -41,11 +41,15 @@ def by_part(attribution: Tensor) -> Scores:
     return relevance
 
 
+def arranged(x: Tensor) -> tuple[int, ...]:
+    """The shape of all parts of inputs, as they lie: (n, H, W) of images, and else that of x."""
+    return tuple(x[:, 0].shape if x.dim() == 4 else x.shape)
+
+
 def present(x: Tensor) -> NDArray[np.bool_]:
     """(n, P) which parts inputs have: all, except for what comes after a document's end."""
     if x.is_floating_point():
-        each = x.shape[2:] if x.dim() == 4 else x.shape[1:]
-        return np.ones((len(x), each.numel()), dtype=bool)
+        return np.ones(arranged(x), dtype=bool).reshape(len(x), -1)
     words: NDArray[np.bool_] = (x != 0).cpu().numpy()
     return words
 
@@ -54,8 +58,7 @@ def without(x: Tensor, removed: NDArray[np.bool_]) -> Tensor:
     """Inputs that lack some of their parts.
 
     Pixels and entries are set to zero: the mean if the data are normalised, else black, or the
-    least value of a scaled feature. Words are left out: those
-    after them move up.
+    least value of a scaled feature. Words are left out: those after them move up.
 
     >>> without(torch.tensor([[7, 8, 9, 0]]), np.array([[False, True, False, False]])).tolist()
     [[7, 9, 0, 0]]

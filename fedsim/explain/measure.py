@@ -87,24 +87,29 @@ def measure(
     """
     started, x = time.perf_counter(), inputs.x
     network = model.as_network()
-    outputs = torch.from_numpy(logits(network, x)).double()
     classes = bool(data.dataset.classes)
-    decided = outputs.argmax(dim=1)
+
+    def outputs(changed: Tensor) -> Tensor:
+        return torch.from_numpy(logits(network, changed)).double()
+
+    whole = outputs(x)
+    decided = whole.argmax(dim=1)
     if section.target == "label" and classes:
         decided = inputs.y.cpu()
-    shape = (len(x), *x.shape[2:]) if x.dim() == 4 else tuple(x.shape)
+
+    def of_decision(found: Tensor) -> Tensor:
+        """(k·m,) what outputs say of the decision upon each input; they are k times all inputs."""
+        return found[torch.arange(len(found)), decided.repeat(len(found) // len(x))]
 
     def raw(changed: Tensor) -> Tensor:
         """The logit of the class explained, or the number predicted."""
-        found = torch.from_numpy(logits(network, changed)).double()
-        return found[torch.arange(len(changed)), decided.repeat(len(changed) // len(x))]
+        return of_decision(outputs(changed))
 
     def value(changed: Tensor) -> Tensor:
         """The probability of that class, or how near the number is to what was predicted."""
-        if not classes:
-            return -(raw(changed) - outputs[:, 0].repeat(len(changed) // len(x))).abs()
-        found = torch.from_numpy(logits(network, changed)).double().softmax(dim=1)
-        return found[torch.arange(len(changed)), decided.repeat(len(changed) // len(x))]
+        if classes:
+            return of_decision(outputs(changed).softmax(dim=1))
+        return -(raw(changed) - whole[:, 0].repeat(len(changed) // len(x))).abs()
 
     def relevances(changed: Tensor, again: str = "") -> Scores:
         purpose = f"explain/{explainer.name}{again}"
@@ -113,7 +118,7 @@ def measure(
         with torch.enable_grad():
             found = explainer.relevances(model, data, changed, decided.to(x.device), rng)
         network.eval()
-        if found.shape != shape:
+        if found.shape != (shape := faithfulness.arranged(x)):
             raise ValueError(f"relevances must have the shape {shape}, not {found.shape}")
         return np.ascontiguousarray(found.reshape(len(x), -1), dtype=np.float64)
 
@@ -151,7 +156,7 @@ def measure(
                 found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
         elif SCORES[name].about == "input":
             found[name] = score(name)
-    finite = (np.isfinite(relevance) | ~present).all(axis=1)
+    finite = _finite(present, relevance)
     found = {name: np.where(finite, values, np.nan) for name, values in found.items()}
     seconds = time.perf_counter() - started
     return Explained(inputs.rows, relevance.astype(np.float32), present, found, curves, seconds)
@@ -167,7 +172,7 @@ def by_row(
     Args:
         present: (m, P) which parts there are; those that are not come last.
     """
-    finite = (np.all([np.isfinite(array) for array in of_parts], axis=0) | ~present).all(axis=1)
+    finite = _finite(present, *of_parts)
     found = np.full(len(present), np.nan)
     if present[finite].all():
         found[finite] = score(*(array[finite] for array in of_parts))
@@ -178,6 +183,13 @@ def by_row(
     return found
 
 
+def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.bool_]:
+    """(m,) for which inputs arrays (m, P) are finite, in all parts that there are."""
+    finite = np.all([np.isfinite(array) for array in of_parts], axis=0)
+    rows: NDArray[np.bool_] = (finite | ~present).all(axis=1)
+    return rows
+
+
 def _by_part(
     value: Callable[[Tensor], Tensor], x: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -185,6 +197,5 @@ def _by_part(
 
     All channels of a pixel are changed alike: relevances are of whole pixels.
     """
-    images = x.dim() == 4
-    added = x.new_zeros((len(x), *(x.shape[2:] if images else x.shape[1:])))
-    return added, lambda z: value(x + (z[:, None] if images else z))
+    added = x.new_zeros(faithfulness.arranged(x))
+    return added, lambda z: value(x + (z[:, None] if x.dim() == 4 else z))
