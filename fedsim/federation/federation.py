@@ -17,7 +17,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ClientError, RunError
 from fedsim.explain.compare import Key, recorded
 from fedsim.explain.measure import Explained
-from fedsim.explain.section import PREFIXES, Explain
+from fedsim.explain.section import PREFIXES, Explain, Whose
 from fedsim.federation.client import RECORDED, check_table, plain
 from fedsim.federation.cohort import Cohort, cut_blocks, draw_cohort
 from fedsim.federation.context import TEST_SHARD, Examples, RunSpec, WorkerContext
@@ -105,7 +105,7 @@ class Federation:
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._tables: dict[str, list[dict[str, Any]]] = {}
-        self._explains_cohort = False
+        self._of_cohort: Explain | None = None  # by what models that clients train are explained
         self._explained: dict[Key, dict[str, Explained]] = {}
 
     # -- for methods ---------------------------------------------------------------------------
@@ -374,11 +374,11 @@ class Federation:
     def explaining_cohort(self) -> Iterator[None]:
         """Models that clients train within are explained, if it is time for it."""
         section = self._section_due()
-        self._explains_cohort = section is not None and "cohort" in (section.of or ())
+        self._of_cohort = section if section and "cohort" in (section.of or ()) else None
         try:
             yield
         finally:
-            self._explains_cohort = False
+            self._of_cohort = None
 
     def explain_models(self, model: Any) -> None:
         """Explain the global model, and those that clients keep, if it is time for it.
@@ -405,7 +405,7 @@ class Federation:
             call = self._next_call("_keep", Discard(), explained=frozenset(chosen))
             outcome = self._engine.run(call, [[k] for k in chosen], {}, self._states)
             self._engine.notice(why.partition("\n")[0] for why in outcome.failures.values())
-            self._explained |= {("personal", k): own for k, own in outcome.explained.items()}
+            self._take_explained("personal", outcome)
 
     def _section_due(self) -> Explain | None:
         section = self._context.spec.explain
@@ -421,26 +421,27 @@ class Federation:
             ledger: carried from round to round by what spends a budget.
         """
         record = {**self._record, **self._aggregation.columns(self._means, ledger)}
+        record |= self._record_explanations(ledger)
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
         further = {
             table: [{"round": self.round, **row} for row in self._tables.get(table, [])]
-            for table in RECORDED
+            for table in (*RECORDED, "maps")
         }
-        section = self._context.spec.explain
-        if section is not None and self._explained:
-            keys = sorted(self._explained, key=_in_order)
-            found = {
-                e.name: {k: self._explained[k][e.name] for k in keys if self._explained[k]}
-                for e in section.explainers
-            }
-            added = recorded(section, found, ledger.get("maps", {}))
-            of_all = [one.seconds for own in self._explained.values() for one in own.values()]
-            record |= {**added.columns, "explain_seconds": math.fsum(of_all)}
-            round = {"round": self.round}
-            further["explanations"] += [{**round, **row} for row in added.rows]
-            further["maps"] = [{**round, **row} for row in added.maps]
-            ledger["maps"] = added.last
         return record, {"clients": rows, **further}
+
+    def _record_explanations(self, ledger: dict[str, Any]) -> dict[str, float]:
+        """Put what the section's explainers have found on record; the columns of the round."""
+        section = self._context.spec.explain
+        if section is None or not self._explained:
+            return {}
+        keys = sorted(self._explained, key=_in_order)
+        found = {e.name: {k: self._explained[k][e.name] for k in keys} for e in section.explainers}
+        added = recorded(section, found, ledger.get("maps", {}))
+        self.record("explanations", added.rows)
+        self._tables["maps"] = added.maps
+        ledger["maps"] = added.last
+        of_all = [one.seconds for own in self._explained.values() for one in own.values()]
+        return {**added.columns, "explain_seconds": math.fsum(of_all)}
 
     def states(self) -> dict[int, Handle]:
         """Handles of all kept client states. A state that changes gets a new handle."""
@@ -484,9 +485,8 @@ class Federation:
         if len(np.unique(cohort)) < len(cohort):
             raise ValueError("a client occurs twice in the cohort: it can answer once a call")
         explained: list[int] = []
-        section = self._context.spec.explain
-        if self._explains_cohort and section is not None:
-            explained = section.choose(cohort.tolist(), self.num_clients, self.seed)
+        if self._of_cohort is not None:
+            explained = self._of_cohort.choose(cohort.tolist(), self.num_clients, self.seed)
         call = self._next_call(function.__name__, reduction, explained=frozenset(explained))
         _freeze(arguments)
         if len(cohort) or not reduction.probes:
@@ -506,11 +506,14 @@ class Federation:
         except InvalidUpdate as invalid:
             raise ClientError(invalid.client, self.round, call.function, str(invalid)) from None
 
+    def _take_explained(self, whose: Whose, outcome: Outcome) -> None:
+        """Of a client that trains several times in a round, the latest model is what counts."""
+        self._explained |= {(whose, k): own for k, own in outcome.explained.items() if own}
+
     def _commit(self, outcome: Outcome, arguments: Mapping[str, Any]) -> None:
         """Take over kept states and records of a call."""
         self._states.update(outcome.states)
-        # Of a client that trains several times in a round, its latest model.
-        self._explained |= {("cohort", k): own for k, own in outcome.explained.items() if own}
+        self._take_explained("cohort", outcome)
         for id in sorted(outcome.records):
             for table, rows in outcome.records[id].items():
                 self.record(table, rows)
