@@ -10,10 +10,10 @@ from torch import nn
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.errors import ExperimentError, FedsimError, in_one_line, in_own_code
 from fedsim.experiment import Experiment
-from fedsim.explain import ExplainedModel
+from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.section import Explain
 from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
-from fedsim.federation.context import WorkerContext
+from fedsim.federation.context import scaled
 from fedsim.methods.learns import Problem
 from fedsim.results.loggers import check_loggers
 from fedsim.rng import keyed_torch_rng
@@ -74,17 +74,11 @@ def prepare(
         _check_no_running_stats(network, experiment.model.name)
     experiment.method.check_data(dataset, splits, network)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
-    explain = experiment.explain and _check_explain(experiment, spec, dataset, splits, network)
+    explain = experiment.explain and _check_explain(experiment, dataset, network)
     return dataset, splits, replace(spec, size=size, explain=explain)
 
 
-def _check_explain(
-    experiment: Experiment,
-    spec: RunSpec,
-    dataset: Dataset,
-    splits: ClientSplits,
-    network: nn.Module,
-) -> Explain:
+def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module) -> Explain:
     """The `explain` section with what it leaves open filled in.
 
     Raises:
@@ -104,7 +98,7 @@ def _check_explain(
         network=network.eval() if trains else None,
         rules=None if trains else {},
     )
-    data = WorkerContext(spec, dataset, splits, torch.device("cpu")).explained_data(None)
+    data = ExplainedData(dataset, lambda x: scaled(dataset, torch.tensor(x)))
     with keyed_torch_rng(experiment.seed, "explain/check"):
         section.check(model, data)
     return section

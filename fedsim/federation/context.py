@@ -201,11 +201,8 @@ class WorkerContext:
         Args:
             own: raw inputs of the client whose model is explained.
         """
-
-        def prepare(x: NDArray[Any]) -> Tensor:
-            return self.prepare(x, np.zeros(len(x), np.int64)).x
-
-        return ExplainedData(self._dataset, prepare, own)
+        data = self._dataset
+        return ExplainedData(data, lambda x: scaled(data, _tensor(x).to(self.device)), own)
 
     @cached_property
     def central_batch(self) -> Batch:
@@ -234,15 +231,20 @@ class WorkerContext:
         arrays: Callable[[], tuple[NDArray[Any], NDArray[Any]]],
     ) -> Examples:
         labels = labels.float() if labels.is_floating_point() else labels
-        if inputs.dtype == torch.int32:  # token ids
-            return Examples(inputs, labels, arrays)
-        inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
-        if self._dataset.mean:
-            per_channel = (-1, *[1] * (inputs.dim() - 2))
-            mean = torch.tensor(self._dataset.mean, device=self.device).view(per_channel)
-            std = torch.tensor(self._dataset.std, device=self.device).view(per_channel)
-            inputs = (inputs - mean) / std
-        return Examples(inputs, labels, arrays)
+        return Examples(scaled(self._dataset, inputs), labels, arrays)
+
+
+def scaled(dataset: Dataset, inputs: Tensor) -> Tensor:
+    """Inputs (n, ...) as networks take them: bytes to [0, 1], and normalised as the data say."""
+    if inputs.dtype == torch.int32:  # token ids
+        return inputs
+    inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
+    if dataset.mean:
+        per_channel = (-1, *[1] * (inputs.dim() - 2))
+        mean = torch.tensor(dataset.mean, device=inputs.device).view(per_channel)
+        std = torch.tensor(dataset.std, device=inputs.device).view(per_channel)
+        inputs = (inputs - mean) / std
+    return inputs
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
