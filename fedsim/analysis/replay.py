@@ -476,9 +476,6 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
     def shared(method: ShowsShared) -> SharedItems:
         return method.shared_items(again().fed, again().state, whom)
 
-    explanations = run.explanations
-    if "model" in explanations:  # those of the `explain` section are of models
-        explanations = explanations[explanations["model"].isna()]
     model = ExplainedModel(
         section=experiment.model,
         title=str(run.path),
@@ -489,7 +486,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
     data = ExplainedData(
         dataset,
         lambda x: _prepared(again().fed, x),
-        tables={"tasks": run.tasks, "explanations": explanations},
+        tables={"tasks": run.tasks, "explanations": run.own_explanations},
         shared=partial(shared, method) if isinstance(method, ShowsShared) else None,
     )
     explainer.check(model, data)

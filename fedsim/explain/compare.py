@@ -64,7 +64,7 @@ def recorded(
             }
         scored: dict[Key, dict[str, float | None]] = {}
         for key, one in of_models.items():
-            scored[key] = {name: _mean(values) for name, values in one.scores.items()}
+            scored[key] = {name: mean_defined(values) for name, values in one.scores.items()}
             old = before.get(explainer, {}).get(_name(key))
             if "drift" in wanted and old and _of_the_same(old, one):
                 alike = _alike(alike_by, one.relevance, old["relevance"], one.present)
@@ -121,7 +121,7 @@ def _alike(
     present: NDArray[np.bool_],
 ) -> dict[str, float]:
     """Each similarity's mean over inputs, where it is defined."""
-    found = {how: _mean(by_row(score, present, a, b)) for how, score in alike_by.items()}
+    found = {how: mean_defined(by_row(score, present, a, b)) for how, score in alike_by.items()}
     return {how: mean for how, mean in found.items() if mean is not None}
 
 
@@ -143,8 +143,8 @@ def _agreement(
             scored[key][f"agreement_{how}"] = math.fsum(values) / len(values)
 
 
-def _mean(values: Scores) -> float | None:
-    """Of those that are defined."""
+def mean_defined(values: Scores) -> float | None:
+    """The mean of scores that are no NaN; None if all are."""
     defined = values[~np.isnan(values)]
     return math.fsum(defined.tolist()) / len(defined) if len(defined) else None
 

@@ -6,13 +6,15 @@ similarity(run, centralised, "occlusion", how="rank")  # two global models
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
-from fedsim.explain.compare import similarities
+from fedsim.explain.compare import mean_defined, similarities
 from fedsim.registry import nearest
 from fedsim.results.run import Run
 
@@ -68,8 +70,10 @@ def agreement_matrix(
 
     maps = relevance_maps(run, explainer, round)
     k = run.experiment.explain.top_k if run.experiment.explain else None
-    matrix = [[_alike(a, b, how, k) for b in maps.values()] for a in maps.values()]
-    return pd.DataFrame(matrix, list(maps), list(maps))
+    matrix = pd.DataFrame(index=list(maps), columns=list(maps), dtype=np.float64)
+    for a, b in itertools.combinations_with_replacement(maps, 2):  # who agrees is agreed with
+        matrix.loc[a, b] = matrix.loc[b, a] = _alike(maps[a], maps[b], how, k)
+    return matrix
 
 
 def similarity(
@@ -105,5 +109,5 @@ def _alike(a: Maps, b: Maps, how: str, top_k: int | None) -> float:
         for input in a
         if input in b and a[input].shape == b[input].shape
     ]
-    defined = [value for value in found if not np.isnan(value)]
-    return float(np.mean(defined)) if defined else float("nan")
+    mean = mean_defined(np.array(found))
+    return math.nan if mean is None else mean

@@ -105,6 +105,12 @@ class Run:
         """
         return self._table("explanations", fault=_fault_of_explanations)
 
+    @property
+    def own_explanations(self) -> pd.DataFrame:
+        """Those of `explanations` that are the method's own."""
+        rows = self.explanations
+        return rows[rows["model"].isna()] if "model" in rows else rows
+
     @cached_property
     def maps(self) -> pd.DataFrame:
         """The relevances of each explained input, where the section asks for `maps`.

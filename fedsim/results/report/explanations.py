@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fedsim.explain import map_figures
@@ -52,7 +51,7 @@ def explanations(compared: Comparison) -> list[tuple[str, list[PageTable], list[
         pictures = [Picture.read(f) for f in files if f.suffix.lower() in (".png", ".svg")]
         tables = []
         if entry in first:
-            tables = list(_tables(entry.run.explanations))
+            tables = list(_tables(entry.run))
             if not entry.run.maps.empty:
                 pictures = [*_maps(entry.run), *pictures]
         if pictures or tables:
@@ -60,19 +59,17 @@ def explanations(compared: Comparison) -> list[tuple[str, list[PageTable], list[
     return found
 
 
-def _tables(rows: pd.DataFrame) -> Iterator[PageTable]:
+def _tables(run: Run) -> Iterator[PageTable]:
     """The scores of the last explanations, and what the method itself has put on record."""
-    if rows.empty:
-        return
-    scored = rows["model"].notna() if "model" in rows else pd.Series(False, index=rows.index)
-    if scored.any():
-        last = rows[scored & (rows["round"] == rows.loc[scored, "round"].max())]
+    rows = run.own_explanations
+    scored = run.explanations.drop(index=rows.index)
+    if len(scored):
+        last = scored[scored["round"] == scored["round"].max()]
         means = last.drop(columns=["round", "client"]).groupby(
             ["explainer", "model"], sort=False, as_index=False
         ).mean(numeric_only=True)  # fmt: skip
         means["model"] = means["model"].map(MODELS)
         yield plain("Scores of explanations after the last round, mean over models", means)
-    rows = rows[~scored]
     if rows.empty:
         return
     last = rows[rows["round"] == rows["round"].max()].drop(columns=["round", "explainer"])
