@@ -42,6 +42,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, "the test did nothing"
+        time.sleep(0.1)
+
+
 def dropout_net(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A network whose training draws random numbers."""
     inputs = math.prod(shape)
@@ -61,6 +68,18 @@ class DyingClient(Scaffold):
         if client.round == 3 and client.id % 5 == 2 and once(self.marker):
             die()
         return update
+
+
+class WaitingClient(Scaffold):
+    """From round 2 on, clients wait until the test has seen to something."""
+
+    name: str = "faults:WaitingClient"
+    marker: Path
+
+    def local_update(self, client: Client, weights: Tensor, control: Tensor) -> Update:
+        if client.round >= 2:
+            wait_for(self.marker)
+        return super().local_update(client, weights, control)
 
 
 class DyingDriver(FedAvg):
@@ -99,11 +118,7 @@ class WaitingDriver(Scaffold):
 
     def round(self, fed: Federation, state: ScaffoldState, t: int) -> ScaffoldState:
         if t == 7 and once(self.marker):
-            done = self.marker.with_suffix(".done")
-            deadline = time.monotonic() + 60
-            while not done.exists():
-                assert time.monotonic() < deadline, "the test did nothing"
-                time.sleep(0.1)
+            wait_for(self.marker.with_suffix(".done"))
         return super().round(fed, state, t)
 
 

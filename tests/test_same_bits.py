@@ -201,14 +201,17 @@ class TestOnRay:
     ) -> None:
         """Told by the driver, who knows it before them."""
         asked: list[str] = []
+        marker = tmp_path / "marker"  # until it is there, the actor has not answered
 
         def is_lost(handle: Any, here: str) -> bool:
             asked.append(here)
+            marker.touch()
             return len(asked) == 1
 
         monkeypatch.setattr("fedsim.federation.ray_engine.LOOK", 0)
         monkeypatch.setattr("fedsim.federation.ray_engine.is_lost", is_lost)
-        common: dict[str, Any] = {"method": {"name": "scaffold"}, "train": {"rounds": 2}}
+        method = {"name": "faults:WaitingClient", "marker": str(marker)}
+        common: dict[str, Any] = {"method": method, "train": {"rounds": 2}}
         lines: list[Any] = []
         there = run(
             small_experiment(**common, engine={"kind": "ray", "actors": 1}), tmp_path, lines.append
