@@ -32,7 +32,7 @@ ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}
 
 # Whose models are explained, where it is not the global one and the cohort's.
 EXPLAINED: dict[str, dict[str, Any]] = {
-    "local": {"of": ["cohort", "personal"], "inputs_from": "own"},
+    "local": {"share": None, "of": ["cohort", "personal"], "inputs_from": "own"},
     "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
 }
 
@@ -73,6 +73,7 @@ class TestOnRay:
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:
         explain = {"explainers": ["gradient", "occlusion"], "inputs": 4, "every": 2, "maps": True}
+        explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
         common = with_method(
             name,
             train={"participation": 0.5, "rounds": 4},

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.explain import scores
 from fedsim.explain.measure import Explained, by_row
-from fedsim.explain.scores import Scores
+from fedsim.explain.scores import Scores, mean_defined
 from fedsim.explain.section import PREFIXES, SIMILARITIES, Explain, Whose
 
 Key = tuple[Whose, int | None]  # of a model: whose it is, and of which client
@@ -69,10 +69,10 @@ def recorded(
             if "drift" in wanted and old and _of_the_same(old, one):
                 alike = _alike(alike_by, one.relevance, old["relevance"], one.present)
                 scored[key] |= {f"drift_{how}": 1 - a for how, a in alike.items()}
-        for whose in section.of or ():
+        for whose in section.whose:
             of_clients = {key: one for key, one in of_models.items() if key[0] == whose}
             if whose != "global":
-                if "agreement" in wanted:
+                if "agreement" in wanted and whose != "shared":
                     _agreement(scored, of_clients, alike_by)
                 if "global_agreement" in wanted and ("global", None) in of_models:
                     reference = of_models["global", None].relevance
@@ -141,12 +141,6 @@ def _agreement(
     for key, found in pairs.items():
         for how, values in found.items():
             scored[key][f"agreement_{how}"] = math.fsum(values) / len(values)
-
-
-def mean_defined(values: Scores) -> float | None:
-    """The mean of scores that are no NaN; None if all are."""
-    defined = values[~np.isnan(values)]
-    return math.fsum(defined.tolist()) / len(defined) if len(defined) else None
 
 
 def _map_rows(row: Row, one: Explained) -> list[dict[str, Any]]:

@@ -76,6 +76,7 @@ def measure(
     model: ExplainedModel,
     data: ExplainedData,
     inputs: ExplainedInputs,
+    given: Scores | None = None,
 ) -> Explained:
     """Explain a model's decisions on some inputs, and score the explanation.
 
@@ -84,6 +85,7 @@ def measure(
 
     Args:
         section: resolved; says which scores.
+        given: (m, P) the explanation, if it comes from elsewhere and is only to be scored.
     """
     started, x = time.perf_counter(), inputs.x
     network = model.as_network()
@@ -122,7 +124,7 @@ def measure(
             raise ValueError(f"relevances must have the shape {shape}, not {found.shape}")
         return np.ascontiguousarray(found.reshape(len(x), -1), dtype=np.float64)
 
-    relevance = relevances(x)
+    relevance = relevances(x) if given is None else given
     present = faithfulness.present(x)
     wanted = section.scores or ()
     curves = {n: curve(value, x, relevance) for n, curve in CURVES.items() if n in wanted}
@@ -154,7 +156,7 @@ def measure(
             for kind, where in inputs.truth.items():
                 flat = where.reshape(len(x), -1)
                 found[f"{name}_{kind}"] = by_row(IN_TRUTH[name], present, relevance, flat)
-        elif SCORES[name].about == "input":
+        elif SCORES[name].about == "input" and not (given is not None and SCORES[name].again):
             found[name] = score(name)
     finite = _finite(present, relevance)
     found = {name: np.where(finite, values, np.nan) for name, values in found.items()}

@@ -9,6 +9,7 @@ unlike length are better scored one by one, without it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,12 @@ from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
 Truth = NDArray[np.bool_]
+
+
+def mean_defined(values: Scores) -> float | None:
+    """The mean of scores that are no NaN; None if all are."""
+    defined = values[~np.isnan(values)]
+    return math.fsum(defined.tolist()) / len(defined) if len(defined) else None
 
 
 def sparseness(relevance: NDArray[Any]) -> Scores:

@@ -28,20 +28,29 @@ from fedsim.explain.explainer import (
     FeatureExplainer,
     explainers,
 )
+from fedsim.explain.share import QUALITY, Share
 from fedsim.objectives import Metric
 from fedsim.registry import Config, located, nearest
 from fedsim.rng import keyed_rng
 
-Whose = Literal["global", "cohort", "personal"]
+Models = Literal["global", "cohort", "personal"]
+Whose = Literal[Models, "shared"]
 MODELS: Mapping[Whose, str] = {
     "global": "global model",
     "cohort": "models of clients",
     "personal": "personal models",
+    "shared": "what clients share of theirs",
 }
+OF_ALL: tuple[Whose, ...] = ("global", "shared")  # of no client's model
 # Of two relevance maps.
 SIMILARITIES = {"rank": "rank correlation", "top_k": "top-k overlap", "cosine": "cosine"}
 # Before the names of scores in rounds.parquet.
-PREFIXES: Mapping[Whose, str] = {"global": "", "cohort": "client_", "personal": "personal_"}
+PREFIXES: Mapping[Whose, str] = {
+    "global": "",
+    "cohort": "client_",
+    "personal": "personal_",
+    "shared": "shared_",
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,8 @@ class Score:
             inputs the time before, if it was explained then.
         usual: computed unless `scores` says otherwise; the others take many more calls.
         numbers: only for inputs of floating point, not for documents.
+        again: takes more explanations of the model; there are none of an explanation that comes
+            from elsewhere.
     """
 
     label: str
@@ -64,6 +75,7 @@ class Score:
     about: Literal["input", "truth", "clients", "global", "before"] = "input"
     usual: bool = True
     numbers: bool = False
+    again: bool = False
 
 
 SCORES: Mapping[str, Score] = {
@@ -72,8 +84,8 @@ SCORES: Mapping[str, Score] = {
     "comprehensiveness": Score("comprehensiveness", "max"),
     "sufficiency": Score("sufficiency", "min"),
     "infidelity": Score("infidelity", "min", usual=False, numbers=True),
-    "sensitivity": Score("largest sensitivity", "min", usual=False, numbers=True),
-    "repeatability": Score("agreement over seeds", "max", usual=False),
+    "sensitivity": Score("largest sensitivity", "min", usual=False, numbers=True, again=True),
+    "repeatability": Score("agreement over seeds", "max", usual=False, again=True),
     "sparseness": Score("sparseness (Gini)", "max"),
     "effective_parts": Score("effective number of parts", "min"),
     "relevance_mass": Score("relevance mass", "max", "truth"),
@@ -108,7 +120,8 @@ class Explain(Config):
     Each model and explainer is a row of explanations.parquet, with the means of the scores over
     the inputs. The means of the models are columns of rounds.parquet: `<explainer>/<score>` of the
     global model, `<explainer>/client_<score>` of clients' models, `<explainer>/personal_<score>`
-    of personal ones; searches and grids take them as objectives. All of it is part of the result
+    of personal ones, `<explainer>/shared_<score>` of what the server makes of explanations that
+    clients send; searches and grids take them as objectives. All of it is part of the result
     hash. How long it took is `explain_seconds`.
 
     Args:
@@ -130,6 +143,8 @@ class Explain(Config):
             costly ones (infidelity, sensitivity, repeatability).
         top_k: k of `top_k` overlaps, in parts; by default a tenth of them.
         maps: keep the relevances themselves, in maps.parquet.
+        share: clients send their explanations, as `fedsim.explain.share.Share` says; by default
+            they keep them.
 
     Example:
         >>> Explain(explainers=["integrated_gradients", {"name": "occlusion", "size": 2}]).every
@@ -141,7 +156,7 @@ class Explain(Config):
         BeforeValidator(_by_name),
     ]
     every: int = Field(5, ge=1)
-    of: tuple[Whose, ...] | None = None
+    of: tuple[Models, ...] | None = None
     clients: int = Field(5, ge=1)
     inputs_from: Literal["test", "own"] = "test"
     inputs: int = Field(16, ge=1)
@@ -150,6 +165,7 @@ class Explain(Config):
     scores: tuple[str, ...] | None = None
     top_k: int | None = Field(None, ge=1)
     maps: bool = False
+    share: Share | None = None
 
     @field_validator("explainers")
     @classmethod
@@ -159,7 +175,7 @@ class Explain(Config):
 
     @field_validator("of")
     @classmethod
-    def _models_once(cls, whose: tuple[Whose, ...] | None) -> tuple[Whose, ...] | None:
+    def _models_once(cls, whose: tuple[Models, ...] | None) -> tuple[Models, ...] | None:
         if whose is not None:
             _insist_on_each_once(whose)
         return whose
@@ -197,7 +213,25 @@ class Explain(Config):
             raise _unfit("scores", problem)
         if self.clients == 1 and "agreement" in (self.scores or ()):
             raise _unfit("scores", "agreement is between clients; clients: 2, or more")
+        if self.share is not None:
+            self._check_share(self.share)
         return self
+
+    def _check_share(self, share: Share) -> None:
+        if self.inputs_from == "own":
+            raise _unfit("share", "clients share explanations of common inputs; inputs_from: test")
+        if self.of is not None and not {"global", "cohort"} <= set(self.of):
+            problem = "is of clients' models, in place of the global one; of: [global, cohort]"
+            raise _unfit("share", problem)
+        if self.scores is not None and share.aggregation == "quality":
+            for name in QUALITY:
+                if name not in self.scores:
+                    raise _unfit("share", f"aggregation=quality needs {name} among `scores`")
+
+    @property
+    def whose(self) -> tuple[Whose, ...]:
+        """Whose explanations go on record, of a resolved section."""
+        return (*(self.of or ()), *(("shared",) if self.share else ()))
 
     def due(self, t: int, last: int) -> bool:
         """Whether models are explained in round t."""
@@ -213,7 +247,7 @@ class Explain(Config):
         Raises:
             ExperimentError: the method has no such models, or the data cannot have a score.
         """
-        usual: tuple[Whose, ...] = ("cohort",)
+        usual: tuple[Models, ...] = ("cohort",)
         if has_global and self.inputs_from == "test":
             usual = ("global", "cohort")
         of = self.of or usual
@@ -223,6 +257,14 @@ class Explain(Config):
             raise ExperimentError(
                 "explain.of: clients of this method keep no personal models; of: [cohort]"
             )
+        if self.share is not None:
+            if not has_global:
+                raise ExperimentError("explain.share: the method has no global model to explain")
+            if dataset.classes and self.target == "decision":
+                raise ExperimentError(
+                    "explain.share: models that decide otherwise explain something else; "
+                    "explain.target: label"
+                )
         able = {name for name, score in SCORES.items() if self._admits(score, of, dataset)}
         for name in self.scores or ():
             if name not in able:
@@ -303,7 +345,7 @@ class Explain(Config):
         """The columns of rounds.parquet that are added, of a resolved section."""
         found = []
         for explainer in self.explainers:
-            for whose in self.of or ():
+            for whose in self.whose:
                 for name in self.scores or ():
                     if not _applies(SCORES[name], whose):
                         continue
@@ -351,7 +393,9 @@ def _of_clients(names: Iterable[str]) -> str | None:
 
 
 def _applies(score: Score, whose: Whose) -> bool:
-    return whose != "global" or score.about not in ("clients", "global")
+    if whose == "global":
+        return score.about not in ("clients", "global")
+    return whose != "shared" or not (score.about == "clients" or score.again)
 
 
 def _obstacle(name: str, dataset: Dataset) -> str:

@@ -18,19 +18,23 @@ from fedsim.federation.wire import to_arrays
 from fedsim.rng import keyed_torch_rng
 
 
-def explain_global(context: WorkerContext, number: int, model: Any, round: int) -> Explained:
+def explain_global(
+    context: WorkerContext, number: int, model: Any, round: int, given: Tensor | None = None
+) -> Explained:
     """What one explainer says of the global model.
 
     Args:
         number: of the explainer in the section's list.
         model: weights (size,), or the arrays of rules.
+        given: (m, P) what clients' explanations by it come to, to be scored in its place.
 
     Raises:
         RunError: the explainer fails.
     """
     context.model.restrict_classes(None)
     about = _model(context, model, round, None)
-    return _explained(context, about, number, context.explained_inputs, None)
+    relevance = None if given is None else given.cpu().numpy()
+    return _explained(context, about, number, context.explained_inputs, None, relevance)
 
 
 def explain_client(context: WorkerContext, client: Client) -> dict[str, Explained]:
@@ -70,6 +74,7 @@ def _explained(
     number: int,
     inputs: ExplainedInputs,
     own: NDArray[Any] | None,
+    given: NDArray[Any] | None = None,
 ) -> Explained:
     section, seed = context.spec.explain, context.spec.seed
     assert section is not None
@@ -78,7 +83,7 @@ def _explained(
     try:
         # For networks that draw in evaluation as well.
         with keyed_torch_rng(seed, "explain/torch", model.round, client, context.device):
-            return measure(section, explainer, model, context.explained_data(own), inputs)
+            return measure(section, explainer, model, context.explained_data(own), inputs, given)
     except Exception as error:  # of an explainer or a network of the user's own, say
         whose = "the global model" if model.client is None else f"client {model.client}'s model"
         raise RunError(

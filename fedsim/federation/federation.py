@@ -18,6 +18,7 @@ from fedsim.errors import ClientError, RunError
 from fedsim.explain.compare import Key, recorded
 from fedsim.explain.measure import Explained
 from fedsim.explain.section import PREFIXES, Explain, Whose
+from fedsim.explain.share import Share
 from fedsim.federation.client import RECORDED, check_table, plain
 from fedsim.federation.cohort import Cohort, cut_blocks, draw_cohort
 from fedsim.federation.context import TEST_SHARD, Examples, RunSpec, WorkerContext
@@ -393,19 +394,52 @@ class Federation:
         if section is None:
             return
         if "global" in (section.of or ()):
-            call = self._next_call("explain", Gather(), "explainers")
-            arguments = {"model": model}
-            _freeze(arguments)
-            blocks = [[number] for number in range(len(section.explainers))]
-            found = self._engine.run(call, blocks, arguments, {}).partial.result({}, {})
-            names = [explainer.name for explainer in section.explainers]
-            self._explained["global", None] = dict(zip(names, found.values(), strict=True))
+            numbers = range(len(section.explainers))
+            self._explained["global", None] = self._explain(section, numbers, model=model)
         if "personal" in (section.of or ()):
             chosen = section.choose(self._states, self.num_clients, self.seed)
             call = self._next_call("_keep", Discard(), explained=frozenset(chosen))
             outcome = self._engine.run(call, [[k] for k in chosen], {}, self._states)
             self._engine.notice(why.partition("\n")[0] for why in outcome.failures.values())
             self._take_explained("personal", outcome)
+        if section.share is not None and (given := self._share(section, section.share)):
+            self._explained["shared", None] = self._explain(
+                section, list(given), model=model, given=given
+            )
+
+    def _explain(
+        self, section: Explain, numbers: Sequence[int], **arguments: Any
+    ) -> dict[str, Explained]:
+        """What explainers, by their numbers, say of a model, by name."""
+        call = self._next_call("explain", Gather(), "explainers")
+        _freeze(arguments)
+        blocks = [[number] for number in numbers]
+        found = self._engine.run(call, blocks, arguments, {}).partial.result({}, {})
+        return {section.explainers[number].name: one for number, one in found.items()}
+
+    def _share(self, section: Explain, share: Share) -> dict[int, NDArray[np.float64]]:
+        """What clients' explanations come to at the server, (m, P) by the explainer's number."""
+        poisoners = share.poisoners(self.num_clients, self.seed)
+        cohort = {
+            k: own
+            for (whose, k), own in self._explained.items()
+            if whose == "cohort" and k is not None
+        }
+        found = {}
+        for number, explainer in enumerate(section.explainers):
+            purpose = f"explain/share/{explainer.name}"
+            sent, quality = {}, {}
+            for k, own in sorted(cohort.items()):
+                one = own[explainer.name]
+                rng = keyed_rng(self.seed, purpose, self.round, k)
+                maps = share.sent(one.relevance, one.present, k in poisoners, rng)
+                self._rows[k]["bytes_up"] += 4 * int(one.present.sum())
+                if np.isfinite(maps).all():  # else its model cannot decide upon the class
+                    sent[k], quality[k] = maps, share.quality(one.scores, k in poisoners)
+            together = share.aggregate(sent, quality)
+            if together is not None:
+                found[number] = together
+        return found
 
     def _section_due(self) -> Explain | None:
         section = self._context.spec.explain
@@ -435,7 +469,10 @@ class Federation:
         if section is None or not self._explained:
             return {}
         keys = sorted(self._explained, key=_in_order)
-        found = {e.name: {k: self._explained[k][e.name] for k in keys} for e in section.explainers}
+        found = {
+            name: {k: self._explained[k][name] for k in keys if name in self._explained[k]}
+            for name in (explainer.name for explainer in section.explainers)
+        }
         added = recorded(section, found, ledger.get("maps", {}))
         self.record("explanations", added.rows)
         self._tables["maps"] = added.maps

@@ -159,10 +159,9 @@ class Worker:
                 self._partial.fold(shard, self._score(call, shard), {})
         elif call.unit == "explainers":
             for number in block:
-                model = self._lent["model"]
-                self._partial.fold(
-                    number, explain_global(self.context, number, model, call.round), {}
-                )
+                model, given = self._lent["model"], self._lent.get("given", {}).get(number)
+                found = explain_global(self.context, number, model, call.round, given)
+                self._partial.fold(number, found, {})
         else:
             for start in range(0, len(block), call.clients_per_step):
                 together = block[start : start + call.clients_per_step]

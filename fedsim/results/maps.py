@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
-from fedsim.explain.compare import mean_defined, similarities
+from fedsim.explain.compare import similarities
+from fedsim.explain.scores import mean_defined
+from fedsim.explain.section import OF_ALL
 from fedsim.registry import nearest
 from fedsim.results.run import Run
 
@@ -26,7 +28,7 @@ Maps = dict[int, NDArray[np.float64]]
 
 
 def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[str, Maps]:
-    """The maps of each model: «global», «client 3», «client 3's own» (personal).
+    """The maps of each model: «global», «shared», «client 3», «client 3's own» (personal).
 
     Args:
         round: in which models were explained; by default the last one.
@@ -45,7 +47,7 @@ def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[s
         rows = rows[rows[column] == wanted]
     found: dict[str, Maps] = {}
     for row in rows.to_dict("records"):
-        name = "global" if row["model"] == "global" else f"client {row['client']:.0f}"
+        name = row["model"] if row["model"] in OF_ALL else f"client {row['client']:.0f}"
         name += "'s own" if row["model"] == "personal" else ""
         found.setdefault(name, {})[row["input"]] = np.asarray(row["relevance"], np.float64)
     return found

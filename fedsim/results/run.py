@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from fedsim import atomic
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.explain.section import MODELS
+from fedsim.explain.section import MODELS, OF_ALL
 from fedsim.objectives import Metric
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
@@ -99,9 +99,9 @@ class Run:
     def explanations(self) -> pd.DataFrame:
         """A row for each explanation; empty if there are none.
 
-        Those of the `explain` section have `model`, whose model it is (global, cohort, personal),
-        `client`, and the scores of that model by that `explainer`. Others are of the method's own,
-        such as a rule.
+        Those of the `explain` section have `model`, whose it is (global, cohort, personal or
+        shared), `client`, and the scores of that model by that `explainer`. Others are of the
+        method's own, such as a rule.
         """
         return self._table("explanations", fault=_fault_of_explanations)
 
@@ -212,7 +212,7 @@ def _fault_of_maps(frame: pd.DataFrame) -> str | None:
         return "column 'model' has values that are no kinds of models"
     if "client" not in frame:
         return "it has no column 'client'"
-    clients = frame.loc[frame["model"] != "global", "client"]
+    clients = frame.loc[~frame["model"].isin(OF_ALL), "client"]
     if len(clients) and (clients.dtype.kind not in "iuf" or clients.isna().any()):
         return "column 'client' has values that are no numbers"
     for column in ("relevance", *(name for name in _CURVES if name in frame)):

@@ -206,6 +206,27 @@ def built(**explain: Any) -> Explain:
             {"clients": 1, "scores": ["agreement"]},
             "scores: agreement is between clients; clients: 2, or more",
         ),
+        ({"share": {"noise": -1}}, "share.noise: must be greater than or equal to 0, not -1"),
+        ({"share": {"poisoned": 1.5}}, "share.poisoned: must be less than or equal to 1, not 1.5"),
+        (
+            {"share": {"aggregation": "meen"}},
+            "share.aggregation: must be 'mean', 'quality' or 'median', not 'meen'",
+        ),
+        (
+            {"inputs_from": "own", "share": {}},
+            "share: clients share explanations of common inputs; inputs_from: test",
+        ),
+        *(
+            (
+                {"of": of, "share": {}},
+                "share: is of clients' models, in place of the global one; of: [global, cohort]",
+            )
+            for of in (["global"], ["cohort"], ["global", "personal"])
+        ),
+        (
+            {"scores": ["deletion"], "share": {"aggregation": "quality"}},
+            "share: aggregation=quality needs insertion among `scores`",
+        ),
         *(
             (
                 {"of": ["global"], "scores": [name]},

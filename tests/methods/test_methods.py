@@ -76,6 +76,8 @@ class TestEveryMethod:
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:
         explain = {"explainers": ["gradient", "occlusion"], "inputs": 4, "every": 3, "maps": True}
+        if name != "local":  # which has no global model
+            explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
         common = with_method(name, train={"participation": 0.5}, explain=explain)
         undisturbed = finish(**common)
 
@@ -98,8 +100,8 @@ class TestEveryMethod:
             )
             pd.testing.assert_frame_equal(one, other)
         explained = undisturbed.explanations.query("explainer == 'occlusion'")
-        whose = set() if name == "local" else {"global"}
-        whose |= set() if name == "centralised" else {"cohort"}
+        whose = set() if name == "local" else {"global", "shared"}
+        whose = {"global"} if name == "centralised" else whose | {"cohort"}
         assert set(explained["model"].dropna()) == whose
         assert len(explained["round"].unique()) >= 3
 

@@ -1,0 +1,111 @@
+"""Explanations that clients send: scaled and with noise, averaged by the server, and poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.explain.scores import Scores, mean_defined
+from fedsim.registry import Config
+from fedsim.rng import keyed_rng
+
+Relevances = NDArray[np.float64]
+POISON = -10  # what a poisoner multiplies its maps with
+QUALITY = ("insertion", "deletion")  # scores whose difference is the quality of an explanation
+
+
+class Share(Config):
+    """What clients send of their explanations, and what the server makes of it.
+
+    Each explained client sends its maps of the common inputs, counted as its uplink; the server's
+    aggregate stands for the explanation of the global model, and is scored as one. Rows of
+    explanations.parquet with the model `shared`, columns `<explainer>/shared_<score>`.
+
+    Args:
+        aggregation: the `mean` of the maps; their mean by `quality`, each client counting with the
+            area under its insertion curve less that under its deletion curve, if above 0 (our
+            reading of iFLASH, of which we had the abstract alone: contributions weighed by their
+            faithfulness); or the `median` of each part, which a minority cannot move far.
+        noise: each map is scaled to unit L2 norm, and Gaussian noise of about that many times its
+            length is added; see `obscured`. By default maps are sent as they are.
+        poisoned: share of all clients that send false explanations: each map turned round, so that
+            what speaks for a decision speaks against it, and ten times as long (which scaling
+            undoes), with the claim to be of the best quality.
+    """
+
+    aggregation: Literal["mean", "quality", "median"] = "mean"
+    noise: float | None = Field(None, ge=0)
+    poisoned: float = Field(0.0, ge=0, le=1)
+
+    def poisoners(self, count: int, seed: int) -> frozenset[int]:
+        """Which of `count` clients poison their explanations."""
+        order = keyed_rng(seed, "explain/poisoned").permutation(count)
+        return frozenset(order[: round(self.poisoned * count)].tolist())
+
+    def sent(
+        self,
+        relevance: NDArray[np.floating],
+        present: NDArray[np.bool_],
+        poisoned: bool,
+        rng: np.random.Generator,
+    ) -> Relevances:
+        """(m, P) what a client sends of its maps (m, P), of those parts that there are (m, P)."""
+        maps = relevance.astype(np.float64) * (POISON if poisoned else 1)
+        if self.noise is not None:
+            maps = np.where(present, obscured(maps, self.noise, rng), maps)
+        return maps
+
+    def quality(self, scores: Mapping[str, Scores], poisoned: bool) -> float:
+        """What a client's explanation is worth, as it says; 0 unless that counts."""
+        if self.aggregation != "quality":
+            return 0.0
+        if poisoned:
+            return 1.0
+        more, less = (mean_defined(scores[name]) or 0.0 for name in QUALITY)
+        return more - less
+
+    def aggregate(
+        self, sent: Mapping[int, Relevances], quality: Mapping[int, float]
+    ) -> Relevances | None:
+        """(m, P) what the server makes of clients' maps; None if none counts.
+
+        Args:
+            sent: by client, (m, P) each.
+            quality: by client, at most 1.
+        """
+        clients = sorted(sent)
+        if not clients:
+            return None
+        maps = np.stack([sent[k] for k in clients])
+        if self.aggregation == "median":
+            return np.median(maps, axis=0)
+        weights = np.ones(len(clients))
+        if self.aggregation == "quality":
+            weights = np.array([max(0.0, quality[k]) for k in clients])
+            if not weights.any():
+                return None
+        found: Relevances = np.tensordot(weights / weights.sum(), maps, axes=1)
+        return found
+
+
+def obscured(
+    relevance: NDArray[np.floating], noise: float, rng: np.random.Generator
+) -> Relevances:
+    """(m, P) maps of unit L2 norm, plus noise · N(0, 1)/√P on each part.
+
+    A noise of 1 is about as long as the map. A map of zeros stays one before noise.
+
+    Args:
+        relevance: (m, P).
+        noise: 0 or more.
+    """
+    maps = relevance.astype(np.float64)
+    norms = np.linalg.norm(maps, axis=1, keepdims=True)
+    maps = np.divide(maps, norms, out=np.zeros_like(maps), where=norms > 0)
+    drawn = rng.standard_normal(maps.shape)
+    found: Relevances = maps + noise * drawn / np.sqrt(maps.shape[1])
+    return found

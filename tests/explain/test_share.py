@@ -1,0 +1,175 @@
+"""Explanations that clients send: what they send, what the server makes of it, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedsim import Run
+from fedsim.errors import ExperimentError
+from fedsim.explain.share import Share, obscured
+
+Finish = Callable[..., Run]
+
+TABLE: dict[str, Any] = {
+    "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 80, "test_samples": 20},
+    "partition": {"kind": "iid", "clients": 5},
+    "model": {"name": "mlp", "hidden": [4]},
+    "train": {"rounds": 2, "batch_size": 8, "optimizer": {"lr": 0.1}},
+}
+EXPLAIN: dict[str, Any] = {
+    **{"explainers": ["gradient"], "inputs": 6, "every": 2, "maps": True},
+    **{"target": "label", "scores": ["deletion", "insertion", "global_agreement", "drift"]},
+}
+MAPS = arrays(np.float64, (3, 5), elements=st.floats(-9, 9, width=32))
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+class TestObscured:
+    @given(MAPS)
+    def test_without_noise_maps_have_unit_length_or_are_zero(self, maps: np.ndarray) -> None:
+        lengths = np.linalg.norm(obscured(maps, 0, rng()), axis=1)
+        zero = ~maps.any(axis=1)
+        assert np.allclose(lengths, np.where(zero, 0, 1))
+
+    @given(MAPS, st.floats(0.1, 10))
+    def test_length_is_not_told(self, maps: np.ndarray, factor: float) -> None:
+        sent, longer = obscured(maps, 0.3, rng()), obscured(factor * maps, 0.3, rng())
+        assert np.allclose(sent, longer, atol=1e-6)
+
+    @pytest.mark.parametrize("noise", [0.5, 3.0])
+    def test_noise_is_so_many_times_as_long_as_the_map(self, noise: float) -> None:
+        maps = np.ones((400, 50))
+        added = obscured(maps, noise, rng()) - obscured(maps, 0, rng())
+        assert np.linalg.norm(added, axis=1).mean() == pytest.approx(noise, rel=0.02)
+        assert added.std() == pytest.approx(noise / np.sqrt(50), rel=0.02)
+
+
+class TestAggregation:
+    maps: ClassVar = {k: np.random.default_rng(k).normal(size=(3, 4)) for k in (5, 2, 9)}
+    quality: ClassVar = {5: 0.2, 2: -0.1, 9: 0.6}
+
+    def of(self, aggregation: Any) -> np.ndarray:
+        found = Share(aggregation=aggregation).aggregate(self.maps, self.quality)
+        assert found is not None
+        return found
+
+    def test_mean(self) -> None:
+        assert np.allclose(self.of("mean"), (self.maps[2] + self.maps[5] + self.maps[9]) / 3)
+
+    def test_by_quality_those_below_zero_do_not_count(self) -> None:
+        expected = (0.2 * self.maps[5] + 0.6 * self.maps[9]) / 0.8
+        assert np.allclose(self.of("quality"), expected)
+
+    def test_median_of_each_part(self) -> None:
+        for i in range(3):
+            for j in range(4):
+                of_part = sorted(one[i, j] for one in self.maps.values())
+                assert self.of("median")[i, j] == of_part[1]
+
+    @pytest.mark.parametrize("aggregation", ["mean", "quality", "median"])
+    def test_order_of_clients_does_not_matter(self, aggregation: Any) -> None:
+        turned = dict(reversed(self.maps.items()))
+        found = Share(aggregation=aggregation).aggregate(turned, self.quality)
+        assert np.array_equal(found, self.of(aggregation))  # type: ignore[arg-type]
+
+    def test_nobody_counts(self) -> None:
+        assert Share().aggregate({}, {}) is None
+        worthless = dict.fromkeys(self.maps, 0.0)
+        assert Share(aggregation="quality").aggregate(self.maps, worthless) is None
+
+
+@given(st.floats(0, 1), st.integers(1, 50), st.integers(0, 5))
+def test_poisoners(share: float, count: int, seed: int) -> None:
+    chosen = Share(poisoned=share).poisoners(count, seed)
+    assert len(chosen) == round(share * count)
+    assert chosen <= set(range(count))
+    assert chosen == Share(poisoned=share).poisoners(count, seed)
+
+
+def test_a_poisoner_turns_its_maps_round_and_claims_to_be_the_best() -> None:
+    share, maps = Share(aggregation="quality"), np.ones((2, 3))
+    everywhere = np.ones(maps.shape, bool)
+    assert (share.sent(maps, everywhere, True, rng()) == -10).all()
+    scores = {"insertion": np.array([0.5, np.nan]), "deletion": np.array([0.1, 0.3])}
+    assert share.quality(scores, False) == pytest.approx(0.5 - 0.2)
+    assert share.quality(scores, True) == 1
+
+
+def test_padding_of_a_document_gets_no_noise() -> None:
+    present = np.array([[True, True, False]])
+    sent = Share(noise=1.0).sent(np.array([[1.0, 2.0, 0.0]]), present, False, rng())
+    assert sent[0, 2] == 0
+    assert sent[0, :2].all()
+
+
+class TestRuns:
+    def test_the_mean_of_what_clients_explain_is_scored_as_of_the_global_model(
+        self, finish: Finish
+    ) -> None:
+        done = finish(**TABLE, explain={**EXPLAIN, "share": {}})
+        maps = done.maps.set_index(["model", "input"])["relevance"]
+        for input in done.maps["input"].unique():
+            ours = np.stack(
+                list(done.maps.query("model == 'cohort' and input == @input")["relevance"])
+            )
+            assert len(ours) == 5
+            assert np.allclose(maps["shared", input], ours.mean(axis=0), atol=1e-6)
+        row = done.explanations.query("model == 'shared'").iloc[0]
+        last = done.rounds.iloc[-1]
+        for score in ("deletion", "insertion", "global_agreement_rank"):
+            assert last[f"gradient/shared_{score}"] == row[score]
+        labels = {metric.column for metric in done.explained}
+        assert {f"gradient/shared_{s}" for s in ("deletion", "drift_rank")} <= labels
+        assert not any("shared_agreement" in column for column in (*labels, *done.rounds))
+
+    def test_maps_are_uplink_and_training_stays_as_it_is(self, finish: Finish) -> None:
+        kept = finish(**TABLE, explain=EXPLAIN)
+        sent = finish(**TABLE, explain={**EXPLAIN, "share": {}})
+        more = sent.clients["bytes_up"] - kept.clients["bytes_up"]
+        assert (more == np.where(sent.clients["round"] == 2, 6 * 4 * 4, 0)).all()
+        assert sent.rounds["accuracy"].equals(kept.rounds["accuracy"])
+        assert sent.result_hash != kept.result_hash
+
+    def test_a_median_withstands_poison_that_turns_the_mean_round(self, finish: Finish) -> None:
+        agreement = {}
+        for how in ("mean", "quality", "median"):
+            share = {"aggregation": how, "poisoned": 0.2}
+            done = finish(**TABLE, explain={**EXPLAIN, "share": share})
+            agreement[how] = done.rounds["gradient/shared_global_agreement_cosine"].iloc[-1]
+        assert agreement["mean"] < 0
+        assert agreement["quality"] < 0
+        assert agreement["median"] > 0.8
+
+    @pytest.mark.parametrize(
+        ("changed", "line"),
+        [
+            (
+                {"explain": {**EXPLAIN, "target": "decision", "share": {}}},
+                "explain.share: models that decide otherwise explain something else; "
+                "explain.target: label",
+            ),
+            (
+                {
+                    "method": {"name": "local"},
+                    "explain": {"explainers": ["gradient"], "target": "label", "share": {}},
+                },
+                "explain.share: the method has no global model to explain",
+            ),
+        ],
+    )
+    def test_what_cannot_be_shared_is_one_line(
+        self, finish: Finish, changed: dict[str, Any], line: str
+    ) -> None:
+        with pytest.raises(ExperimentError) as refused:
+            finish(**{**TABLE, **changed})
+        assert str(refused.value) == line
