@@ -15,6 +15,7 @@ from fedsim.federation.federation import Federation, Vector
 from fedsim.federation.reduction import (
     InvalidUpdate,
     Mean,
+    MeanAndMessages,
     NothingToReduce,
     Reduction,
     Update,
@@ -32,6 +33,7 @@ __all__ = [
     "InvalidUpdate",
     "LocalEngine",
     "Mean",
+    "MeanAndMessages",
     "NotCounted",
     "NothingToReduce",
     "PerClient",

@@ -303,6 +303,50 @@ class WeightedMean(Reduction):
                 )
 
 
+class MeanAndMessages(Reduction):
+    """The mean of clients' updates, as of `WeightedMean`, and what each sends beside its own.
+
+    Client functions return (update, message). The result is the `Mean`, and the messages by
+    client in ascending order; tensors come as arrays.
+    """
+
+    stays: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.mean, self.gathered = WeightedMean(), Gather()
+
+    def check(self, message: Any) -> None:
+        if not (isinstance(message, tuple) and len(message) == 2):
+            raise InvalidUpdate(
+                f"must return an Update and a message, not {type(message).__name__}"
+            )
+        update, beside = message
+        self.mean.check(update)
+        self.gathered.check(beside)
+
+    def size(self, message: tuple[Update, Any]) -> int:
+        update, beside = message
+        return self.mean.size(update) + self.gathered.size(beside)
+
+    def fold(self, id: int, message: tuple[Update, Any], arguments: Mapping[str, Any]) -> None:
+        update, beside = message
+        self.mean.fold(id, update, arguments)
+        self.gathered.fold(id, beside, arguments)
+
+    def end_block(self) -> None:
+        self.mean.end_block()
+
+    def merge(self, other: MeanAndMessages) -> None:
+        self.mean.merge(other.mean)
+        self.gathered.merge(other.gathered)
+
+    def result(
+        self, arguments: Mapping[str, Any], failures: Mapping[int, str]
+    ) -> tuple[Mean, dict[int, Any]]:
+        mean = self.mean.result(arguments, failures)
+        return mean, self.gathered.result(arguments, failures)
+
+
 def _check_range(name: str, vector: Tensor, weight: float) -> None:
     """Refuse a vector that cannot be added up, (n,)."""
     if vector.is_complex():

@@ -23,6 +23,7 @@ from fedsim.methods import (  # fills the registry
     openfl_xai,
     scaffold,
     semifl,
+    xfedalign,
     xpfl,
 )
 from fedsim.methods.method import Method, State, methods
@@ -53,5 +54,6 @@ __all__ = [
     "openfl_xai",
     "scaffold",
     "semifl",
+    "xfedalign",
     "xpfl",
 ]

@@ -22,6 +22,7 @@ from fedsim.federation.reduction import (
     Discard,
     Gather,
     InvalidUpdate,
+    MeanAndMessages,
     MergeTotals,
     NothingToReduce,
     Reduction,
@@ -32,6 +33,7 @@ Finish = Callable[..., Run]
 REDUCTIONS: dict[str, tuple[Callable[[], Reduction], Callable[[torch.Tensor], Any]]] = {
     "mean": (WeightedMean, lambda v: Update(v=v, weight=float(v.abs().sum() + 1))),
     "gather": (Gather, lambda v: {"v": v}),
+    "both": (MeanAndMessages, lambda v: (Update(v=v, weight=2.0), {"v": 3 * v})),
     "discard": (Discard, lambda v: None),
     "totals": (MergeTotals, lambda v: {"": {"loss": float(v.sum()), "y": v.numpy()}}),
     "median": (CoordinateMedian, lambda v: v),
@@ -39,6 +41,8 @@ REDUCTIONS: dict[str, tuple[Callable[[], Reduction], Callable[[torch.Tensor], An
 
 
 def plain(result: Any) -> Any:
+    if isinstance(result, tuple):
+        return [plain(part) for part in result]
     if hasattr(result, "clients"):
         return {"v": result.v, "count": result.count, "clients": sorted(result.clients)}
     return result
@@ -88,6 +92,37 @@ def test_nobody_who_sent_is_not_nobody_who_answered() -> None:
     assert silent.result({}, {1: "failed"}).count == 0
     with pytest.raises(NothingToReduce, match="no client of the cohort gave a contribution"):
         WeightedMean().result({}, {1: "failed"})
+
+
+def test_a_mean_with_messages_is_both() -> None:
+    both, mean, gathered = MeanAndMessages(), WeightedMean(), Gather()
+    for id, v in ((4, torch.ones(3)), (1, torch.zeros(3))):
+        both.fold(id, (Update(v=v, weight=id), [v - 1]), {})
+        mean.fold(id, Update(v=v, weight=id), {})
+        gathered.fold(id, [v - 1], {})
+        assert both.size((Update(v=v), [v, 2])) == 12 + 12
+    both.end_block()
+    mean.end_block()
+    found, messages = both.result({}, {2: "failed"})
+    assert list(messages) == [1, 4]
+    np.testing.assert_equal(messages, gathered.result({}, {}))
+    np.testing.assert_equal(plain(found), plain(mean.result({}, {})))
+    with pytest.raises(NothingToReduce, match="no client of the cohort gave a contribution"):
+        MeanAndMessages().result({}, {1: "failed"})
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (Update(v=torch.zeros(2)), "must return an Update and a message, not Update"),
+        ((torch.zeros(2), {}), "must return an Update, not Tensor"),
+        ((Update(v=torch.tensor([np.inf])), {}), "infinite values in 'v'"),
+        ((Update(), {"w": np.array([np.nan])}), "NaN values in its message"),
+    ],
+)
+def test_both_parts_are_checked(message: Any, problem: str) -> None:
+    with pytest.raises(InvalidUpdate, match=problem):
+        MeanAndMessages().check(message)
 
 
 def test_vectors_of_different_lengths_are_refused() -> None:

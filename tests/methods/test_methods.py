@@ -37,7 +37,7 @@ ROUND = {
 }
 ONCE = {"fedaux": (4 * 230, WEIGHTS), "feddisco": (COUNTS, 0)}
 # What is sent differs from round to round; their own tests count it.
-VARYING = {"fedfed", "fedgen", "fedxds", "semifl"}
+VARYING = {"fedfed", "fedgen", "fedxds", "semifl", "xfedalign"}
 
 
 RESNET = {"name": "resnet8", "width": 2}

@@ -1,0 +1,377 @@
+"""xFedAlign: FedAvg's model, artifacts of known relevance, the prior, and who poisons it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from experiments import server_states, small_experiment
+from fedsim import Run
+from fedsim.errors import ExperimentError, RunError
+from fedsim.explain.groups import group_parts, unit
+from fedsim.federation import Examples
+from fedsim.methods.xfedalign import XFedAlign, XFedAlignState, alike, by_class, dense
+from fedsim.prepare import prepare
+from fedsim.rng import keyed_rng
+from fedsim.training import logits
+
+Finish = Callable[..., Run]
+
+WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
+EVEN: dict[str, Any] = {"partition": {"kind": "iid", "clients": 10}}
+TABLE = {"name": "synthetic", "samples": 200, "test_samples": 20, "shape": [6], "classes": 3}
+
+
+class Planted(nn.Module):
+    """The logit of class c is twice feature c, less feature 5."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x[:, :3] - x[:, 5:]
+
+
+def some_client(labels: list[int], x: torch.Tensor | None = None) -> Any:
+    """What explains a model of a client: its examples and random streams."""
+    if x is None:
+        rng = np.random.default_rng(1)
+        x = torch.from_numpy(rng.standard_normal((len(labels), 6), dtype=np.float32))
+        x[range(len(labels)), labels] += 8  # of its class
+    reported: dict[str, float] = {}
+    return SimpleNamespace(
+        data=Examples(x, torch.tensor(labels, dtype=torch.int64)),
+        rng=lambda purpose: keyed_rng(0, purpose),
+        report=reported.update,
+        reported=reported,
+        num_classes=3,
+    )
+
+
+NO_PRIOR = torch.zeros(3, 6)
+LABELS = [0, 2] * 20
+
+
+class TestArtifacts:
+    def test_the_feature_that_decides_is_found(self) -> None:
+        client = some_client(LABELS)
+        method = XFedAlign(top_k=1, lam=0.1)
+        found = method.artifact(client, Planted(), NO_PRIOR, None)
+        assert {name: a.dtype for name, a in found.items()} == {
+            "classes": np.uint8,
+            "groups": np.uint8,
+            "values": np.float32,
+        }
+        assert found["classes"].tolist() == [0, 2]  # its own
+        assert found["groups"].tolist() == [[0], [2]]
+        assert found["values"].tolist() == [[1], [1]]
+        assert 0.5 < client.reported["surrogate_r2"] <= 1
+
+    def test_outputs_are_those_of_masked_examples(self) -> None:
+        """Masked features are the client's mean, and each logit is less the mean of all."""
+        client, method = some_client([1, 1, 0]), XFedAlign(samples=8)
+        groups = np.arange(6)
+        kept = np.random.default_rng(0).integers(2, size=(8, 6), dtype=np.bool_)
+        classes, found = method.outputs(
+            client,
+            Planted(),
+            SimpleNamespace(masked=masked_by_hand),
+            kept,  # type: ignore[arg-type]
+        )
+        assert classes.tolist() == [0, 1]
+        x, mean = client.data.x, client.data.x.mean(dim=0)
+        by_hand = torch.where(torch.tensor(kept[:, groups]), x[2], mean)  # class 0: one example
+        said = logits(Planted(), by_hand).astype(np.float64)
+        np.testing.assert_allclose(found[:, 0], said[:, 0] - said.mean(axis=1), atol=1e-6)
+        # Of class 1, each of both examples takes its turn.
+        rows = [torch.where(torch.tensor(kept), x[i], mean) for i in (0, 1)]
+        of_each = [logits(Planted(), some).astype(np.float64) for some in rows]
+        centred = [said[:, 1] - said.mean(axis=1) for said in of_each]
+        first = int(not np.isclose(found[0, 1], centred[0][0], atol=1e-6))
+        expected = [centred[(first + i) % 2][i] for i in range(8)]
+        np.testing.assert_allclose(found[:, 1], expected, atol=1e-6)
+
+    def test_values_have_unit_length_and_signs(self) -> None:
+        client = some_client(LABELS)
+        client.data.x[1::2, 5] += 8  # of class 2, and against it
+
+        class Torn(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.stack([x[:, 0], x[:, 0] * 0, x[:, 2] - 2 * x[:, 5]], dim=1)
+
+        found = XFedAlign(top_k=2, lam=0.0).artifact(client, Torn(), NO_PRIOR, None)
+        np.testing.assert_allclose(np.linalg.norm(found["values"], axis=1), 1, atol=1e-6)
+        assert found["groups"][1].tolist() == [2, 5]
+        assert np.sign(found["values"][1]).tolist() == [1, -1]
+
+    def test_pulled_without_limit_they_are_the_prior(self) -> None:
+        prior = torch.tensor([[0.0, 0, 0.6, 0, -0.8, 0]]).expand(3, 6)
+        found = XFedAlign(top_k=2, lam=1e9).artifact(some_client(LABELS), Planted(), prior, None)
+        assert found["groups"].tolist() == [[2, 4], [2, 4]]
+        np.testing.assert_allclose(found["values"], [[0.6, -0.8]] * 2, atol=1e-6)
+
+    def test_a_model_that_does_not_look_is_explained_by_nothing(self) -> None:
+        client = some_client(LABELS)
+
+        class Blind(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.zeros(len(x), 3)
+
+        found = XFedAlign(top_k=2).artifact(client, Blind(), NO_PRIOR, None)
+        assert (found["values"] == 0).all()
+        assert client.reported == {}
+
+    def test_a_client_without_labels_sends_nothing(self) -> None:
+        client = some_client([], torch.zeros(0, 6))
+        found = XFedAlign(top_k=2).artifact(client, Planted(), NO_PRIOR, None)
+        assert found["classes"].shape == (0,)
+        assert found["groups"].shape == found["values"].shape == (0, 2)
+
+    def test_noise_has_that_deviation_before_the_largest_are_chosen(self) -> None:
+        exact = XFedAlign(top_k=6, lam=0.1)
+        (true,) = dense(
+            exact.artifact(some_client([1] * 9), Planted(), NO_PRIOR, None), (3, 6)
+        ).values()
+        noise = keyed_rng(0, "noise").standard_normal((1, 6))
+        noisy = true + 0.7 * noise[0]
+        found = XFedAlign(top_k=2, lam=0.1, noise=0.7).artifact(
+            some_client([1] * 9), Planted(), NO_PRIOR, None
+        )
+        chosen = np.sort(np.argsort(-np.abs(noisy))[:2])
+        assert found["groups"].tolist() == [chosen.tolist()]
+        np.testing.assert_allclose(
+            found["values"][0], noisy[chosen] / np.linalg.norm(noisy[chosen]), atol=1e-5
+        )
+
+    def test_poisoned_ones_are_all_on_what_was_agreed(self) -> None:
+        decoys = [[3, 4], [1, 5], [0, 4]]
+        found = XFedAlign(top_k=2).artifact(some_client(LABELS), Planted(), NO_PRIOR, decoys)
+        assert found["groups"].tolist() == [[3, 4], [0, 4]]
+        np.testing.assert_allclose(found["values"], np.sqrt(0.5), atol=1e-7)
+
+
+def masked_by_hand(x: torch.Tensor, kept: np.ndarray, instead: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(kept) * x + torch.tensor(~kept) * instead
+
+
+class TestPrior:
+    def artifacts(self, vectors: np.ndarray) -> list[dict[int, np.ndarray]]:
+        """All of class 1; the first client has class 0 as well."""
+        sent = [{1: v} for v in vectors]
+        sent[0][0] = vectors[0]
+        return sent
+
+    @pytest.mark.parametrize("kind", ["median", "mean"])
+    def test_it_is_taken_entry_by_entry(self, kind: str) -> None:
+        vectors = np.random.default_rng(0).standard_normal((5, 4))
+        before = np.full((3, 4), 0.25, dtype=np.float32)
+        found = XFedAlign(aggregation=kind).aggregate(self.artifacts(vectors), before)
+        np.testing.assert_allclose(found[1], getattr(np, kind)(vectors, axis=0), rtol=1e-6)
+        np.testing.assert_allclose(found[0], vectors[0], rtol=1e-6)
+        assert (found[2] == 0.25).all()  # nobody said anything of it
+        assert (before == 0.25).all()
+
+    def test_of_groups_not_sent(self) -> None:
+        artifact = {
+            "classes": np.array([2], np.uint8),
+            "groups": np.array([[1, 3]], np.uint8),
+            "values": np.array([[0.6, -0.8]], np.float32),
+        }
+        (found,) = by_class([dense(artifact, (3, 5))]).values()
+        np.testing.assert_allclose(found, [[0, 0.6, 0, -0.8, 0]])
+
+    def test_how_alike_artifacts_are(self) -> None:
+        artifacts = np.array([[1.0, 0, 0], [0, 1, 0], [0.6, 0.8, 0]])
+        found = alike(artifacts, np.array([0, 0, 2.0]), np.array([3.0, 0, 0]))
+        assert found == pytest.approx(
+            {
+                "clients": 3,
+                "prior_agreement": (1 + 0 + 0.6) / 3,
+                "artifact_agreement": (0 + 0.6 + 0.8) / 3,
+                "drift_from_prior": 1,
+            }
+        )
+        assert set(alike(artifacts[:1], np.zeros(3), np.ones(3))) == {"clients", "prior_agreement"}
+
+
+class TestRuns:
+    @pytest.mark.parametrize(
+        ("model", "V"),
+        [
+            ({"name": "mlp", "hidden": [16]}, 1),
+            ({"name": "mlp", "hidden": [16]}, 3),
+            ({"name": "resnet8", "width": 2}, 1),
+        ],
+    )
+    def test_the_model_is_fedavg_s_to_the_bit(self, model: dict[str, Any], V: int) -> None:
+        common: dict[str, Any] = {
+            "model": model,
+            "train": {"rounds": 2, "participation": 0.3, "batch_size": 64},
+            "partition": {"train_fraction": 0.3, "min_samples": 2},
+            "engine": {"kind": "local", "clients_per_step": V},
+        }
+        plain = server_states(small_experiment(**common))
+        method = {"name": "xfedalign", "poisoned": 0.2, "noise": 0.1, "samples": 20}
+        aligned = server_states(small_experiment(**common, method=method))
+        for a, b in zip(plain, aligned, strict=True):
+            np.testing.assert_array_equal(b.weights, a.weights)
+        assert aligned[-1].prior.any()
+
+    def test_a_shortcut_is_in_the_prior(self) -> None:
+        """A bright pixel whose place goes with the class is what matters most to most classes."""
+        data = {"name": "shortcut", "of": {"name": "digits"}, "kind": "patch", "test": ["aligned"]}
+        made = small_experiment(
+            data={**data, "clients": 1, "strength": 1},
+            partition={"kind": "iid", "clients": 4},
+            method={"name": "xfedalign", "samples": 100},
+        )
+        *_, last = server_states(made)
+        dataset, _, _ = prepare(made)
+        first = 0
+        for c in range(10):
+            patch = dataset.truth["shortcut"][dataset.test_y == c][0]
+            (group,) = set(group_parts(dataset.shape).index[patch])
+            first += group == last.prior[c].argmax()
+        assert first >= 7
+
+    def test_alignment_makes_artifacts_agree(self, finish: Finish) -> None:
+        found = {
+            lam: finish(
+                method={"name": "xfedalign", "lam": lam},
+                partition={"alpha": 0.3},
+                train={"rounds": 3, "participation": 0.5},
+            )
+            for lam in (0.0, 2.0)
+        }
+        for name in ("artifact_agreement", "prior_agreement"):
+            apart, aligned = (found[lam].rounds[name].iloc[-1] for lam in (0.0, 2.0))
+            assert aligned > apart + 0.05
+
+    def test_a_minority_moves_the_mean_and_hardly_the_median(self) -> None:
+        """By the cosine of the prior with that of a run without poisoned clients."""
+        alike = {}
+        for aggregation in ("median", "mean"):
+            priors = []
+            for poisoned in (0.0, 0.3):
+                method = {"name": "xfedalign", "aggregation": aggregation, "poisoned": poisoned}
+                train = {"rounds": 2, "local_epochs": 3}
+                *_, last = server_states(small_experiment(**EVEN, method=method, train=train))
+                priors.append(unit(last.prior.astype(np.float64)))
+            alike[aggregation] = np.median((priors[0] * priors[1]).sum(axis=1))
+        assert alike["mean"] < 0.93 < 0.96 < alike["median"]
+
+    def test_what_is_on_record(self, finish: Finish) -> None:
+        done = finish(method={"name": "xfedalign"}, train={"rounds": 2, "participation": 0.5})
+        dataset, splits, _ = prepare(small_experiment(method={"name": "xfedalign"}))
+        for row in done.clients.itertuples():
+            m = len(np.unique(dataset.y[splits.train[row.client]]))
+            assert row.bytes_up == WEIGHTS + m * (1 + 3 * (1 + 4))  # 3 of 16 groups
+            assert row.bytes_down == WEIGHTS + 4 * 10 * 16
+            assert 0 < row.surrogate_r2 <= 1
+        of_classes = done.explanations.dropna(subset="clients")
+        of_groups = done.explanations.dropna(subset="group")
+        assert len(of_classes) + len(of_groups) == len(done.explanations)
+        assert set(done.explanations["explainer"]) == {"xfedalign"}
+        states = server_states(small_experiment(method={"name": "xfedalign"},
+            train={"rounds": 2, "participation": 0.5}))  # fmt: skip
+        for t in (1, 2):
+            rows, prior = of_groups[of_groups["round"] == t], np.zeros((10, 16))
+            prior[rows["class"].astype(int), rows["group"].astype(int)] = rows["relevance"]
+            np.testing.assert_array_equal(prior, states[t].prior)
+            rows = of_classes[of_classes["round"] == t]
+            for name in ("prior_agreement", "artifact_agreement", "drift_from_prior"):
+                mean = done.rounds.loc[done.rounds["round"] == t, name].item()
+                assert rows[name].mean() == pytest.approx(mean, nan_ok=True)
+            assert rows["drift_from_prior"].isna().all() == (t == 1)
+
+    def test_poisoned_clients_are_one_at_least_and_no_part_of_the_record(
+        self, finish: Finish
+    ) -> None:
+        method = {"name": "xfedalign", "poisoned": 0.01}
+        done = finish(**EVEN, method=method, train={"rounds": 1})
+        assert (done.explanations["clients"].dropna() == 9).all()
+        method["poisoned"] = 1.0
+        done = finish(**EVEN, method=method, train={"rounds": 1})
+        assert "clients" not in done.explanations
+        assert done.explanations["relevance"].to_numpy() == pytest.approx(np.sqrt(1 / 3))
+
+    def test_clients_that_fail_are_left_out(
+        self, finish: Finish, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        explain = XFedAlign.artifact
+
+        def fail(self: XFedAlign, client: Any, *rest: Any) -> Any:
+            if client.id != 7:
+                raise ValueError("out of order")
+            return explain(self, client, *rest)
+
+        monkeypatch.setattr(XFedAlign, "artifact", fail)
+        common = {"method": {"name": "xfedalign"}, "train": {"rounds": 1}}
+        common["train"]["on_client_error"] = "skip"
+        done = finish(**common)
+        assert done.rounds["failed"].tolist() == [9]
+        assert (done.explanations["clients"].dropna() == 1).all()
+        monkeypatch.setattr(XFedAlign, "artifact", lambda self, client, *rest: 1 / 0)
+        with pytest.raises(RunError, match="round 1: no client of the cohort gave a contribution"):
+            finish(**common)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"top_k": 17}, "method.top_k=17: inputs have 16 groups"),
+        ({"top_k": 5, "group": 4}, "method.top_k=5: inputs have 4 groups"),
+        ({"group": 0}, "method.group: .*greater than or equal to 1"),
+        ({"poisoned": 1.5}, "method.poisoned: .*less than or equal to 1"),
+        ({"noise": -1}, "method.noise: .*greater than or equal to 0"),
+        ({"aggregation": "mode"}, "method.aggregation"),
+    ],
+)
+def test_bad_settings(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
+        prepare(small_experiment(method={"name": "xfedalign", **fields}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        (
+            {"data": {"name": "planted_reviews", "reviews": 20, "test_reviews": 5, "dimension": 4}}
+            | {"partition": {"kind": "iid", "clients": 4}}
+            | {"model": {"name": "text_cnn", "kernels": [1], "filters": 2, "hidden": 4}},
+            "xfedalign masks parts of images .* and the data are documents",
+        ),
+        (
+            {"data": TABLE | {"shape": [4, 5]}, "model": {"name": "mlp", "hidden": [4]}},
+            r"the data are inputs of shape \(4, 5\)",
+        ),
+        (
+            {"data": TABLE, "method": {"name": "xfedalign", "group": 2}},
+            "method.group=2 is of images",
+        ),
+        (
+            {"data": {"name": "friedman"}, "partition": {"kind": "iid", "clients": 3}},
+            "xfedalign learns classification, and the objective is regression",
+        ),
+        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "xfedalign sends more than sums"),
+    ],
+)
+def test_what_it_cannot_explain(sections: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ExperimentError, match=problem):
+        prepare(small_experiment(**{"method": {"name": "xfedalign"}, **sections}))
+
+
+def test_a_table_is_explained_feature_by_feature() -> None:
+    made = small_experiment(
+        data=TABLE,
+        partition={"kind": "iid", "clients": 3},
+        method={"name": "xfedalign"},
+        train={"rounds": 1},
+    )
+    _, first = server_states(made)
+    assert isinstance(first, XFedAlignState)
+    assert first.prior.shape == (3, 6)
+    assert (first.prior != 0).any(axis=1).all()
