@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
+from fedsim.explain.explainer import Explainer
 from fedsim.explain.groups import (
     Groups,
     Matrix,
@@ -29,6 +30,7 @@ from fedsim.explain.groups import (
     largest,
     unit,
 )
+from fedsim.explain.prior import PriorExplainer
 from fedsim.explain.scores import cosine
 from fedsim.federation import (
     Client,
@@ -93,13 +95,14 @@ class XFedAlign(Method[XFedAlignState]):
     A client sends for each of its classes the class, and k groups, in as few bytes as number them
     (1 of up to 256), and k float32; it receives C·G float32 beside the model.
 
-    On record: in rounds.parquet, of the honest clients, means over classes of
-    `prior_agreement`, the mean cosine of their artifacts and the new prior,
-    `artifact_agreement`, the mean cosine of pairs of them, and `drift_from_prior`, the mean of
-    1 − cosine with the prior they received; in explanations.parquet the same of each class, and
-    `relevance`, the prior itself, a row for each class and group that is not 0 (groups of images
-    are numbered row by row); in clients.parquet `surrogate_r2`, the share of the variance of f
-    that the surrogates explain, before noise and top-k.
+    On record, of the honest clients: in rounds.parquet `prior_agreement`, the mean cosine of their
+    artifacts and the new prior, `artifact_agreement`, that of pairs of them, and
+    `drift_from_prior`, the mean of 1 − cosine with the prior they received, all means over
+    classes; in explanations.parquet the same of each class. A large λ makes them agree whatever
+    their models do: what it costs is seen in `surrogate_r2` of clients.parquet, the share of the
+    variance of f that surrogates explain, before noise and top-k. The prior itself is in
+    explanations.parquet, too: its `relevance`, a row for each class and group that is not 0
+    (groups of images are numbered row by row); `fedsim explain` shows it after the last round.
 
     Args:
         lam: λ; 0: each client explains by itself, but for a ridge of 10⁻³.
@@ -141,6 +144,9 @@ class XFedAlign(Method[XFedAlignState]):
             )
         if self.top_k is not None and self.top_k > (G := len(group_parts(shape, self.group))):
             raise ExperimentError(f"method.top_k={self.top_k}: inputs have {G} groups")
+
+    def overview(self) -> Explainer | None:
+        return PriorExplainer(group=self.group)
 
     # -- the server ----------------------------------------------------------------------------
 

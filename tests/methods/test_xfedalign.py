@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from experiments import server_states, small_experiment
 from fedsim import Run
+from fedsim.analysis.replay import explain_run
 from fedsim.errors import ExperimentError, RunError
 from fedsim.explain.groups import group_parts, unit
 from fedsim.federation import Examples
@@ -317,6 +319,42 @@ class TestRuns:
         monkeypatch.setattr(XFedAlign, "artifact", lambda self, client, *rest: 1 / 0)
         with pytest.raises(RunError, match="round 1: no client of the cohort gave a contribution"):
             finish(**common)
+
+
+class TestPictures:
+    METHOD: ClassVar = {"name": "xfedalign", "samples": 50}
+
+    def test_the_prior_is_shown_over_the_mean_image_of_each_class(
+        self, finish: Finish, tmp_path: Path
+    ) -> None:
+        method = self.METHOD | {"group": 3}
+        done = finish(method=method, train={"rounds": 2, "participation": 0.5})
+        *_, last = server_states(done.experiment)
+        found = explain_run(done, done.experiment.method.overview())
+        np.testing.assert_array_equal(found.prior, last.prior)
+        c, g = np.argwhere(last.prior)[0]
+        row, column = 3 * (g // 3), 3 * (g % 3)
+        where = f"rows {row}–{min(row + 2, 7)}, columns {column}–{min(column + 2, 7)}"
+        first = {"class": str(c), "group": where, "relevance": float(last.prior[c, g])}
+        assert found.rows()[0] == first
+        assert f"{where} {last.prior[c, g]:+.3g}" in found.text()
+        assert len(found.text().splitlines()) == 1 + last.prior.any(axis=1).sum()
+        (picture,) = found.save(tmp_path)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_of_a_table_by_feature(self, finish: Finish, tmp_path: Path) -> None:
+        partition = {"kind": "iid", "clients": 3}
+        done = finish(data=TABLE, partition=partition, method=self.METHOD, train={"rounds": 1})
+        found = explain_run(done, done.experiment.method.overview())
+        assert {row["group"] for row in found.rows()} <= {f"x{f + 1}" for f in range(6)}
+        (picture,) = found.save(tmp_path)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_there_may_be_none(self, finish: Finish) -> None:
+        """FedAvg's clients explain nothing."""
+        done = finish(train={"rounds": 1})
+        with pytest.raises(ExperimentError, match="no client has explained its model"):
+            explain_run(done, XFedAlign().overview())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""What clients agree matters to each class, by groups of an input's parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data import Dataset
+from fedsim.data.dataset import feature_names
+from fedsim.data.stored import bounds
+from fedsim.errors import ExperimentError
+from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, Explanation
+from fedsim.explain.figures import draw_bars
+from fedsim.explain.groups import Groups, group_parts
+from fedsim.explain.images import draw_relevances
+from fedsim.explain.inputs import Inputs
+
+MOST_DRAWN = 24  # classes in a picture
+MOST_NAMED = 5  # groups of a class
+
+
+class PriorExplainer(Explainer):
+    """The prior that clients' explanations are drawn to, after the last round (xFedAlign).
+
+    Args:
+        group: pixels a side of a group, as the method has it.
+    """
+
+    name: str = "prior"
+    takes_inputs: ClassVar[bool] = False
+    whole_run: ClassVar[bool] = True
+    group: int | None = None
+
+    def explain(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        inputs: Inputs,
+        rng: np.random.Generator,
+    ) -> Explanation:
+        table, dataset = data.tables["explanations"], data.dataset
+        if "group" not in table:
+            raise ExperimentError(f"{model.title}: no client has explained its model")
+        rows = table[(table["round"] == table["round"].max()) & table["group"].notna()]
+        groups = group_parts(dataset.shape, self.group)
+        prior = np.zeros((len(dataset.classes), len(groups)))
+        prior[rows["class"].astype(int), rows["group"].astype(int)] = rows["relevance"]
+        return ClassPrior(model.title, dataset, groups, prior)
+
+
+@dataclass(frozen=True)
+class ClassPrior(Explanation):
+    """What each group of parts is worth to each class.
+
+    Args:
+        title: of the run.
+        dataset: of images or a table.
+        groups: G, of its inputs.
+        prior: (C, G) signed; classes of which nothing is known are zeros, and left out.
+    """
+
+    title: str
+    dataset: Dataset
+    groups: Groups
+    prior: NDArray[np.float64]
+
+    @property
+    def _classes(self) -> list[int]:
+        return np.flatnonzero(self.prior.any(axis=1)).tolist()
+
+    def text(self) -> str:
+        """Of each class, the groups that matter most."""
+        lines = [f"{self.title}, what clients agree matters to each class:"]
+        for c in self._classes:
+            order = np.argsort(-np.abs(self.prior[c]), kind="stable")[:MOST_NAMED]
+            told = [f"{self._name(g)} {self.prior[c, g]:+.3g}" for g in order if self.prior[c, g]]
+            lines.append(f"  {self.dataset.classes[c]}: {'; '.join(told)}")
+        return "\n".join(lines)
+
+    def rows(self) -> list[dict[str, float | int | str | None]]:
+        """Of each class and group that is not 0: what it is worth."""
+        return [
+            {
+                "class": self.dataset.classes[c],
+                "group": self._name(g),
+                "relevance": float(self.prior[c, g]),
+            }
+            for c, g in zip(*np.nonzero(self.prior), strict=True)
+        ]
+
+    def save(self, folder: Path) -> list[Path]:
+        """Draw it: of images below the mean test image of each class, the first ones if many."""
+        path, data, classes = folder / "prior.png", self.dataset, self._classes[:MOST_DRAWN]
+        names = [data.classes[c] for c in classes]
+        if len(data.shape) == 1:
+            draw_bars(
+                self.prior[classes], feature_names(data.shape[0], data.features), names, path
+            )
+            return [path]
+        low, high = (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
+        images = []
+        for c in classes:
+            own = data.test_x[data.test_y == c]
+            mean = own.mean(axis=0) if len(own) else np.full(data.shape, low)
+            images.append(((mean - low) / ((high - low) or 1)).astype(np.float32))
+        heatmaps = [self.prior[c].astype(np.float32)[self.groups.index] for c in classes]
+        draw_relevances(images, heatmaps, names, path)
+        return [path]
+
+    def _name(self, group: int) -> str:
+        """The feature, or «rows 0–3, columns 4–7» of an image."""
+        where = np.argwhere(self.groups.index == group)
+        if where.shape[1] == 1:
+            return feature_names(len(self.groups), self.dataset.features)[group]
+        spans = (f"{low}–{high}" for low, high in zip(where.min(0), where.max(0), strict=True))
+        return "rows {}, columns {}".format(*spans)
