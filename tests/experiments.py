@@ -68,6 +68,7 @@ NEEDS: dict[str, dict[str, Any]] = {
         }
     },
     "semifl": {"partition": {"server_fraction": 0.1}},
+    "sse_agg": {"partition": {"server_fraction": 0.1}},
     "xpfl": {
         # Without personal models, of which the global one would not learn all classes.
         "method": {"name": "xpfl", "psi": 0.0, "teacher": LITTLE_TEACHER},

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.explain.groups import unit
 from fedsim.explain.scores import Scores, mean_defined
 from fedsim.registry import Config
 from fedsim.rng import keyed_rng
@@ -103,9 +104,6 @@ def obscured(
         relevance: (m, P).
         noise: 0 or more.
     """
-    maps = relevance.astype(np.float64)
-    norms = np.linalg.norm(maps, axis=1, keepdims=True)
-    maps = np.divide(maps, norms, out=np.zeros_like(maps), where=norms > 0)
-    drawn = rng.standard_normal(maps.shape)
-    found: Relevances = maps + noise * drawn / np.sqrt(maps.shape[1])
+    drawn = rng.standard_normal(relevance.shape) / np.sqrt(relevance.shape[1])
+    found: Relevances = unit(relevance.astype(np.float64)) + noise * drawn
     return found

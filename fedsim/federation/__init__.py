@@ -13,6 +13,7 @@ from fedsim.federation.engine import (
 )
 from fedsim.federation.federation import Federation, Vector
 from fedsim.federation.reduction import (
+    Gather,
     InvalidUpdate,
     Mean,
     MeanAndMessages,
@@ -30,6 +31,7 @@ __all__ = [
     "EngineSettings",
     "Examples",
     "Federation",
+    "Gather",
     "InvalidUpdate",
     "LocalEngine",
     "Mean",

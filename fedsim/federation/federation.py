@@ -281,10 +281,15 @@ class Federation:
         messages: dict[int, Any] = self._reduce(function, cohort, Gather(), arguments)
         return messages
 
-    def average(self, models: Mapping[int, Vector]) -> Vector:
+    def average(
+        self, models: Mapping[int, Vector], factors: Mapping[int, float] | None = None
+    ) -> Vector:
         """Σ_k n_k·w_k / Σ_k n_k of gathered models, by client: what `mean` would come to.
 
         To the bit where each block is of one client; otherwise but for a rounding.
+
+        Args:
+            factors: what each n_k is multiplied with, by client.
 
         Raises:
             RunError: there is none, because every client was skipped; or one is out of range.
@@ -292,10 +297,11 @@ class Federation:
         self._aggregation.allow("averages models by how many examples each client holds")
         if not models:
             raise RunError(f"round {self.round}: no client of the cohort sent a model")
-        total, samples = ExactSum.zeros(self.model.size), self._samples
+        total = ExactSum.zeros(self.model.size)
+        counted = {k: self._samples[k] * (factors[k] if factors else 1) for k in models}
         for k, w in models.items():
             try:
-                block = samples[k] * w.astype(np.float64)
+                block = counted[k] * w.astype(np.float64)
                 check_block(block)
             except OverflowError:
                 raise RunError(
@@ -303,7 +309,7 @@ class Federation:
                     "a smaller learning rate may help"
                 ) from None
             total.add(block)
-        weight = int(samples[list(models)].sum())
+        weight = math.fsum(counted.values())
         mean: Vector = (total.value() / weight).astype(np.float32)
         return mean
 

@@ -23,6 +23,7 @@ from fedsim.methods import (  # fills the registry
     openfl_xai,
     scaffold,
     semifl,
+    sse_agg,
     xfedalign,
     xpfl,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "openfl_xai",
     "scaffold",
     "semifl",
+    "sse_agg",
     "xfedalign",
     "xpfl",
 ]

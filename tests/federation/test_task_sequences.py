@@ -417,12 +417,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
 
 def test_every_method_is_tested() -> None:
     assert {*RUNNING, *REFUSED} == set(NETWORK_METHODS)
-    assert set(WITH_SHARES) == {"fedaux", "feddf", "semifl", "xpfl"}
+    assert set(WITH_SHARES) == {"fedaux", "feddf", "semifl", "sse_agg", "xpfl"}
 
 
 # Clients train on classes of others (a pool, a generator), are asked for something once, or
-# explain a class by how it stands out from all.
-REFUSED = ["fedaux", "feddisco", "fedfed", "fedgen", "fedxds", "semifl", "xfedalign"]
+# explain a class by how it stands out from all; or the server compares their models.
+REFUSED = [
+    *("fedaux", "feddisco", "fedfed", "fedgen", "fedxds", "semifl", "sse_agg"),
+    "xfedalign",
+]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,0 +1,174 @@
+"""SSE-AGG against its formulas, written out, and what it makes of clients that disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from experiments import federation, small_experiment
+from fedsim import Run
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client
+from fedsim.methods.sse_agg import SseAgg, clustered, common_sketch, mean_distance
+from fedsim.prepare import prepare
+from fedsim.rng import keyed_rng
+
+Finish = Callable[..., Run]
+
+SHARE = {"server_fraction": 0.1}
+TABLE: dict[str, Any] = {
+    "data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 90, "test_samples": 20},
+    "partition": {"kind": "iid", "clients": 5, **SHARE},
+    "model": {"name": "mlp", "hidden": [4]},
+    "train": {"rounds": 2, "batch_size": 8, "optimizer": {"lr": 0.1}},
+}
+
+
+@pytest.mark.parametrize("common", [{"partition": SHARE}, TABLE], ids=["images", "table"])
+def test_without_a_price_on_disagreement_it_is_fedavg(
+    finish: Finish, common: dict[str, Any]
+) -> None:
+    common = {**common, "train": {"rounds": 3, "participation": 0.6}}
+    plain = finish(**common)
+    without = finish(**common, method={"name": "sse_agg", "beta": 0.0})
+    assert without.rounds["accuracy"].equals(plain.rounds["accuracy"])
+    assert np.allclose(without.rounds["loss"], plain.rounds["loss"], rtol=1e-6)
+
+
+def test_a_round_is_its_formula() -> None:
+    method = {"name": "sse_agg", "beta": 4.0, "clusters": 2}
+    experiment = small_experiment(**TABLE, method=method)
+    fed = federation(experiment)
+    start = experiment.method.init(fed)
+    fed.begin_round(1)
+    after = experiment.method.round(fed, start, 1)
+
+    plain = small_experiment(**TABLE, method={"name": "feddf"})  # which gathers models as well
+    alone = federation(plain)
+    alone.begin_round(1)
+    models = alone.gather(plain.method.local_update, range(5), weights=start.weights)
+    x, y = fed.server_data.x, fed.server_data.y
+    order = keyed_rng(experiment.seed, "server/order", 1).permutation(len(x))
+    sketches = []
+    for w in models.values():
+        alone.model.load(torch.tensor(w))
+        network = alone.model.module.eval()
+        rises = []
+        with torch.no_grad():
+            whole = float(cross_entropy(network(x), y))
+            for feature in range(4):
+                dealt = x.clone()
+                dealt[:, feature] = x[order, feature]
+                rises.append(float(cross_entropy(network(dealt), y)) - whole)
+        sketches.append(np.array(rises) / np.linalg.norm(rises))
+    updates = [w - start.weights for w in models.values()]
+    cluster = clustered(updates, 2)
+    means = [
+        np.mean([s for s, c in zip(sketches, cluster, strict=True) if c == wanted], axis=0)
+        for wanted in set(cluster)
+    ]
+    consensus = sum(means) / len(means)
+    a = [np.exp(-4.0 * np.sqrt(((s - consensus) ** 2).sum())) for s in sketches]
+    n = fed.num_samples
+    expected = sum(n[k] * a[k] * models[k].astype(np.float64) for k in range(5)) / sum(
+        n[k] * a[k] for k in range(5)
+    )
+    assert np.allclose(after.weights, expected, atol=1e-5)
+    assert np.allclose(after.consensus, consensus, atol=1e-4)
+
+
+class TestClusters:
+    @given(arrays(np.float32, (6, 3), elements=st.floats(-3, 3, width=32)), st.integers(1, 6))
+    def test_no_more_than_asked_for(self, updates: np.ndarray, clusters: int) -> None:
+        found = clustered(list(updates), clusters)
+        assert found.shape == (6,)
+        assert 1 <= len(set(found)) <= clusters
+
+    def test_updates_of_one_direction_are_together_however_long(self) -> None:
+        a, b = np.array([1.0, 0.1, 0]), np.array([0, 0.1, 1.0])
+        found = clustered([a, 5 * a, b, 0.1 * b, 3 * a], 2)
+        assert found[0] == found[1] == found[4] != found[2] == found[3]
+
+    def test_one_client_or_none(self) -> None:
+        assert clustered([], 2).tolist() == []
+        assert clustered([np.ones(3)], 2).tolist() == [1]
+
+
+class TestConsensus:
+    def test_many_alike_do_not_make_it_alone(self) -> None:
+        sketches = np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]])
+        assert common_sketch(sketches, np.array([1, 1, 1, 2])).tolist() == [0.5, 0.5]
+        assert common_sketch(sketches, np.array([1, 1, 1, 1])).tolist() == [0.75, 0.25]
+
+    def test_of_nobody_it_is_zero(self) -> None:
+        assert common_sketch(np.zeros((0, 2)), np.zeros(0, np.int64)).tolist() == [0, 0]
+        assert mean_distance(np.zeros((1, 2))) == 0
+
+    def test_distance_of_pairs(self) -> None:
+        assert mean_distance(np.array([[0.0, 0], [3, 4], [0, 0]])) == pytest.approx(10 / 3)
+
+
+class Shuffled(SseAgg):
+    """Client 3 sends a model that goes by other features: inputs in another order."""
+
+    name: str = "test_sse_agg:Shuffled"
+
+    def local_update(
+        self, client: Client, weights: Tensor, x: Tensor, y: Tensor, order: Tensor
+    ) -> dict[str, Any]:
+        if client.id == 3:
+            held = client.data
+            client.data = replace(held, x=held.x.roll(1, dims=1))
+        return super().local_update(client, weights, x, y, order)
+
+
+def test_a_client_that_goes_by_something_else_counts_less(finish: Finish) -> None:
+    train = {"rounds": 4, "batch_size": 8, "local_epochs": 5, "optimizer": {"lr": 0.2}}
+    method = {"name": "test_sse_agg:Shuffled", "clusters": 1, "beta": 5}
+    data = {**TABLE["data"], "samples": 400}
+    done = finish(**{**TABLE, "data": data, "train": train}, method=method)
+    rows = done.own_explanations.groupby("client")[["distance", "share"]].mean()
+    assert rows["distance"].idxmax() == rows["share"].idxmin() == 3
+    assert rows["share"][3] < 0.15
+    assert np.allclose(done.own_explanations.groupby("round")["share"].sum(), 1)
+
+
+def test_only_models_are_sent(finish: Finish) -> None:
+    plain = finish(**TABLE)
+    done = finish(**TABLE, method={"name": "sse_agg"})
+    for way in ("bytes_up", "bytes_down"):
+        assert done.clients[way].equals(plain.clients[way])
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (
+            {"partition": {"kind": "iid", "clients": 5}},
+            "method.name=sse_agg needs 5 reference examples or more on the server, and it has 0; "
+            "raise partition.server_fraction",
+        ),
+        (
+            {
+                "data": {"name": "planted_reviews", "reviews": 60, "dimension": 3},
+                "model": {"name": "text_cnn", "kernels": [1], "filters": 2, "hidden": 3},
+            },
+            "method.name=sse_agg permutes pixels or features, and the data are documents",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*words get random vectors")
+def test_what_it_cannot_work_with_is_one_line(changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        prepare(small_experiment(**{**TABLE, **changed}, method={"name": "sse_agg"}))
+    assert str(refused.value) == line
