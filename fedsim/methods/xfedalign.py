@@ -71,7 +71,8 @@ class XFedAlign(Method[XFedAlignState]):
     space of G groups of an input's parts: squares of pixels, or the features of a table. After
     local training client k fits a surrogate to its model for each class c among its labels. It
     masks each group with chance 1/2 in examples x of that class (values become the means of the
-    client's inputs), and explains the logit of c less the mean of all logits, f, by the masks z:
+    client's inputs), and explains the logit of c less the mean of all logits, f, by the masks z
+    (so that a part that matters, but above its mean as often as below it, goes unseen):
 
         β_c = argmin (1/n)·Σ_i (f_i − β·z_i)² + λ·‖β − α_c‖²,
 

@@ -75,26 +75,19 @@ class TestArtifacts:
     def test_outputs_are_those_of_masked_examples(self) -> None:
         """Masked features are the client's mean, and each logit is less the mean of all."""
         client, method = some_client([1, 1, 0]), XFedAlign(samples=8)
-        groups = np.arange(6)
         kept = np.random.default_rng(0).integers(2, size=(8, 6), dtype=np.bool_)
-        classes, found = method.outputs(
-            client,
-            Planted(),
-            SimpleNamespace(masked=masked_by_hand),
-            kept,  # type: ignore[arg-type]
-        )
+        classes, found = method.outputs(client, Planted(), group_parts((6,)), kept)
         assert classes.tolist() == [0, 1]
         x, mean = client.data.x, client.data.x.mean(dim=0)
-        by_hand = torch.where(torch.tensor(kept[:, groups]), x[2], mean)  # class 0: one example
-        said = logits(Planted(), by_hand).astype(np.float64)
-        np.testing.assert_allclose(found[:, 0], said[:, 0] - said.mean(axis=1), atol=1e-6)
-        # Of class 1, each of both examples takes its turn.
-        rows = [torch.where(torch.tensor(kept), x[i], mean) for i in (0, 1)]
-        of_each = [logits(Planted(), some).astype(np.float64) for some in rows]
-        centred = [said[:, 1] - said.mean(axis=1) for said in of_each]
-        first = int(not np.isclose(found[0, 1], centred[0][0], atol=1e-6))
-        expected = [centred[(first + i) % 2][i] for i in range(8)]
-        np.testing.assert_allclose(found[:, 1], expected, atol=1e-6)
+        expected = []  # of each example under each mask
+        for k, c in ((0, 1), (1, 1), (2, 0)):
+            said = logits(Planted(), torch.where(torch.tensor(kept), x[k], mean))
+            expected.append(said[:, c] - said.mean(axis=1, dtype=np.float64))
+        np.testing.assert_allclose(found[:, 0], expected[2], atol=1e-6)
+        # Of class 1, both examples take turns.
+        first = int(not np.isclose(found[0, 1], expected[0][0], atol=1e-6))
+        turns = [expected[(first + i) % 2][i] for i in range(8)]
+        np.testing.assert_allclose(found[:, 1], turns, atol=1e-6)
 
     def test_values_have_unit_length_and_signs(self) -> None:
         client = some_client(LABELS)
@@ -153,10 +146,6 @@ class TestArtifacts:
         found = XFedAlign(top_k=2).artifact(some_client(LABELS), Planted(), NO_PRIOR, decoys)
         assert found["groups"].tolist() == [[3, 4], [0, 4]]
         np.testing.assert_allclose(found["values"], np.sqrt(0.5), atol=1e-7)
-
-
-def masked_by_hand(x: torch.Tensor, kept: np.ndarray, instead: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(kept) * x + torch.tensor(~kept) * instead
 
 
 class TestPrior:
