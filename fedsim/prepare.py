@@ -87,7 +87,10 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
     assert experiment.explain is not None
     method = experiment.method
     section = experiment.explain.resolved(
-        dataset, has_global=method.has_global_model, keeps_models=method.keeps_models
+        dataset,
+        experiment.train.rounds,
+        has_global=method.has_global_model,
+        keeps_models=method.keeps_models,
     )
     trains = experiment.model.builds_network
     model = ExplainedModel(

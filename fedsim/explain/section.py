@@ -237,10 +237,13 @@ class Explain(Config):
         """Whether models are explained in round t."""
         return t % self.every == 0 or t == last
 
-    def resolved(self, dataset: Dataset, *, has_global: bool, keeps_models: bool) -> Explain:
+    def resolved(
+        self, dataset: Dataset, rounds: int, *, has_global: bool, keeps_models: bool
+    ) -> Explain:
         """The section with what it leaves to the method and the data filled in.
 
         Args:
+            rounds: of the run.
             has_global: whether the method has a global model.
             keeps_models: whether its clients keep models of their own.
 
@@ -265,7 +268,12 @@ class Explain(Config):
                     "explain.share: models that decide otherwise explain something else; "
                     "explain.target: label"
                 )
-        able = {name for name, score in SCORES.items() if self._admits(score, of, dataset)}
+        once = rounds <= self.every
+        able = {
+            name
+            for name, score in SCORES.items()
+            if self._admits(score, of, dataset) and not (once and score.about == "before")
+        }
         for name in self.scores or ():
             if name not in able:
                 raise ExperimentError(f"explain.scores: {name}: {_obstacle(name, dataset)}")
@@ -408,4 +416,6 @@ def _obstacle(name: str, dataset: Dataset) -> str:
         )
     if about in ("clients", "global"):
         return "there is no global model, or no client's, to compare"
+    if about == "before":
+        return "models are explained once, after the last round; explain.every: less"
     return "needs inputs of floating point, and the data are documents"

@@ -107,7 +107,8 @@ def images(*truth: str) -> Dataset:
 
 def resolved(sections: Sections, dataset: Dataset, **explain: Any) -> Explain:
     """The section as a run has it."""
-    made = small_experiment(**sections, explain={"explainers": ["random"], "inputs": 3, **explain})
+    usual = {"explainers": ["random"], "inputs": 3, "every": 1}
+    made = small_experiment(**sections, explain={**usual, **explain})
     found = prepare(made, dataset)[2].explain
     assert found is not None
     return found
@@ -258,6 +259,11 @@ TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
             {"scores": ["relevance_mass"]},
             "scores: relevance_mass: the data do not say which parts of an input are signal; "
             "data.name=shortcut and planted_reviews do",
+        ),
+        (
+            TABLE,
+            {"scores": ["drift"], "every": 3},
+            "scores: drift: models are explained once, after the last round; explain.every: less",
         ),
         *(
             (
