@@ -117,12 +117,7 @@ def measure(
         purpose = f"explain/{explainer.name}{again}"
         client = -1 if model.client is None else model.client
         rng = keyed_rng(model.seed, purpose, model.round, client)
-        with torch.enable_grad():
-            found = explainer.relevances(model, data, changed, decided.to(x.device), rng)
-        network.eval()
-        if found.shape != (shape := faithfulness.arranged(x)):
-            raise ValueError(f"relevances must have the shape {shape}, not {found.shape}")
-        return np.ascontiguousarray(found.reshape(len(x), -1), dtype=np.float64)
+        return relevances_of(explainer, model, data, changed, decided, rng)
 
     relevance = relevances(x) if given is None else given
     present = faithfulness.present(x)
@@ -162,6 +157,32 @@ def measure(
     found = {name: np.where(finite, values, np.nan) for name, values in found.items()}
     seconds = time.perf_counter() - started
     return Explained(inputs.rows, relevance.astype(np.float32), present, found, curves, seconds)
+
+
+def relevances_of(
+    explainer: FeatureExplainer,
+    model: ExplainedModel,
+    data: ExplainedData,
+    x: Tensor,
+    decided: Tensor,
+    rng: np.random.Generator,
+) -> Scores:
+    """(m, P) what an explainer gives each part of inputs; a network is left in evaluation.
+
+    Args:
+        x: (m, ...) as the network takes them.
+        decided: (m,) the class explained; 0 for a regression.
+
+    Raises:
+        ValueError: it returns another shape.
+    """
+    with torch.enable_grad():
+        found = explainer.relevances(model, data, x, decided.to(x.device), rng)
+    if model.network is not None:
+        model.network.eval()
+    if found.shape != (shape := faithfulness.arranged(x)):
+        raise ValueError(f"relevances must have the shape {shape}, not {found.shape}")
+    return np.ascontiguousarray(found.reshape(len(x), -1), dtype=np.float64)
 
 
 def by_row(

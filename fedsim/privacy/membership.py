@@ -7,15 +7,20 @@ Scores of the model alone are its loss, entropy and confidence. The likelihood-r
 compares the confidence with those of shadow models, trained with and without the example. Here it
 is an audit: its shadow models learn from the members and non-members themselves.
 
+Explanations give members away as well: by the variance and the norm of their relevances, by LiRA
+on that norm, and most of all by LiRA on all of a map's relevances at once.
+
 Sources: Yeom et al., Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting
 (CSF 2018); Salem et al., ML-Leaks (NDSS 2019); Song and Mittal, Systematic Evaluation of Privacy
 Risks of Machine Learning Models (USENIX Security 2021); Carlini et al., Membership Inference
-Attacks From First Principles (S&P 2022).
+Attacks From First Principles (S&P 2022); Shokri, Strobel and Zick, On the Privacy Risks of Model
+Explanations (AIES 2021); Huang, Pawelczyk and Lakkaraju, Explaining the Model, Protecting Your
+Data (arXiv 2407.17663, 2024), whose L1-LRT is LiRA on the norm of explanations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +32,7 @@ from torch import Tensor, nn
 from fedsim.errors import ExperimentError
 from fedsim.objectives import Classification
 from fedsim.rng import keyed_rng, keyed_torch_rng
-from fedsim.training import FlatModel, Hooks, Loss, Train, TrainingJob, logits, train
+from fedsim.training import FlatModel, Hooks, Loss, Train, TrainingJob, train
 
 MAX_FPR = 0.01
 
@@ -133,18 +138,68 @@ def entropy_scores(logits: NDArray[Any]) -> NDArray[np.float64]:
     return found
 
 
+def variance_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
+    """(n,) the variance of relevances over the parts of an input, with its sign changed.
+
+    Explanations of a probability are flat where the model is sure, as it is of what it has learnt
+    by heart. Those of a logit, as all of fedsim's, do not saturate: there the score may tell
+    nothing, or members may even have the larger variance, and the AUC is below 0.5.
+
+    Args:
+        relevance: (n, P) of explanations, signed.
+
+    Source:
+        Shokri et al. (2021).
+    """
+    found: NDArray[np.float64] = -np.var(relevance, axis=1, dtype=np.float64)
+    return found
+
+
+def norm_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
+    """(n,) Σ_p |R_p|, the L1 norm of an explanation, with its sign changed.
+
+    Of logits it may tell nothing, or the contrary, as the variance may.
+
+    Args:
+        relevance: (n, P) of explanations, signed.
+
+    Source:
+        Shokri et al. (2021), who threshold the norm of an explanation as they do its variance.
+    """
+    found: NDArray[np.float64] = -np.abs(relevance).sum(axis=1, dtype=np.float64)
+    return found
+
+
+def log_norm(norm: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n,) the logarithm of explanations' norms, for LiRA.
+
+    A gradient is a product over layers, so that its norm is skewed to the right and its logarithm
+    nearly Gaussian. Norms of 0 count as the least of the others, all of 0 as 1.
+
+    Args:
+        norm: (n,) of explanations, not negative.
+
+    Source:
+        Huang et al. (2024), who take the norm itself.
+    """
+    least = norm[norm > 0].min(initial=np.inf)
+    found: NDArray[np.float64] = np.log(np.maximum(norm, least if np.isfinite(least) else 1))
+    return found
+
+
 def lira_scores(
     target: NDArray[Any], shadows: NDArray[Any], inside: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """(n,) log Λ = log N(target; μ_in, σ_in²) − log N(target; μ_out, σ_out²), the online attack.
 
     Means are each example's own. Variances are global, as the paper advises for few shadow models,
-    from which an example's own cannot be estimated: σ_in² is that of all confidences of inside
+    from which an example's own cannot be estimated: σ_in² is that of all values of inside
     examples about their common mean, as in the authors' code, and σ_out² that of the rest.
 
     Args:
-        target: (n,) confidences of the model under attack.
-        shadows: (S, n) confidences of each shadow model.
+        target: (n,) what the model under attack gives away: a value of each example that is about
+            Gaussian over models, such as `confidence` or `log_norm`.
+        shadows: (S, n) the same of each shadow model.
         inside: (S, n) whether the example was in that shadow model's training set.
 
     Raises:
@@ -169,12 +224,35 @@ def lira_scores(
     def log_density(where: NDArray[np.bool_]) -> NDArray[np.float64]:
         values = shadows[where].astype(np.float64)
         if np.ptp(values) == 0:
-            raise ExperimentError("shadows: confidences are all the same, and have no variance")
+            raise ExperimentError("shadows: values are all the same, and have no variance")
         means = np.mean(shadows, axis=0, where=where, dtype=np.float64)
         density: NDArray[np.float64] = norm.logpdf(target, means, values.std())
         return density
 
     return log_density(inside) - log_density(~inside)
+
+
+def map_scores(
+    target: NDArray[Any], inside: NDArray[Any], outside: NDArray[Any]
+) -> NDArray[np.float64]:
+    """(n,) ‖R − μ_out‖² − ‖R − μ_in‖²: LiRA on the relevances of all parts at once.
+
+    It is log N(R; μ_in, σ²I) − log N(R; μ_out, σ²I), but for the factor 1/(2σ²), which is the
+    same for all examples: few shadow models tell no more than means. The norm of a map is a small
+    part of what it gives away; an example changes which parts are relevant in a model that has
+    learnt it.
+
+    Args:
+        target: (n, P) explanations by the model under attack.
+        inside: (n, P) μ_in, the mean of those by shadow models that have trained on the example.
+        outside: (n, P) μ_out, by those that have not.
+
+    Source:
+        Carlini et al. (2022), §IV, whose likelihoods may be of several dimensions.
+    """
+    to_outside = np.square(target - outside).sum(axis=1, dtype=np.float64)
+    found: NDArray[np.float64] = to_outside - np.square(target - inside).sum(axis=1)
+    return found
 
 
 def halves(n: int, shadows: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -194,7 +272,7 @@ def halves(n: int, shadows: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     return rng.permuted(np.tile(ones, (n, 1)), axis=1).T
 
 
-def shadow_confidences(
+def shadow_models(
     build: Callable[[], nn.Module],
     x: Tensor,
     y: Tensor,
@@ -204,8 +282,8 @@ def shadow_confidences(
     seed: int,
     device: torch.device,
     loss: Loss = CROSS_ENTROPY,
-) -> NDArray[np.float64]:
-    """(S, n) confidences of S shadow models, each trained on its own part of the examples.
+) -> Iterator[nn.Module]:
+    """S shadow models, each trained on its own part of the examples; one at a time, when asked.
 
     Training is central, with the clients' optimiser, batch size and clipping, at the learning
     rate that they begin with. Initial weights and random streams are each shadow model's own, by
@@ -223,6 +301,9 @@ def shadow_confidences(
         device: where to train.
         loss: of each example; the run's own.
 
+    Yields:
+        Each classifier, in evaluation mode, on the device.
+
     Raises:
         ExperimentError: a shadow model has nothing to train on.
         ValueError: it has a single example, and batch norm.
@@ -231,8 +312,6 @@ def shadow_confidences(
     if len(empty):
         raise ExperimentError(f"inside: shadow model {empty[0]} has no training example")
     x, y = x.to(device), y.to(device)
-    labels = y.cpu().numpy()
-    found = np.empty(inside.shape)
     for s, part in enumerate(inside):
         rows = torch.from_numpy(np.flatnonzero(part)).to(device)
         rng = keyed_rng(seed, "shadow/batches", client=s)
@@ -243,8 +322,7 @@ def shadow_confidences(
             start = model.vector.clone()
             lr, hooks = settings.lr(1), Hooks(loss)
             train(model, TrainingJob(start, x[rows], y[rows], lr, epochs, rng, hooks), settings)
-        found[s] = confidence(logits(model.module, x), labels)
-    return found
+        yield model.module.eval()
 
 
 def _several(shadows: int) -> None:
