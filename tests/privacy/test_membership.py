@@ -24,11 +24,15 @@ from fedsim.privacy.membership import (
     entropy_scores,
     halves,
     lira_scores,
+    log_norm,
     loss_scores,
+    map_scores,
+    norm_scores,
     outcome,
-    shadow_confidences,
+    shadow_models,
+    variance_scores,
 )
-from fedsim.training import Train
+from fedsim.training import Train, logits
 
 CPU = torch.device("cpu")
 SOON = Train.model_validate({"optimizer": {"name": "adam", "lr": 0.01}, "batch_size": 20})
@@ -202,6 +206,30 @@ def test_halves_are_random() -> None:
     assert (abs(counts - 1000) < 150).all()
 
 
+MAPS = np.array([[3.0, -1.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0], [-2.0, -2.0, -2.0, -2.0]])
+
+
+def test_scores_of_explanations_are_the_plain_formulas() -> None:
+    # The mean of the first is 1: (4 + 4 + 1 + 1)/4.
+    np.testing.assert_allclose(variance_scores(MAPS), [-2.5, 0, 0])
+    np.testing.assert_allclose(norm_scores(MAPS), [-6, 0, -8])
+    np.testing.assert_allclose(norm_scores(MAPS.astype(np.float32)), [-6, 0, -8])
+    np.testing.assert_allclose(
+        log_norm(-norm_scores(MAPS)), [math.log(6), math.log(6), math.log(8)]
+    )
+    np.testing.assert_array_equal(log_norm(np.zeros(2)), [0, 0])
+    np.testing.assert_array_equal(log_norm(np.array([math.nan, 1])), [math.nan, 0])
+
+
+def test_lira_on_maps_is_the_ratio_of_gaussians_written_out() -> None:
+    rng = np.random.default_rng(0)
+    target, inside, outside = rng.standard_normal((3, 20, 7))
+    found = map_scores(target, inside, outside)
+    for sigma in 0.5, 2.0:
+        each = norm.logpdf(target, inside, sigma) - norm.logpdf(target, outside, sigma)
+        np.testing.assert_allclose(found / (2 * sigma**2), each.sum(axis=1))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
 
@@ -217,14 +245,28 @@ def points(n: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x), torch.from_numpy(rng.integers(2, size=n))
 
 
+def shadow_confidences(
+    build: Callable[[], nn.Module],
+    x: Tensor,
+    y: Tensor,
+    inside: NDArray[np.bool_],
+    section: Train,
+    epochs: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """(S, n) of shadow models, each asked before the next is trained."""
+    models = shadow_models(build, x, y, inside, section, epochs, seed, CPU)
+    return np.stack([confidence(logits(model, x), y.numpy()) for model in models])
+
+
 def test_end_to_end() -> None:
     """60 of 120 points are learnt by heart, and found out; a new network gives nothing away."""
     x, y = points(120)
     members = np.arange(120) < 60
     # The target: trained as a shadow model is, on the members alone, with other streams.
-    (target,) = shadow_confidences(mlp, x, y, members[np.newaxis], SOON, 40, seed=1, device=CPU)
+    (target,) = shadow_confidences(mlp, x, y, members[np.newaxis], SOON, 40, seed=1)
     inside = halves(120, 8, np.random.default_rng(2))
-    shadows = shadow_confidences(mlp, x, y, inside, SOON, 40, seed=3, device=CPU)
+    shadows = shadow_confidences(mlp, x, y, inside, SOON, 40, seed=3)
     by_loss = -np.logaddexp(0, -target)
     assert outcome(by_loss[members], by_loss[~members]).auc > 0.8
     by_lira = lira_scores(target, shadows, inside)
@@ -232,12 +274,12 @@ def test_end_to_end() -> None:
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(4)
-        logits = mlp()(x).numpy()
+        untaught = mlp()(x).numpy()
     labels = y.numpy()
     untrained = {
-        "loss": loss_scores(logits, labels),
-        "entropy": entropy_scores(logits),
-        "lira": lira_scores(confidence(logits, labels), shadows, inside),
+        "loss": loss_scores(untaught, labels),
+        "entropy": entropy_scores(untaught),
+        "lira": lira_scores(confidence(untaught, labels), shadows, inside),
     }
     for name, scores in untrained.items():
         # Three standard deviations of the AUC of chance, of 60 and 60: √(121/(12·60·60)) = 0.053.
@@ -249,7 +291,7 @@ def test_shadow_models_are_the_same_whatever_was_drawn_before() -> None:
     inside = halves(30, 3, np.random.default_rng(0))
 
     def confidences(inside: NDArray[np.bool_], seed: int = 5) -> NDArray[np.float64]:
-        return shadow_confidences(dropout_net, x, y, inside, SOON, 2, seed, CPU)
+        return shadow_confidences(dropout_net, x, y, inside, SOON, 2, seed)
 
     first = confidences(inside)
     torch.rand(7)
@@ -275,7 +317,7 @@ def test_shadow_models_have_streams_of_their_own() -> None:
     fast = Train.model_validate({"optimizer": {"lr": 0.1}, "batch_size": 2})
     # Initial weights alone, which hardly move, and the order of the batches alone.
     for build, section in (mlp, slow), (zeros, fast):
-        drawn = [shadow_confidences(build, x, y, same, section, 1, seed, CPU) for seed in (0, 1)]
+        drawn = [shadow_confidences(build, x, y, same, section, 1, seed) for seed in (0, 1)]
         first, second, third, fourth = np.concatenate(drawn)
         for other in second, third, fourth:
             assert not np.isclose(first, other).all()
@@ -300,7 +342,7 @@ def test_shadow_models_learn_from_their_own_part_and_are_asked_about_all() -> No
     inside = halves(1100, 2, np.random.default_rng(0))
     calls: list[tuple[bool, bool, Tensor]] = []
     section = Train.model_validate({"batch_size": 100})
-    found = shadow_confidences(lambda: Watched(calls), x, y, inside, section, 3, 0, CPU)
+    found = shadow_confidences(lambda: Watched(calls), x, y, inside, section, 3, 0)
     assert found.shape == (2, 1100)
     assert np.isfinite(found).all()
     place = {row.numpy().tobytes(): i for i, row in enumerate(x)}
@@ -324,7 +366,7 @@ def test_shadow_models_take_the_steps_of_the_clients() -> None:
     x, y = points(10)
     part = np.arange(10) < 6
     section = Train.model_validate({"optimizer": {"lr": 0.3}, "lr_decay": 0.5})
-    (found,) = shadow_confidences(zeros, x, y, part[np.newaxis], section, 1, 0, CPU)
+    (found,) = shadow_confidences(zeros, x, y, part[np.newaxis], section, 1, 0)
     inputs, labels = x.double().numpy(), y.numpy()
     g = np.full((6, 2), 0.5) - np.eye(2)[labels[:6]]  # of cross-entropy by the logits, at zero
     w, b = -0.3 * g.T @ inputs[:6] / 6, -0.3 * g.mean(axis=0)
@@ -343,7 +385,7 @@ TWO = (
 
 
 def train_on(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
-    return shadow_confidences(mlp, *points(2), inside, SOON, 1, 0, CPU)
+    return shadow_confidences(mlp, *points(2), inside, SOON, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +416,7 @@ def train_on(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
         ),
         (
             lambda: lira_scores(ONES, np.where(INSIDE, 0.1, SHADOWS), INSIDE),
-            "shadows: confidences are all the same, and have no variance",
+            "shadows: values are all the same, and have no variance",
         ),
         (
             lambda: train_on(np.array([[True, True], [False, False]])),
