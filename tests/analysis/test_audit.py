@@ -1,4 +1,4 @@
-"""`fedsim attack`: who was trained on, and what shared images show."""
+"""`fedsim attack`: who was trained on, and what shared images and explanations show."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 
 from experiments import Say, small_experiment
 from fedsim import Run, run
-from fedsim.analysis.audit import PrivacyAudit
+from fedsim.analysis.audit import PrivacyAudit, _sent
 from fedsim.errors import BadInput
+from fedsim.explain.attribution import Gradient, IntegratedGradients, Random
 
 MODEL = {"name": "cnn", "channels": [4, 4]}
 FEDXDS: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1}
@@ -33,27 +34,84 @@ def trained(out: Path, method: dict[str, Any], rounds: int = 3, **sections: Any)
     return run(made, out)
 
 
-def test_members_are_told_from_others_where_they_are_learnt_by_heart(tmp_path: Path) -> None:
+def noise(out: Path, rounds: int, epochs: int) -> PrivacyAudit:
     """Labels at random: nothing but the training examples themselves can be learnt."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((400, 16), dtype=np.float32), rng.integers(0, 4, 400)
-    np.savez(tmp_path / "noise.npz", x=x, y=y)
+    np.savez(out / "noise.npz", x=x, y=y)
     sections: dict[str, Any] = {
-        "data": {"name": "npz", "path": str(tmp_path / "noise.npz"), "test_fraction": 0.5},
+        "data": {"name": "npz", "path": str(out / "noise.npz"), "test_fraction": 0.5},
         "partition": {"kind": "iid", "clients": 2},
         "model": {"name": "mlp", "hidden": [128]},
+        "train": {
+            **{"local_epochs": epochs, "batch_size": 50},
+            "optimizer": {"name": "adam", "lr": 0.01},
+        },
     }
-    often, never = (
-        PrivacyAudit(
-            trained(tmp_path, {"name": "fedavg"}, rounds, train={"local_epochs": n}, **sections)
-        )
-        for rounds, n in ((30, 4), (1, 1))
-    )
-    for name, found in often.infer_membership(shadows=4).items():
-        assert found.auc > (0.7 if name == "entropy" else 0.9), name
-        assert found.balanced_accuracy > 0.6
-    for found in never.infer_membership().values():
+    return PrivacyAudit(trained(out, {"name": "fedavg"}, rounds, **sections))
+
+
+def test_members_are_told_from_others_where_they_are_learnt_by_heart(tmp_path: Path) -> None:
+    often = noise(tmp_path, rounds=4, epochs=20).infer_membership(4, [Gradient(), Random()])
+    for name, least in {
+        **{"loss": 0.85, "entropy": 0.6, "lira": 0.85},
+        "gradient/map_lira": 0.7,
+    }.items():
+        assert often[name].auc > least, name
+        assert often[name].balanced_accuracy > 0.6
+    # Three standard deviations of the AUC of chance, of 200 and 200: √(401/(12·200·200)) = 0.029.
+    for how in "variance", "norm", "norm_lira", "map_lira":
+        assert abs(often[f"random/{how}"].auc - 0.5) < 0.09
+    for found in noise(tmp_path, rounds=1, epochs=1).infer_membership(0, [Gradient()]).values():
         assert found.auc < 0.65
+
+
+def test_noise_keeps_explanations_from_telling_members(tmp_path: Path) -> None:
+    attacked = noise(tmp_path, rounds=4, epochs=20)
+    scaled, noisy = (attacked.infer_membership(4, [Gradient()], noise) for noise in (0, 30))
+    assert scaled["gradient/map_lira"].auc > 0.7  # the scale of maps is not what tells
+    for how in "variance", "norm", "norm_lira", "map_lira":
+        assert abs(noisy[f"gradient/{how}"].auc - 0.5) < 0.09, how
+    for name in "loss", "entropy", "lira":
+        assert noisy[name] == scaled[name]  # noise is in explanations alone
+
+
+def test_scores_of_explanations_are_those_of_what_a_user_is_shown(tmp_path: Path) -> None:
+    """The gradient of the logit decided upon, by autograd, as it is and of unit length."""
+    attacked = noise(tmp_path, rounds=1, epochs=2)
+    rows = np.arange(50)
+    x = attacked._training_examples(rows).x.clone().requires_grad_()
+    attacked._network(x).amax(dim=1).sum().backward()
+    assert x.grad is not None
+    maps, rng = attacked._maps(Gradient(), attacked._network, x.detach(), 0)
+    np.testing.assert_allclose(maps, x.grad, rtol=1e-5, atol=1e-7)
+    there = np.arange(16) < rng.integers(1, 17, (50, 1))  # as of documents
+    unit = _sent(maps, rng, there, 0)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1)
+    np.testing.assert_array_equal(_sent(maps, rng, there, None), np.where(there, maps, 0))
+    for sent in unit, _sent(maps, rng, there, 2):
+        assert not sent[~there].any()
+
+
+def test_images_are_reconstructed_from_explanations_unless_there_is_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"AUXILIARY": 200, "EPOCHS": 6, "VICTIMS": 40}.items():
+        monkeypatch.setattr(f"fedsim.analysis.audit.{name}", value)
+    attacked = PrivacyAudit(trained(tmp_path, {"name": "fedavg"}, 2))
+    plain, noisy = (
+        attacked.invert_explanations(IntegratedGradients(), noise) for noise in (None, 30)
+    )
+    assert plain.reconstructed.mse < 0.8 * plain.mean_image.mse
+    assert plain.reconstructed.ssim > plain.mean_image.ssim + 0.1
+    assert noisy.reconstructed.mse > 0.98 * noisy.mean_image.mse
+    assert noisy.reconstructed.ssim < noisy.mean_image.ssim
+    assert torch.equal(plain.originals, noisy.originals)  # and so their numbers compare
+    images = torch.tensor(attacked._dataset.x)
+    assert all((images == image).flatten(1).all(dim=1).any() for image in plain.originals[:5])
+    assert plain.items.shape == plain.originals.shape
+    extent = (plain.items - 0.5).abs().amax(dim=(1, 2, 3))
+    torch.testing.assert_close(extent, torch.full_like(extent, 0.5))
 
 
 def test_shared_images_are_reconstructed_the_worse_the_more_noise(tmp_path: Path) -> None:
@@ -147,6 +205,62 @@ def test_in_words_numbers_and_a_picture(say: Say) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_explanations_in_words_numbers_and_a_picture(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default those of the section `explain`, with its settings, also where they are named."""
+    for name, value in {"AUXILIARY": 60, "EPOCHS": 1, "VICTIMS": 10, "MEMBERS": 50}.items():
+        monkeypatch.setattr(f"fedsim.analysis.audit.{name}", value)
+    section = {"explainers": [{"name": "occlusion", "size": 2}], "inputs": 2}
+    done = trained(Path("runs"), {"name": "fedavg"}, 1, explain=section)
+    code, text, error = say("attack", str(done.path))
+    assert code == 0, error
+    found = json.loads((done.path / "attacks.json").read_text())
+    assert list(found["membership"]) == [
+        *("loss", "entropy", "occlusion/variance", "occlusion/norm")
+    ]
+    assert found["noise"] is None
+    for name, close in {
+        **found["from_explanations"],
+        "the mean image": found["mean_image"],
+    }.items():
+        (row,) = [line for line in text.splitlines() if line.split(" " * 2)[0] == name]
+        assert row.split()[-1] == f"{close['ssim']:.3f}"
+    picture = done.path / "explanations" / "reconstructed-occlusion.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    code, again, error = say("attack", str(done.path), "--explainer", "occlusion")
+    assert (code, again) == (0, text), error
+    ways = ("--explainer", "random", "--noise", "0.5", "--shadows", "2")
+    code, text, error = say("attack", str(done.path), *ways)
+    assert code == 0, error
+    found = json.loads((done.path / "attacks.json").read_text())
+    assert found["noise"] == 0.5
+    assert list(found["from_explanations"]) == ["random"]
+    assert {"random/norm_lira", "random/map_lira"} < set(found["membership"])
+
+
+def test_explanations_that_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
+    images = trained(Path("runs"), {"name": "fedavg"}, 1)
+    for words, message in {
+        ("--explainer", "gradeint"): (
+            "--explainer: unknown explainer 'gradeint'; did you mean 'gradient'?"
+        ),
+        ("--explainer", "tsne"): "--explainer: explainer 'tsne' gives no number to each part of",
+        ("--explainer", "random", "--noise=-0.5"): (
+            "noise=-0.5: must be 0 or more, as a share of an explanation's length"
+        ),
+        ("--explainer", "random", "--noise=nan"): "noise=nan: must be 0 or more",
+        ("--noise", "1"): "--noise is for explanations; say which by --explainer",
+    }.items():
+        code, _, error = say("attack", str(images.path), *words)
+        assert code == 2, words
+        assert error.startswith(f"error: {message}"), error
+        assert not (images.path / "attacks.json").exists()
+    with pytest.raises(BadInput, match=r"its inputs are no images of 8 pixels a side or more"):
+        noise(tmp_path, rounds=1, epochs=1).invert_explanations(Gradient())
+
+
 def test_a_method_that_shares_nothing(say: Say) -> None:
     done = trained(Path("runs"), {"name": "fedavg"})
     code, text, _ = say("attack", str(done.path))
@@ -173,11 +287,15 @@ def test_shadows_of_models_of_documents(say: Say, model: dict[str, Any]) -> None
         "model": model,
     }
     done = trained(Path("runs"), {"name": "fedavg"}, 1, **sections)
-    code, text, error = say("attack", str(done.path), "--shadows", "2")
+    ways = ("--shadows", "2", "--explainer", "occlusion", "--noise", "1")
+    code, text, error = say("attack", str(done.path), *ways)
     assert code == 0, error
-    assert "lira" in text
+    assert "from explanations" not in text  # which are of no images
     found = json.loads((done.path / "attacks.json").read_text())["membership"]
     assert 0 <= found["lira"]["auc"] <= 1
+    assert 0 <= found["occlusion/map_lira"]["auc"] <= 1
+    with pytest.raises(BadInput, match="attribution gradient needs inputs of floating point"):
+        PrivacyAudit(done).infer_membership(0, [Gradient()])
 
 
 @pytest.mark.filterwarnings("ignore:.*words get random vectors")
