@@ -124,12 +124,6 @@ class PrivacyAudit:
         self._rounds = len(last)
 
     @property
-    def explainers(self) -> tuple[FeatureExplainer, ...]:
-        """Those of the run's `explain` section, if it has one."""
-        section = self.experiment.explain
-        return () if section is None else section.explainers
-
-    @property
     def explains_images(self) -> bool:
         """Whether inputs are images that can be reconstructed from explanations."""
         shape = self._dataset.shape
@@ -173,7 +167,8 @@ class PrivacyAudit:
                 there are too few shadow models.
         """
         if explainers is None:
-            explainers = self.explainers
+            section = self.experiment.explain
+            explainers = () if section is None else section.explainers
         self._check(explainers, noise)
         known = self._splits.train.values
         count = min(MEMBERS, len(known), len(self._dataset.test_y))

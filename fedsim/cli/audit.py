@@ -52,10 +52,11 @@ def attack_command(
 
     if trust:
         RunFolder.open(folder).trust()
-    attacked = PrivacyAudit(load(folder))
-    explainers = _found(explainer, attacked.explainers)
+    run = load(folder)
+    explainers = _found(explainer, run.experiment.explain)
     if noise is not None and not explainers:
         raise BadInput("--noise is for explanations; say which by --explainer")
+    attacked = PrivacyAudit(run)
     found: dict[str, Any] = {"membership": {}}
     table = _table("membership by", "AUC", "balanced accuracy", "TPR at 1 % FPR")
     for name, outcome in attacked.infer_membership(shadows, explainers, noise).items():
@@ -92,17 +93,16 @@ def attack_command(
     say_written(paths)
 
 
-def _found(
-    names: Sequence[str] | None, usual: Sequence[FeatureExplainer]
-) -> Sequence[FeatureExplainer]:
-    """The explainers of these names, with the run's settings of those that it has.
+def _found(names: Sequence[str] | None, section: Explain | None) -> Sequence[FeatureExplainer]:
+    """The explainers of these names, as the run's section sets those that it has, or all of its.
 
     Raises:
         BadInput: there is none of a name, or it gives no relevances.
     """
-    known = {explainer.name: explainer for explainer in usual}
+    usual = () if section is None else section.explainers
     if not names:
         return usual
+    known = {explainer.name: explainer for explainer in usual}
     try:
         return Explain.model_validate({"explainers": [known.get(n, n) for n in names]}).explainers
     except ValidationError as error:
