@@ -26,7 +26,7 @@ from fedsim.federation import (
 )
 from fedsim.modules import search_here_last
 from fedsim.prepare import prepare
-from fedsim.records import hashes
+from fedsim.records import facts, hashes
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.loggers import environment, with_loggers
 from fedsim.results.manifest import is_at
@@ -61,8 +61,8 @@ def run(
     dataset, splits, spec = prepare(experiment)
     check_disk(experiment, spec, Path(out))
     with _planned(experiment, splits, spec) as actors:
-        facts = {**hashes(dataset, splits, experiment.method), "clients": len(splits)}
-        folder = RunFolder.create(experiment, new_path(out, experiment.name), facts)
+        about = facts(dataset, splits, experiment.method)
+        folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
         with folder.alone():
             on_start(folder)
             return _carry_out(folder, dataset, splits, spec, actors, on_progress)
@@ -129,8 +129,8 @@ def drive(
             folder.trust()  # the experiment was handed over with it; it may have begun elsewhere
             same_data(folder, dataset, splits)
         else:
-            facts = {**hashes(dataset, splits, experiment.method), "clients": len(splits)}
-            folder = RunFolder.create(experiment, path, facts)
+            about = facts(dataset, splits, experiment.method)
+            folder = RunFolder.create(experiment, path, about)
         if folder.manifest["status"] == "finished" and not folder.damage():
             return load(path)
         if experiment.engine.kind == "local":

@@ -34,7 +34,7 @@ def prepare(
     check_loggers(experiment)
     dataset = dataset or load_dataset(experiment.data)
     splits = experiment.partition.deal(dataset, experiment.seed)
-    dataset = experiment.data.for_clients(dataset, splits, experiment.seed)
+    dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
     share = experiment.train.participation
     if cohort_size(share, len(splits)) == 0:
         raise ExperimentError(
@@ -108,7 +108,12 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
 
 
 def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
-    """Refuse rounds that do not divide among the tasks of a sequence."""
+    """Refuse rounds that do not divide among the tasks of a sequence, or end before a drift."""
+    if splits.drift is not None and splits.drift.round > experiment.train.rounds:
+        raise ExperimentError(
+            f"data.round={splits.drift.round}: the run ends after round "
+            f"{experiment.train.rounds} (train.rounds), before anything drifts"
+        )
     if splits.sequence is None:
         return
     T, rounds = splits.sequence.num_tasks, experiment.train.rounds

@@ -90,9 +90,16 @@ def result_hash(chain: str, state: State) -> str:
     return digest.hexdigest()[:16]
 
 
+def facts(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, Any]:
+    """What a manifest says of the data: their hashes, how many clients, and who drifts."""
+    drift = {} if splits.drift is None else {"drift": splits.drift.facts()}
+    return {**hashes(dataset, splits, method), "clients": len(splits), **drift}
+
+
 def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, str]:
     """Hashes of the data (data_hash) and of who holds what (partition_hash)."""
-    parts = (splits.train, splits.unlabelled, splits.test)
+    held = [splits] if splits.drift is None else [splits, splits.drift.splits]
+    parts = [part for s in held for part in (s.train, s.unlabelled, s.test)]
     contents: dict[str, list[AnyArray]] = {
         "data_hash": [
             *(dataset.x, dataset.y, dataset.test_x, dataset.test_y),

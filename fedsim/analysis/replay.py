@@ -417,7 +417,7 @@ class ModelSnapshot:
         """What it was made of, as explainers take it."""
         own = None
         if self.client is not None:
-            splits = self.again.splits
+            splits = self.again.splits.held(self.again.after)
             rows = [splits.train[self.client], splits.unlabelled[self.client]]
             own = self.dataset.x[np.concatenate(rows)]
         return ExplainedData(self.dataset, partial(_prepared, self.again.fed), own)

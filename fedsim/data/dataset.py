@@ -91,6 +91,8 @@ class Dataset:
         scaling: what `x` was made with of the numbers in the source's files; not of uint8.
         target_scaling: what a regression's `y` was made with.
         resized: images of any size were resized to that of `x`.
+        copies: how many training examples at the end are changed copies of others, for clients
+            that drift; no partition deals them out.
     """
 
     x: AnyArray
@@ -113,6 +115,7 @@ class Dataset:
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED
     resized: bool = False
+    copies: int = 0
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "test_x", "test_y"):
@@ -193,17 +196,23 @@ class Source(Config):
         """
         raise NotImplementedError
 
-    def for_clients(self, dataset: Dataset, splits: ClientSplits, seed: int) -> Dataset:
+    def for_clients(
+        self, dataset: Dataset, splits: ClientSplits, seed: int
+    ) -> tuple[Dataset, ClientSplits]:
         """What the source makes of the training examples once it is known who holds them.
 
         Args:
             dataset: as loaded, or as returned before, which is not changed again.
+            splits: who holds them, as dealt out.
             seed: of the experiment.
+
+        Returns:
+            The data, and who holds what of them.
 
         Raises:
             DataError: they cannot be held so.
         """
-        return dataset
+        return dataset, splits
 
 
 datasets: Registry[Source] = Registry("data set", Source)

@@ -120,6 +120,7 @@ class ClientSplits:
         labels: its classes by client; None where a model chooses among all classes.
         validation: examples of the task kept aside.
         test_is_central: `test` holds indices into `Dataset.test_x`.
+        drift: what clients hold instead from a round on, if some drift.
     """
 
     train: Ragged
@@ -131,14 +132,19 @@ class ClientSplits:
     labels: tuple[tuple[int, ...], ...] | None = None
     validation: Ragged | None = None
     test_is_central: bool = False
+    drift: Drift | None = None
 
     def __len__(self) -> int:
         return len(self.train)
 
+    def held(self, t: int) -> ClientSplits:
+        """What clients hold in round t, of a sequence all tasks together."""
+        return self if self.drift is None or t < self.drift.round else self.drift.splits
+
     def at(self, t: int, rounds: int) -> ClientSplits:
         """What clients hold in round t of so many: all of it, or a sequence's task under way."""
         if self.sequence is None:
-            return self
+            return self.held(t)
         return self._of_task[self.sequence.task(t, rounds)]
 
     @cached_property
@@ -161,6 +167,31 @@ class ClientSplits:
                 )
             )
         return found
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A change of some clients' examples.
+
+    Args:
+        round: from which on they hold the changed ones.
+        clients: whose, in ascending order.
+        features: the columns of a table that change, by name.
+        splits: what all clients hold from then on.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    features: tuple[str, ...]
+    splits: ClientSplits
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "round": self.round,
+            "clients": list(self.clients),
+            "features": list(self.features),
+        }
 
 
 MOST_CLIENTS = 100_000_000  # more would not fit into memory, whatever they hold
@@ -244,7 +275,7 @@ class Partition(Config):
 
     def taking_part(self, data: Dataset, seed: int) -> Indices:
         """The examples that are dealt out at all, sorted."""
-        everything = np.arange(len(data.y))
+        everything = np.arange(len(data.y) - data.copies)
         if self.train_fraction == 1:
             return everything
         rng = keyed_rng(seed, "train share")

@@ -120,13 +120,15 @@ class Shortcut(Source):
             truth={name: np.concatenate([own[name] for own in truth]) for name in truth[0]},
         )
 
-    def for_clients(self, dataset: Dataset, splits: ClientSplits, seed: int) -> Dataset:
+    def for_clients(
+        self, dataset: Dataset, splits: ClientSplits, seed: int
+    ) -> tuple[Dataset, ClientSplits]:
         """Plant the shortcut in the examples of those who hold it.
 
         What an example draws depends on the seed and its index alone.
         """
         if NAME in dataset.columns:  # it is there already
-            return dataset
+            return dataset, splits
         if splits.sequence is not None and len(self.test) > 1:
             raise DataError(
                 "data.test: a stream of tasks is scored by task, not by variant; name one variant"
@@ -137,7 +139,7 @@ class Shortcut(Source):
         at = keyed_rng(seed, "shortcut place").random(N)[carry]
         x = np.array(dataset.x)
         x[carry], _ = self._plant(dataset, self._kind(dataset))(x[carry], dataset.y[carry], at, {})
-        return replace(dataset, x=x, columns={**dataset.columns, NAME: carry})
+        return replace(dataset, x=x, columns={**dataset.columns, NAME: carry}), splits
 
     def holders(self, clients: int, seed: int) -> Indices:
         """Which of so many clients hold the shortcut, in ascending order.

@@ -177,7 +177,7 @@ class Federation:
     def labelled_data(self) -> Examples:
         """All clients' labelled examples together, for baselines that no federation could run."""
         self._aggregation.allow("reads the clients' examples")
-        return self._context.examples(np.sort(self._context.splits.train.values))
+        return self._context.examples(np.sort(self._context.splits.held(self.round).train.values))
 
     @property
     def test_data(self) -> Examples:

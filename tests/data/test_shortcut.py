@@ -290,7 +290,7 @@ def test_features_in_files_as_in_the_data(of: dict[str, Any], tmp_path: Path) ->
 def deal(made: Shortcut, kind: str, seed: int = 0, **fields: Any) -> tuple[Dataset, ClientSplits]:
     data = made.load()
     splits = partitions.parse({"kind": kind, **fields}).deal(data, seed)
-    return made.for_clients(data, splits, seed), splits
+    return made.for_clients(data, splits, seed)
 
 
 @settings(max_examples=50)
@@ -373,7 +373,7 @@ def test_all_that_a_client_has_is_treated_alike() -> None:
             assert (carry[rows[k]] == (k in holders)).all()
     assert not carry[splits.server].any()
     central = replace(splits, test=Ragged.of([np.arange(3)] * 6), test_is_central=True)
-    carried = made.for_clients(made.load(), central, 0).columns["shortcut"]
+    carried = made.for_clients(made.load(), central, 0)[0].columns["shortcut"]
     assert carried.sum() == carry.sum() - sum(len(splits.test[k]) for k in holders)
 
 
@@ -394,11 +394,11 @@ def test_it_is_planted_once_and_what_was_loaded_stays() -> None:
     data = made.load()
     before = np.array(data.x)
     splits = partitions.parse({"kind": "iid", "clients": 2}).deal(data, 0)
-    again = made.for_clients(data, splits, 0)
+    again, _ = made.for_clients(data, splits, 0)
     np.testing.assert_array_equal(data.x, before)
-    assert made.for_clients(again, splits, 0) is again
+    assert made.for_clients(again, splits, 0)[0] is again
     plain = datasets.parse(DIGITS)
-    assert plain.for_clients(data, splits, 0) is data
+    assert plain.for_clients(data, splits, 0) == (data, splits)
 
 
 def test_streams_of_tasks() -> None:
@@ -572,5 +572,5 @@ def test_an_example_of_two_clients_can_carry_it_only_if_both_hold_it() -> None:
     splits = ClientSplits(shared, Ragged.of([[], []]), Ragged.of([[], []]))
     with pytest.raises(DataError, match=r"data\.clients=0\.5: training example 4 is held"):
         made.for_clients(data, splits, 0)
-    both = source(DIGITS, clients=1, strength=1).for_clients(data, splits, 0)
+    both, _ = source(DIGITS, clients=1, strength=1).for_clients(data, splits, 0)
     assert np.flatnonzero(both.columns["shortcut"]).tolist() == list(range(9))
