@@ -11,7 +11,8 @@ _collects = _gc.isenabled()
 _gc.disable()
 try:
     from fedsim.analysis.replay import replay
-    from fedsim.data import reviews as _reviews  # fills the registry, as do the next four
+    from fedsim.data import drift as _drift  # fills the registry, as do the next five
+    from fedsim.data import reviews as _reviews
     from fedsim.data import shortcut as _shortcut
     from fedsim.data import sources as _sources
     from fedsim.data import task_sequence as _task_sequence
@@ -39,4 +40,4 @@ __all__ = [
     "resume",
     "run",
 ]
-del _reviews, _search_here_last, _shortcut, _sources, _task_sequence, _text_sources
+del _drift, _reviews, _search_here_last, _shortcut, _sources, _task_sequence, _text_sources

@@ -173,6 +173,13 @@ def feature_names(count: int, names: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(names) or tuple(f"x{f + 1}" for f in range(count))
 
 
+def as_dtype(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers as of another type, rounded if that is bytes."""
+    if dtype == np.uint8:
+        values = np.rint(np.clip(values, 0, 255))
+    return values.astype(dtype)
+
+
 def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
     """The array with the strides of one that was just allocated.
 

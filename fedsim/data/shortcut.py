@@ -18,6 +18,7 @@ from fedsim.data.dataset import (
     Dataset,
     Scaling,
     Source,
+    as_dtype,
     check_memory,
     datasets,
     feature_names,
@@ -86,9 +87,10 @@ class Shortcut(Source):
 
     @field_validator("of")
     @classmethod
-    def _is_not_one_itself(cls, of: Source) -> Source:
-        if isinstance(of, Shortcut):
-            raise PydanticCustomError("nested", "a shortcut cannot be planted beside another")
+    def _is_as_it_was_loaded(cls, of: Source) -> Source:
+        if type(of).for_clients is not Source.for_clients:
+            problem = "a shortcut cannot be planted where '{name}' changes clients' examples"
+            raise PydanticCustomError("nested", problem, {"name": of.name})
         return of
 
     @field_validator("test")
@@ -322,16 +324,9 @@ def _levels(data: Dataset) -> Callable[[NDArray[Any]], NDArray[Any]]:
     def levels(of: NDArray[Any]) -> NDArray[Any]:
         values: NDArray[Any] = scaling(of.astype(np.float64))
         values = values if C else (1 + values) / 2
-        return _as(values * 255 if data.x.dtype == np.uint8 else values, data.x.dtype)
+        return as_dtype(values * 255 if data.x.dtype == np.uint8 else values, data.x.dtype)
 
     return levels
-
-
-def _as(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Numbers as of another type, rounded if that is bytes."""
-    if dtype == np.uint8:
-        values = np.rint(np.clip(values, 0, 255))
-    return values.astype(dtype)
 
 
 def _fill(
@@ -389,7 +384,7 @@ def _paint(
         own = x[of == c]
         inside = own[:, :, masks[c]]
         painted = (1 - opacity) * inside + opacity * colours[c][:, None]
-        own[:, :, masks[c]] = _as(painted, x.dtype)
+        own[:, :, masks[c]] = as_dtype(painted, x.dtype)
         x[of == c] = own
     return x, {**truth, NAME: masks[of]}
 
@@ -419,7 +414,7 @@ def _figures(
     else:
         shades = np.repeat((np.arange(C)[:, None] + 1) / C, channels, axis=1)
     colours = low + (high - low) * shades
-    if len(np.unique(_as(colours, data.x.dtype), axis=0)) < C:
+    if len(np.unique(as_dtype(colours, data.x.dtype), axis=0)) < C:
         raise DataError(f"data.kind={kind}: the images have too few shades for {C} classes")
     return np.repeat(mask[None], C, axis=0), colours, 1.0 if kind == "border" else TINT
 

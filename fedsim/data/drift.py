@@ -1,0 +1,264 @@
+"""Clients that drift: from a round on, what their inputs look like is another thing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, field_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.data.dataset import (
+    Dataset,
+    Source,
+    as_dtype,
+    check_memory,
+    datasets,
+    feature_names,
+    load_dataset,
+)
+from fedsim.data.partition import ClientSplits, Drift, Indices, Ragged
+from fedsim.data.stored import StoredArray, bounds
+from fedsim.errors import DataError
+from fedsim.registry import nearest
+from fedsim.rng import keyed_rng
+
+Kind = Literal["shift", "shuffle", "noise", "invert"]
+OF_TABLES: tuple[Kind, ...] = ("shift", "shuffle")
+OF_IMAGES: tuple[Kind, ...] = ("noise", "invert")
+WITH_STRENGTH = ("shift", "noise")
+
+
+@datasets.register
+class Drifting(Source):
+    """Another data set in which the inputs of some clients change in a round, and stay so.
+
+    What changes is all that such a client has: training examples, those without label, and test
+    examples of its own. Labels, other clients and the central test set stay as they are, and so
+    does everything before that round. The manifest says which clients drift, and which features:
+    `drift: {round, clients, features}`.
+
+    Of tables, some columns change: with `shift` they grow by `strength` standard deviations of
+    the training examples; with `shuffle` their values are permuted among all examples that the
+    client has, each column by itself, so that they carry no information about the label any more.
+    Of images, with `noise` every pixel gets Gaussian noise of `strength` standard deviations of
+    all pixels in training, cut off at the least and greatest of these; with `invert`
+    dark pixels turn bright: x becomes least + greatest − x.
+
+    Args:
+        of: the data set (a `data` section of its own), in memory.
+        clients: the share of the clients that drift; one at least.
+        round: the first in which they have the changed inputs.
+        kind: `shift` or `shuffle` for tables, `noise` or `invert` for images; the first of these
+            if not given.
+        strength: of `shift` and `noise`, in standard deviations; 1 if not given.
+        features: the columns of a table that change, by name; or how many, which the seed draws
+            among those that are not the same for all examples. One if not given.
+    """
+
+    name: str = "drift"
+    of: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
+    clients: float = Field(0.2, gt=0, le=1)
+    round: PositiveInt
+    kind: Kind | None = None
+    strength: float | None = Field(None, gt=0)
+    features: PositiveInt | tuple[str, ...] | None = None
+
+    @field_validator("of")
+    @classmethod
+    def _is_as_it_was_loaded(cls, of: Source) -> Source:
+        if type(of).for_clients is not Source.for_clients:
+            problem = "clients cannot drift whose examples '{name}' changes already"
+            raise PydanticCustomError("nested", problem, {"name": of.name})
+        return of
+
+    @field_validator("features")
+    @classmethod
+    def _are_some_and_differ(
+        cls, features: int | tuple[str, ...] | None
+    ) -> int | tuple[str, ...] | None:
+        if features == ():
+            raise PydanticCustomError("empty", "must name a column, or say how many change")
+        if isinstance(features, tuple):
+            for name in features:
+                if features.count(name) > 1:
+                    raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+        return features
+
+    def load(self) -> Dataset:
+        """The data set as it is before anything drifts."""
+        data = load_dataset(self.of)
+        self._columns(data, 0)  # what cannot change is refused, whoever holds it
+        return data
+
+    def for_clients(
+        self, dataset: Dataset, splits: ClientSplits, seed: int
+    ) -> tuple[Dataset, ClientSplits]:
+        """Append changed copies of what drifting clients hold, which they hold from `round` on."""
+        if splits.sequence is not None:
+            raise DataError(
+                "data.name=drift: clients that learn tasks one after another cannot drift; take "
+                "another partition"
+            )
+        drifting = self.drifting(len(splits), seed)
+        N = len(dataset.y) - dataset.copies
+        held = [_held(splits, k) for k in drifting]
+        columns = self._columns(dataset, seed)
+        if not dataset.copies:
+            dataset = self._with_copies(dataset, columns, drifting, held, seed)
+        later, begin = {}, N
+        for k, rows in zip(drifting, held, strict=True):
+            later[k] = np.arange(begin, begin + len(rows))
+            begin += len(rows)
+        names = feature_names(dataset.shape[0], dataset.features) if len(columns) else ()
+        drift = Drift(
+            self.round,
+            tuple(drifting),
+            tuple(names[f] for f in columns),
+            _from_then_on(splits, later),
+        )
+        return dataset, replace(splits, drift=drift)
+
+    def drifting(self, clients: int, seed: int) -> list[int]:
+        """Which of so many clients drift, in ascending order.
+
+        Args:
+            seed: of the experiment.
+        """
+        count = max(round(self.clients * clients), 1)
+        drawn = keyed_rng(seed, "drift clients").permutation(clients)[:count]
+        return sorted(drawn.tolist())
+
+    def _with_copies(
+        self,
+        data: Dataset,
+        columns: list[int],
+        drifting: list[int],
+        held: list[Indices],
+        seed: int,
+    ) -> Dataset:
+        rows = np.concatenate(held)
+        check_memory(self, data.x.nbytes * (1 + len(rows) / len(data.y)))
+        changed = [
+            self._changed(data, columns, own, keyed_rng(seed, "drift", client=k))
+            for k, own in zip(drifting, held, strict=True)
+        ]
+        return replace(
+            data,
+            x=np.concatenate([data.x, *changed]),
+            y=np.concatenate([data.y, data.y[rows]]),
+            columns={
+                name: np.concatenate([column, column[rows]])
+                for name, column in data.columns.items()
+            },
+            copies=len(rows),
+        )
+
+    def _changed(
+        self, data: Dataset, columns: list[int], rows: Indices, rng: np.random.Generator
+    ) -> NDArray[Any]:
+        """(n, ...) a client's inputs as they are once it has drifted."""
+        kind = self._kind(data)
+        every = np.asarray(data.x)
+        x = every[rows]
+        if kind == "shuffle":
+            for f in columns:
+                x[:, f] = rng.permutation(x[:, f])
+            return x
+        strength = self.strength or 1.0
+        if kind == "shift":
+            found = x.astype(np.float64)
+            found[:, columns] += strength * every[:, columns].std(axis=0, dtype=np.float64)
+            return as_dtype(found, x.dtype)
+        low, high = (float(bound) for bound in bounds(data.x))
+        if kind == "invert":
+            return as_dtype(low + high - x.astype(np.float64), x.dtype)
+        spread = strength * every.std(dtype=np.float64)
+        noisy = x + spread * rng.standard_normal(x.shape)
+        return as_dtype(np.clip(noisy, low, high), x.dtype)
+
+    def _columns(self, data: Dataset, seed: int) -> list[int]:
+        """The columns of a table that change, in ascending order; none of images.
+
+        Raises:
+            DataError: there are none of that name, or not so many.
+        """
+        if self._kind(data) in OF_IMAGES:
+            return []
+        x = np.asarray(data.x)[: len(data.y) - data.copies]
+        varied = np.flatnonzero((x != x[:1]).any(axis=0))
+        features = self.features or 1
+        if isinstance(features, int):
+            if features > len(varied):
+                raise DataError(
+                    f"data.features={features}: {len(varied)} of {data.shape[0]} columns are not "
+                    "the same for all training examples"
+                )
+            drawn = keyed_rng(seed, "drift features").permutation(varied)[:features]
+            return sorted(drawn.tolist())
+        names = feature_names(data.shape[0], data.features)
+        for name in features:
+            if name not in names:
+                raise DataError(
+                    f"data.features: there is no column '{name}'{nearest(name, names)}"
+                )
+            if names.index(name) not in varied:
+                raise DataError(
+                    f"data.features: column '{name}' is the same for all training examples, and "
+                    "cannot drift"
+                )
+        return sorted(names.index(name) for name in features)
+
+    def _kind(self, data: Dataset) -> Kind:
+        """The kind that is asked for, or the usual one of such data.
+
+        Raises:
+            DataError: the data cannot drift so.
+        """
+        if data.words or len(data.shape) not in (1, 3):
+            what = "documents" if data.words else f"inputs of shape {data.shape}"
+            raise DataError(f"data.of: {what} cannot drift; tables and images can")
+        table = len(data.shape) == 1
+        what, known = ("tables", OF_TABLES) if table else ("images", OF_IMAGES)
+        kind = self.kind or known[0]
+        if kind not in known:
+            raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
+        if self.strength is not None and kind not in WITH_STRENGTH:
+            raise DataError(
+                f"data.strength={self.strength:g}: {kind} has no strength; leave it out"
+            )
+        if self.features is not None and not table:
+            raise DataError("data.features: images have no columns; leave it out")
+        if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
+            raise DataError(
+                "data.of: inputs that stay in their files cannot drift; leave out in_place"
+            )
+        return kind
+
+
+def _held(splits: ClientSplits, k: int) -> Indices:
+    """All training examples that a client has, as a copy of each is appended."""
+    return np.concatenate([splits.train[k], splits.unlabelled[k], splits.test[k]])
+
+
+def _from_then_on(splits: ClientSplits, later: dict[int, Indices]) -> ClientSplits:
+    """What all clients hold once some have drifted.
+
+    Args:
+        later: the changed copies of what each of these has, in the order of `_held`.
+    """
+    train, unlabelled, test = (
+        [own[k] for k in range(len(splits))]
+        for own in (splits.train, splits.unlabelled, splits.test)
+    )
+    for k, rows in later.items():
+        cuts = np.cumsum([len(train[k]), len(unlabelled[k])])
+        train[k], unlabelled[k], test[k] = np.split(rows, cuts)
+    return replace(
+        splits,
+        train=Ragged.of(train),
+        unlabelled=Ragged.of(unlabelled),
+        test=Ragged.of(test),
+    )
