@@ -108,11 +108,11 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
 
 
 def _check_rounds(experiment: Experiment, splits: ClientSplits) -> None:
-    """Refuse rounds that do not divide among the tasks of a sequence, or end before a drift."""
-    if splits.drift is not None and splits.drift.round > experiment.train.rounds:
+    """Refuse rounds that do not divide among the tasks of a sequence, or end before a change."""
+    if splits.change is not None and splits.change.round > experiment.train.rounds:
         raise ExperimentError(
-            f"data.round={splits.drift.round}: the run ends after round "
-            f"{experiment.train.rounds} (train.rounds), before anything drifts"
+            f"data.round={splits.change.round}: the run ends after round "
+            f"{experiment.train.rounds} (train.rounds), before anything changes"
         )
     if splits.sequence is None:
         return

@@ -91,14 +91,14 @@ def result_hash(chain: str, state: State) -> str:
 
 
 def facts(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, Any]:
-    """What a manifest says of the data: their hashes, how many clients, and who drifts."""
-    drift = {} if splits.drift is None else {"drift": splits.drift.facts()}
-    return {**hashes(dataset, splits, method), "clients": len(splits), **drift}
+    """What a manifest says of the data: their hashes, how many clients, and whose change."""
+    change = {} if splits.change is None else {"change": splits.change.facts()}
+    return {**hashes(dataset, splits, method), "clients": len(splits), **change}
 
 
 def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, str]:
     """Hashes of the data (data_hash) and of who holds what (partition_hash)."""
-    held = [splits] if splits.drift is None else [splits, splits.drift.splits]
+    held = [splits] if splits.change is None else [splits, splits.change.splits]
     parts = [part for s in held for part in (s.train, s.unlabelled, s.test)]
     contents: dict[str, list[AnyArray]] = {
         "data_hash": [

@@ -19,7 +19,7 @@ from fedsim.data.dataset import (
     feature_names,
     load_dataset,
 )
-from fedsim.data.partition import ClientSplits, Drift, Indices, Ragged
+from fedsim.data.partition import Change, ClientSplits, Indices, Ragged
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.errors import DataError
 from fedsim.registry import nearest
@@ -38,7 +38,7 @@ class Drifting(Source):
     What changes is all that such a client has: training examples, those without label, and test
     examples of its own. Labels, other clients and the central test set stay as they are, and so
     does everything before that round. The manifest says which clients drift, and which features:
-    `drift: {round, clients, features}`.
+    `change: {round, clients, features}`.
 
     Of tables, some columns change: with `shift` they grow by `strength` standard deviations of
     the training examples; with `shuffle` their values are permuted among all examples that the
@@ -113,13 +113,13 @@ class Drifting(Source):
             later[k] = np.arange(begin, begin + len(rows))
             begin += len(rows)
         names = feature_names(dataset.shape[0], dataset.features) if len(columns) else ()
-        drift = Drift(
+        change = Change(
             self.round,
             tuple(drifting),
             tuple(names[f] for f in columns),
             _from_then_on(splits, later),
         )
-        return dataset, replace(splits, drift=drift)
+        return dataset, replace(splits, change=change)
 
     def drifting(self, clients: int, seed: int) -> list[int]:
         """Which of so many clients drift, in ascending order.

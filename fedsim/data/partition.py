@@ -120,7 +120,7 @@ class ClientSplits:
         labels: its classes by client; None where a model chooses among all classes.
         validation: examples of the task kept aside.
         test_is_central: `test` holds indices into `Dataset.test_x`.
-        drift: what clients hold instead from a round on, if some drift.
+        change: what clients hold instead from a round on, if that is so.
     """
 
     train: Ragged
@@ -132,14 +132,14 @@ class ClientSplits:
     labels: tuple[tuple[int, ...], ...] | None = None
     validation: Ragged | None = None
     test_is_central: bool = False
-    drift: Drift | None = None
+    change: Change | None = None
 
     def __len__(self) -> int:
         return len(self.train)
 
     def held(self, t: int) -> ClientSplits:
         """What clients hold in round t, of a sequence all tasks together."""
-        return self if self.drift is None or t < self.drift.round else self.drift.splits
+        return self if self.change is None or t < self.change.round else self.change.splits
 
     def at(self, t: int, rounds: int) -> ClientSplits:
         """What clients hold in round t of so many: all of it, or a sequence's task under way."""
@@ -170,8 +170,8 @@ class ClientSplits:
 
 
 @dataclass(frozen=True)
-class Drift:
-    """A change of some clients' examples.
+class Change:
+    """Other inputs that some clients have from a round on.
 
     Args:
         round: from which on they hold the changed ones.

@@ -69,7 +69,7 @@ def test_what_changes_and_what_does_not(
     own = {"test_fraction": 0.3, "labelled_fraction": 0.6, "server_fraction": 0.1}
     data, splits = deal(made, seed, clients=K, **own)
     plain = partitions.parse({"kind": "iid", "clients": K, **own}).deal(base, seed)
-    drift, N = splits.drift, len(base.y)
+    drift, N = splits.change, len(base.y)
     assert drift is not None
     for t in (0, 1, 2):
         assert splits.at(t, 9) is splits
@@ -120,15 +120,15 @@ def test_what_changes_and_what_does_not(
 
 def test_named_columns_and_draws() -> None:
     data, splits = deal(source(CLUSTERS, features=["x5", "x2"]), clients=4)
-    assert splits.drift is not None
-    assert splits.drift.features == ("x2", "x5")
-    assert (data.x[120:] != data.x[splits.train[splits.drift.clients[0]]]).any(
+    assert splits.change is not None
+    assert splits.change.features == ("x2", "x5")
+    assert (data.x[120:] != data.x[splits.train[splits.change.clients[0]]]).any(
         axis=0
     ).tolist() == [
         *(False, True, False),
         *(False, True, False),
     ]
-    drawn = {source(CLUSTERS).for_clients(*found, seed)[1].drift.features for seed in range(9)
+    drawn = {source(CLUSTERS).for_clients(*found, seed)[1].change.features for seed in range(9)
              for found in [(loaded(0), splits)]}  # type: ignore[union-attr]  # fmt: skip
     assert len(drawn) > 2
     few, more = source(CLUSTERS, clients=0.3), source(CLUSTERS, clients=0.8)
@@ -142,11 +142,11 @@ def test_bytes_stay_bytes(tmp_path: Path) -> None:
     np.savez(tmp_path / "bytes.npz", x=x, y=y)
     of = {"name": "npz", "path": str(tmp_path / "bytes.npz")}
     data, splits = deal(source(of, features=["x1"], strength=2, clients=1), clients=1)
-    assert splits.drift is not None
+    assert splits.change is not None
     N = len(data.y) - data.copies
     assert data.x.dtype == np.uint8
     moved = np.minimum(np.rint(data.x[:N, 0] + 2 * data.x[:N, 0].std()), 255)
-    np.testing.assert_array_equal(data.x[splits.drift.splits.train[0], 0], moved[splits.train[0]])
+    np.testing.assert_array_equal(data.x[splits.change.splits.train[0], 0], moved[splits.train[0]])
 
 
 def test_data_that_were_made_ready_are_dealt_out_as_before() -> None:
@@ -156,9 +156,9 @@ def test_data_that_were_made_ready_are_dealt_out_as_before() -> None:
     dealt = partitions.parse({"kind": "iid", "clients": 5}).deal(data, 0)
     again, as_before = made.for_clients(data, dealt, 0)
     assert again is data
-    assert splits.drift is not None
-    assert as_before.drift is not None
-    assert splits.drift.features == as_before.drift.features
+    assert splits.change is not None
+    assert as_before.change is not None
+    assert splits.change.features == as_before.change.features
     for k in range(5):
         assert parts(as_before.at(3, 9), k) == parts(splits.at(3, 9), k)
 
@@ -193,10 +193,10 @@ def test_nothing_is_different_before_the_round(finish: Callable[..., Run], metho
 
 def test_only_clients_that_drift_train_on_something_else(finish: Callable[..., Run]) -> None:
     run, plain = finish(**sections(round=1, strength=3)), finish(**sections())
-    assert run.manifest["drift"]["round"] == 1
-    drifting = run.manifest["drift"]["clients"]
+    assert run.manifest["change"]["round"] == 1
+    drifting = run.manifest["change"]["clients"]
     assert len(drifting) == 2
-    assert len(run.manifest["drift"]["features"]) == 1
+    assert len(run.manifest["change"]["features"]) == 1
     first = [found.clients.query("round == 1").set_index("client") for found in (run, plain)]
     for column in ("loss", "samples"):
         a, b = (frame[column] for frame in first)
@@ -214,7 +214,7 @@ def test_the_same_bits_from_any_round(finish: Callable[..., Run]) -> None:
         assert replay(done, after=after).after == after  # compared with the record
     models, at = client_models(done, [0, 3], after=3)  # which makes the data ready twice
     assert set(models) == {0, 3}
-    drift = at.splits.drift
+    drift = at.splits.change
     assert drift is not None
     client = drift.clients[0]
     for after in (2, 3):
@@ -226,7 +226,7 @@ def test_the_same_bits_from_any_round(finish: Callable[..., Run]) -> None:
 def test_own_inputs_that_are_explained_drift(finish: Callable[..., Run]) -> None:
     explain = {"explainers": ["gradient"], "inputs_from": "own", "every": 1, "clients": 5}
     done = finish(**sections(), explain={**explain, "inputs": 3, "maps": True})
-    N, drifting = 120, done.manifest["drift"]["clients"]
+    N, drifting = 120, done.manifest["change"]["clients"]
     maps = done.maps
     moved = (maps["round"] >= 3) & maps["client"].isin(drifting)
     assert ((maps["input"] >= N) == moved).all()
@@ -282,7 +282,7 @@ def test_what_else_cannot_drift(tmp_path: Path) -> None:
     of = {"name": "table", "path": str(tmp_path / "table.csv"), "label": "ill"}
     with pytest.raises(BadInput, match=r"data\.features: column 'b' is the same for all"):
         source(of, features=["b"]).load()
-    assert deal(source(of), clients=2)[1].drift.features == ("a",)  # type: ignore[union-attr]
+    assert deal(source(of), clients=2)[1].change.features == ("a",)  # type: ignore[union-attr]
     stored = {"name": "npz", "path": str(tmp_path / "in_place.npz"), "in_place": True}
     np.savez(tmp_path / "in_place.npz", x=np.zeros((9, 3), np.float32), y=np.arange(9) % 2)
     with pytest.raises(BadInput, match=r"data\.of: inputs that stay in their files cannot drift"):
