@@ -48,7 +48,34 @@ BATCH = 64
 _COMPARED = 8  # rows on which a canonised network must do what the network does
 
 
-class Attribution(FeatureExplainer, ABC):
+class OfDecision(FeatureExplainer, ABC):
+    """Explains single decisions by their relevances, in words and pictures."""
+
+    def explain(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        inputs: Inputs,
+        rng: np.random.Generator,
+    ) -> Explanation:
+        """The relevance of each part of the inputs for the class that is decided upon."""
+        x, classes = data.prepare(inputs.x), data.dataset.classes
+        outputs = torch.from_numpy(logits(model.as_network(), x))
+        best = outputs.argmax(dim=1)
+        relevance = self.relevances(model, data, x, best.to(x.device), rng)
+        if classes:
+            chances = tuple(outputs.softmax(dim=1).amax(dim=1).tolist())
+            decisions = tuple(classes[c] for c in best.tolist())
+        else:
+            values = data.dataset.target_scaling.undo(outputs[:, 0].double().numpy())
+            chances, decisions = (), tuple(f"{value:.6g}" for value in values)
+        return Attributed(
+            *(model.title, f"{self.name}{model.suffix}", self.name, data.dataset, inputs),
+            *(relevance, decisions, chances),
+        )
+
+
+class Attribution(OfDecision, ABC):
     """How much each entry of an input matters to a network: one way to measure it.
 
     Attributes:
@@ -108,29 +135,6 @@ class Attribution(FeatureExplainer, ABC):
         if self.differentiates:  # some of what it cannot do is seen when it is done
             x, y = data.prepare(data.dataset.x[:1]), torch.zeros(1, dtype=torch.int64)
             self.relevance(model.network, x, y, np.random.default_rng(0))
-
-    def explain(
-        self,
-        model: ExplainedModel,
-        data: ExplainedData,
-        inputs: Inputs,
-        rng: np.random.Generator,
-    ) -> Explanation:
-        """The relevance of each part of the inputs for the class that is decided upon."""
-        x, classes = data.prepare(inputs.x), data.dataset.classes
-        outputs = torch.from_numpy(logits(model.as_network(), x))
-        best = outputs.argmax(dim=1)
-        relevance = self.relevances(model, data, x, best.to(x.device), rng)
-        if classes:
-            chances = tuple(outputs.softmax(dim=1).amax(dim=1).tolist())
-            decisions = tuple(classes[c] for c in best.tolist())
-        else:
-            values = data.dataset.target_scaling.undo(outputs[:, 0].double().numpy())
-            chances, decisions = (), tuple(f"{value:.6g}" for value in values)
-        return Attributed(
-            *(model.title, f"{self.name}{model.suffix}", self.name, data.dataset, inputs),
-            *(relevance, decisions, chances),
-        )
 
     def relevances(
         self,

@@ -1,0 +1,142 @@
+"""What each feature takes off a model's loss: Shapley values of the loss, as in SAGE."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.errors import ExperimentError
+from fedsim.explain.attribution import OfDecision
+from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
+from fedsim.training import logits
+
+
+@explainers.register
+class Sage(OfDecision):
+    """How much of an input's loss each feature takes away: Shapley values of the loss.
+
+    With v(S) = ln (1/n Σ_b p_y(x_S, b_rest)), minus the cross-entropy of the mean prediction when
+    the features outside S are those of n background rows b, feature i gets the mean over orders
+    of v(before i, i) − v(before i): positive where it lowers the loss. The orders are drawn for
+    each input by itself. The sum over features is the loss with all of them absent less that of
+    the input as it is, whatever the number of orders.
+
+    The background is drawn from the client's own training inputs, for the global model from the
+    data set's. y is the class explained: with `explain.target: label` it is the true class, and
+    the mean over inputs is the SAGE value of each feature. With `decision` it is how certain the
+    model is, rather than how right.
+
+    Of images a feature is a square of pixels, its value spread evenly over them; of other inputs
+    an entry. For classes, and inputs of floating point. It takes about
+    permutations · background · features evaluations of the network for each input.
+
+    Args:
+        permutations: orders drawn for each input.
+        background: n; all rows if there are fewer.
+        size: of the squares, in pixels; those at the right and lower edge may be smaller.
+
+    Source: Covert, Lundberg, Lee, «Understanding Global Feature Contributions With Additive
+    Importance Measures» (NeurIPS 2020), Eq. 3 and Algorithm 1. There the background is drawn anew
+    at each step, here it is the same rows throughout.
+    """
+
+    name: str = "sage"
+    permutations: int = Field(8, ge=1)
+    background: int = Field(16, ge=1)
+    size: int = Field(4, ge=1)
+
+    def check(self, model: ExplainedModel, data: ExplainedData) -> None:
+        if data.dataset.words:
+            raise ExperimentError(
+                f"{self.name} needs inputs of floating point; for documents: occlusion"
+            )
+        if not data.dataset.classes:
+            raise ExperimentError(
+                f"{self.name} explains the loss of a class, and the target here is a number"
+            )
+
+    @torch.no_grad()
+    def relevances(
+        self,
+        model: ExplainedModel,
+        data: ExplainedData,
+        x: Tensor,
+        y: Tensor,
+        rng: np.random.Generator,
+    ) -> NDArray[np.float32]:
+        held, count = data.dataset.x, len(data.dataset.y) - data.dataset.copies
+        if data.own is not None:
+            held, count = data.own, len(data.own)
+        rows = np.sort(rng.permutation(count)[: self.background])
+        feature_of = _features(tuple(x.shape[1:]), self.size)
+        G = int(feature_of.max()) + 1
+        drawn = [[rng.permutation(G) for _ in range(len(x))] for _ in range(self.permutations)]
+        found = shapley_of_loss(
+            model.as_network(),
+            x,
+            y,
+            data.prepare(np.asarray(held[rows])).to(x),
+            torch.from_numpy(feature_of).to(x.device),
+            np.array(drawn),
+        )
+        pixels = np.bincount(feature_of.ravel())
+        relevance: NDArray[np.float32] = (found / pixels)[:, feature_of].astype(np.float32)
+        return relevance
+
+
+def shapley_of_loss(
+    network: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    background: Tensor,
+    feature_of: Tensor,
+    orders: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """(m, G) what each of G features takes off the cross-entropy, mean over orders.
+
+    Args:
+        network: inputs (B, ...) to logits (B, classes).
+        x: (m, ...) inputs.
+        y: (m,) the class whose loss it is.
+        background: (n, ...) inputs that absent features are taken from.
+        feature_of: the feature that each entry is of, in the shape of an input without channels.
+        orders: (P, m, G) in which features are added to each input.
+    """
+    (P, m, G), n = orders.shape, len(background)
+    of_class = y.cpu().repeat_interleave(n)
+    each = np.arange(m)
+
+    def value(there: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """(m,) the log of the mean probability where features (m, G) are there."""
+        mask = torch.from_numpy(there).to(x.device)[:, feature_of]
+        mask = mask[:, None, None] if x.dim() == 4 else mask[:, None]
+        mixed = torch.where(mask, x[:, None], background).flatten(0, 1)
+        chances = torch.from_numpy(logits(network, mixed)).double().log_softmax(dim=1)
+        own = chances[torch.arange(m * n), of_class].view(m, n)
+        log_mean: NDArray[np.float64] = (own.logsumexp(dim=1) - np.log(n)).numpy()
+        return log_mean
+
+    nothing = value(np.zeros((m, G), dtype=bool))
+    everything = value(np.ones((m, G), dtype=bool))
+    found = np.zeros((m, G))
+    for order in orders:
+        there, before = np.zeros((m, G), dtype=bool), nothing
+        for k in range(G):
+            there[each, order[:, k]] = True
+            after = everything if k == G - 1 else value(there)
+            found[each, order[:, k]] += after - before
+            before = after
+    found /= P
+    return found
+
+
+def _features(shape: tuple[int, ...], size: int) -> NDArray[np.int64]:
+    """The number of the feature that each entry, or pixel, is part of."""
+    if len(shape) != 3:
+        return np.arange(int(np.prod(shape))).reshape(shape)
+    rows, columns = (np.arange(length) // size for length in shape[1:])
+    found: NDArray[np.int64] = rows[:, None] * (columns[-1] + 1) + columns
+    return found
