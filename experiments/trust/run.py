@@ -242,7 +242,7 @@ def detection(results: pd.DataFrame) -> str:
 
 
 def drift_tables(results: pd.DataFrame) -> Iterator[str]:
-    scores = {"f1": "F1", "found": "found of 2", "false": "false alarms", "delay": "delay, rounds"}
+    scores = {"f1": "F1", "found": "found of 2", "false": "false alarms", "delay": "delay"}
     drifts = list(dict.fromkeys(results["drift"]))
     columns = {f"{name}/{score}": f"{label}, {what}" for score, label in scores.items()
                for name, (*_, what) in DETECTORS.items()}  # fmt: skip
@@ -345,7 +345,8 @@ def draw_drift(results: pd.DataFrame) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)
-    figure.axes[0].legend(frameon=False, fontsize=7, loc="upper left", ncols=2)
+    named = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*named, frameon=False, fontsize=7, loc="outside upper center", ncols=6)
     figure.savefig(RESULTS / "drift.png", dpi=150)
 
 
