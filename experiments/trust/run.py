@@ -1,8 +1,8 @@
 """Run grids on trust in explanations, and tabulate them: python run.py [NAME ...] [--done ...]
 
 NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
-(several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA, but for drift. Writes
-a row for each run to results/NAME.csv, pictures beside it, and prints the tables of the README.
+(several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA, but for drift.
+Writes a row for each run to results/NAME.csv, pictures beside it, and prints the tables of the README.
 """
 
 from __future__ import annotations
