@@ -2,7 +2,8 @@
 
 NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
 (several of one name are put together). Needs Fashion-MNIST below $FEDSIM_DATA, but for drift.
-Writes a row for each run to results/NAME.csv, pictures beside it, and prints the tables of the README.
+Writes a row for each run to results/NAME.csv, pictures beside it, and prints the tables of the
+README.
 """
 
 from __future__ import annotations
