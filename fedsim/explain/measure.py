@@ -80,8 +80,11 @@ def measure(
 ) -> Explained:
     """Explain a model's decisions on some inputs, and score the explanation.
 
-    Where relevances are not finite, as of a class that the model cannot decide upon, no score is
-    defined. What is random depends on the seed, the round, the client and the explainer alone.
+    Parts are removed and inserted in the order of their relevance; of a regression, of its size:
+    there the value is how near the number stays to what was predicted, and what lowers it moves it
+    away as well as what raises it. Where relevances are not finite, as of a class that the model
+    cannot decide upon, no score is defined. What is random depends on the seed, the round, the
+    client and the explainer alone.
 
     Args:
         section: resolved; says which scores.
@@ -122,15 +125,16 @@ def measure(
     relevance = relevances(x) if given is None else given
     present = faithfulness.present(x)
     wanted = section.scores or ()
-    curves = {n: curve(value, x, relevance) for n, curve in CURVES.items() if n in wanted}
+    ranked = relevance if classes else np.abs(relevance)
+    curves = {n: curve(value, x, ranked) for n, curve in CURVES.items() if n in wanted}
 
     def score(name: str) -> Scores:
         if name in curves:
             return faithfulness.area(curves[name])
         if name == "comprehensiveness":
-            return faithfulness.comprehensiveness(value, x, relevance)
+            return faithfulness.comprehensiveness(value, x, ranked)
         if name == "sufficiency":
-            return faithfulness.sufficiency(value, x, relevance)
+            return faithfulness.sufficiency(value, x, ranked)
         spread, rng = float(x.max() - x.min()), keyed_rng(model.seed, f"explain/{name}")
         if name == "infidelity":
             parts, over_parts = _by_part(raw, x)

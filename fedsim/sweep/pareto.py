@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FRONT = "#0072b2"
+_ORDERS = 100  # largest by least value from which on an objective is drawn by its logarithm
+_LINE = 0.05  # of text, in the height of a panel's axes
 
 
 def front(trials: pd.DataFrame, objectives: Mapping[str, str]) -> NDArray[np.bool_]:
@@ -44,7 +46,8 @@ def draw(trials: pd.DataFrame, objectives: Mapping[str, str], path: Path) -> Non
     """Draw the trials, a panel for each pair of objectives, and the front among them.
 
     Of more than two objectives there is a panel of parallel coordinates below: a line for each
-    trial, the better the higher on each axis.
+    trial, the better the higher on each axis. Objectives that span two orders of magnitude, such
+    as ε, are drawn by their logarithm.
 
     Args:
         trials: with columns `trial` (its number) and one for each objective.
@@ -86,7 +89,10 @@ def _draw_pair(
         axes.annotate(str(number), (x, y), xytext=(6, 4), textcoords="offset points")
     for axis, name in ((axes.xaxis, across), (axes.yaxis, up)):
         axis.set_label_text(_in_words(name, objectives))
-        axis.set_major_locator(MaxNLocator(6))
+        if _spans_orders(trials[name].to_numpy(dtype=float)):
+            (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+        else:
+            axis.set_major_locator(MaxNLocator(6))
         if trials[name].abs().max() >= 1000:
             axis.set_major_formatter(EngFormatter("B" if "bytes" in name else ""))
     axes.spines[["top", "right"]].set_visible(False)
@@ -107,7 +113,10 @@ def _draw_parallel(
         worst, best = values.min(), values.max()
         if mode == "min":
             worst, best = best, worst
-        heights.append((values - worst) / ((best - worst) or 1.0))
+        if _spans_orders(values):
+            heights.append(np.log(values / worst) / np.log(best / worst))
+        else:
+            heights.append((values - worst) / ((best - worst) or 1.0))
         large = max(abs(worst), abs(best)) >= 1000
         number = EngFormatter("B" if "bytes" in name else "") if large else "{:.4g}".format
         for height, value in ((0, worst), (1, best)):
@@ -118,16 +127,29 @@ def _draw_parallel(
     lines = np.stack(heights, axis=1)
     axes.plot(places, lines[~optimal].T, color="0.75", lw=0.8)
     axes.plot(places, lines[optimal].T, color=_FRONT, lw=1.4, alpha=0.8)
-    for trial, line in zip(trials["trial"][optimal], lines[optimal], strict=True):
-        axes.annotate(
-            str(trial), (places[-1], line[-1]), xytext=(22, -3), textcoords="offset points"
-        )
+    for at, numbers in _labels(trials["trial"][optimal], lines[optimal, -1]):
+        axes.annotate(numbers, (places[-1], at), xytext=(22, -3), textcoords="offset points")
     axes.set_xticks(places, [_in_words(name, objectives) for name in objectives])
     axes.set_yticks([])
     axes.set_ylim(-0.12, 1.12)
     axes.set_ylabel("better →")
     axes.grid(axis="x", color="0.6")
     axes.spines[:].set_visible(False)
+
+
+def _spans_orders(values: NDArray[np.float64]) -> bool:
+    return bool(0 < values.min() <= values.max() / _ORDERS)
+
+
+def _labels(trials: Iterable[int], heights: Iterable[float]) -> list[tuple[float, str]]:
+    """Numbers of trials and where to write them, those together that would overlap."""
+    labels: list[tuple[float, str]] = []
+    for height, trial in sorted(zip(heights, trials, strict=True)):
+        if labels and height - labels[-1][0] < _LINE:
+            labels[-1] = labels[-1][0], f"{labels[-1][1]}, {trial}"
+        else:
+            labels.append((height, str(trial)))
+    return labels
 
 
 def _in_words(name: str, objectives: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -185,14 +186,15 @@ def by_hand(about: Pieces, explainer: Any, target: str = "decision") -> dict[str
         ]
 
     truth = {kind: where.reshape(len(x), -1) for kind, where in inputs.truth.items()}
+    ranked = R if classes else abs(R)
     curves = {
-        "deletion": faithfulness.deletion_curve(value, x, R),
-        "insertion": faithfulness.insertion_curve(value, x, R),
+        "deletion": faithfulness.deletion_curve(value, x, ranked),
+        "insertion": faithfulness.insertion_curve(value, x, ranked),
     }
     found = {
         **{name: faithfulness.area(curve) for name, curve in curves.items()},
-        "comprehensiveness": faithfulness.comprehensiveness(value, x, R),
-        "sufficiency": faithfulness.sufficiency(value, x, R),
+        "comprehensiveness": faithfulness.comprehensiveness(value, x, ranked),
+        "sufficiency": faithfulness.sufficiency(value, x, ranked),
         "sparseness": singly(scores.sparseness, R),
         "effective_parts": singly(scores.effective_parts, R),
         "repeatability": singly(scores.cosine, R, again),
@@ -276,6 +278,16 @@ class TestScores:
         # As near to itself as rounding allows, which differs with how many are asked about.
         np.testing.assert_allclose(one.curves["deletion"][:, 0], 0, atol=1e-6)
         assert (one.curves["insertion"] <= 0).all()
+
+    def test_what_lowers_a_number_is_as_relevant_as_what_raises_it(self) -> None:
+        model, data, inputs = pieces("regression", n=1)
+        linear = nn.Linear(4, 1, bias=False)
+        linear.weight.data = torch.tensor([[2.0, -8.0, 1.0, 0.0]])
+        about = replace(model, network=linear), data, replace(inputs, x=torch.ones(1, 4))
+        made = scored(about, "gradient_x_input", ["deletion", "insertion"])
+        # -8 is the first to go, then 2; and each of four parts is five of 20 steps
+        assert made.curves["deletion"][0, ::5].tolist() == [0, -8, -6, -5, -5]
+        assert made.curves["insertion"][0, ::5].tolist() == [-5, -3, -1, 0, 0]
 
     def test_slopes_of_a_linear_network_foretell_what_noise_does(self) -> None:
         """Of whole pixels: a pixel's relevance is that of all its channels."""

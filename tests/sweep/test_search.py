@@ -20,6 +20,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler
@@ -319,6 +320,20 @@ class TestPareto:
         pareto.draw(trials, dict(list(ways.items())[:count]), tmp_path / "pareto.png")
         height, width, _ = imread(tmp_path / "pareto.png").shape
         assert (width, height) == (round(5.6 * across * 160), round(4.4 * down * 160))
+
+    def test_what_spans_orders_of_magnitude_is_drawn_by_its_logarithm(self) -> None:
+        trials = pd.DataFrame({"trial": [0, 1, 2], "a": [1.0, 2, 3], "b": [0.5, 5, 50]})
+        ways, axes = {"a": "max", "b": "min"}, Figure().add_subplot()
+        pareto._draw_pair(axes, trials, np.array([True, False, False]), ways, ("a", "b"))
+        assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "log")
+        axes = Figure().add_subplot()
+        pareto._draw_parallel(axes, trials, np.array([True, False, False]), ways)
+        heights = sorted(line.get_ydata()[1] for line in axes.lines)
+        np.testing.assert_allclose(heights, [0, 0.5, 1], atol=1e-12)
+
+    def test_trials_that_end_at_one_height_share_a_label(self) -> None:
+        labels = pareto._labels([7, 3, 12, 9], [1.0, 0.0, 0.02, 0.6])
+        assert labels == [(0.0, "3, 12"), (0.6, "9"), (1.0, "7")]
 
 
 def test_objectives_are_columns_of_the_last_round() -> None:
