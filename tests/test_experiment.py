@@ -31,7 +31,8 @@ from fedsim.sweep.search import SearchSettings
 QUICKSTART = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
 REGISTRIES = {"data": datasets, "partition": partitions, "model": models, "method": methods}
 # What has no default.
-NEEDED = {"clients": 4, "alpha": 0.5, "column": "writer", "path": "some/file.npz"}
+NEEDED: dict[str, Any] = {"clients": 4, "alpha": 0.5, "column": "writer", "round": 5}
+NEEDED["path"] = "some/file.npz"
 NEEDED["tasks"] = [[["a", "b"], ["c"]]]
 NEEDED["of"] = {"name": "digits"}
 BASE: dict[str, Any] = {

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import drift
 import glass_box
 import mimic_tree
+import privacy
 import share
 import shortcut
 import skew
@@ -31,6 +32,7 @@ QUESTIONS: dict[str, Any] = {
     "glass_box": glass_box,
     "mimic_tree": mimic_tree,
     "share": share,
+    "privacy": privacy,
 }
 
 
