@@ -21,6 +21,7 @@ import privacy
 import share
 import shortcut
 import skew
+import stability
 from common import HERE, RESULTS
 from tables import grids, parser
 
@@ -33,6 +34,7 @@ QUESTIONS: dict[str, Any] = {
     "mimic_tree": mimic_tree,
     "share": share,
     "privacy": privacy,
+    "stability": stability,
 }
 
 
