@@ -2,6 +2,7 @@
 
 agreement_matrix(run, "occlusion")                    # clients and the global model
 similarity(run, centralised, "occlusion", how="rank")  # two global models
+importance(run, "sage")                               # by feature, of each client and of all
 """
 
 from __future__ import annotations
@@ -51,6 +52,41 @@ def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[s
         name += "'s own" if row["model"] == "personal" else ""
         found.setdefault(name, {})[row["input"]] = np.asarray(row["relevance"], np.float64)
     return found
+
+
+def importance(run: Run, explainer: str, round: int | None = None) -> pd.DataFrame:
+    """What each part of an input is worth on average: the mean of each model's maps.
+
+    Of `sage` on clients' own examples (`inputs_from: own`, `target: label`) these are the SAGE
+    values of each client, and the row «all clients» is what a server that adds up their sums has:
+    those of all their examples together.
+
+    Args:
+        explainer, round: as of `relevance_maps`.
+
+    Returns:
+        A row for each model, a column for each part, by index; and «all clients», each counting
+        with its number of inputs, if there are any.
+
+    Raises:
+        RunFolderError: the run has kept no such maps, or inputs differ in length, as documents do.
+    """
+    import pandas as pd  # here, because it is slow to import
+
+    maps = relevance_maps(run, explainer, round)
+    found = {name: np.stack(list(of.values())) for name, of in maps.items() if _same_length(of)}
+    if len(found) < len(maps):
+        raise RunFolderError(
+            f"{run.path}: inputs differ in length; there is no mean of their maps"
+        )
+    clients = [of for name, of in found.items() if name.split()[0] == "client" and "'" not in name]
+    if clients:
+        found["all clients"] = np.concatenate(clients)
+    return pd.DataFrame({name: of.mean(axis=0) for name, of in found.items()}).T
+
+
+def _same_length(maps: Maps) -> bool:
+    return len({len(of) for of in maps.values()}) == 1
 
 
 def agreement_matrix(

@@ -13,7 +13,7 @@ import pytest
 import fedsim
 from experiments import Say, change_manifest, small_experiment
 from fedsim.errors import Damaged, RunFolderError
-from fedsim.results.maps import agreement_matrix, relevance_maps, similarity
+from fedsim.results.maps import agreement_matrix, importance, relevance_maps, similarity
 from fedsim.results.run import Run
 
 HOWS = ["rank", "top_k", "cosine"]
@@ -56,6 +56,38 @@ def test_similarities_are_those_on_record(done: Run) -> None:
         assert np.diag(matrix) == pytest.approx(1)
         drift = 1 - similarity(done, done, "gradient", how, round=1)
         assert drift == pytest.approx(last[f"gradient/drift_{how}"])
+
+
+def test_importance_is_that_of_all_examples_together(tmp_path: Path) -> None:
+    explain = {
+        **{"explainers": ["gradient"], "clients": 3, "inputs": 50, "inputs_from": "own"},
+        **{"maps": True, "scores": ["sparseness"]},
+    }
+    sizes = {"data": {"name": "synthetic", "shape": [4], "classes": 3, "samples": 90}}
+    partition = {"kind": "dirichlet", "clients": 3, "alpha": 0.5}
+    train = {"rounds": 1}
+    found = fedsim.run(
+        small_experiment(**sizes, partition=partition, train=train, explain=explain), tmp_path
+    )
+    table = importance(found, "gradient")
+    maps = relevance_maps(found, "gradient")
+    assert list(table.index) == [*maps, "all clients"]
+    counts = {name: len(of) for name, of in maps.items()}
+    assert len(set(counts.values())) > 1
+    for name, of in maps.items():
+        assert table.loc[name].to_numpy() == pytest.approx(sum(of.values()) / len(of))
+    weighted = sum(counts[name] * table.loc[name] for name in maps) / sum(counts.values())
+    assert table.loc["all clients"].to_numpy() == pytest.approx(weighted.to_numpy())
+
+
+def test_importance_of_whose_maps(done: Run, tmp_path: Path) -> None:
+    table = importance(done, "gradient", round=1)
+    assert table.index[0] == "global"
+    assert table.shape == (4, 64)
+    assert table.loc["all clients"].to_numpy() == pytest.approx(table.iloc[1:3].mean().to_numpy())
+    ragged = edited(done, tmp_path / "ragged", "maps", "relevance", lambda i: [1.0] * (3 + i % 2))
+    with pytest.raises(RunFolderError, match="inputs differ in length; there is no mean"):
+        importance(ragged, "gradient")
 
 
 def test_what_there_is_not(done: Run, tmp_path: Path) -> None:
