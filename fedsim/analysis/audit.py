@@ -110,7 +110,11 @@ class PrivacyAudit:
         self.experiment = run.experiment
         again = replay(run)
         self.fed, self.state = again.fed, again.state
-        self._dataset, self._splits, self._spec = again.dataset, again.splits, again.spec
+        self._dataset, self._splits, self._spec = (
+            again.dataset,
+            again.splits.held(again.after),
+            again.spec,
+        )
         classifies = isinstance(again.spec.objective, Classification)
         own = again.global_model()
         if not classifies or not isinstance(own, Tensor):
@@ -359,10 +363,5 @@ class PrivacyAudit:
 def _sent(
     maps: Scores, rng: np.random.Generator, there: NDArray[np.bool_], noise: float | None
 ) -> Scores:
-    """(n, P) explanations as they are seen: 0 in parts that inputs lack, which come last."""
-    if noise is None:
-        return np.where(there, maps, 0)
-    found = np.zeros_like(maps)
-    for k, n in enumerate(there.sum(axis=1)):
-        found[k, :n] = obscured(maps[k : k + 1, :n], noise, rng)
-    return found
+    """(n, P) explanations as they are seen: 0 in parts that inputs lack."""
+    return np.where(there, maps, 0) if noise is None else obscured(maps, there, noise, rng)

@@ -56,9 +56,7 @@ class Share(Config):
     ) -> Relevances:
         """(m, P) what a client sends of its maps (m, P), of those parts that there are (m, P)."""
         maps = relevance.astype(np.float64) * (POISON if poisoned else 1)
-        if self.noise is not None:
-            maps = np.where(present, obscured(maps, self.noise, rng), maps)
-        return maps
+        return maps if self.noise is None else obscured(maps, present, self.noise, rng)
 
     def quality(self, scores: Mapping[str, Scores], poisoned: bool) -> float:
         """What a client's explanation is worth, as it says; 0 unless that counts."""
@@ -94,16 +92,18 @@ class Share(Config):
 
 
 def obscured(
-    relevance: NDArray[np.floating], noise: float, rng: np.random.Generator
+    relevance: Relevances, present: NDArray[np.bool_], noise: float, rng: np.random.Generator
 ) -> Relevances:
-    """(m, P) maps of unit L2 norm, plus noise · N(0, 1)/√P on each part.
+    """(m, P) maps of unit L2 norm, plus noise · N(0, 1)/√n on each of the n parts that there are.
 
-    A noise of 1 is about as long as the map. A map of zeros stays one before noise.
+    A noise of 1 is about as long as the map. A map of zeros stays one before noise, and parts that
+    an input lacks stay 0.
 
     Args:
         relevance: (m, P).
+        present: (m, P) which parts there are.
         noise: 0 or more.
     """
-    drawn = rng.standard_normal(relevance.shape) / np.sqrt(relevance.shape[1])
-    found: Relevances = unit(relevance.astype(np.float64)) + noise * drawn
-    return found
+    parts = np.maximum(present.sum(axis=1, keepdims=True), 1)
+    drawn = rng.standard_normal(relevance.shape) / np.sqrt(parts)
+    return np.where(present, unit(np.where(present, relevance, 0)) + noise * drawn, 0)

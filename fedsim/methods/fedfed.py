@@ -325,6 +325,7 @@ class FedFed(PoolMethod[FedFedState]):
         self, fed: Federation, state: FedFedState, client: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `fedsim.methods.sharing`; the pool is in the clients' order."""
+        fed.begin_round(self.distillation_rounds + 1)  # in which all have shared
         train = fed.splits.train
         rows, part = train[client], slice(*train.offsets[client : client + 2])
         held = fed.prepare(fed.data.x[rows], fed.data.y[rows])

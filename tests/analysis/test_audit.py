@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments import Say, small_experiment
-from fedsim import Run, run
+from fedsim import Run, replay, run
 from fedsim.analysis.audit import PrivacyAudit, _sent
 from fedsim.errors import BadInput
 from fedsim.explain.attribution import Gradient, IntegratedGradients, Random
@@ -189,6 +189,22 @@ def test_victims_are_images_that_were_shared_as_they_were(
         assert same.any()
         dataset = torch.tensor(attacked._dataset.x)
         assert ((dataset - image).flatten(1).abs().amax(dim=1) < 1e-5).any()
+
+
+@pytest.mark.parametrize("changes", [2, 3])
+def test_victims_that_drift_are_seen_as_they_were_when_they_shared(
+    tmp_path: Path, changes: int
+) -> None:
+    """FedFed's clients share in round 2. Members are what is held in the end."""
+    drift = {"name": "drift", "of": {"name": "digits"}, "round": changes, "clients": 1}
+    done = trained(tmp_path, FEDFED, data=drift, partition={"kind": "iid", "clients": 10})
+    attacked, splits = PrivacyAudit(done), replay(done).splits
+    assert attacked._sharing is not None
+    originals, *_ = attacked._sharing.shared_pairs(attacked.fed, attacked.state, 4)
+    held = splits.at(2, 3).train[4]
+    assert torch.equal(originals, attacked._pixels(attacked._training_examples(held).x))
+    assert attacked._splits.train[4].tolist() == splits.at(3, 3).train[4].tolist()
+    assert splits.at(3, 3).train[4].tolist() != splits.at(1, 3).train[4].tolist()
 
 
 def test_in_words_numbers_and_a_picture(say: Say) -> None:

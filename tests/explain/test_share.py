@@ -28,6 +28,7 @@ EXPLAIN: dict[str, Any] = {
     **{"target": "label", "scores": ["deletion", "insertion", "global_agreement", "drift"]},
 }
 MAPS = arrays(np.float64, (3, 5), elements=st.floats(-9, 9, width=32))
+EVERYWHERE = np.ones((3, 5), bool)
 
 
 def rng() -> np.random.Generator:
@@ -37,26 +38,28 @@ def rng() -> np.random.Generator:
 class TestObscured:
     @given(MAPS)
     def test_without_noise_maps_have_unit_length_or_are_zero(self, maps: np.ndarray) -> None:
-        lengths = np.linalg.norm(obscured(maps, 0, rng()), axis=1)
+        lengths = np.linalg.norm(obscured(maps, EVERYWHERE, 0, rng()), axis=1)
         zero = ~maps.any(axis=1)
         assert np.allclose(lengths, np.where(zero, 0, 1))
 
     @given(MAPS, st.floats(0.1, 10))
     def test_length_is_not_told(self, maps: np.ndarray, factor: float) -> None:
-        sent, longer = obscured(maps, 0.3, rng()), obscured(factor * maps, 0.3, rng())
+        sent, longer = (
+            obscured(scaled, EVERYWHERE, 0.3, rng()) for scaled in (maps, factor * maps)
+        )
         assert np.allclose(sent, longer, atol=1e-6)
 
     @pytest.mark.parametrize("noise", [0.5, 3.0])
     def test_noise_is_so_many_times_as_long_as_the_map(self, noise: float) -> None:
-        maps = np.ones((400, 50))
-        added = obscured(maps, noise, rng()) - obscured(maps, 0, rng())
+        maps, everywhere = np.ones((400, 50)), np.ones((400, 50), bool)
+        added = obscured(maps, everywhere, noise, rng()) - obscured(maps, everywhere, 0, rng())
         assert np.linalg.norm(added, axis=1).mean() == pytest.approx(noise, rel=0.02)
         assert added.std() == pytest.approx(noise / np.sqrt(50), rel=0.02)
 
 
 def test_noise_as_long_as_the_map_hides_half_of_its_square() -> None:
     maps = np.random.default_rng(1).standard_normal((200, 400))
-    sent = obscured(maps, 1, rng())
+    sent = obscured(maps, np.ones(maps.shape, bool), 1, rng())
     cosine = (
         (maps * sent).sum(axis=1) / np.linalg.norm(maps, axis=1) / np.linalg.norm(sent, axis=1)
     )
@@ -114,11 +117,15 @@ def test_a_poisoner_turns_its_maps_round_and_claims_to_be_the_best() -> None:
     assert share.quality(scores, True) == 1
 
 
-def test_padding_of_a_document_gets_no_noise() -> None:
-    present = np.array([[True, True, False]])
-    sent = Share(noise=1.0).sent(np.array([[1.0, 2.0, 0.0]]), present, False, rng())
-    assert sent[0, 2] == 0
-    assert sent[0, :2].all()
+def test_padding_of_a_document_gets_no_noise_and_takes_none_off_its_words() -> None:
+    maps, present = np.zeros((400, 200)), np.zeros((400, 200), bool)
+    maps[:, :50], present[:, :50] = 1, True
+    sent = Share(noise=2.0).sent(maps, present, False, rng())
+    assert not sent[:, 50:].any()
+    added = sent[:, :50] - 1 / np.sqrt(50)
+    assert np.linalg.norm(added, axis=1).mean() == pytest.approx(2, rel=0.02)
+    nothing = np.zeros((1, 200), bool)
+    assert not Share(noise=2.0).sent(maps[:1], nothing, False, rng()).any()
 
 
 class TestRuns:
@@ -174,6 +181,14 @@ class TestRuns:
                     "explain": {"explainers": ["gradient"], "target": "label", "share": {}},
                 },
                 "explain.share: the method has no global model to explain",
+            ),
+            (
+                {
+                    "privacy": {"clip": 1.0, "noise_multiplier": 1.0},
+                    "explain": {**EXPLAIN, "share": {}},
+                },
+                "experiment: explain.share: clients would send more than sums, which is all that "
+                "privacy covers; leave out `share`, or `privacy`",
             ),
         ],
     )
