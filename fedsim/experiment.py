@@ -101,6 +101,11 @@ class Experiment(Config):
         self.method.check(self.train)
         if private:
             self.method.check_privacy()
+            if self.explain is not None and self.explain.share is not None:
+                raise ExperimentError(
+                    "explain.share: clients would send more than sums, which is all that privacy "
+                    "covers; leave out `share`, or `privacy`"
+                )
         if self.evaluate.clients and not self.partition.tests_clients:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "
