@@ -43,9 +43,13 @@ class PriorExplainer(Explainer):
         rng: np.random.Generator,
     ) -> Explanation:
         table, dataset = data.tables["explanations"], data.dataset
-        if "group" not in table:
-            raise ExperimentError(f"{model.title}: no client has explained its model")
-        rows = table[(table["round"] == table["round"].max()) & table["group"].notna()]
+        rows = table[:0]
+        if "group" in table:
+            rows = table[(table["round"] == table["round"].max()) & table["group"].notna()]
+        if not len(rows):
+            raise ExperimentError(
+                f"{model.title}: its last round left no prior: clients agree on no group"
+            )
         groups = group_parts(dataset.shape, self.group)
         prior = np.zeros((len(dataset.classes), len(groups)))
         prior[rows["class"].astype(int), rows["group"].astype(int)] = rows["relevance"]

@@ -340,10 +340,17 @@ class TestPictures:
         assert picture.read_bytes().startswith(b"\x89PNG")
 
     def test_there_may_be_none(self, finish: Finish) -> None:
-        """FedAvg's clients explain nothing."""
-        done = finish(train={"rounds": 1})
-        with pytest.raises(ExperimentError, match="no client has explained its model"):
-            explain_run(done, XFedAlign().overview())
+        """FedAvg's clients explain nothing; in noise clients do not always agree."""
+        noisy = finish(
+            **{"seed": 2, "data": TABLE, "partition": {"kind": "iid", "clients": 12}},
+            **{"method": self.METHOD | {"noise": 1000, "top_k": 2}, "train": {"rounds": 3}},
+        )
+        assert set(noisy.explanations.dropna(subset="group")["round"]) == {1, 2}
+        for done in (finish(train={"rounds": 1}), noisy):
+            with pytest.raises(
+                ExperimentError, match="last round left no prior: clients agree on no"
+            ):
+                explain_run(done, XFedAlign().overview())
 
 
 @pytest.mark.parametrize(
