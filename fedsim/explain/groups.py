@@ -25,7 +25,8 @@ class Groups:
     """Which parts of an input are masked together.
 
     Args:
-        index: (H, W) of images, (F,) of tables: the group of each pixel or feature, 0 ≤ index < G.
+        index: (H, W) of images, else in the shape of an input: the group of each pixel or entry,
+            0 ≤ index < G.
     """
 
     index: NDArray[np.int64]
@@ -38,7 +39,7 @@ class Groups:
         """Inputs in which groups are replaced, all channels of a pixel together.
 
         Args:
-            x: (n, C, H, W) or (n, F) inputs.
+            x: (n, ...) inputs.
             kept: (n, G) which groups stay.
             instead: like one input: what takes the place of the others.
         """
@@ -47,18 +48,18 @@ class Groups:
 
 
 def group_parts(shape: tuple[int, ...], size: int | None = None) -> Groups:
-    """Groups of inputs of a shape: squares of pixels, row by row, or each feature by itself.
+    """Groups of inputs of a shape: squares of pixels, row by row, or each entry by itself.
 
     >>> group_parts((1, 4, 6), 2).index[::2, ::2].tolist()
     [[0, 1, 2], [3, 4, 5]]
 
     Args:
-        shape: (C, H, W) or (F,).
+        shape: of one input; an image's is (C, H, W).
         size: pixels a side; those at the right and lower edge may be smaller. By default the
             longer side is cut into 7, or a few less: 4 pixels of 28, 5 of 32.
     """
-    if len(shape) == 1:
-        return Groups(np.arange(shape[0]))
+    if len(shape) != 3:
+        return Groups(np.arange(math.prod(shape)).reshape(shape))
     _, H, W = shape
     size = size or math.ceil(max(H, W) / SIDES)
     rows, columns = np.arange(H) // size, np.arange(W) // size

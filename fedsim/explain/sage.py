@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import OfDecision
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, explainers
+from fedsim.explain.groups import group_parts
 from fedsim.training import logits
 
 
@@ -71,8 +72,8 @@ class Sage(OfDecision):
         if data.own is not None:
             held, count = data.own, len(data.own)
         rows = np.sort(rng.permutation(count)[: self.background])
-        feature_of = _features(tuple(x.shape[1:]), self.size)
-        G = int(feature_of.max()) + 1
+        features = group_parts(tuple(x.shape[1:]), self.size)
+        feature_of, G = features.index, len(features)
         drawn = [[rng.permutation(G) for _ in range(len(x))] for _ in range(self.permutations)]
         found = shapley_of_loss(
             model.as_network(),
@@ -130,13 +131,4 @@ def shapley_of_loss(
             found[each, order[:, k]] += after - before
             before = after
     found /= P
-    return found
-
-
-def _features(shape: tuple[int, ...], size: int) -> NDArray[np.int64]:
-    """The number of the feature that each entry, or pixel, is part of."""
-    if len(shape) != 3:
-        return np.arange(int(np.prod(shape))).reshape(shape)
-    rows, columns = (np.arange(length) // size for length in shape[1:])
-    found: NDArray[np.int64] = rows[:, None] * (columns[-1] + 1) + columns
     return found

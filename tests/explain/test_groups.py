@@ -44,6 +44,7 @@ class TestGroups:
             ((1, 3, 3), None, 9),
             ((3, 8, 8), 5, 4),
             ((6,), None, 6),
+            ((3, 2), None, 6),
         ],
     )
     def test_how_many(self, shape: tuple[int, ...], size: int | None, count: int) -> None:

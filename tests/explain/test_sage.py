@@ -19,7 +19,8 @@ from fedsim import Run
 from fedsim.data import Dataset
 from fedsim.errors import BadInput
 from fedsim.explain import ExplainedData, ExplainedModel
-from fedsim.explain.sage import Sage, _features, shapley_of_loss
+from fedsim.explain.groups import group_parts
+from fedsim.explain.sage import Sage, shapley_of_loss
 from fedsim.models import models
 from fedsim.prepare import prepare
 
@@ -90,7 +91,7 @@ def test_all_orders_give_the_exact_values(kind: str) -> None:
     shape = SHAPES[kind]
     net, x, background = network(shape), inputs(shape, 3, 1), inputs(shape, 5, 2)
     y = torch.tensor([2, 0, 1])
-    np.testing.assert_array_equal(_features(shape, 2), parts(kind))
+    np.testing.assert_array_equal(group_parts(shape, 2).index, parts(kind))
     orders = np.array([[order] * 3 for order in itertools.permutations(range(4))])
     feature_of = torch.from_numpy(parts(kind))
     with torch.no_grad():

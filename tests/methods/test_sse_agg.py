@@ -143,6 +143,15 @@ def test_a_client_that_goes_by_something_else_counts_less(finish: Finish) -> Non
     assert np.allclose(done.own_explanations.groupby("round")["share"].sum(), 1)
 
 
+def test_inputs_may_have_two_axes(finish: Finish) -> None:
+    """Each entry is a group: no row of images, and no table."""
+    flat, square = (
+        finish(**{**TABLE, "data": {**TABLE["data"], "shape": shape}}, method={"name": "sse_agg"})
+        for shape in ([4], [2, 2])
+    )
+    assert square.rounds["sketch_distance"].tolist() == flat.rounds["sketch_distance"].tolist()
+
+
 def test_only_models_are_sent(finish: Finish) -> None:
     plain = finish(**TABLE)
     done = finish(**TABLE, method={"name": "sse_agg"})
