@@ -24,7 +24,8 @@ class Share(Config):
 
     Each explained client sends its maps of the common inputs, counted as its uplink; the server's
     aggregate stands for the explanation of the global model, and is scored as one. Rows of
-    explanations.parquet with the model `shared`, columns `<explainer>/shared_<score>`.
+    explanations.parquet with the model `shared`, columns `<explainer>/shared_<score>`; none where
+    no client counts. `privacy` does not cover it, and is refused beside it.
 
     Args:
         aggregation: the `mean` of the maps; their mean by `quality`, each client counting with the
