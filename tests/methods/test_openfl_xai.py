@@ -402,6 +402,7 @@ def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> No
     done = finish(
         model={"name": "mlp", "hidden": [32]},
         method={"name": name},
+        partition={**SMALL["partition"], **NEEDS.get(name, {}).get("partition", {})},
         train={"rounds": 30, "local_epochs": 2, "optimizer": {"lr": 0.2}},
     )
     assert done.rounds["r2"].iloc[-1] > 0.4
