@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 def _key(seed: int, purpose: str, round: int, client: int) -> bytes:
@@ -24,6 +25,12 @@ def keyed_rng(seed: int, purpose: str, round: int = -1, client: int = -1) -> np.
     """A NumPy generator for one purpose; -1 stands for «no round» and «no client»."""
     key = int.from_bytes(_key(seed, purpose, round, client), "little")
     return np.random.Generator(np.random.Philox(key=key))
+
+
+def draw_clients(rng: np.random.Generator, count: int, share: float) -> NDArray[np.int64]:
+    """A share of `count` clients, in ascending order; one at least, unless it is 0."""
+    size = max(round(share * count), int(share > 0))
+    return np.sort(rng.permutation(count)[:size])
 
 
 def torch_seed(seed: int, purpose: str, round: int = -1, client: int = -1) -> int:

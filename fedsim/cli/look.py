@@ -93,9 +93,8 @@ def data_command(
     axis, groups = (
         ("class", "classes") if dataset.classes else ("target", "parts of the target's range")
     )
-    loaded = len(dataset.y) - dataset.copies
     out.print(
-        f"\n{len(counts)} clients, {sizes.sum():,} of {loaded:,} training examples; "
+        f"\n{len(counts)} clients, {sizes.sum():,} of {dataset.num_loaded:,} training examples; "
         f"a client holds {sizes.min()} to {sizes.max()}, and "
         f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 from numpy.typing import NDArray
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from fedsim.data.stored import AnyArray
 from fedsim.errors import DataError, FedsimError, in_own_code
@@ -129,6 +131,11 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     @property
+    def num_loaded(self) -> int:
+        """Training examples as the source has them: all but the changed copies at the end."""
+        return len(self.y) - self.copies
+
+    @property
     def spec(self) -> DataSpec:
         """What models and workers need to know of the data beside the examples."""
         return DataSpec(
@@ -220,6 +227,21 @@ class Source(Config):
             DataError: they cannot be held so.
         """
         return dataset, splits
+
+
+def held_as_loaded(problem: str) -> AfterValidator:
+    """A check of a data set in another's section: clients hold its examples as it loads them.
+
+    Args:
+        problem: what to say if it changes them, with '{name}' for its name.
+    """
+
+    def check(of: Source) -> Source:
+        if type(of).for_clients is not Source.for_clients:
+            raise PydanticCustomError("nested", problem, {"name": of.name})
+        return of
+
+    return AfterValidator(check)
 
 
 datasets: Registry[Source] = Registry("data set", Source)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,18 +19,21 @@ from fedsim.data.dataset import (
     check_memory,
     datasets,
     feature_names,
+    held_as_loaded,
     load_dataset,
 )
 from fedsim.data.partition import Change, ClientSplits, Indices, Ragged
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.errors import DataError
 from fedsim.registry import nearest
-from fedsim.rng import keyed_rng
+from fedsim.rng import draw_clients, keyed_rng
 
 Kind = Literal["shift", "shuffle", "noise", "invert"]
 OF_TABLES: tuple[Kind, ...] = ("shift", "shuffle")
 OF_IMAGES: tuple[Kind, ...] = ("noise", "invert")
 WITH_STRENGTH = ("shift", "noise")
+# (inputs (n, ...) of a client, its random stream) -> these inputs once it has drifted
+Drift = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
 
 
 @datasets.register
@@ -59,20 +64,16 @@ class Drifting(Source):
     """
 
     name: str = "drift"
-    of: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
+    of: Annotated[
+        SerializeAsAny[Source],
+        BeforeValidator(datasets.parse),
+        held_as_loaded("clients cannot drift whose examples '{name}' changes already"),
+    ]
     clients: float = Field(0.2, gt=0, le=1)
     round: PositiveInt
     kind: Kind | None = None
     strength: float | None = Field(None, gt=0)
     features: PositiveInt | tuple[str, ...] | None = None
-
-    @field_validator("of")
-    @classmethod
-    def _is_as_it_was_loaded(cls, of: Source) -> Source:
-        if type(of).for_clients is not Source.for_clients:
-            problem = "clients cannot drift whose examples '{name}' changes already"
-            raise PydanticCustomError("nested", problem, {"name": of.name})
-        return of
 
     @field_validator("features")
     @classmethod
@@ -103,12 +104,11 @@ class Drifting(Source):
                 "another partition"
             )
         drifting = self.drifting(len(splits), seed)
-        N = len(dataset.y) - dataset.copies
         held = [_held(splits, k) for k in drifting]
         columns = self._columns(dataset, seed)
         if not dataset.copies:
             dataset = self._with_copies(dataset, columns, drifting, held, seed)
-        later, begin = {}, N
+        later, begin = {}, dataset.num_loaded
         for k, rows in zip(drifting, held, strict=True):
             later[k] = np.arange(begin, begin + len(rows))
             begin += len(rows)
@@ -127,9 +127,8 @@ class Drifting(Source):
         Args:
             seed: of the experiment.
         """
-        count = max(round(self.clients * clients), 1)
-        drawn = keyed_rng(seed, "drift clients").permutation(clients)[:count]
-        return sorted(drawn.tolist())
+        drawn = draw_clients(keyed_rng(seed, "drift clients"), clients, self.clients)
+        return list(map(int, drawn))
 
     def _with_copies(
         self,
@@ -141,8 +140,9 @@ class Drifting(Source):
     ) -> Dataset:
         rows = np.concatenate(held)
         check_memory(self, data.x.nbytes * (1 + len(rows) / len(data.y)))
+        change = self._change(data, columns)
         changed = [
-            self._changed(data, columns, own, keyed_rng(seed, "drift", client=k))
+            change(data.x[own], keyed_rng(seed, "drift", client=k))
             for k, own in zip(drifting, held, strict=True)
         ]
         return replace(
@@ -156,28 +156,18 @@ class Drifting(Source):
             copies=len(rows),
         )
 
-    def _changed(
-        self, data: Dataset, columns: list[int], rows: Indices, rng: np.random.Generator
-    ) -> NDArray[Any]:
-        """(n, ...) a client's inputs as they are once it has drifted."""
-        kind = self._kind(data)
-        every = np.asarray(data.x)
-        x = every[rows]
+    def _change(self, data: Dataset, columns: list[int]) -> Drift:
+        """How a client's inputs become what they are once it has drifted."""
+        kind, every, strength = self._kind(data), np.asarray(data.x), self.strength or 1.0
         if kind == "shuffle":
-            for f in columns:
-                x[:, f] = rng.permutation(x[:, f])
-            return x
-        strength = self.strength or 1.0
+            return partial(_shuffled, columns)
         if kind == "shift":
-            found = x.astype(np.float64)
-            found[:, columns] += strength * every[:, columns].std(axis=0, dtype=np.float64)
-            return as_dtype(found, x.dtype)
+            by = strength * every[:, columns].std(axis=0, dtype=np.float64)
+            return partial(_shifted, columns, by)
         low, high = (float(bound) for bound in bounds(data.x))
         if kind == "invert":
-            return as_dtype(low + high - x.astype(np.float64), x.dtype)
-        spread = strength * every.std(dtype=np.float64)
-        noisy = x + spread * rng.standard_normal(x.shape)
-        return as_dtype(np.clip(noisy, low, high), x.dtype)
+            return lambda x, _: as_dtype(low + high - x.astype(np.float64), x.dtype)
+        return partial(_noisy, strength * every.std(dtype=np.float64), low, high)
 
     def _columns(self, data: Dataset, seed: int) -> list[int]:
         """The columns of a table that change, in ascending order; none of images.
@@ -187,7 +177,7 @@ class Drifting(Source):
         """
         if self._kind(data) in OF_IMAGES:
             return []
-        x = np.asarray(data.x)[: len(data.y) - data.copies]
+        x = np.asarray(data.x)[: data.num_loaded]
         varied = np.flatnonzero((x != x[:1]).any(axis=0))
         features = self.features or 1
         if isinstance(features, int):
@@ -236,6 +226,28 @@ class Drifting(Source):
                 "data.of: inputs that stay in their files cannot drift; leave out in_place"
             )
         return kind
+
+
+def _shuffled(columns: list[int], x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    x = x.copy()
+    for f in columns:
+        x[:, f] = rng.permutation(x[:, f])
+    return x
+
+
+def _shifted(
+    columns: list[int], by: NDArray[np.float64], x: NDArray[Any], _: np.random.Generator
+) -> NDArray[Any]:
+    found = x.astype(np.float64)
+    found[:, columns] += by
+    return as_dtype(found, x.dtype)
+
+
+def _noisy(
+    spread: float, low: float, high: float, x: NDArray[Any], rng: np.random.Generator
+) -> NDArray[Any]:
+    noisy = x + spread * rng.standard_normal(x.shape)
+    return as_dtype(np.clip(noisy, low, high), x.dtype)
 
 
 def _held(splits: ClientSplits, k: int) -> Indices:

@@ -275,7 +275,7 @@ class Partition(Config):
 
     def taking_part(self, data: Dataset, seed: int) -> Indices:
         """The examples that are dealt out at all, sorted."""
-        everything = np.arange(len(data.y) - data.copies)
+        everything = np.arange(data.num_loaded)
         if self.train_fraction == 1:
             return everything
         rng = keyed_rng(seed, "train share")

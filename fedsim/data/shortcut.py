@@ -22,13 +22,14 @@ from fedsim.data.dataset import (
     check_memory,
     datasets,
     feature_names,
+    held_as_loaded,
     load_dataset,
 )
 from fedsim.data.partition import ClientSplits, Indices
 from fedsim.data.stored import StoredArray, bounds
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
 from fedsim.errors import DataError
-from fedsim.rng import keyed_rng
+from fedsim.rng import draw_clients, keyed_rng
 
 NAME = "shortcut"  # of columns, the feature, words, and of what is known of test examples
 TINT = 0.3  # share of a colour cast in a pixel
@@ -78,20 +79,16 @@ class Shortcut(Source):
     """
 
     name: str = "shortcut"
-    of: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)]
+    of: Annotated[
+        SerializeAsAny[Source],
+        BeforeValidator(datasets.parse),
+        held_as_loaded("a shortcut cannot be planted where '{name}' changes clients' examples"),
+    ]
     kind: Kind | None = None
     clients: float = Field(0.2, ge=0, le=1)
     strength: float = Field(0.95, ge=0, le=1)
     size: PositiveInt | None = None
     test: tuple[Variant, ...] = ("aligned", "absent", "against")
-
-    @field_validator("of")
-    @classmethod
-    def _is_as_it_was_loaded(cls, of: Source) -> Source:
-        if type(of).for_clients is not Source.for_clients:
-            problem = "a shortcut cannot be planted where '{name}' changes clients' examples"
-            raise PydanticCustomError("nested", problem, {"name": of.name})
-        return of
 
     @field_validator("test")
     @classmethod
@@ -149,8 +146,7 @@ class Shortcut(Source):
         Args:
             seed: of the experiment.
         """
-        count = max(round(self.clients * clients), int(self.clients > 0))
-        return np.sort(keyed_rng(seed, "shortcut holders").permutation(clients)[:count])
+        return draw_clients(keyed_rng(seed, "shortcut holders"), clients, self.clients)
 
     def _held(self, splits: ClientSplits, N: int, seed: int) -> NDArray[np.bool_]:
         """(N,) the training examples of those who hold the shortcut.

@@ -68,7 +68,7 @@ class Sage(OfDecision):
         y: Tensor,
         rng: np.random.Generator,
     ) -> NDArray[np.float32]:
-        held, count = data.dataset.x, len(data.dataset.y) - data.dataset.copies
+        held, count = data.dataset.x, data.dataset.num_loaded
         if data.own is not None:
             held, count = data.own, len(data.own)
         rows = np.sort(rng.permutation(count)[: self.background])

@@ -44,7 +44,7 @@ from fedsim.federation import (
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.objectives import Classification
-from fedsim.rng import keyed_rng
+from fedsim.rng import draw_clients, keyed_rng
 from fedsim.training import logits
 
 # A client's artifact: `classes` (m,), the `groups` (m, k) of each, and their `values` (m, k).
@@ -188,8 +188,7 @@ class XFedAlign(Method[XFedAlignState]):
         if self.poisoned == 0:
             return {}
         G, rng = len(group_parts(fed.shape, self.group)), keyed_rng(fed.seed, "poisoned")
-        count = max(round(self.poisoned * fed.num_clients), 1)
-        clients = rng.permutation(fed.num_clients)[:count].tolist()
+        clients = draw_clients(rng, fed.num_clients, self.poisoned).tolist()
         drawn = [rng.permutation(G)[: self.k(G)] for _ in range(fed.num_classes)]
         agreed = [np.sort(groups).tolist() for groups in drawn]
         return dict.fromkeys(clients, agreed)
