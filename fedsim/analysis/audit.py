@@ -110,11 +110,8 @@ class PrivacyAudit:
         self.experiment = run.experiment
         again = replay(run)
         self.fed, self.state = again.fed, again.state
-        self._dataset, self._splits, self._spec = (
-            again.dataset,
-            again.splits.held(again.after),
-            again.spec,
-        )
+        self._dataset, self._spec = again.dataset, again.spec
+        self._splits = again.splits.held(again.after)
         classifies = isinstance(again.spec.objective, Classification)
         own = again.global_model()
         if not classifies or not isinstance(own, Tensor):

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
-from fedsim.data.stored import bounds
 from fedsim.explain.explainer import Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.highlight import Weighed, draw_weighed, in_short
-from fedsim.explain.images import draw_relevances
+from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
 
 MOST_DRAWN = 24  # inputs in a picture
@@ -132,10 +131,8 @@ class Attributed(Explanation):
             ]
             draw_weighed(documents, path)
         elif self._images:
-            low, high = (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
-            pixels = (x.astype(np.float32) - low) / ((high - low) or 1)
             captions = [title.replace(": ", "\n", 1) for title in titles]
-            draw_relevances(list(pixels), list(relevance), captions, path)
+            draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path)
         else:
             rows = relevance.reshape(len(x), -1).astype(np.float64)
             draw_bars(rows, self._parts(0), titles, path)

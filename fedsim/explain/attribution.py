@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal
@@ -36,6 +35,8 @@ from fedsim.explain.explainer import (
     FeatureExplainer,
     explainers,
 )
+from fedsim.explain.faithfulness import without
+from fedsim.explain.groups import group_parts
 from fedsim.explain.inputs import Inputs
 from fedsim.models.networks import ResidualBlock
 from fedsim.models.rationale import RationaleClassifier
@@ -319,40 +320,26 @@ class Occlusion(Attribution):
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
+        # A word is a part of its own, as is an entry of a vector.
+        groups = group_parts(tuple(x.shape[1:]), self.size)
+        part_of = torch.from_numpy(groups.index).to(x.device)
+        entries = part_of.flatten().bincount() * (x.shape[1] if x.dim() == 4 else 1)
         found = torch.zeros(x.shape, device=x.device)
+
+        def outputs(some: Tensor, classes: Tensor) -> Tensor:
+            decided: Tensor = network(some).gather(1, classes)[:, 0]
+            return decided
+
         with _evaluation(network):
             for rows in _batches(x):
                 some, labels = x[rows], y[rows].to(x.device).long()[:, None]
-                whole = network(some).gather(1, labels)[:, 0]
-                for part, without in self._parts(some):
-                    lost = whole - network(without).gather(1, labels)[:, 0]
-                    part_of = found[rows][part]
-                    entries = part_of[0].numel()
-                    part_of += (lost / entries).view(-1, *[1] * (part_of.dim() - 1))
+                whole, lost = outputs(some, labels), []
+                for g in range(len(groups)):
+                    removed = np.tile(groups.index.ravel() == g, (len(some), 1))
+                    lost.append(whole - outputs(without(some, removed), labels))
+                each = (torch.stack(lost, dim=1) / entries)[:, part_of]
+                found[rows] += each[:, None] if x.dim() == 4 else each
         return found if x.is_floating_point() else found.masked_fill(x == 0, 0)
-
-    def _parts(self, x: Tensor) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
-        """Where each part of inputs is, and the inputs without it."""
-        every = slice(None)
-        if not x.is_floating_point():  # documents (B, L): the words after it move up
-            end = torch.zeros_like(x[:, :1])
-            for i in range(x.shape[1]):
-                yield (every, slice(i, i + 1)), torch.cat([x[:, :i], x[:, i + 1 :], end], dim=1)
-            return
-        places = [range(0, n, self.size) for n in x.shape[-2:]] if x.dim() == 4 else []
-        parts: list[tuple[slice, ...]]
-        if places:
-            parts = [
-                (every, every, slice(i, i + self.size), slice(j, j + self.size))
-                for i, j in itertools.product(*places)
-            ]
-        else:
-            indices = itertools.product(*(range(n) for n in x.shape[1:]))
-            parts = [(every, *(slice(i, i + 1) for i in index)) for index in indices]
-        for part in parts:
-            without = x.clone()
-            without[part] = 0
-            yield part, without
 
 
 @explainers.register

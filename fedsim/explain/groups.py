@@ -40,8 +40,8 @@ class Groups:
 
         Args:
             x: (n, ...) inputs.
-            kept: (n, G) which groups stay.
-            instead: like one input: what takes the place of the others.
+            kept: (n, G) which groups stay, or (1, G) of all inputs.
+            instead: like the inputs, or like one: what takes the place of the others.
         """
         stays = torch.from_numpy(kept[:, self.index]).to(x.device)
         return torch.where(stays[:, None] if x.dim() == 4 else stays, x, instead)

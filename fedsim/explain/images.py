@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.data import Dataset
+from fedsim.data.stored import bounds
 from fedsim.explain.canvas import new_figure, place, plain, save
 
 if TYPE_CHECKING:
@@ -87,6 +89,12 @@ def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
     figure.savefig(path, dpi=_DPI)
+
+
+def as_pixels(x: NDArray[Any], data: Dataset) -> Array:
+    """Raw images (n, C, H, W) in [0, 1], by the range of the training images, or of bytes."""
+    low, high = (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
+    return (x.astype(np.float32) - low) / ((high - low) or 1)
 
 
 def draw_relevances(

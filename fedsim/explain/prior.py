@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from fedsim.data import Dataset
 from fedsim.data.dataset import feature_names
-from fedsim.data.stored import bounds
 from fedsim.errors import ExperimentError
 from fedsim.explain.explainer import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.figures import draw_bars
 from fedsim.explain.groups import Groups, group_parts
-from fedsim.explain.images import draw_relevances
+from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
 
 MOST_DRAWN = 24  # classes in a picture
@@ -105,12 +104,10 @@ class ClassPrior(Explanation):
                 self.prior[classes], feature_names(data.shape[0], data.features), names, path
             )
             return [path]
-        low, high = (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
         images = []
         for c in classes:
-            own = data.test_x[data.test_y == c]
-            mean = own.mean(axis=0) if len(own) else np.full(data.shape, low)
-            images.append(((mean - low) / ((high - low) or 1)).astype(np.float32))
+            own = as_pixels(data.test_x[data.test_y == c], data)
+            images.append(own.mean(axis=0) if len(own) else np.zeros(data.shape, np.float32))
         heatmaps = [self.prior[c].astype(np.float32)[self.groups.index] for c in classes]
         draw_relevances(images, heatmaps, names, path)
         return [path]
