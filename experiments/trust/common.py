@@ -13,6 +13,7 @@ from tables import spread, table
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 BAND = ("mean", "min", "max")
+EXPLAINER = "integrated_gradients"  # of most grids
 
 
 def paired(results: pd.DataFrame, axis: str, column: str, baseline: str) -> str:
@@ -54,17 +55,15 @@ def lines(
     """
     values = sorted(set(results[axis]), reverse=reverse)
     figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
+    places = range(len(values))
     for k, (title, label, named) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), k + 1)
         for name, column in named.items():
             of = column.groupby(results.loc[column.index, axis])
-            mean, low, high = (
-                getattr(of, how)().reindex(values) for how in ("mean", "min", "max")
-            )
-            places = range(len(values))
+            mean, low, high = (getattr(of, how)().reindex(values) for how in BAND)
             (line,) = axes.plot(places, mean, marker="o", markersize=3, label=name)
             axes.fill_between(places, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-        axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+        axes.set_xticks(places, [f"{value:g}" for value in values])
         axes.set_xlabel("α of the label skew" if axis == "partition.alpha" else "share of clients")
         axes.set_ylabel(label)
         axes.set_title(title, fontsize=10)

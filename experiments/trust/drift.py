@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from tables import finished, spread, table
 
+from fedsim.results.maps import importance
 from fedsim.results.run import Run
 from fedsim.sweep.grid import GridFolder
 
@@ -75,12 +76,8 @@ def _watched(run: Run, name: str) -> NDArray[np.float64]:
     if name != "sage":
         table = run.clients.pivot(index="round", columns="client", values=name)
         return table.to_numpy()[:, :, None]
-    maps = run.maps
-    means = maps.groupby(["round", "client"])["relevance"].apply(
-        lambda own: np.mean(own.tolist(), axis=0)
-    )
-    found = np.stack(means.tolist()).reshape(-1, maps["client"].nunique(), len(means.iloc[0]))
-    return found.astype(np.float64)
+    rounds = run.maps["round"].unique()
+    return np.stack([importance(run, name, t).drop(index="all clients") for t in rounds])
 
 
 def _distance(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

@@ -20,10 +20,8 @@ from fedsim.sweep import pareto
 from fedsim.sweep.search import SearchFolder, run_search
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import HERE, RESULTS
 from tables import parser, table
-
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 
 # What figures call the objectives.
 LABELS = {

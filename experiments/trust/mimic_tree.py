@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterator
 
 import pandas as pd
+from common import EXPLAINER
 from scipy.stats import ttest_rel
 from tables import finished, spread, table
 
 from fedsim.sweep.grid import GridFolder
 
-MIMICS = ("tree", "integrated_gradients", "occlusion", "random")
+MIMICS = ("tree", EXPLAINER, "occlusion", "random")
 
 
 def rows(found: list[GridFolder]) -> pd.DataFrame:

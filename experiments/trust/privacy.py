@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
-from common import RESULTS
+from common import EXPLAINER, RESULTS
 from matplotlib.figure import Figure
 from tables import finished, spread, table
 
 from fedsim.analysis.audit import PrivacyAudit
 from fedsim.sweep.grid import GridFolder
 
-EXPLAINER = "integrated_gradients"
 SHADOWS = 8
 NOISE = (None, 0.0, 1.0, 3.0, 10.0)  # in explanations; None leaves them as they are
 

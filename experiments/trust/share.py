@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
-from common import crossed, paired
+from common import EXPLAINER, crossed, paired
 from tables import finished
 
 from fedsim.sweep.grid import GridFolder
-
-EXPLAINER = "integrated_gradients"
 
 
 def rows(found: list[GridFolder]) -> pd.DataFrame:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
-from common import RESULTS, by_method, crossed, lines, paired
+from common import EXPLAINER, RESULTS, by_method, crossed, lines, paired
 from scipy.stats import spearmanr
 from tables import finished, spread, table
 
 from fedsim.sweep.grid import GridFolder
 
-EXPLAINERS = ("gradient", "gradient_x_input", "integrated_gradients", "occlusion", "lrp", "random")
+EXPLAINERS = ("gradient", "gradient_x_input", EXPLAINER, "occlusion", "lrp", "random")
 
 
 def rows(found: list[GridFolder]) -> pd.DataFrame:

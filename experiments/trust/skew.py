@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
-from common import RESULTS, by_method, crossed, lines, paired
+from common import EXPLAINER, RESULTS, by_method, crossed, lines, paired
 from tables import finished
 
 from fedsim.results.maps import similarity
 from fedsim.sweep.grid import GridFolder
-
-EXPLAINER = "integrated_gradients"
 
 
 def rows(found: list[GridFolder]) -> pd.DataFrame:

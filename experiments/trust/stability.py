@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
-from common import crossed, paired
+from common import EXPLAINER, crossed, paired
 from tables import finished
 
 from fedsim.sweep.grid import GridFolder
 
-EXPLAINER = "integrated_gradients"
 AXIS = "partition.alpha"
 # Of the section `explain`, which is none of the methods' own; and what each has on record itself.
 SCORES = {
