@@ -39,7 +39,7 @@ MODELS: Mapping[Whose, str] = {
     "global": "global model",
     "cohort": "models of clients",
     "personal": "personal models",
-    "shared": "what clients share of theirs",
+    "shared": "shared explanations",
 }
 OF_ALL: tuple[Whose, ...] = ("global", "shared")  # of no client's model
 # Of two relevance maps.
