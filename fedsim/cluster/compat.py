@@ -7,9 +7,12 @@ a dashboard. tests/cluster/test_compat.py tells what a new version of Ray has ch
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from fedsim.cluster import idle_agent
 
 # Loggers, below `ray`, of modules that would tell of every step of a job's submission.
 SUBMISSION_LOGGERS = (
@@ -69,13 +72,25 @@ def log_what_ray_says() -> None:
 def lean_start(worker_script: str) -> Iterator[None]:
     """Within, a Ray that is started here has no more than it needs to carry work out.
 
-    No API server, for which `ray.init` would wait a second or more, no autoscaler and nobody who
-    gathers logs: three Pythons that would start beside the workers.
+    No API server, for which `ray.init` would wait a second or more, no autoscaler, nobody who
+    gathers logs and no dashboard agent: four Pythons that would start beside the workers.
 
     Args:
         worker_script: starts the workers; it gets the arguments of Ray's own `setup_worker.py`.
     """
-    from ray._private import node, ray_constants
+    from ray._private import node, ray_constants, services
+
+    start_process = services.start_ray_process
+    own_agent = os.path.join(services.RAY_PATH, "dashboard", "agent.py")
+
+    def start_without_agent(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        words = [
+            word.replace(own_agent, idle_agent.__file__)
+            if word.startswith("--dashboard_agent_command=")
+            else word
+            for word in command
+        ]
+        return start_process(words, *args, **kwargs)
 
     unneeded = ("start_api_server", "start_log_monitor", "start_monitor")
     with ExitStack() as before:
@@ -85,6 +100,8 @@ def lean_start(worker_script: str) -> Iterator[None]:
         name = "SETUP_WORKER_FILENAME"  # joined to a folder, which a whole path replaces
         before.callback(setattr, ray_constants, name, getattr(ray_constants, name))
         setattr(ray_constants, name, worker_script)
+        before.callback(setattr, services, "start_ray_process", start_process)
+        services.start_ray_process = start_without_agent
         yield
 
 

@@ -33,6 +33,8 @@ CONFIG: dict[str, Any] = {  # of the raylet
     "worker_niceness": 0,
     # Else `ray.init` waits for a worker for each CPU, and for ever for one that is lost then.
     "prestart_worker_first_driver": False,
+    # Agents learn of the raylet's end by a pipe; see `idle_agent`.
+    "enable_pipe_based_agent_to_parent_health_check": True,
 }
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 

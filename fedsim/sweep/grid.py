@@ -224,11 +224,13 @@ class GridSweep(Sweep[GridFolder]):
 
     def plan(self, path: Path) -> SweepPlan:
         trials = [Trial.of(run.label, path / run.folder, run.experiment) for run in self.runs]
+        # Once for all: a trial of a grid that was killed may still be about to finish.
+        self._left = self._unfinished(path)
         return SweepPlan(
             trial_of=partial(_trial_of, trials),
             examples=list({trial.path.parent: trial for trial in trials}.values()),
             count=len(trials),
-            finished=len(trials) - len(self._unfinished(path)),
+            finished=len(trials) - len(self._left),
             concurrent=self.grid.concurrent,
         )
 
@@ -237,7 +239,7 @@ class GridSweep(Sweep[GridFolder]):
     ) -> tune.Tuner:
         return tune.Tuner(
             trainable,
-            param_space={"run": tune.grid_search(self._unfinished(path))},
+            param_space={"run": tune.grid_search(self._left)},
             tune_config=tune.TuneConfig(
                 max_concurrent_trials=concurrent, reuse_actors=plan.reuse_processes
             ),

@@ -51,13 +51,14 @@ class TestOfTheCluster:
         ray.kill(actor)
 
     def test_a_lean_start(self) -> None:
-        """Three Pythons of Ray's are not started, and workers are forked."""
+        """Four Pythons of Ray's are not started, and workers are forked."""
         scripts = set()
         for each in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # one that has just ended
                 scripts |= {Path(word).name for word in each.cmdline()}
-        assert scripts.isdisjoint({"dashboard.py", "log_monitor.py", "monitor.py"})
-        assert "forked_workers.py" in scripts
+        assert scripts.isdisjoint({"dashboard.py", "log_monitor.py", "monitor.py", "agent.py"})
+        assert "ray::DashboardAgent" not in scripts  # as it calls itself once it is up
+        assert {"forked_workers.py", "idle_agent.py"} <= scripts
         parent = ray.get(ray.remote(lambda: os.getppid()).remote())
         assert "forked_workers.py" in " ".join(psutil.Process(parent).cmdline())
 
