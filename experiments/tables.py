@@ -11,8 +11,8 @@ import pandas as pd
 from scipy.stats import ttest_ind
 
 import fedsim
+from fedsim import Grid
 from fedsim.config_file import RawConfig
-from fedsim.sweep.grid import GridFolder, run_grid
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
@@ -29,7 +29,7 @@ def grids(
     folder: Path,
     names: Iterable[str],
     change: Callable[[RawConfig], RawConfig] = lambda sheet: sheet,
-) -> dict[str, list[GridFolder]]:
+) -> dict[str, list[Grid]]:
     """The grids of each name: those given as done, or else those asked for, which are run.
 
     Args:
@@ -38,9 +38,9 @@ def grids(
         names: of all of them.
         change: of a file before it is run.
     """
-    found: dict[str, list[GridFolder]] = {}
+    found: dict[str, list[Grid]] = {}
     if arguments.done:
-        for grid in map(GridFolder.open, arguments.done):
+        for grid in map(Grid.open, arguments.done):
             name = str(grid.manifest["name"]).removeprefix(f"{folder.name}-")
             found.setdefault(name, []).append(grid)
         return found
@@ -48,12 +48,15 @@ def grids(
         name: change(RawConfig.read(folder / "small" / f"{name}.yaml"))
         for name in arguments.names or names
     }  # all of them before the first is run, so that what is missing is said at once
-    return {name: [run_grid(sheet, arguments.out, print)] for name, sheet in sheets.items()}
+    return {
+        name: [fedsim.grid(sheet, out=arguments.out, progress=print)]
+        for name, sheet in sheets.items()
+    }
 
 
-def finished(grids: Iterable[GridFolder]) -> Iterator[tuple[dict[str, Any], fedsim.Run]]:
+def finished(grids: Iterable[Grid]) -> Iterator[tuple[dict[str, Any], fedsim.Run]]:
     """What was varied in each finished run, its seed with it, and the run; of twins the last."""
-    cells: dict[tuple[Any, ...], tuple[GridFolder, dict[str, Any]]] = {}
+    cells: dict[tuple[Any, ...], tuple[Grid, dict[str, Any]]] = {}
     for grid in grids:
         for entry in grid.manifest["cells"]:
             if entry["status"] == "finished":

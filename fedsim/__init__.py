@@ -19,9 +19,11 @@ try:
     from fedsim.data import text_sources as _text_sources
     from fedsim.experiment import Experiment
     from fedsim.federation import Client, Federation, NotCounted, Update
-    from fedsim.launch import resume, run
+    from fedsim.launch import run
     from fedsim.methods import Method, State
-    from fedsim.results.run import Run, load
+    from fedsim.results.run import Run
+    from fedsim.results.sweeps import Grid, Search, load
+    from fedsim.sweep.start import grid, resume, tune
 finally:
     if _collects:
         _gc.enable()
@@ -30,14 +32,18 @@ __all__ = [
     "Client",
     "Experiment",
     "Federation",
+    "Grid",
     "Method",
     "NotCounted",
     "Run",
+    "Search",
     "State",
     "Update",
+    "grid",
     "load",
     "replay",
     "resume",
     "run",
+    "tune",
 ]
 del _drift, _reviews, _search_here_last, _shortcut, _sources, _task_sequence, _text_sources

@@ -69,6 +69,15 @@ class RawConfig:
 
         # No interpolation: «${...}» is text like any other.
         sheet = cls(OmegaConf.to_container(content, resolve=False), where)
+        return sheet.overridden(overrides)
+
+    def overridden(self, overrides: Sequence[str]) -> RawConfig:
+        """The sheet with overrides, `section.key=value`.
+
+        Raises:
+            ExperimentError: an override is none.
+        """
+        sheet = self
         for override in overrides:
             key, equals, given = override.partition("=")
             if not equals or not key:

@@ -26,6 +26,7 @@ from fedsim.federation import (
 )
 from fedsim.modules import search_here_last
 from fedsim.prepare import prepare
+from fedsim.progress import RunProgress
 from fedsim.records import facts, hashes
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.loggers import environment, with_loggers
@@ -40,7 +41,7 @@ MAX_DRIVER_DEATHS = 3  # in a row, without getting further between them
 def run(
     experiment: Experiment,
     out: str | Path = "runs",
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[RunFolder], None] = lambda _: None,
 ) -> Run:
     """Run an experiment from its start.
@@ -48,7 +49,9 @@ def run(
     Args:
         experiment: what to run, and where.
         out: the folder below which the run's own is made: `<out>/<name>/<id>`.
-        on_progress: called with each round's record, and with lines for the user.
+        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
+            with the record of each round (a row of `Run.rounds`, as a dict), and with lines for
+            the user. What it raises ends the run, which can be resumed.
         on_start: called with the run's folder before the first round.
 
     Returns:
@@ -63,39 +66,41 @@ def run(
     with _planned(experiment, splits, spec) as actors:
         about = facts(dataset, splits, experiment.method)
         folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
-        with folder.alone():
+        with folder.alone(), RunProgress(progress) as shown:
+            shown.start(folder)
             on_start(folder)
-            return _carry_out(folder, dataset, splits, spec, actors, on_progress)
+            return _carry_out(folder, dataset, splits, spec, actors, shown)
 
 
 def resume(
     path: str | Path,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[RunFolder], None] = lambda _: None,
 ) -> Run:
-    """Go on with a run that broke off, from its last checkpoint; the result is as if it had not.
+    """Go on with a run that broke off; see `fedsim.resume`.
 
     Raises:
         BadInput: the folder is not that of a run, was edited, or its data changed.
         RunError: the run broke off again.
     """
-    with RunFolder.open(path).alone():
+    with RunFolder.open(path).alone(), RunProgress(progress) as shown:
         folder = RunFolder.open(path)  # as whoever held it has left it
         if folder.manifest["status"] == "finished" and not folder.damage():
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         for line in folder.repaired:
-            on_progress(line)
+            shown(line)
         dataset, splits, spec = prepare(folder.experiment)
         same_data(folder, dataset, splits)
         with _planned(folder.experiment, splits, spec) as actors:
+            shown.start(folder)
             on_start(folder)
             changed = folder.rounds_otherwise()
             if changed:
-                on_progress(
+                shown(
                     f"the run began elsewhere ({changed}): rounds from here on may be rounded "
                     "otherwise, and the hash be another"
                 )
-            return _carry_out(folder, dataset, splits, spec, actors, on_progress)
+            return _carry_out(folder, dataset, splits, spec, actors, shown)
 
 
 def drive(

@@ -15,18 +15,16 @@ from typing import Any
 import pytest
 import ray
 
-from fedsim import Experiment, run
+from fedsim import Experiment, grid, run
 from fedsim.cluster import forked_workers
 from fedsim.cluster.compat import lean_start
 from fedsim.cluster.private import CONFIG, environment
-from fedsim.config_file import RawConfig
 from fedsim.errors import FedsimError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
 from fedsim.prepare import prepare
 from fedsim.simulate import initial_state, one_round
 from fedsim.sweep import sweep
-from fedsim.sweep.grid import run_grid
 from fedsim.sweep.trials import SweepPlan
 
 # Runs a command: its words, and then its exit code, what it printed, and its complaints.
@@ -126,7 +124,7 @@ def grid_in_process(content: Mapping[str, Any], out: Path) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "run_trials", in_process)
-        return run_grid(RawConfig(content), out).path
+        return grid(content, out=out).path
 
 
 def federation(experiment: Experiment) -> Federation:

@@ -226,7 +226,8 @@ def test_a_file_that_is_too_long(refused: Callable[..., str]) -> None:
         ["report"],
         ["pack"],
         ["run"],
-        ["grid", "--resume"],
+        ["grid"],
+        ["resume"],
         ["run", "small.yaml", "--out"],
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from experiments import change_manifest, small_experiment
-from fedsim import Run, cli, load
+from fedsim import Grid, Run, cli, load
 from fedsim._torchvision import import_torchvision
 from fedsim.cli import runs
 from fedsim.cli.console import short
@@ -29,7 +29,6 @@ from fedsim.models import models
 from fedsim.objectives.regression import Regression
 from fedsim.results.folder import RunFolder
 from fedsim.results.summary import summarise, tidy
-from fedsim.sweep.grid import GridFolder
 from fedsim.sweep.sweep import write_tables
 
 Say = Callable[..., tuple[object, str, str]]  # exit code, stdout, stderr
@@ -110,13 +109,13 @@ def test_a_regression_is_judged_by_r2(
     make_regression(done.path, [-12345.678, 0.52, 0.5])
     regression = load(done.path)
     screen = runs._Screen()
-    screen._folder = RunFolder.open(done.path)
+    screen.start(RunFolder.open(done.path))
     for row in regression.rounds.to_dict("records"):
         screen.show({str(key): value for key, value in row.items()})
     runs._summary(regression)
     text = capsys.readouterr().out
-    assert re.search(r"^round 1/0  R² -12345\.7  [\d.]+ kB sent$", text, re.MULTILINE)
-    assert re.search(r"^round 3/0  R² 0\.5000  ", text, re.MULTILINE)
+    assert re.search(r"^round 1/3  R² -12345\.7  [\d.]+ kB sent$", text, re.MULTILINE)
+    assert re.search(r"^round 3/3  R² 0\.5000  ", text, re.MULTILINE)
     assert re.search(r"^R², last round +0\.5000 *$", text, re.MULTILINE)
     assert re.search(r"^R², mean of last 5 +-4114\.89 *$", text, re.MULTILINE)
     assert re.search(r"^R², best +0\.5200 \(round 2\) *$", text, re.MULTILINE)
@@ -131,11 +130,11 @@ def test_targets_that_are_all_the_same_have_no_r2(
     regression = load(done.path)
     (*_, last) = regression.rounds.to_dict("records")
     screen = runs._Screen()
-    screen._folder = RunFolder.open(done.path)
+    screen.start(RunFolder.open(done.path))
     screen.show({str(key): value for key, value in last.items()})
     runs._summary(regression)
     text = capsys.readouterr().out
-    assert re.search(r"^round 3/0  [\d.]+ kB sent$", text, re.MULTILINE)
+    assert re.search(r"^round 3/3  [\d.]+ kB sent$", text, re.MULTILINE)
     assert "R²" not in text
 
 
@@ -147,9 +146,12 @@ def test_a_grid_of_regressions_is_judged_by_r2(
         done = finish(train={"rounds": 3}, seed=seed)
         make_regression(done.path, [-3e9, 0.3, 0.5 + seed / 10])
         entries.append(({"mu": 1}, seed, load(done.path)))
-    rows = [{"folder": str(run.path), "status": "finished"} for _, _, run in entries]
+    rows = [
+        {"cell": cell, "seed": seed, "folder": str(run.path), "status": "finished"}
+        for cell, seed, run in entries
+    ]
     facts = {"name": "g", "axes": ["mu"], "baseline": None, "target": 0.4, "cells": rows}
-    folder = GridFolder.make(tmp_path / "g" / "1", "name: g\n", facts)
+    folder = Grid.make(tmp_path / "g" / "1", "name: g\n", facts)
     summary = summarise(entries, ["mu"], target=0.4)
     write_tables(folder.path, {"rounds": tidy(entries), "summary": summary})
     runs._grid_summary(folder)

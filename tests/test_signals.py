@@ -150,9 +150,8 @@ def test_the_loss_of_a_process_of_ray_s_own_is_told(tmp_path: Path, name: str, l
         named[lost].kill()
         rest = process.stdout.read()
     assert process.returncode == 1
-    resume = "resume" if name == "run" else "tune --resume"
     assert re.fullmatch(
-        rf"broke off.*; to go on:\n  fedsim {resume} \S+\nerror: Ray's own process on this "
+        rf"broke off.*; to go on:\n  fedsim resume \S+\nerror: Ray's own process on this "
         rf"machine, the {lost}, was lost: killed, or out of memory\?\n",
         rest[rest.rindex("broke off") :],
     )

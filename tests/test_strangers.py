@@ -110,7 +110,7 @@ class TestCode:
         change_manifest(path, status="interrupted")
         sys.modules.pop(name.partition(":")[0])
         marker.unlink()
-        code, _, complaint = say("grid", "--resume", str(path))
+        code, _, complaint = say("resume", str(path))
         assert (code, "--trust" in complaint, marker.exists()) == (2, True, False)
 
     def test_beside_a_file_does_not_stand_in_for_a_library(self, tmp_path: Path) -> None:

@@ -275,10 +275,9 @@ def sweeps() -> Iterator[Case]:
                     yield of_file(kind, f"{section}.{key}={value!r:.30}", content, command)
     for command, other in {"run": "grid", "grid": "search", "tune": "grid"}.items():
         yield of_file(kind, f"{command} of a {other}", changed(**{other: {}}), command)
-    for command in ("grid", "tune"):
-        for path in ("small.yaml", "nowhere"):
-            words = [command, "--resume", path]
-            yield Case(kind, " ".join(words), words, {"small.yaml": changed()})
+    for path in ("small.yaml", "nowhere"):
+        words = ["resume", path]
+        yield Case(kind, " ".join(words), words, {"small.yaml": changed()})
 
 
 # overrides

@@ -142,7 +142,7 @@ def next_command(command: str, out: Path) -> list[str]:
     folder = begun(out)
     if folder is None:
         return [command, "faults.yaml"]
-    return [*(["resume"] if command == "run" else [command, "--resume"]), str(folder)]
+    return ["resume", str(folder)]
 
 
 def finish(command: str, out: Path) -> Path | None:

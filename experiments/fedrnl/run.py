@@ -16,10 +16,10 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from fedsim import Grid
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.config_file import RawConfig
 from fedsim.explain.rationales import encoder_similarity
-from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from real import write as write_real
@@ -31,7 +31,7 @@ SCORES = ("accuracy", "rationale_f1", "chance_f1", "chosen", "comprehensiveness"
 PROBED = 200  # test reviews on which encoders are compared
 
 
-def collect(grids: list[GridFolder]) -> pd.DataFrame:
+def collect(grids: list[Grid]) -> pd.DataFrame:
     """A row for each run: the last round's scores."""
     rows = []
     for cell, run in finished(grids):
@@ -44,7 +44,7 @@ def collect(grids: list[GridFolder]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def course(grids: list[GridFolder]) -> pd.DataFrame:
+def course(grids: list[Grid]) -> pd.DataFrame:
     """A row for each run and each round with scores."""
     names = ("round", "accuracy", "rationale_f1", "chosen", "encoder_distance")
     rows = [
@@ -126,7 +126,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
 }
 
 
-def similarity(grids: list[GridFolder]) -> pd.DataFrame:
+def similarity(grids: list[Grid]) -> pd.DataFrame:
     """How alike the encoders of clients are after local training, in some rounds (Fig. 2)."""
     rows = []
     for cell, run in finished(grids):

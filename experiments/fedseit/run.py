@@ -19,11 +19,11 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import ttest_rel
 
 import fedsim
+from fedsim import Grid
 from fedsim.config_file import RawConfig
 from fedsim.explain.canvas import class_colours, new_figure, place, save
 from fedsim.objectives.continual import continual
 from fedsim.results.summary import of_run
-from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.memory import own_megabytes, stored_megabytes
@@ -35,7 +35,7 @@ KINDS = ("adaptive", "adaptive_dense", "selected", "selected_dense", "centres")
 CLIENT = 2  # whose tasks are drawn: the paper's third
 
 
-def collect(grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row for each run, and accuracy on each task after each round."""
     rows, curves = [], []
     for cell, run in finished(grids):

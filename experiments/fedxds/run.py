@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_rel
 
 import fedsim
+from fedsim import Grid
 from fedsim.analysis.audit import Inversion, PrivacyAudit
 from fedsim.config_file import RawConfig
 from fedsim.prepare import prepare
 from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_gradient
 from fedsim.results.summary import of_run
-from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tables import better, finished, grids, parser, spread, table
@@ -91,7 +91,7 @@ def draw_inversions(inversions: dict[str, Inversion]) -> None:
         draw_reconstructions(rows, first.originals, first.labels, path)
 
 
-def collect(name: str, grids: list[GridFolder]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def collect(name: str, grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row for each run, and all rounds of all runs, by the axes of the grid."""
     rows, rounds, inversions = [], [], {}
     for cell, run in finished(grids):

@@ -17,12 +17,11 @@ import pandas as pd
 from sklearn.linear_model import LinearRegression
 
 import fedsim
-from fedsim.config_file import RawConfig
+from fedsim import Grid
 from fedsim.data import Dataset
 from fedsim.models import Rules
 from fedsim.models.tsk import Tsk, read_published
 from fedsim.objectives import Regression
-from fedsim.sweep.grid import GridFolder, run_grid
 
 HERE = Path(__file__).parent
 PUBLISHED = Path("openfl_xai", "global_models", "tsk")
@@ -142,9 +141,9 @@ def main() -> None:
     arguments = parser.parse_args()
     print(answer_f1(Path(os.environ["FEDSIM_DATA"]), arguments.out))
     if arguments.grid:
-        grid = GridFolder.open(arguments.grid)
+        grid = Grid.open(arguments.grid)
     else:
-        grid = run_grid(RawConfig.read(HERE / "grid.yaml"), arguments.out, print)
+        grid = fedsim.grid(HERE / "grid.yaml", out=arguments.out, progress=print)
     rows, datasets = [], {}
     for entry in grid.manifest["cells"]:
         run = fedsim.load(grid.path / entry["folder"])

@@ -44,7 +44,7 @@ Facts = dict[str, Any]
 
 @dataclass
 class Witness:
-    """Sees a run from outside while it goes on: `on_progress` of `fedsim.run`.
+    """Sees a run from outside while it goes on: `progress` of `fedsim.run`.
 
     Attributes:
         strike: called once, when round LOST_AFTER has ended; returns facts.

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from tables import finished, spread, table
 
+from fedsim import Grid
 from fedsim.results.maps import importance
 from fedsim.results.run import Run
-from fedsim.sweep.grid import GridFolder
 
 WATCHED = {"sage": "attributed loss", "test_accuracy": "accuracy", "test_loss": "loss"}
 REFERENCE = slice(8, 18)  # rounds that a client is compared with; it is watched from the end on
@@ -28,7 +28,7 @@ DETECTORS = {  # each by itself, and as a trailing mean of some rounds
 }
 
 
-def rows(found: list[GridFolder]) -> pd.DataFrame:
+def rows(found: list[Grid]) -> pd.DataFrame:
     """Who is taken to drift, from when on and why, by what a client is watched by.
 
     A client's statistic is the distance from its mean over the reference rounds, in units of such

@@ -15,9 +15,9 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 import fedsim
+from fedsim import Search
 from fedsim.config_file import RawConfig
 from fedsim.sweep import pareto
-from fedsim.sweep.search import SearchFolder, run_search
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import HERE, RESULTS
@@ -48,9 +48,9 @@ BESIDE = {
 }
 
 
-def trials(folder: SearchFolder, name: str) -> pd.DataFrame:
+def trials(folder: Search, name: str) -> pd.DataFrame:
     """A row for each finished trial: what was chosen, what came of it, whether on the front."""
-    found = folder.table("trials")
+    found = folder.trials
     found = found[found["status"] == "finished"].reset_index(drop=True)
     runs = [fedsim.load(folder.path / path) for path in found["folder"]]
     for column in BESIDE[name]:
@@ -96,11 +96,11 @@ def main() -> None:
     arguments = parser(__doc__).parse_args()
     RESULTS.mkdir(exist_ok=True)
     if arguments.done:
-        folders = [SearchFolder.open(path) for path in arguments.done]
+        folders = [Search.open(path) for path in arguments.done]
     else:
         names = arguments.names or BESIDE
         sheets = [RawConfig.read(HERE / "small" / f"{name}.yaml") for name in names]
-        folders = [run_search(sheet, arguments.out, print) for sheet in sheets]
+        folders = [fedsim.tune(sheet, out=arguments.out, progress=print) for sheet in sheets]
     for folder in folders:
         name = str(folder.manifest["name"]).removeprefix(f"{HERE.name}-")
         objectives, space = folder.manifest["objectives"], folder.manifest["space"]
@@ -109,7 +109,7 @@ def main() -> None:
         called = {LABELS[column]: best for column, best in objectives.items()}
         pareto.draw(found.rename(columns=LABELS), called, RESULTS / f"{name}.png")
         print(f"\n## {name}")
-        for text in tables(found, objectives, space, folder.table("importance")):
+        for text in tables(found, objectives, space, folder.importance):
             print(text)
 
 

@@ -13,10 +13,10 @@ from scipy.stats import ttest_rel
 from tables import finished, spread, table
 
 import fedsim
-from fedsim.sweep.grid import GridFolder
+from fedsim import Grid
 
 
-def rows(found: list[GridFolder]) -> pd.DataFrame:
+def rows(found: list[Grid]) -> pd.DataFrame:
     """Error, explanations, size and traffic of each learner of tables.
 
     Areas under deletion and insertion are errors of a number here, in its unit, and larger where a

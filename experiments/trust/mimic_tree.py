@@ -10,12 +10,12 @@ from common import EXPLAINER
 from scipy.stats import ttest_rel
 from tables import finished, spread, table
 
-from fedsim.sweep.grid import GridFolder
+from fedsim import Grid
 
 MIMICS = ("tree", EXPLAINER, "occlusion", "random")
 
 
-def rows(found: list[GridFolder]) -> pd.DataFrame:
+def rows(found: list[Grid]) -> pd.DataFrame:
     """Accuracy, scores of trees and attributions of the same networks, and the trees' fidelity."""
     rows = []
     for cell, run in finished(found):

@@ -9,14 +9,14 @@ from common import EXPLAINER, RESULTS
 from matplotlib.figure import Figure
 from tables import finished, spread, table
 
+from fedsim import Grid
 from fedsim.analysis.audit import PrivacyAudit
-from fedsim.sweep.grid import GridFolder
 
 SHADOWS = 8
 NOISE = (None, 0.0, 1.0, 3.0, 10.0)  # in explanations; None leaves them as they are
 
 
-def rows(found: list[GridFolder]) -> pd.DataFrame:
+def rows(found: list[Grid]) -> pd.DataFrame:
     """Each run under attack, and what its explanations are worth; takes a minute for a run."""
     rows = []
     for cell, run in finished(found):

@@ -8,10 +8,10 @@ import pandas as pd
 from common import EXPLAINER, crossed, paired
 from tables import finished
 
-from fedsim.sweep.grid import GridFolder
+from fedsim import Grid
 
 
-def rows(found: list[GridFolder]) -> pd.DataFrame:
+def rows(found: list[Grid]) -> pd.DataFrame:
     """Faithfulness of what is shared, of clients' own explanations and of the global model's."""
     rows = []
     for cell, run in finished(found):

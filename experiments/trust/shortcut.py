@@ -9,12 +9,12 @@ from common import EXPLAINER, RESULTS, by_method, crossed, lines, paired
 from scipy.stats import spearmanr
 from tables import finished, spread, table
 
-from fedsim.sweep.grid import GridFolder
+from fedsim import Grid
 
 EXPLAINERS = ("gradient", "gradient_x_input", EXPLAINER, "occlusion", "lrp", "random")
 
 
-def rows(found: list[GridFolder]) -> pd.DataFrame:
+def rows(found: list[Grid]) -> pd.DataFrame:
     """Accuracy by variant of the test set, and the relevance that explainers put on the patch."""
     rows = []
     for cell, run in finished(found):

@@ -8,11 +8,11 @@ import pandas as pd
 from common import EXPLAINER, RESULTS, by_method, crossed, lines, paired
 from tables import finished
 
+from fedsim import Grid
 from fedsim.results.maps import similarity
-from fedsim.sweep.grid import GridFolder
 
 
-def rows(found: list[GridFolder]) -> pd.DataFrame:
+def rows(found: list[Grid]) -> pd.DataFrame:
     """Accuracy and explanations of each run, beside those of the centralised run of its seed."""
     runs = list(finished(found))
     central = {cell["seed"]: run for cell, run in runs if cell["method"] == "centralised"}

@@ -8,7 +8,7 @@ import pandas as pd
 from common import EXPLAINER, crossed, paired
 from tables import finished
 
-from fedsim.sweep.grid import GridFolder
+from fedsim import Grid
 
 AXIS = "partition.alpha"
 # Of the section `explain`, which is none of the methods' own; and what each has on record itself.
@@ -26,7 +26,7 @@ OWN = {
 }
 
 
-def rows(found: list[GridFolder]) -> pd.DataFrame:
+def rows(found: list[Grid]) -> pd.DataFrame:
     """Scores of the last round; the methods' own as means over the last ten."""
     rows = []
     for cell, run in finished(found):

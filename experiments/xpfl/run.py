@@ -23,6 +23,7 @@ from scipy.stats import ttest_1samp
 from torch import Tensor, nn
 
 import fedsim
+from fedsim import Grid
 from fedsim.config_file import RawConfig
 from fedsim.explain.canvas import new_figure, place, save
 from fedsim.explain.tree import build_tree, fidelity
@@ -35,7 +36,6 @@ from fedsim.models.masked_autoencoder import (
 )
 from fedsim.prepare import prepare
 from fedsim.privacy.inversion import fidelity as closeness
-from fedsim.sweep.grid import GridFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.memory import own_megabytes, stored_megabytes
@@ -54,7 +54,7 @@ TEACHER = {
 # -- grids -------------------------------------------------------------------------------------
 
 
-def collect(name: str, grids: list[GridFolder]) -> pd.DataFrame:
+def collect(name: str, grids: list[Grid]) -> pd.DataFrame:
     """A row for each run; of `explained` one for each round and client that was explained."""
     rows = []
     for cell, run in finished(grids):

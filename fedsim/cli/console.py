@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fedsim.errors import RunError
 from fedsim.explain.words import short as short
+from fedsim.units import size as size
 
 app = typer.Typer(
     add_completion=False,
@@ -41,14 +42,6 @@ Trust = Annotated[
     ),
 ]
 OutFolder = Annotated[Path, typer.Option("--out", help="Where runs lie.")]
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while count >= 1000 and len(units) > 1:
-        count, units = count / 1000, units[1:]
-    return f"{count:.3g} {units[0]}"
 
 
 @contextmanager

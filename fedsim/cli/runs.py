@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -18,28 +15,17 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedsim.cli.console import File, OutFolder, Overrides, Trust, app, err, out, short, size
-from fedsim.config_file import RawConfig
-from fedsim.errors import BadInput, ClientError, MethodError, RunError
+from fedsim.errors import ClientError, MethodError, RunError
 from fedsim.experiment import Experiment
-from fedsim.launch import resume, run
-from fedsim.objectives import Metric
+from fedsim.launch import run
 from fedsim.objectives.continual import continual
+from fedsim.progress import RoundLine
 from fedsim.results.folder import Folder, RunFolder
-from fedsim.results.run import Run, load
+from fedsim.results.run import Run
 from fedsim.results.summary import digits, in_words
+from fedsim.results.sweeps import Grid, Search, open_folder
 from fedsim.simulate import Progress
-
-if TYPE_CHECKING:  # they take a second to import, and few commands need them
-    from fedsim.sweep.grid import GridFolder
-    from fedsim.sweep.search import SearchFolder
-
-FileOrFolder = Annotated[
-    Path,
-    typer.Argument(help="An experiment file; with --resume, a folder.", show_default=False),
-]
-GoOn = Annotated[
-    bool, typer.Option("--resume", help="Go on with the folder given: run what is missing.")
-]
+from fedsim.sweep.start import grid, resume, tune
 
 
 @app.command("run")
@@ -62,83 +48,64 @@ def run_command(
         return
     with _Screen() as screen:
         done = run(experiment, out_folder, screen.show, screen.start)
-    _summary(done)
+    _conclude(done)
 
 
 @app.command("resume")
 def resume_command(
-    folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="The folder of a run, a grid or a search.", show_default=False),
+    ],
     trust: Trust = False,
 ) -> None:
-    """Go on with a run that broke off, from its last checkpoint."""
+    """Go on with a run, a grid or a search that broke off."""
+    opened = open_folder(folder)
     if trust:
-        RunFolder.open(folder).trust()
-    with _Screen() as screen:
+        opened.trust()
+    with _Screen() if isinstance(opened, RunFolder) else _Lines() as screen:
         done = resume(folder, screen.show, screen.start)
-    _summary(done)
+    _conclude(done)
 
 
 @app.command("grid")
 def grid_command(
-    file: FileOrFolder,
-    overrides: Overrides = None,
-    out_folder: OutFolder = Path("runs"),
-    go_on: GoOn = False,
-    trust: Trust = False,
+    file: File, overrides: Overrides = None, out_folder: OutFolder = Path("runs")
 ) -> None:
     """Run every cell of an experiment file's grid section."""
-    from fedsim.sweep.grid import GridFolder, resume_grid, run_grid
-
-    if trust:
-        GridFolder.open(file).trust()
-    with _Lines("grid") as lines:
-        if go_on:
-            folder = resume_grid(_only_folder(file, overrides), lines.tell, lines.start)
-        else:
-            folder = run_grid(
-                RawConfig.read(file, overrides or []), out_folder, lines.tell, lines.start
-            )
-        lines.end(folder.manifest["status"])
-    _grid_summary(folder)
-    _tell_failures([run for run in folder.manifest["cells"] if run["status"] == "failed"])
+    with _Lines() as lines:
+        done = grid(file, overrides or [], out_folder, lines.show, lines.start)
+    _conclude(done)
 
 
 @app.command("tune")
 def tune_command(
-    file: FileOrFolder,
-    overrides: Overrides = None,
-    out_folder: OutFolder = Path("runs"),
-    go_on: GoOn = False,
-    trust: Trust = False,
+    file: File, overrides: Overrides = None, out_folder: OutFolder = Path("runs")
 ) -> None:
     """Tune the hyper-parameters of an experiment file's search section."""
-    from fedsim.sweep.search import SearchFolder, resume_search, run_search
-
-    if trust:
-        SearchFolder.open(file).trust()
-    with _Lines("tune") as lines:
-        if go_on:
-            folder = resume_search(_only_folder(file, overrides), lines.tell, lines.start)
-        else:
-            sheet = RawConfig.read(file, overrides or [])
-            folder = run_search(sheet, out_folder, lines.tell, lines.start)
-        lines.end(folder.manifest["status"])
-    _search_summary(folder)
-    trials = folder.table("trials")
-    _tell_failures(trials[trials["status"] == "failed"].to_dict("records"))
+    with _Lines() as lines:
+        done = tune(file, overrides or [], out_folder, lines.show, lines.start)
+    _conclude(done)
 
 
-def _only_folder(path: Path, overrides: Sequence[str] | None) -> Path:
-    if overrides:
-        raise BadInput(f"--resume goes on with what is in {path}; it takes no overrides")
-    return path
+def _conclude(done: Run | Grid | Search) -> None:
+    """The end as a table; exit code 1 if runs of a grid or a search have failed."""
+    if isinstance(done, Run):
+        _summary(done)
+        return
+    if isinstance(done, Grid):
+        _grid_summary(done)
+        runs = done.cells
+    else:
+        _search_summary(done)
+        runs = done.trials
+    _tell_failures(runs[runs["status"] == "failed"].to_dict("records"))
 
 
 class _Lines:
     """Progress of a grid or a search: a line for each run that ends."""
 
-    def __init__(self, command: str) -> None:
-        self._command = command
+    def __init__(self) -> None:
         self._folder: Folder | None = None
 
     def __enter__(self) -> _Lines:
@@ -148,19 +115,15 @@ class _Lines:
         self._folder = folder
         out.print(f"{folder.kind} folder: {short(folder.path)}", markup=False)
 
-    def tell(self, line: str) -> None:
+    def show(self, line: str) -> None:
         out.print(line, markup=False)
-
-    def end(self, status: str) -> None:
-        if status == "interrupted":
-            raise KeyboardInterrupt
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or self._folder is None:
             return
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         err.print(
-            f"{how}; to go on:\n  fedsim {self._command} --resume {short(self._folder.path)}",
+            f"{how}; to go on:\n  fedsim resume {short(self._folder.path)}",
             markup=False,
             highlight=False,
         )
@@ -168,12 +131,12 @@ class _Lines:
             sys.exit(130)
 
 
-def _grid_summary(folder: GridFolder) -> None:
+def _grid_summary(folder: Grid) -> None:
     """The end of a grid as a table."""
-    summary = folder.table("summary")
+    summary = folder.summary
     if summary.empty:
         return
-    axes = list(folder.manifest["axes"])
+    axes = folder.axes
     table = Table(box=None, pad_edge=False)
     figures = {"last": "last round", "best": "best round", "last5": "mean of last 5"}
     for column in (*axes, "seeds", *figures.values(), "sent"):
@@ -195,8 +158,8 @@ def _grid_summary(folder: GridFolder) -> None:
             cells.append("" if np.isnan(row["p_value"]) else f"{row['p_value']:.3f}")
         table.add_row(*cells)
     out.print(table)
-    done = [row["folder"] for row in folder.manifest["cells"] if row["status"] == "finished"]
-    metrics = list(dict.fromkeys(load(folder.path / run).primary_metric for run in done))
+    done = [run for run in folder.runs if run.manifest["status"] == "finished"]
+    metrics = list(dict.fromkeys(run.primary_metric for run in done))
     words = f"{in_words(metrics)}: mean ± standard deviation over seeds"
     if tested:
         against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
@@ -212,24 +175,24 @@ def _spread(mean: float, std: float) -> str:
     return digits(mean) if np.isnan(std) else f"{digits(mean)} ± {digits(std)}"
 
 
-def _search_summary(folder: SearchFolder) -> None:
+def _search_summary(folder: Search) -> None:
     """The end of a search as a table: its Pareto front, or its five best."""
-    objectives = folder.manifest["objectives"]
+    objectives = folder.objectives
     several = len(objectives) > 1
-    rows = folder.table("trials")
+    rows = folder.trials
     rows = rows[rows["status"] == "finished"]
     if rows.empty:
         raise RunError(f"no trial came to its end; {folder.path / 'trials.csv'} says why")
     if several:
-        rows = folder.table("pareto")
+        rows = folder.pareto
     name, mode = next(iter(objectives.items()))
     rows = rows.sort_values(name, ascending=mode == "min", kind="stable")
     rows = rows if several else rows.head(5)
     table = Table(box=None, pad_edge=False)
-    for column in ("trial", *folder.manifest["space"], *objectives):
+    for column in ("trial", *folder.space, *objectives):
         table.add_column(column, justify="right")
     for _, row in rows.iterrows():
-        values = [row[key] for key in (*folder.manifest["space"], *objectives)]
+        values = [row[key] for key in (*folder.space, *objectives)]
         table.add_row(
             str(row["trial"]),
             *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
@@ -239,7 +202,7 @@ def _search_summary(folder: SearchFolder) -> None:
         "the Pareto front of the trials; pareto.png shows it" if several else "the best trials",
         markup=False,
     )
-    shares = folder.table("importance")
+    shares = folder.importance
     for objective in objectives:
         ranked = shares.sort_values(objective, ascending=False)
         words = ", ".join(
@@ -266,15 +229,14 @@ class _Screen:
     def __init__(self) -> None:
         self._bar: Bar | None = None
         self._folder: RunFolder | None = None
-        self._first = self._latest = self._rounds = 0
-        self._began = time.monotonic()
+        self._latest = self._rounds = 0
 
     def __enter__(self) -> _Screen:
         return self
 
     def start(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._rounds = folder.experiment.train.rounds
+        self._rounds, self._line = folder.experiment.train.rounds, RoundLine(folder)
         out.print(f"run folder: {short(folder.path)}", markup=False)
         if out.is_terminal:
             self._bar = Bar(
@@ -293,29 +255,11 @@ class _Screen:
             (self._bar.console if self._bar else out).print(event, markup=False)
             return
         self._latest = event["round"]
-        if not self._first:
-            self._first, self._began = self._latest, time.monotonic()
         line = self._line(event)
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=self._latest, description=line)
         else:
             out.print(f"round {self._latest}/{self._rounds}  {line}", markup=False)
-
-    @cached_property
-    def _metric(self) -> Metric:
-        assert self._folder is not None
-        # Loaded anew, because the driver has written its part of the manifest.
-        return load(self._folder.path).primary_metric
-
-    def _line(self, row: dict[str, Any]) -> str:
-        score = row.get(self._metric.column, math.nan)
-        parts = [] if math.isnan(score) else [f"{self._metric.label} {digits(score)}"]
-        traffic = row["total_bytes_up"] + row["total_bytes_down"]
-        parts.append(f"{size(traffic)} sent")
-        if self._latest > self._first:
-            rate = (self._latest - self._first) / (time.monotonic() - self._began)
-            parts.append(f"{rate:.2g} rounds/s")
-        return "  ".join(parts)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object

@@ -17,7 +17,7 @@ from fedsim.errors import BadInput, RunError, RunFolderError
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results import manifest as manifests
 from fedsim.results.folder import FINAL_WEIGHTS, Folder, RunFolder
-from fedsim.results.report.entries import open_folder
+from fedsim.results.sweeps import open_folder
 from fedsim.results.verify import insist_on_whole
 
 TIME = (1980, 1, 1, 0, 0, 0)  # of all files in an archive: the earliest that ZIP knows
@@ -96,10 +96,9 @@ def _insist_on_end(folder: Folder) -> None:
     status = folder.manifest["status"]
     if status == "finished" or (status == "failed" and folder.kind != "run"):
         return
-    command = {"run": "resume", "grid": "grid --resume", "search": "tune --resume"}[folder.kind]
     raise RunFolderError(
         f"{folder.path}: the {folder.kind} is not finished ({status}), so there is no result to "
-        f"be read; go on with: fedsim {command} {folder.path}"
+        f"be read; go on with: fedsim resume {folder.path}"
     )
 
 

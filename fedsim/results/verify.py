@@ -11,7 +11,7 @@ from fedsim.errors import RunFolderError
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.manifest import runs_below
-from fedsim.results.report.entries import open_folder
+from fedsim.results.sweeps import open_folder
 from fedsim.results.tables import check_tables
 
 MOST_DAMAGED = 20  # files that are named

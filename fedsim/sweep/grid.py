@@ -28,10 +28,10 @@ from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError
 from fedsim.experiment import Experiment
 from fedsim.registry import Config, nearest
-from fedsim.results.manifest import GridManifest
 from fedsim.results.run import load
 from fedsim.results.summary import cell_label, summarise, tidy
-from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
+from fedsim.results.sweeps import Grid
+from fedsim.sweep.sweep import SweepRunner, read_section
 from fedsim.sweep.trials import SweepPlan, Trial, trial_status
 
 # Columns of the tables that a grid leaves; an axis cannot be called so.
@@ -179,14 +179,7 @@ class CellRun:
         return f"{cell_label(self.values)}, seed {self.seed}"
 
 
-class GridFolder(SweepFolder):
-    """The folder of a grid; its tables are `rounds` and `summary`."""
-
-    kind = "grid"
-    schema = GridManifest
-
-
-class GridSweep(Sweep[GridFolder]):
+class GridSweep(SweepRunner[Grid]):
     """The grid section of an experiment file, and all its runs.
 
     Attributes:
@@ -194,7 +187,7 @@ class GridSweep(Sweep[GridFolder]):
         runs: every cell with every seed.
     """
 
-    folder_type = GridFolder
+    folder_type = Grid
 
     def __init__(self, config: RawConfig) -> None:
         self.grid, base = read_section(config, "grid", GridSettings)
@@ -219,8 +212,14 @@ class GridSweep(Sweep[GridFolder]):
             "axes": list(self.grid.axes),
             "baseline": self.grid.shown_baseline(),
             "target": self.grid.target,
-            "cells": [],  # until the end the runs' own folders say how they are
+            "cells": [self._about(run, "missing") for run in self.runs],
         }
+
+    @staticmethod
+    def _about(run: CellRun, status: str, error: str | None = None) -> dict[str, Any]:
+        """What the manifest has of a run; while the grid goes on, the run's own knows better."""
+        about = {"cell": run.values, "seed": run.seed, "folder": run.folder}
+        return {**about, "status": status, "error": error}
 
     def plan(self, path: Path) -> SweepPlan:
         trials = [Trial.of(run.label, path / run.folder, run.experiment) for run in self.runs]
@@ -255,7 +254,7 @@ class GridSweep(Sweep[GridFolder]):
         ]
 
     def conclude(
-        self, folder: GridFolder, plan: SweepPlan, errors: Mapping[Path, str]
+        self, folder: Grid, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
         known, done = [], []
         for run in self.runs:
@@ -263,8 +262,7 @@ class GridSweep(Sweep[GridFolder]):
             status, error = trial_status(path, errors)
             if status == "finished":
                 done.append((run.values, run.seed, load(path)))
-            about = {"cell": run.values, "seed": run.seed, "folder": run.folder}
-            known.append({**about, "status": status, "error": error})
+            known.append(self._about(run, status, error))
         rounds = tidy(done)
         baseline = self.grid.shown_baseline()
         summary = summarise(done, list(self.grid.axes), baseline, self.grid.target)
@@ -277,7 +275,3 @@ class GridSweep(Sweep[GridFolder]):
 def _trial_of(trials: Sequence[Trial], config: Mapping[str, Any]) -> Trial:
     number: int = config["run"]
     return trials[number]
-
-
-# What callers use; see `Sweep` for their arguments.
-run_grid, resume_grid = GridSweep.run, GridSweep.resume

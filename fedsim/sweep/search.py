@@ -46,11 +46,11 @@ from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.registry import Config, Registry
 from fedsim.results.folder import RunFolder
-from fedsim.results.manifest import SearchManifest
 from fedsim.results.run import load
+from fedsim.results.sweeps import STUDY, Search, storage
 from fedsim.sweep import pareto
 from fedsim.sweep.sampler import AGAIN, SamplerByPlace
-from fedsim.sweep.sweep import Sweep, SweepFolder, read_section
+from fedsim.sweep.sweep import SweepRunner, read_section
 from fedsim.sweep.trials import (
     SweepPlan,
     Trial,
@@ -59,7 +59,6 @@ from fedsim.sweep.trials import (
     trial_status,
 )
 
-STUDY = "fedsim"  # the name of each study, in a storage of its own
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
 
 
@@ -215,18 +214,7 @@ class SearchSettings(Config):
         return SamplerByPlace(samplers[self.sampler], self.seed)
 
 
-class SearchFolder(SweepFolder):
-    """The folder of a search; its tables are `trials`, `pareto` and `importance`."""
-
-    kind = "search"
-    schema = SearchManifest
-
-    def study(self) -> optuna.Study:
-        """Optuna's study."""
-        return optuna.load_study(study_name=STUDY, storage=_storage(self.path))
-
-
-class SearchSweep(Sweep[SearchFolder]):
+class SearchSweep(SweepRunner[Search]):
     """The search section of an experiment file, and trials that stand for all of its space.
 
     Attributes:
@@ -234,7 +222,7 @@ class SearchSweep(Sweep[SearchFolder]):
         probe_trials: at the bounds of its ranges; each must be an experiment that can be built.
     """
 
-    folder_type = SearchFolder
+    folder_type = Search
 
     def __init__(self, config: RawConfig) -> None:
         search, self._base = read_section(config, "search", SearchSettings)
@@ -297,9 +285,9 @@ class SearchSweep(Sweep[SearchFolder]):
         optuna.logging.set_verbosity(optuna.logging.CRITICAL)
         logging.getLogger("ray.tune.search").setLevel(logging.CRITICAL)
         try:
-            storage = optuna.storages.RDBStorage(_storage(path))
+            kept = optuna.storages.RDBStorage(storage(path))
             study = optuna.create_study(
-                storage=storage,
+                storage=kept,
                 study_name=STUDY,
                 directions=[DIRECTIONS[way] for way in search.objectives.values()],
                 load_if_exists=True,
@@ -317,7 +305,7 @@ class SearchSweep(Sweep[SearchFolder]):
             mode=modes,
             sampler=search.make_sampler(),
             study_name=STUDY,
-            storage=storage,
+            storage=kept,
         )
         scheduler = None
         if search.asha is not None:
@@ -344,7 +332,7 @@ class SearchSweep(Sweep[SearchFolder]):
         )
 
     def conclude(
-        self, folder: SearchFolder, plan: SweepPlan, errors: Mapping[Path, str]
+        self, folder: Search, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
         """Draw up the tables of a search; write its picture, and the best experiment."""
         search = self.settings
@@ -372,23 +360,17 @@ class SearchSweep(Sweep[SearchFolder]):
         status = "interrupted" if not over else "failed" if failed else "finished"
         return tables, {"status": status}
 
-    def _run(
-        self, path: Path, begin: Callable[[], None], tell: Callable[[str], None]
-    ) -> SearchFolder:
+    def _run(self, path: Path, begin: Callable[[], None], tell: Callable[[str], None]) -> Search:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return super()._run(path, begin, tell)
-
-
-def _storage(path: Path) -> str:
-    return f"sqlite:///{path}/study.db"
 
 
 def _trials(path: Path) -> list[FrozenTrial]:
     """The trials of the search at `path`, but for those that were proposed again."""
     if not (path / "study.db").exists():
         return []
-    study = optuna.load_study(study_name=STUDY, storage=_storage(path))
+    study = optuna.load_study(study_name=STUDY, storage=storage(path))
     again = study.user_attrs.get(AGAIN, [])
     return [t for t in study.trials if t.number not in again and t.state != TrialState.WAITING]
 
@@ -423,7 +405,7 @@ def _tell_again(scheduler: ASHAScheduler, path: Path, objective: str) -> None:
 
 
 def _row(
-    folder: SearchFolder,
+    folder: Search,
     settings: SearchSettings,
     trial: Trial,
     frozen: FrozenTrial,
@@ -469,7 +451,3 @@ def _importance(study: optuna.Study, settings: SearchSettings) -> pd.DataFrame:
 
 def _objective(k: int, trial: FrozenTrial) -> float:
     return float(trial.values[k])
-
-
-# What callers use; see `Sweep` for their arguments.
-run_search, resume_search = SearchSweep.run, SearchSweep.resume

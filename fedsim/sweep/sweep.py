@@ -1,7 +1,7 @@
 """How a sweep, a grid or a search, is run: making its folder, going on with it, concluding it.
 
-A kind of sweep is a subclass of `Sweep` with what it has of its own. How its trials run on Ray
-Tune is the business of `trials`.
+A kind of sweep is a subclass of `SweepRunner` with what it has of its own. How its trials run on
+Ray Tune is the business of `trials`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,15 @@ from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import to_yaml
 from fedsim.registry import Config, importing
-from fedsim.results.folder import Folder, new_path
-from fedsim.results.tables import Table
+from fedsim.results.folder import new_path
+from fedsim.results.sweeps import Sweep
 from fedsim.sweep.trials import SweepPlan, run_trials
 
-
-class SweepFolder(Folder):
-    """The folder of a grid or a search."""
-
-    def table(self, name: str) -> pd.DataFrame:
-        """One of its tables, by the name of its file.
-
-        Raises:
-            Damaged: it is missing, or not what was written.
-        """
-        return Table(self.path, name).read(self.files.get(f"{name}.parquet"))
-
-
-F = TypeVar("F", bound=SweepFolder)
+F = TypeVar("F", bound=Sweep)
 S = TypeVar("S", bound=Config)
 
 
-class Sweep(ABC, Generic[F]):
+class SweepRunner(ABC, Generic[F]):
     """A grid or a search, as an experiment file describes it.
 
     Args:
@@ -163,6 +150,8 @@ class Sweep(ABC, Generic[F]):
         tables, facts = self.conclude(folder, plan, errors)
         files = write_tables(path, tables)
         folder.update(files=files, **facts)
+        if folder.status == "interrupted":  # by Ctrl-C, with which Ray Tune ends its trials
+            raise KeyboardInterrupt
         return folder
 
 

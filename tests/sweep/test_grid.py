@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from experiments import Say, pickles, small_experiment
-from fedsim import load, run
+from fedsim import grid, load, resume, run
 from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError, RunFolderError
 from fedsim.results.summary import summarise, tidy
-from fedsim.sweep.grid import GridSweep, resume_grid, run_grid
+from fedsim.sweep.grid import GridSweep
 
 TWO_BY_TWO = {
     "axes": {
@@ -120,7 +120,7 @@ class TestOnRay:
         whole = content({"axes": {"method": method}}, engine={"kind": "ray", "actors": 2})
         whole["train"] = {**whole["train"], "rounds": 8}
         lines: list[str] = []
-        done = run_grid(RawConfig(whole), tmp_path / "runs", lines.append)
+        done = grid(whole, out=tmp_path / "runs", progress=lines.append)
         (tmp_path / "lines").write_text("\n".join(lines))
         return done.path
 
@@ -147,26 +147,26 @@ class TestOnRay:
         before = (plain / "manifest.json").stat().st_mtime_ns
         (folder.parents[2] / "mended").touch()
         lines: list[str] = []
-        done = resume_grid(folder, lines.append)
+        done = resume(folder, lines.append)
         assert done.manifest["status"] == "finished"
         assert [line for line in lines if line.startswith("[")] == [
             line for line in lines if line.startswith("[3/3] failing, seed 0: accuracy")
         ]
         assert (plain / "manifest.json").stat().st_mtime_ns == before
-        assert done.table("rounds").groupby("method").size()["failing"] == 8
+        assert done.rounds.groupby("method").size()["failing"] == 8
         with pytest.raises(RunFolderError, match="the grid is finished; nothing is missing"):
-            resume_grid(folder)
+            resume(folder)
 
     def test_what_does_not_fit_is_refused_before_anything_is_made(self, tmp_path: Path) -> None:
         whole = content(TWO_BY_TWO, engine={"kind": "ray", "actors": 64})
         with pytest.raises(ClusterError, match=r"engine.actors=64: only 4 client actor\(s\)"):
-            run_grid(RawConfig(whole), tmp_path / "runs")
+            grid(whole, out=tmp_path / "runs")
         assert not (tmp_path / "runs").exists()
 
     def test_a_folder_that_cannot_be_written_is_one_line(self, own_ray: None) -> None:
         whole = content({**TWO_BY_TWO, "seeds": [0]})
         with pytest.raises(RunFolderError, match=r"^/proc/none/small/\S+: cannot be made: .*$"):
-            run_grid(RawConfig(whole), "/proc/none")
+            grid(whole, out="/proc/none")
 
 
 def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
@@ -199,7 +199,7 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
     }
     assert 3 <= len(weights) < 8
 
-    code, text, complaints = say("grid", "--resume", str(folder))
+    code, text, complaints = say("resume", str(folder))
     assert code == 0, complaints
     assert "[8/8]" in text
     assert "one-tailed Welch test, mean of last 5 above that of method=FedAvg" in text

@@ -26,13 +26,13 @@ from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler
 
 from experiments import Say, pickles, small_experiment
-from fedsim import Experiment, Run, load, run
+from fedsim import Experiment, Run, Search, load, run, tune
 from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError
 from fedsim.results.archive import pack
 from fedsim.results.verify import insist_on_whole
 from fedsim.sweep import pareto, search
-from fedsim.sweep.search import SearchFolder, SearchSettings, SearchSweep, run_search
+from fedsim.sweep.search import SearchSettings, SearchSweep
 from fedsim.sweep.trials import objective_value
 
 SPACE = {
@@ -79,7 +79,7 @@ class TestOnRay:
         with pytest.raises(
             ClusterError, match=r"concurrent=3: only 2 trial\(s\) of 2 CPU\(s\) fit at the same"
         ):
-            run_search(RawConfig(whole), tmp_path / "runs")
+            tune(whole, out=tmp_path / "runs")
         assert not (tmp_path / "runs").exists()
 
     def test_what_falls_behind_is_stopped_early(self, tmp_path: Path, own_ray: None) -> None:
@@ -95,8 +95,8 @@ class TestOnRay:
         }
         lines: list[str] = []
         whole = content(search, train={"rounds": 6, "local_epochs": 2})
-        folder = run_search(RawConfig(whole), tmp_path, lines.append)
-        trials = folder.table("trials")
+        folder = tune(whole, out=tmp_path, progress=lines.append)
+        trials = folder.trials
         assert list(trials["train.optimizer.lr"]) == [0.3, 0.0001, 0.0001]
         assert list(trials["status"]) == ["finished", "stopped", "stopped"]
         assert list(trials["rounds"]) == [6, 2, 2]
@@ -130,8 +130,8 @@ class TestOnRay:
         whole["data"] = {"name": "friedman", "samples": 200, "test_samples": 50}
         whole["partition"] = {"kind": "iid", "clients": 4}
         whole["method"] = {"name": "fedavg"}
-        folder = run_search(RawConfig(whole), tmp_path, lines.append)
-        trials = folder.table("trials")
+        folder = tune(whole, out=tmp_path, progress=lines.append)
+        trials = folder.trials
         assert list(trials["status"]) == ["finished", "stopped"]
         assert trials["rmse"][0] < trials["rmse"][1]
         assert re.search(r"train.optimizer.lr=0.05: R² -?\d\.\d{4} after round 4$", lines[1])
@@ -158,15 +158,15 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     text, _ = first.communicate(timeout=120)
     assert first.returncode == 130, text
     (path,) = (tmp_path / "runs" / "small").iterdir()
-    assert f"interrupted; to go on:\n  fedsim tune --resume {path.relative_to(tmp_path)}" in text
-    assert SearchFolder.open(path).manifest["status"] == "interrupted"
+    assert f"interrupted; to go on:\n  fedsim resume {path.relative_to(tmp_path)}" in text
+    assert Search.open(path).manifest["status"] == "interrupted"
     assert not pickles(path)
 
-    code, text, complaints = say("tune", "--resume", str(path))
+    code, text, complaints = say("resume", str(path))
     assert code == 0, complaints
-    folder = SearchFolder.open(path)
+    folder = Search.open(path)
     assert folder.manifest["status"] == "finished"
-    trials = folder.table("trials")
+    trials = folder.trials
     assert len(trials) == 8
     assert set(trials["status"]) == {"finished"}
     assert not pickles(path)
@@ -175,7 +175,7 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     # The study, with Optuna's own tools.
     study = optuna.load_study(study_name="fedsim", storage=f"sqlite:///{path}/study.db")
     assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
-    assert {t.number for t in study.best_trials} == set(folder.table("pareto")["trial"])
+    assert {t.number for t in study.best_trials} == set(folder.pareto["trial"])
     for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
         row = trials[trials["trial"] == trial.number].iloc[0]
         assert trial.values == [row["accuracy"], row["total_bytes"]]
@@ -186,7 +186,7 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     assert picture.shape[0] > 400
     assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 10
 
-    shares = folder.table("importance").set_index("hyper-parameter")
+    shares = folder.importance.set_index("hyper-parameter")
     assert set(shares.index) == set(SPACE)
     assert shares["total_bytes"].sum() == pytest.approx(1)
     assert shares["total_bytes"][["method.mu", "train.local_epochs"]].sum() < 0.3

@@ -17,12 +17,12 @@ from fedsim.results.report.entries import (
     Value,
     entries_of,
     names_of,
-    open_folder,
     word,
 )
 from fedsim.results.report.figures import STYLES
 from fedsim.results.run import Run
 from fedsim.results.summary import cell_label, in_words, sign, summarise, tidy
+from fedsim.results.sweeps import open_folder
 
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
 # What changes nothing in a result: names, logs, where data and processes are.

@@ -11,20 +11,11 @@ from typing import Any
 from fedsim.config_file import RawConfig
 from fedsim.errors import RunFolderError
 from fedsim.results.folder import Folder, RunFolder
-from fedsim.results.manifest import GridManifest, SearchManifest, kind_of, runs_below
+from fedsim.results.manifest import runs_below
 from fedsim.results.run import Run
+from fedsim.results.sweeps import Grid
 
 Value = str | int | float  # of an axis
-
-
-class _GridFiles(Folder):
-    kind = "grid"
-    schema = GridManifest
-
-
-class _SearchFiles(Folder):
-    kind = "search"
-    schema = SearchManifest
 
 
 @dataclass
@@ -69,26 +60,6 @@ class Entry:
         return {} if self.run is None else self.run.manifest
 
 
-def open_folder(path: Path) -> Folder:
-    """Open the folder of a run, a grid or a search.
-
-    Raises:
-        RunFolderError: it is none of these.
-    """
-    if not path.is_dir():
-        raise RunFolderError(f"{path}: there is no such folder")
-    kind = kind_of(path)
-    for folder in (RunFolder, _GridFiles, _SearchFiles):
-        if folder.kind == kind:
-            return folder.open(path)
-    below = sorted(found.parent for found in path.glob("*/manifest*.json"))
-    hint = f"; did you mean {below[-1]}?" if below else ""
-    raise RunFolderError(
-        f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
-        f"{hint}"
-    )
-
-
 def names_of(paths: Sequence[Path]) -> list[str]:
     """Folders by the last parts of their paths: two, or as many as it takes to tell them apart."""
     for parts in range(2, max((len(path.parts) for path in paths), default=2)):
@@ -109,7 +80,7 @@ def entries_of(folder: Folder, given: str) -> list[Entry]:
     """
     if isinstance(folder, RunFolder):
         return [_entry(folder, given, given)]
-    if not isinstance(folder, _GridFiles):
+    if not isinstance(folder, Grid):
         return []
     if not folder.manifest.get("cells"):  # it goes on, or was killed
         runs = [RunFolder.open(path) for path in runs_below(folder.path)]

@@ -1,0 +1,260 @@
+"""Grids and searches, loaded from their folders."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import ExperimentError, RunFolderError
+from fedsim.experiment import Experiment
+from fedsim.registry import importing
+from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.manifest import GridManifest, SearchManifest, is_at, kind_of
+from fedsim.results.run import Run
+from fedsim.results.summary import of_run, summarise, tidy
+from fedsim.results.tables import Table
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas as pd
+
+
+class Sweep(Folder):
+    """The folder of a grid or a search."""
+
+    @property
+    def name(self) -> str:
+        """The experiment's."""
+        return str(self.manifest["name"])
+
+    @property
+    def status(self) -> str:
+        """`running`, `finished`, `interrupted` or `failed` (some of its runs have failed)."""
+        return str(self.manifest["status"])
+
+    @property
+    @abstractmethod
+    def runs(self) -> list[Run]:
+        """Its runs, finished or not; each reads its tables when they are asked for."""
+
+    def _table(self, name: str) -> pd.DataFrame:
+        return Table(self.path, name).read(self.files.get(f"{name}.parquet"))
+
+
+class Grid(Sweep):
+    """What a grid left behind. Loading it executes no code from it.
+
+    Attributes:
+        path: the grid's folder.
+        manifest: versions, hardware, status.
+    """
+
+    kind = "grid"
+    schema = GridManifest
+
+    @property
+    def axes(self) -> list[str]:
+        """What its cells differ in; columns of all its tables."""
+        return list(self.manifest["axes"])
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        return [run for _, run in self._rows if run is not None]
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """A row for each run, cell by cell.
+
+        Columns: the axes, `seed`, `status` (`finished`, `running`, `interrupted`, `failed`, or
+        `missing` if it has not started), `error` (why it failed), `folder` (within the grid's),
+        and of finished runs the figures that papers report, by the run's primary metric: `last`
+        (the last evaluated round), `best`, `last5` (mean of the last five evaluated rounds),
+        `total_bytes` (sent up and down), and with a target `bytes_to_target`, sent by the end of
+        the first round that reached it.
+        """
+        import pandas as pd
+
+        rows = []
+        for about, run in self._rows:
+            row = {**about["cell"], "seed": about["seed"], **_how(about, run)}
+            row["folder"] = about["folder"]
+            if run is not None and row["status"] == "finished":
+                row |= of_run(run.rounds, run.primary_metric, self.manifest.get("target"))
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """A row for each round of each finished run.
+
+        Columns: the axes, `seed`, and those of `Run.rounds`.
+        """
+        return self._table("rounds") if self._concluded else tidy(self._finished)
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """A row for each cell, over the seeds that have finished.
+
+        Columns: the axes, `seeds` (how many), `<figure>_mean` and `<figure>_std` (of samples,
+        ddof=1; NaN for one seed) of the figures that `cells` has; with a target `reached` (how
+        many seeds reached it); with a baseline `p_value` of a one-tailed Welch test that the mean
+        of `last5` is better than the baseline's.
+        """
+        if self._concluded:
+            return self._table("summary")
+        about = self.manifest
+        return summarise(self._finished, self.axes, about.get("baseline"), about.get("target"))
+
+    @property
+    def _concluded(self) -> bool:
+        """Whether its tables are of all that it has come to; while it goes on they are not."""
+        return "summary.parquet" in self.files and self.status != "running"
+
+    @cached_property
+    def _rows(self) -> list[tuple[Mapping[str, Any], Run | None]]:
+        """What the manifest has of each run, and the run, if it has started."""
+        found: list[tuple[Mapping[str, Any], Run | None]] = []
+        for about in self.manifest["cells"]:
+            path = self.path / about["folder"]
+            found.append((about, Run(RunFolder.open(path)) if is_at(path) else None))
+        return found
+
+    @property
+    def _finished(self) -> list[tuple[Mapping[str, Any], int, Run]]:
+        """As `tidy` takes them."""
+        return [
+            (about["cell"], about["seed"], run)
+            for about, run in self._rows
+            if run is not None and run.manifest["status"] == "finished"
+        ]
+
+
+class Search(Sweep):
+    """What a search left behind. Loading it executes no code from it.
+
+    Its tables are drawn up when it ends or is interrupted; until then they are empty.
+
+    Attributes:
+        path: the search's folder.
+        manifest: versions, hardware, status.
+    """
+
+    kind = "search"
+    schema = SearchManifest
+
+    @property
+    def objectives(self) -> dict[str, str]:
+        """What its trials are judged by: `max` or `min` for each column."""
+        return dict(self.manifest["objectives"])
+
+    @property
+    def space(self) -> list[str]:
+        """The hyper-parameters that it tunes, as `section.key`."""
+        return list(self.manifest["space"])
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        paths = sorted((self.path / "trials").glob("*"))
+        return [Run(RunFolder.open(path)) for path in paths if is_at(path)]
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """A row for each trial, in the order in which they were proposed.
+
+        Columns: `trial` (its number), the space, `status` (`finished`, `stopped` early, `failed`
+        or `missing`), the objectives in its last round, `rounds` (how many it had), `error` (why
+        it failed), `folder` (of its run, within the search's).
+        """
+        return self._table("trials")
+
+    @cached_property
+    def pareto(self) -> pd.DataFrame:
+        """Those of `trials` that no other equals or betters in every objective.
+
+        For a single objective, the best.
+        """
+        return self._table("pareto")
+
+    @cached_property
+    def importance(self) -> pd.DataFrame:
+        """How much of each objective's variance a hyper-parameter explains, by fANOVA.
+
+        Columns: `hyper-parameter`, and for each objective its share, of 1 in all; NaN where all
+        trials came to the same.
+        """
+        return self._table("importance")
+
+    @property
+    def best(self) -> Experiment:
+        """The best trial's experiment; of several objectives, by the first.
+
+        Raises:
+            RunFolderError: no trial has finished, or a component that it names cannot be imported.
+        """
+        path = self.path / "best.yaml"
+        if not path.exists():
+            raise RunFolderError(f"{self.path}: no trial has finished; there is no best one yet")
+        try:
+            with importing(self.trusted):
+                return Experiment.load(path)
+        except ExperimentError as error:
+            raise RunFolderError(f"{path}: cannot be built: {error}") from error
+
+    def study(self) -> optuna.Study:
+        """Optuna's own study, for its plots and tools."""
+        import optuna
+
+        return optuna.load_study(study_name=STUDY, storage=storage(self.path))
+
+
+STUDY = "fedsim"  # the name of each search's study, in a storage of its own
+
+
+def storage(path: Path) -> str:
+    """Where the study of the search at `path` is, as Optuna takes it."""
+    return f"sqlite:///{path}/study.db"
+
+
+def _how(about: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
+    """`status` and `error` of a grid's run: the run knows better than the grid's manifest."""
+    if run is None:
+        return {"status": "missing", "error": about.get("error")}
+    status, error = run.manifest["status"], run.manifest.get("error")
+    if status == "running" and about["status"] == "failed":  # its process was killed
+        return {"status": "failed", "error": about.get("error")}
+    return {"status": status, "error": error}
+
+
+def load(path: str | Path) -> Run | Grid | Search:
+    """Load a run, a grid or a search from its folder, finished or not.
+
+    Executes no code from it. Tables are read when they are asked for.
+
+    Raises:
+        RunFolderError: it is none of these folders, or one of another version.
+    """
+    folder = open_folder(Path(path))
+    return Run(folder) if isinstance(folder, RunFolder) else folder
+
+
+def open_folder(path: Path) -> RunFolder | Grid | Search:
+    """Open the folder of a run, a grid or a search.
+
+    Raises:
+        RunFolderError: it is none of these.
+    """
+    if not path.is_dir():
+        raise RunFolderError(f"{path}: there is no such folder")
+    kind = kind_of(path)
+    for folder in (RunFolder, Grid, Search):
+        if folder.kind == kind:
+            return folder.open(path)
+    below = sorted(found.parent for found in path.glob("*/manifest*.json"))
+    hint = f"; did you mean {below[-1]}?" if below else ""
+    raise RunFolderError(
+        f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
+        f"{hint}"
+    )

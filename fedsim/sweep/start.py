@@ -1,0 +1,118 @@
+"""Starting grids and searches, and going on with whatever broke off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsim import launch
+from fedsim.config_file import RawConfig
+from fedsim.progress import SweepProgress
+from fedsim.results.folder import RunFolder
+from fedsim.results.run import Run
+from fedsim.results.sweeps import Grid, Search, open_folder
+
+# Ray Tune and Optuna take a second to import, so functions do.
+
+
+def grid(
+    experiment: str | Path | Mapping[str, Any] | RawConfig,
+    overrides: Sequence[str] = (),
+    out: str | Path = "runs",
+    progress: bool | Callable[[str], None] = True,
+    on_start: Callable[[Grid], None] = lambda _: None,
+) -> Grid:
+    """Run every cell of a grid with every seed, several at a time.
+
+    Args:
+        experiment: an experiment file with a `grid` section, or its content as nested dicts.
+        overrides: `section.key=value`, which win over the file.
+        out: the folder below which the grid's own is made: `<out>/<name>/<id>`.
+        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
+            with a line for each run that ends.
+        on_start: called with the grid before its first run.
+
+    Returns:
+        The grid, loaded. Runs that failed are rows of `Grid.cells`, with the reason.
+
+    Raises:
+        BadInput: the grid cannot be carried out; nothing was started or written.
+        RunError: there are no results, or they cannot be written.
+    """
+    from fedsim.sweep.grid import GridSweep
+
+    with SweepProgress(progress) as shown:
+        return GridSweep.run(_content(experiment, overrides), out, shown, on_start)
+
+
+def tune(
+    experiment: str | Path | Mapping[str, Any] | RawConfig,
+    overrides: Sequence[str] = (),
+    out: str | Path = "runs",
+    progress: bool | Callable[[str], None] = True,
+    on_start: Callable[[Search], None] = lambda _: None,
+) -> Search:
+    """Tune the hyper-parameters of a search, several trials at a time.
+
+    Args:
+        experiment: an experiment file with a `search` section, or its content as nested dicts.
+        overrides: `section.key=value`, which win over the file.
+        out: the folder below which the search's own is made: `<out>/<name>/<id>`.
+        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
+            with a line for each trial that ends.
+        on_start: called with the search before its first trial.
+
+    Returns:
+        The search, loaded. Trials that failed are rows of `Search.trials`, with the reason.
+
+    Raises:
+        BadInput: the search cannot be carried out; nothing was started or written.
+        RunError: there are no results, or they cannot be written.
+    """
+    from fedsim.sweep.search import SearchSweep
+
+    with SweepProgress(progress) as shown:
+        return SearchSweep.run(_content(experiment, overrides), out, shown, on_start)
+
+
+def resume(
+    path: str | Path,
+    progress: bool | Callable[[Any], None] = True,
+    on_start: Callable[[Any], None] = lambda _: None,
+) -> Run | Grid | Search:
+    """Go on with a run, a grid or a search that broke off.
+
+    A run goes on from its last checkpoint; the result is as if it had not broken off. Of a grid or
+    a search only what is missing, or has failed, is run.
+
+    Args:
+        path: its folder.
+        progress: as of `fedsim.run`, `fedsim.grid` and `fedsim.tune`.
+        on_start: called with its folder before it goes on.
+
+    Raises:
+        BadInput: the folder is none of these, was edited, is finished, or its data changed.
+        RunError: it broke off again.
+    """
+    folder = open_folder(Path(path))
+    if isinstance(folder, RunFolder):
+        return launch.resume(path, progress, on_start)
+    with SweepProgress(progress) as shown:
+        if isinstance(folder, Grid):
+            from fedsim.sweep.grid import GridSweep
+
+            return GridSweep.resume(path, shown, on_start)
+        from fedsim.sweep.search import SearchSweep
+
+        return SearchSweep.resume(path, shown, on_start)
+
+
+def _content(
+    given: str | Path | Mapping[str, Any] | RawConfig, overrides: Sequence[str]
+) -> RawConfig:
+    if isinstance(given, str | Path):
+        return RawConfig.read(given, overrides)
+    if not isinstance(given, RawConfig):
+        given = RawConfig(given)
+    return given.overridden(overrides)
