@@ -246,12 +246,15 @@ def open_folder(path: Path) -> RunFolder | Grid | Search:
     Raises:
         RunFolderError: it is none of these.
     """
+    path = path.absolute()
     if not path.is_dir():
         raise RunFolderError(f"{path}: there is no such folder")
     kind = kind_of(path)
     for folder in (RunFolder, Grid, Search):
         if folder.kind == kind:
             return folder.open(path)
+    if is_at(path):
+        return RunFolder.open(path)  # which says what is wrong with its manifest
     below = sorted(found.parent for found in path.glob("*/manifest*.json"))
     hint = f"; did you mean {below[-1]}?" if below else ""
     raise RunFolderError(
