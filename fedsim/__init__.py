@@ -11,7 +11,9 @@ _collects = _gc.isenabled()
 _gc.disable()
 try:
     from fedsim.analysis.replay import replay
-    from fedsim.data import drift as _drift  # fills the registry, as do the next five
+    from fedsim.data import Dataset
+    from fedsim.data import drift as _drift  # fills the registry, as do the next six
+    from fedsim.data import from_python as _from_python
     from fedsim.data import reviews as _reviews
     from fedsim.data import shortcut as _shortcut
     from fedsim.data import sources as _sources
@@ -30,6 +32,7 @@ finally:
 
 __all__ = [
     "Client",
+    "Dataset",
     "Experiment",
     "Federation",
     "Grid",
@@ -46,4 +49,13 @@ __all__ = [
     "run",
     "tune",
 ]
-del _drift, _reviews, _search_here_last, _shortcut, _sources, _task_sequence, _text_sources
+del (
+    _drift,
+    _from_python,
+    _reviews,
+    _search_here_last,
+    _shortcut,
+    _sources,
+    _task_sequence,
+    _text_sources,
+)

@@ -24,10 +24,17 @@ from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
 from fedsim.privacy.central import Privacy
-from fedsim.registry import Config, nearest
+from fedsim.registry import MAIN, Config, Registry, nearest
 from fedsim.training import Train
 
 LOGGERS = ("mlflow", "tensorboard")
+COMPONENTS: dict[str, Registry[Any]] = {
+    "data": datasets,
+    "partition": partitions,
+    "model": models,
+    "method": methods,
+    "objective": objectives,
+}  # by section
 
 
 class Evaluate(Config):
@@ -58,6 +65,11 @@ class Checkpoint(Config):
 
 class Experiment(Config):
     """Everything that decides a run's result, and where it is computed.
+
+    Sections can be objects as well as nested dicts: an instance of a component or its class; a
+    function that returns a network, a class of networks, or a `functools.partial` of either, with
+    keywords, as `model`; a `Dataset`, or a function that returns one, as `data`. The experiment
+    names what it was given, `package.module:Name`, so that other processes find it.
 
     Args:
         objective: what is minimised and what is scored, if not what the model and its data say.
@@ -94,8 +106,23 @@ class Experiment(Config):
                 raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
         return names
 
+    @property
+    def defined_in_main(self) -> str | None:
+        """A component that was defined in a notebook's cell or a script, in words, if one was."""
+        for section, registry in COMPONENTS.items():
+            component = getattr(self, section)
+            name = component and getattr(component, registry.key)
+            if name and name.startswith(f"{MAIN}:"):
+                return f"{section}: {registry.what} '{name.removeprefix(f'{MAIN}:')}'"
+        return None
+
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
+        if self.engine.kind != "local" and (found := self.defined_in_main):
+            raise ExperimentError(
+                f"{found} is defined in a notebook or a script, which Ray's processes cannot "
+                "import; put it into a file and import it from there, or take engine.kind=local"
+            )
         private = self.privacy is not None
         self.method.check_fit(Problem(self.model, self.objective, private=private))
         self.method.check(self.train)
@@ -145,6 +172,27 @@ class Experiment(Config):
     def to_yaml(self) -> str:
         """The complete experiment, every default written out, as a file to run again."""
         return to_yaml(self.model_dump(mode="json"))
+
+
+def plain(content: Any, key: str = "") -> Any:
+    """Nested dicts as a file would hold them: objects become the sections that name them.
+
+    Args:
+        key: below which the content stands.
+
+    Raises:
+        ExperimentError: other processes could not find an object's class.
+    """
+    if isinstance(content, Mapping):
+        return {k: plain(v, str(k).rpartition(".")[2]) for k, v in content.items()}
+    if isinstance(content, list):
+        return [plain(value, key) for value in content]
+    if key not in COMPONENTS:
+        return content
+    try:
+        return COMPONENTS[key].section(content)
+    except PydanticCustomError as error:
+        raise ExperimentError(f"{key}: {error.message()}") from None
 
 
 def to_yaml(content: Mapping[str, Any]) -> str:

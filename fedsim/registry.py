@@ -13,11 +13,13 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -30,6 +32,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 LARGEST = 3.4e38  # of numbers of 32 bits
+MAIN = "__main__"  # the module of a notebook's cells and of a script
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -112,6 +115,22 @@ def _admits_flags(annotation: Any) -> bool:
     return annotation in (bool, Any) or any(map(_admits_flags, get_args(annotation)))
 
 
+class Component(Config):
+    """A section that also does the work, and that experiments name.
+
+    A class that gives its name field no default is named by where it is, `package.module:Name`.
+    """
+
+    name_key: ClassVar[str] = "name"
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        key, own = cls.name_key, inspect.get_annotations(cls)
+        if key not in own:
+            cls.__annotations__ = {**own, key: str}
+            setattr(cls, key, f"{cls.__module__}:{cls.__qualname__}")
+
+
 C = TypeVar("C", bound=Config)
 D = TypeVar("D", bound=Config)
 
@@ -175,8 +194,11 @@ class Registry(Generic[C]):
         return found
 
     def parse(self, value: Any) -> Any:
-        """A component from what an experiment file holds, or the component itself."""
-        if isinstance(value, self.base) or not isinstance(value, Mapping):
+        """A component from what an experiment file holds, or from an object; see `section`."""
+        if isinstance(value, self.base):
+            return self._named(value)
+        value = self.section(value)
+        if not isinstance(value, Mapping):
             return value
         name = value.get(self.key)
         try:
@@ -190,6 +212,38 @@ class Registry(Generic[C]):
         except PydanticCustomError as error:
             raise located(self.what, self.key, error, name) from None
         return component.model_validate(dict(value))
+
+    def section(self, given: Any) -> Any:
+        """What an experiment file holds for an object: a component, or the class of one.
+
+        Anything else is returned as it is.
+
+        Raises:
+            PydanticCustomError: other processes could not find its class.
+        """
+        if isinstance(given, self.base):
+            return self._named(given).model_dump(mode="json")
+        if isinstance(given, type) and issubclass(given, self.base):
+            return {self.key: self._name_of(given)}
+        return given
+
+    def _named(self, component: C) -> C:
+        """The component under a name by which its class is found.
+
+        Raises:
+            PydanticCustomError: there is none.
+        """
+        name = self._name_of(type(component), getattr(component, self.key))
+        if name == getattr(component, self.key):
+            return component
+        return component.model_copy(update={self.key: name})
+
+    def _name_of(self, component: type[C], name: str | None = None) -> str:
+        """The name of a class, the one that it has if it is found by it."""
+        name = name or component.model_fields[self.key].default
+        if self._known.get(str(name)) is component:
+            return str(name)
+        return importable_name(component, self.what)
 
 
 _may_import: ContextVar[bool] = ContextVar("may_import", default=True)
@@ -226,10 +280,17 @@ def import_object(name: str, what: str) -> Any:
             {"what": what, "name": name},
         )
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return attrgetter(attribute)(importlib.import_module(module))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever the module raises
+        if module == MAIN:
+            raise PydanticCustomError(
+                "import_failed",
+                "{what} '{name}' was defined in a notebook or a script, which other processes "
+                "cannot import; put it into a module of its own",
+                {"what": what, "name": attribute},
+            ) from error
         words = str(error).strip().partition("\n")[0] or type(error).__name__
         raise PydanticCustomError(
             "import_failed",
@@ -238,6 +299,101 @@ def import_object(name: str, what: str) -> Any:
                 "what": what,
                 "name": name,
                 "error": f"it exits ({words})" if isinstance(error, SystemExit) else words,
+            },
+        ) from error
+
+
+def importable_name(found: Any, what: str) -> str:
+    """The `package.module:Name` by which a class or a function is imported.
+
+    Args:
+        what: it is, in words.
+
+    Raises:
+        PydanticCustomError: it cannot be imported, or something else is there.
+    """
+    module, inner = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if module is None or inner is None:
+        raise PydanticCustomError(
+            "no_name",
+            "{what}: {found} has no name to be imported by; pass a class or a function of a "
+            "module",
+            {"what": what, "found": repr(found)},
+        )
+    if "<" in inner:  # of <lambda>, or in the <locals> of a function
+        raise PydanticCustomError(
+            "not_importable",
+            "{what} '{name}' is defined within a function, or is a lambda: no other process can "
+            "import it, nor can this run's folder be loaded; define it at the top of a module",
+            {"what": what, "name": inner},
+        )
+    name = f"{module}:{inner}"
+    if import_object(name, what) is not found:
+        raise PydanticCustomError(
+            "redefined",
+            "{what} '{name}' is no longer what its module has by that name: it was defined again; "
+            "make the object anew",
+            {"what": what, "name": name},
+        )
+    return name
+
+
+def called(given: Any, what: str, key: str) -> dict[str, Any] | None:
+    """The section of a function that makes something; a `functools.partial` gives it keywords.
+
+    Returns:
+        None if it is no function.
+
+    Raises:
+        PydanticCustomError: it cannot be imported, or the partial has other than keywords.
+    """
+    keywords: dict[str, Any] = {}
+    if isinstance(given, partial):
+        if given.args:
+            raise PydanticCustomError(
+                "arguments",
+                "{what} {name}: a partial may have keywords only, which are the section's keys",
+                {"what": what, "name": getattr(given.func, "__name__", repr(given.func))},
+            )
+        given, keywords = given.func, dict(given.keywords)
+        return {key: importable_name(given, what), **keywords}
+    return {key: importable_name(given, what)} if inspect.isfunction(given) else None
+
+
+def check_keywords(
+    function: Callable[..., Any],
+    name: str,
+    given: Sequence[str],
+    keywords: Mapping[str, Any] | None,
+) -> None:
+    """Refuse keywords that a function does not take.
+
+    Args:
+        given: the arguments that it is called with besides, in words.
+
+    Raises:
+        PydanticCustomError: it takes no such keyword; the message names the nearest.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    known = [p.name for p in parameters[len(given) :]]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for key in keywords or {}:
+            if key not in known:
+                raise PydanticCustomError(
+                    "unknown_keyword",
+                    "{name} takes no '{key}'{hint}",
+                    {"name": name, "key": key, "hint": nearest(key, known)},
+                )
+    try:
+        inspect.signature(function).bind(*given, **(keywords or {}))
+    except TypeError as error:
+        raise PydanticCustomError(
+            "signature",
+            "{name} cannot be called as {call}: {error}",
+            {
+                "name": name,
+                "call": f"f({', '.join((*given, *(f'{key}=...' for key in keywords or {})))})",
+                "error": str(error),
             },
         ) from error
 

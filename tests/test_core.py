@@ -42,7 +42,7 @@ KINDS = {"document", "documents", "image", "images", "pixels", "rationale", "tok
 
 # From the bottom: a package may import those before it, and itself.
 LAYERS = [
-    {"errors", "atomic", "hardware", "modules", "registry", "rng", "_torchvision"},
+    {"errors", "atomic", "hardware", "modules", "registry", "rng", "units", "_torchvision"},
     {"config_file", "data"},
     {"objectives"},
     {"models"},
@@ -53,7 +53,7 @@ LAYERS = [
     {"methods"},
     {"experiment"},
     {"results"},
-    {"prepare", "records"},
+    {"prepare", "progress", "records"},
     {"simulate"},
     {"launch"},
     {"analysis"},

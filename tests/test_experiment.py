@@ -32,6 +32,7 @@ QUICKSTART = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
 REGISTRIES = {"data": datasets, "partition": partitions, "model": models, "method": methods}
 # What has no default.
 NEEDED: dict[str, Any] = {"clients": 4, "alpha": 0.5, "column": "writer", "round": 5}
+NEEDED["hash"] = "0" * 16
 NEEDED["path"] = "some/file.npz"
 NEEDED["tasks"] = [[["a", "b"], ["c"]]]
 NEEDED["of"] = {"name": "digits"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 from numpy.typing import NDArray
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.data.stored import AnyArray
 from fedsim.errors import DataError, FedsimError, in_own_code
-from fedsim.registry import Config, Registry
+from fedsim.registry import Component, Registry, called, check_keywords, import_object
 
 if TYPE_CHECKING:
     from fedsim.data.partition import ClientSplits
@@ -119,6 +120,47 @@ class Dataset:
     resized: bool = False
     copies: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        test_x: NDArray[Any] | None = None,
+        test_y: NDArray[Any] | None = None,
+        *,
+        test_fraction: float = 0.2,
+        **columns: NDArray[np.generic],
+    ) -> Dataset:
+        """A classification data set from arrays.
+
+        Args:
+            x: (N, ...) inputs: uint8 images (N, channels, height, width), which are divided by
+                255, or numbers, which become float32.
+            y: (N,) class indices; classes are named by their index.
+            test_x: (M, ...) inputs of the central test set. If not given, it is split off.
+            test_y: (M,) their classes.
+            test_fraction: the share of examples in a test set that is split off, by class.
+            columns: (N,) facts of each training example, for `partition.kind=natural`.
+
+        Raises:
+            DataError: the arrays do not go together.
+
+        Example:
+            >>> rng = np.random.default_rng(0)
+            >>> data = Dataset.of(rng.normal(size=(100, 5)), rng.integers(0, 2, 100))
+            >>> len(data.y), len(data.test_y), data.classes
+            (80, 20, ('0', '1'))
+        """
+        from fedsim.data.sources import of_arrays
+
+        given = {"x": x, "y": y}
+        if test_x is not None and test_y is not None:
+            given = {"x_train": x, "y_train": y, "x_test": test_x, "y_test": test_y}
+        elif test_x is not None or test_y is not None:
+            raise DataError("data: test_x and test_y go together")
+        arrays = {name: np.asarray(array) for name, array in {**given, **columns}.items()}
+        return of_arrays("data", arrays, test_fraction)
+
     def __post_init__(self) -> None:
         for name in ("x", "y", "test_x", "test_y"):
             array = getattr(self, name)
@@ -196,7 +238,7 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(-1).reshape(array.shape)
 
 
-class Source(Config):
+class Source(Component):
     """Where a data set comes from: a component of the `data` section."""
 
     name: str
@@ -244,7 +286,44 @@ def held_as_loaded(problem: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-datasets: Registry[Source] = Registry("data set", Source)
+class CalledSource(Source):
+    """A function of the user's own that returns a `Dataset`: `f(**keywords)`.
+
+    Named `package.module:function`; the section's other keys are its keywords.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    @model_validator(mode="after")
+    def _keywords_fit(self) -> CalledSource:
+        check_keywords(import_object(self.name, "data set"), self.name, (), self.model_extra)
+        return self
+
+    def load(self) -> Dataset:
+        found: Dataset = import_object(self.name, "data set")(**(self.model_extra or {}))
+        return found
+
+
+class _Datasets(Registry[Source]):
+    def _import(self, name: str) -> type[Source]:
+        found = import_object(name, self.what)
+        return CalledSource if inspect.isfunction(found) else super()._import(name)
+
+    def _name_of(self, component: type[Source], name: str | None = None) -> str:
+        return name if component is CalledSource and name else super()._name_of(component, name)
+
+    def section(self, given: Any) -> Any:
+        """As of any registry; also of a `Dataset`, and of a function that returns one."""
+        if isinstance(given, Dataset):
+            from fedsim.data.from_python import keep
+
+            return keep(given)
+        return called(given, self.what, self.key) or super().section(given)
+
+
+datasets = _Datasets("data set", Source)
 
 
 def load_dataset(source: Source) -> Dataset:

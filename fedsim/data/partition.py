@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.data.dataset import Dataset
 from fedsim.data.stored import select
 from fedsim.errors import DataError
-from fedsim.registry import Config, Registry, nearest
+from fedsim.registry import Component, Registry, nearest
 from fedsim.rng import keyed_rng
 
 Indices = NDArray[np.int64]
@@ -197,7 +197,7 @@ class Change:
 MOST_CLIENTS = 100_000_000  # more would not fit into memory, whatever they hold
 
 
-class Partition(Config):
+class Partition(Component):
     """How examples are dealt out to clients: a component of the `partition` section.
 
     Args:
@@ -214,6 +214,7 @@ class Partition(Config):
         overview: the name of the explainer that shows a run as a whole, if there is one.
     """
 
+    name_key: ClassVar[str] = "kind"
     kind: str
     overview: ClassVar[str | None] = None
     test_fraction: float = Field(0.0, ge=0, lt=1)

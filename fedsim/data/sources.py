@@ -759,28 +759,40 @@ class Npz(Source):
         path = self.path.expanduser()
         with files.reading(path):
             arrays = _load_arrays(path, {"x", "x_train", "x_test"} if self.in_place else set())
-        split = "x" in arrays or "y" in arrays
-        x_key, y_key = ("x", "y") if split else ("x_train", "y_train")
-        x = _inputs(path, arrays, x_key)
-        y = _class_indices(path, arrays, y_key, x_key)
-        used = {x_key, y_key} if split else {x_key, y_key, "x_test", "y_test"}
-        columns = {
-            key: _npz_column(path, key, np.asarray(values), len(x), x_key)
-            for key, values in arrays.items()
-            if key not in used
-        }
-        if split:
-            classes = _named_by_index(path, y)
-            return _split_dataset(x, y, classes, self.test_fraction, str(path), columns)
-        test_x = _inputs(path, arrays, "x_test")
-        test_y = _class_indices(path, arrays, "y_test", "x_test")
-        if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
-            raise DataError(
-                f"{path}: 'x_test' has {test_x.dtype} inputs of shape {test_x.shape[1:]}, "
-                f"'x_train' {x.dtype} of {x.shape[1:]}"
-            )
-        classes = _named_by_index(path, np.concatenate([y, test_y]))
-        return Dataset(x, y, test_x, test_y, classes, columns=columns)
+        return of_arrays(str(path), arrays, self.test_fraction)
+
+
+def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) -> Dataset:
+    """A data set from arrays as `Npz` names them.
+
+    Args:
+        where: they are, for messages.
+
+    Raises:
+        DataError: they do not go together.
+    """
+    split = "x" in arrays or "y" in arrays
+    x_key, y_key = ("x", "y") if split else ("x_train", "y_train")
+    x = _inputs(where, arrays, x_key)
+    y = _class_indices(where, arrays, y_key, x_key)
+    used = {x_key, y_key} if split else {x_key, y_key, "x_test", "y_test"}
+    columns = {
+        key: _npz_column(where, key, np.asarray(values), len(x), x_key)
+        for key, values in arrays.items()
+        if key not in used
+    }
+    if split:
+        classes = _named_by_index(where, y)
+        return _split_dataset(x, y, classes, test_fraction, where, columns)
+    test_x = _inputs(where, arrays, "x_test")
+    test_y = _class_indices(where, arrays, "y_test", "x_test")
+    if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
+        raise DataError(
+            f"{where}: 'x_test' has {test_x.dtype} inputs of shape {test_x.shape[1:]}, "
+            f"'x_train' {x.dtype} of {x.shape[1:]}"
+        )
+    classes = _named_by_index(where, np.concatenate([y, test_y]))
+    return Dataset(x, y, test_x, test_y, classes, columns=columns)
 
 
 def _load_arrays(path: Path, in_place: Set[str]) -> dict[str, AnyArray]:
@@ -801,23 +813,23 @@ def _load_arrays(path: Path, in_place: Set[str]) -> dict[str, AnyArray]:
         }
 
 
-def _array(path: Path, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
+def _array(where: str, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
     if key not in arrays:
-        raise DataError(f"{path}: has no array '{key}'{nearest(key, arrays)}")
+        raise DataError(f"{where}: has no array '{key}'{nearest(key, arrays)}")
     return arrays[key]
 
 
-def _inputs(path: Path, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
-    x = _array(path, arrays, key)
+def _inputs(where: str, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
+    x = _array(where, arrays, key)
     if isinstance(x, StoredArray):
         return x
     if x.ndim < 2 or x.size == 0 or x.dtype.kind not in "biuf":
         raise DataError(
-            f"{path}: '{key}' is {x.dtype} of shape {x.shape}, expected numbers of shape (N, ...)"
+            f"{where}: '{key}' is {x.dtype} of shape {x.shape}, expected numbers of shape (N, ...)"
         )
     if x.dtype == np.uint8:
         return x
-    return _finite(x, f"{path}: '{key}'")
+    return _finite(x, f"{where}: '{key}'")
 
 
 def _finite(x: NDArray[Any], what: str) -> NDArray[np.float32]:
@@ -830,41 +842,41 @@ def _finite(x: NDArray[Any], what: str) -> NDArray[np.float32]:
 
 
 def _class_indices(
-    path: Path, arrays: Mapping[str, AnyArray], key: str, x_key: str
+    where: str, arrays: Mapping[str, AnyArray], key: str, x_key: str
 ) -> NDArray[np.int64]:
-    y = np.asarray(_array(path, arrays, key))
+    y = np.asarray(_array(where, arrays, key))
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise DataError(
-            f"{path}: '{key}' is {y.dtype} of shape {y.shape}, expected integers of shape (N,)"
+            f"{where}: '{key}' is {y.dtype} of shape {y.shape}, expected integers of shape (N,)"
         )
     count = len(arrays[x_key])
     if len(y) != count:
-        raise DataError(f"{path}: '{key}' has {len(y)} labels for {count} inputs in '{x_key}'")
+        raise DataError(f"{where}: '{key}' has {len(y)} labels for {count} inputs in '{x_key}'")
     indices = y.astype(np.int64)
     wrong = np.flatnonzero(indices < 0)
     if len(wrong):
         raise DataError(
-            f"{path}: '{key}' has the label {indices[wrong[0]]} at {wrong[0]}, below 0"
+            f"{where}: '{key}' has the label {indices[wrong[0]]} at {wrong[0]}, below 0"
         )
     return indices
 
 
 def _npz_column(
-    path: Path, key: str, values: NDArray[Any], count: int, x_key: str
+    where: str, key: str, values: NDArray[Any], count: int, x_key: str
 ) -> NDArray[np.generic]:
     if values.shape != (count,):
         raise DataError(
-            f"{path}: '{key}' has shape {values.shape}; a column has shape ({count},), "
+            f"{where}: '{key}' has shape {values.shape}; a column has shape ({count},), "
             f"as '{x_key}' has {count} examples"
         )
     return values
 
 
-def _named_by_index(path: Path, y: NDArray[np.int64]) -> tuple[str, ...]:
+def _named_by_index(where: str, y: NDArray[np.int64]) -> tuple[str, ...]:
     highest = int(y.max())
     if highest >= len(y):
         raise DataError(
-            f"{path}: label {highest}, but only {len(y)} examples; labels are class indices "
+            f"{where}: label {highest}, but only {len(y)} examples; labels are class indices "
             f"from 0 on"
         )
     return tuple(str(c) for c in range(highest + 1))

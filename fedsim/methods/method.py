@@ -19,7 +19,7 @@ from fedsim.federation import Client, Federation, NotCounted, Vector, client_fun
 from fedsim.methods.learns import Learns, Problem, check_fit
 from fedsim.models import Rules
 from fedsim.objectives.slices import mean_over_tasks
-from fedsim.registry import Config, Registry
+from fedsim.registry import Component, Registry
 from fedsim.training import Train
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class State:
 S = TypeVar("S", bound=State)
 
 
-class Method(Config, ABC, Generic[S]):
+class Method(Component, ABC, Generic[S]):
     """A federated algorithm: two functions on the server, and the client functions they call.
 
     The fields of a method are its hyper-parameters: the keys of the experiment's `method` section.

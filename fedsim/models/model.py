@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from fedsim.data import Dataset, DataSpec
 from fedsim.errors import ExperimentError
 from fedsim.objectives import Objective, default_objective
-from fedsim.registry import Config, Registry, import_object, nearest
+from fedsim.registry import (
+    Component,
+    Registry,
+    called,
+    check_keywords,
+    import_object,
+    importable_name,
+)
 
 
 class Classifier(nn.Module):
@@ -48,7 +55,7 @@ def classifier(features: nn.Module, size: int, outputs: int, projection: int | N
     return Classifier(features, nn.Linear(size, outputs))
 
 
-class Model(Config):
+class Model(Component):
     """What is learnt, a network or a rule base: a component of the `model` section.
 
     Attributes:
@@ -118,26 +125,18 @@ class TextModel(Model):
 
 
 class UserModel(Model):
-    """A function of the user's own: `f(shape, outputs, **keywords) -> nn.Module`.
+    """A function or a class of the user's own: `f(shape, outputs, **keywords) -> nn.Module`.
 
-    Named `package.module:function`; the section's other keys are its keywords.
+    Named `package.module:Name`; the section's other keys are its keywords.
     """
 
     model_config = ConfigDict(extra="allow")
 
+    name: str
+
     @model_validator(mode="after")
     def _keywords_fit(self) -> UserModel:
-        function = self._function()
-        parameters = list(inspect.signature(function).parameters.values())
-        known = [p.name for p in parameters[2:]]  # after shape and outputs
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            for key in self.model_extra or {}:
-                if key not in known:
-                    raise PydanticCustomError(
-                        "unknown_keyword",
-                        "{name} takes no '{key}'{hint}",
-                        {"name": self.name, "key": key, "hint": nearest(key, known)},
-                    )
+        check_keywords(self._function(), self.name, ("shape", "outputs"), self.model_extra)
         return self
 
     def _function(self) -> Callable[..., nn.Module]:
@@ -154,11 +153,34 @@ class _Models(Registry[Model]):
         found = import_object(name, self.what)
         if isinstance(found, type) and issubclass(found, Model):
             return super()._import(name)
-        if not inspect.isfunction(found):
+        if not _builds_network(found):
             raise PydanticCustomError(
-                "not_a_function", "model '{name}' is not a function", {"name": name}
+                "not_a_function",
+                "model '{name}' is not a function, nor a class of networks",
+                {"name": name},
             )
         return UserModel
+
+    def _name_of(self, component: type[Model], name: str | None = None) -> str:
+        return name if component is UserModel and name else super()._name_of(component, name)
+
+    def section(self, given: Any) -> Any:
+        """As of any registry; also of a class of networks, and of a function that makes one."""
+        if isinstance(given, nn.Module):
+            raise PydanticCustomError(
+                "a_network",
+                "a network is made by each run, from its seed; pass its class, {name}, or a "
+                "function that makes it from (shape, outputs)",
+                {"name": type(given).__name__},
+            )
+        if isinstance(given, type) and issubclass(given, nn.Module):
+            return {self.key: importable_name(given, self.what)}
+        return called(given, self.what, self.key) or super().section(given)
+
+
+def _builds_network(found: Any) -> bool:
+    is_class = isinstance(found, type) and issubclass(found, nn.Module)
+    return is_class or inspect.isfunction(found)
 
 
 models = _Models("model", Model)

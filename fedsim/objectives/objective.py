@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import Dataset
-from fedsim.registry import Config, Registry
+from fedsim.registry import Component, Registry
 
 EVALUATION_BATCH = 500  # of a fixed size, so that scores do not depend on who evaluates
 
@@ -70,7 +70,7 @@ class Batch:
         return replace(self, x=self.x[rows], y=self.y[rows], facts=facts)
 
 
-class Objective(Config, ABC):
+class Objective(Component, ABC):
     """What is minimised and what is scored: a component of the `objective` section.
 
     By default the model and its data decide (`Model.objective`). One of your own extends this

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsim import launch
 from fedsim.config_file import RawConfig
+from fedsim.experiment import plain
 from fedsim.progress import SweepProgress
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
@@ -26,7 +27,8 @@ def grid(
     """Run every cell of a grid with every seed, several at a time.
 
     Args:
-        experiment: an experiment file with a `grid` section, or its content as nested dicts.
+        experiment: an experiment file with a `grid` section, or its content as nested dicts,
+            which may hold objects as `Experiment` takes them.
         overrides: `section.key=value`, which win over the file.
         out: the folder below which the grid's own is made: `<out>/<name>/<id>`.
         progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
@@ -56,7 +58,8 @@ def tune(
     """Tune the hyper-parameters of a search, several trials at a time.
 
     Args:
-        experiment: an experiment file with a `search` section, or its content as nested dicts.
+        experiment: an experiment file with a `search` section, or its content as nested dicts,
+            which may hold objects as `Experiment` takes them.
         overrides: `section.key=value`, which win over the file.
         out: the folder below which the search's own is made: `<out>/<name>/<id>`.
         progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
@@ -114,5 +117,5 @@ def _content(
     if isinstance(given, str | Path):
         return RawConfig.read(given, overrides)
     if not isinstance(given, RawConfig):
-        given = RawConfig(given)
+        given = RawConfig(plain(given))
     return given.overridden(overrides)

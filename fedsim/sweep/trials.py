@@ -271,6 +271,11 @@ def _load_data(
     loaded: dict[str, Dataset] = {}
     sizes: dict[tuple[Any, ...], float] = {}
     for trial in examples:
+        if found := trial.experiment.defined_in_main:
+            raise ExperimentError(
+                f"{found} is defined in a notebook or a script, which the processes of trials "
+                "cannot import; put it into a file and import it from there"
+            )
         try:
             key = _data_key(trial.experiment.data)
             if key not in loaded:

@@ -1,0 +1,250 @@
+"""Experiments whose sections are Python objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import own_objects
+import pytest
+from own_components import MultiLabel, Tagged
+
+from experiments import small_experiment
+from fedsim import Dataset, Experiment, grid, load, replay, resume, run, tune
+from fedsim.data import load_dataset
+from fedsim.data.dataset import Scaling
+from fedsim.errors import BadInput, DataError, ExperimentError
+from fedsim.experiment import plain
+from fedsim.methods.fedavg import FedAvg
+
+OBJECTS: dict[str, Any] = {
+    "partition": own_objects.Halves(),
+    "model": partial(own_objects.Net, width=4),
+    "method": own_objects.Plain(strength=0.25),
+    "train": {"rounds": 3},
+    "engine": {"kind": "local"},
+}
+
+
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def test_a_run_of_objects_is_the_run_of_their_names(tmp_path: Path) -> None:
+    made = Experiment(data=own_objects.data(), **OBJECTS)
+    names = Experiment.from_dict(
+        {
+            **OBJECTS,
+            "data": {"name": "own_objects:data"},
+            "partition": {"kind": "own_objects:Halves"},
+            "model": {"name": "own_objects:Net", "width": 4},
+            "method": {"name": "own_objects:Plain", "strength": 0.25},
+        }
+    )
+    assert made.method == names.method
+    assert made.model == names.model
+    assert made.partition == names.partition
+    done = run(made, tmp_path)
+    assert done.result_hash == run(names, tmp_path).result_hash
+    assert load(done.path).experiment == made
+    assert replay(done, 2).state.weights.size == 4 * 6 + 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "name"),
+    [
+        ("model", own_objects.net, "own_objects:net"),
+        ("model", own_objects.Net, "own_objects:Net"),
+        ("method", own_objects.Plain, "own_objects:Plain"),
+        ("method", FedAvg(), "fedavg"),
+        ("data", own_objects.data, "own_objects:data"),
+        ("data", Tagged(samples=50), "own_components:Tagged"),
+        ("objective", MultiLabel, "own_components:MultiLabel"),
+    ],
+    ids=str,
+)
+def test_what_a_section_can_be(section: str, given: Any, name: str) -> None:
+    assert getattr(Experiment.from_dict({**SMALL, section: given}), section).name == name
+
+
+SMALL = small_experiment().model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "message"),
+    [
+        ("model", lambda shape, outputs: None, "is defined within a function, or is a lambda: no"),
+        ("model", own_objects.inner(), "'inner.<locals>.within' is defined within a function"),
+        ("model", own_objects.Bare(), "made by each run, from its seed; pass its class, Bare, or"),
+        ("model", own_objects.Bare, "cannot be called as f(shape, outputs): too many positional"),
+        ("model", partial(own_objects.net, width=3), "own_objects:net takes no 'width'"),
+        ("model", partial(own_objects.net, (1,)), "model net: a partial may have keywords only"),
+        ("data", partial(own_objects.data, sample=3), "takes no 'sample'; did you mean 'samples'"),
+        ("method", object(), "method: must be a section of keys"),
+        ("method", own_objects.Net, "method: must be a section of keys"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_it_cannot_be(section: str, given: Any, message: str) -> None:
+    with pytest.raises(ExperimentError) as refusal:
+        Experiment.from_dict({**SMALL, section: given})
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_class_that_was_defined_again_is_not_what_is_imported() -> None:
+    old = type("Plain", (own_objects.Plain,), {"__module__": "own_objects"})
+    with pytest.raises(ExperimentError, match="'own_objects:Plain' is no longer what its module"):
+        Experiment.from_dict({**SMALL, "method": old()})
+
+
+class TestNotebooks:
+    """What is defined in a cell or a script is of the module `__main__`."""
+
+    @pytest.fixture
+    def cell(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        main = ModuleType("__main__")
+        vars(main)["Cell"] = type("Cell", (FedAvg,), {"__module__": "__main__"})
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        return vars(main)["Cell"]
+
+    def test_it_runs_in_this_process(
+        self, cell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done = run(
+            Experiment.from_dict({**SMALL, "method": cell(), "train": {"rounds": 1}}), tmp_path
+        )
+        assert type(load(done.path).experiment.method) is cell
+        monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # another process
+        with pytest.raises(BadInput, match="'Cell' was defined in a notebook or a scri"):
+            _ = load(done.path).experiment
+
+    def test_it_does_not_run_on_ray(self, cell: Any) -> None:
+        with pytest.raises(ExperimentError) as refusal:
+            Experiment.from_dict({**SMALL, "method": cell, "engine": {"kind": "ray"}})
+        assert "method: method 'Cell' is defined in a notebook or a script, which Ray's proc" in (
+            str(refusal.value)
+        )
+        assert "put it into a file and import it from there, or take engine.kind=local" in (
+            str(refusal.value)
+        )
+
+    @pytest.mark.parametrize("start", [grid, tune])
+    def test_nor_in_a_grid_or_a_search(self, cell: Any, tmp_path: Path, start: Any) -> None:
+        content = {
+            **SMALL,
+            "method": cell,
+            "grid": {"axes": {"train.batch_size": [8, 16]}},
+            "search": {"space": {"train.batch_size": [8, 16]}, "objectives": {"accuracy": "max"}},
+        }
+        del content["search" if start is grid else "grid"]
+        with pytest.raises(ExperimentError, match=r"method 'Cell' is defined in a .* of trials"):
+            start(content, out=tmp_path / "runs")
+        assert not (tmp_path / "runs").exists()
+
+
+def test_content_of_a_grid_becomes_what_a_file_would_hold(data_folder: Path) -> None:
+    found = plain(
+        {
+            "data": own_objects.data(),
+            "grid": {"axes": {"model": [own_objects.net, own_objects.Net], "seed": [1]}},
+            "method": own_objects.Plain(),
+        }
+    )
+    (kept,) = (data_folder / "arrays").iterdir()
+    models = [{"name": "own_objects:net"}, {"name": "own_objects:Net"}]
+    assert found == {
+        "data": {"name": "from_python", "hash": kept.stem},
+        "grid": {"axes": {"model": models, "seed": [1]}},
+        "method": {"name": "own_objects:Plain", "strength": 0.5},
+    }
+    with pytest.raises(ExperimentError, match=r"^model: model .inner"):
+        plain({"grid": {"axes": {"model": [own_objects.inner()]}}})
+
+
+class TestData:
+    def test_it_is_kept_whole(self) -> None:
+        rng = np.random.default_rng(0)
+        given = Dataset(
+            rng.normal(size=(6, 2)),
+            rng.normal(size=6),
+            rng.normal(size=(3, 2)),
+            rng.normal(size=3),
+            (),
+            mean=(0.5,),
+            std=(2.0,),
+            columns={"site": np.array(["a", "b", "a", "b", "a", "b"], dtype=object)},
+            features=("one", "two"),
+            target="price",
+            test_columns={"site": np.array(["a", "b", "b"])},
+            sliced_by="site",
+            truth={"signal": np.ones((3, 2), dtype=bool)},
+            scaling=Scaling(np.array([1.0, 2.0]), 3.0),
+        )
+        found = load_dataset(Experiment.from_dict({**SMALL, "data": given}).data)
+        for field in dataclasses.fields(Dataset):
+            one, other = getattr(given, field.name), getattr(found, field.name)
+            if isinstance(one, Scaling):
+                one, other = ({"low": s.low, "span": s.span} for s in (one, other))
+            if isinstance(one, dict):
+                assert one.keys() == other.keys(), field.name
+                one, other = list(one.values()), [other[key] for key in one]
+            if isinstance(one, np.ndarray):
+                assert one.dtype == other.dtype
+            assert (
+                all(map(np.array_equal, one, other))
+                if isinstance(one, list)
+                else (np.array_equal(one, other))
+            ), field.name
+
+    def test_what_is_gone_is_named(self, tmp_path: Path, data_folder: Path) -> None:
+        done = run(Experiment(data=own_objects.data(), **OBJECTS), tmp_path)
+        (kept,) = (data_folder / "arrays").iterdir()
+        kept.unlink()
+        with pytest.raises(
+            DataError, match=f"^{kept}: is missing: the data were arrays in Python"
+        ):
+            replay(done, 1)
+        own = Experiment(data=own_objects.data(), **OBJECTS)
+        assert kept.exists()
+        assert own == done.experiment
+        with pytest.raises(BadInput, match="the run is finished"):
+            resume(done.path)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"y": np.zeros(5, int)}, r"x of shape \(48, 5\) and y of \(5,\) do not go together"),
+            ({"y": np.full(48, 2)}, "y must be class indices from 0 to 1"),
+            ({"test_y": np.zeros(12)}, "test_y must be class indices from 0 to 1"),
+        ],
+    )
+    def test_arrays_that_do_not_go_together(self, change: Any, message: str) -> None:
+        wrong = dataclasses.replace(own_objects.data(), **change)
+        with pytest.raises(DataError, match=f"^data: {message}"):
+            Experiment.from_dict({**SMALL, "data": wrong})
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"x": np.zeros((4, 2)), "y": np.zeros(4)}, "data: 'y' is float64 of shape"),
+            (
+                {"x": np.zeros((4, 2)), "y": np.zeros(3, int)},
+                "data: 'y' has 3 labels for 4 inputs",
+            ),
+            (
+                {"x": np.zeros((4, 2)), "y": np.zeros(4, int), "test_x": np.zeros((1, 2))},
+                "data: test_x and test_y go together",
+            ),
+        ],
+    )
+    def test_of_refuses_in_a_line(self, given: Any, message: str) -> None:
+        with pytest.raises(DataError, match=f"^{message}"):
+            Dataset.of(**given)
