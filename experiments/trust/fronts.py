@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 import fedsim
 from fedsim import Search
 from fedsim.config_file import RawConfig
-from fedsim.sweep import pareto
+from fedsim.results import pareto
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import HERE, RESULTS

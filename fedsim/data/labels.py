@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import ClientSplits
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BINS = 10  # of a regression's targets
 
@@ -94,12 +98,21 @@ def draw_labels(
     above.bar(clients, table.sum(axis=1), width=0.9, color="0.45")
     above.set_ylabel("examples")
     above.set_title(f"{len(table)} clients, {table.sum():,} examples")
-    shown = np.ma.masked_equal(table.T, 0)
-    image = below.imshow(shown, aspect="auto", interpolation="nearest", cmap="YlGnBu")
-    if len(names) <= 30:
-        below.set_yticks(range(len(names)), labels=names)
-    below.set_ylabel(axis)
-    below.set_xlabel("client")
-    below.xaxis.get_major_locator().set_params(integer=True)
-    figure.colorbar(image, ax=below, label="examples (white: none)")
+    plot_labels(below, table, names, axis)
     figure.savefig(path, dpi=120)
+
+
+def plot_labels(
+    axes: Axes, table: NDArray[np.int64], names: tuple[str, ...], axis: str = "class"
+) -> None:
+    """Draw a label table onto axes, a column for each client; see `draw_labels`."""
+    from matplotlib.ticker import MaxNLocator
+
+    shown = np.ma.masked_equal(table.T, 0)
+    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap="YlGnBu")
+    if len(names) <= 30:
+        axes.set_yticks(range(len(names)), labels=names)
+    axes.set_ylabel(axis)
+    axes.set_xlabel("client")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.figure.colorbar(image, ax=axes, label="examples (white: none)")

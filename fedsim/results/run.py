@@ -43,6 +43,7 @@ _METRICS = TypeAdapter(tuple[Metric, ...])
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 
 class Run:
@@ -57,6 +58,36 @@ class Run:
         self.path: Path = folder.path
         self.manifest: dict[str, Any] = folder.manifest
         self._folder = folder
+
+    def __repr__(self) -> str:
+        return f"<Run {str(self.path)!r}: {self.manifest['status']}>"
+
+    def _repr_html_(self) -> str:
+        from fedsim.results.notebook import run_html
+
+        return run_html(self)
+
+    def plot(
+        self, figure: str = "curves", *, metric: str | None = None, ax: Axes | None = None
+    ) -> Axes:
+        """Draw a figure.
+
+        Args:
+            figure: `curves` (a column of `rounds` by round), `clients` (each client's score on
+                its own test examples in the last round that has some) or `labels` (who holds how
+                many examples of each class; loads the data).
+            metric: a column of `rounds`; by default the primary metric.
+            ax: what to draw on; by default a figure is made.
+
+        Returns:
+            The axes, to be changed further.
+
+        Raises:
+            BadInput: there is no such figure or column, or nothing to be shown.
+        """
+        from fedsim.results import plots
+
+        return plots.plot(plots.RUN, self, figure, ax, metric)
 
     @property
     def experiment(self) -> Experiment:
@@ -78,12 +109,26 @@ class Run:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """A row for each round."""
+        """A row for each round.
+
+        Columns: `round`; the objective's scores on the central test set, such as `loss` and
+        `accuracy` (NaN in rounds without evaluation), and with `evaluate.clients` the mean
+        `client_<score>` and the worst client's `worst_client_<score>`; `train_loss`; `clients`
+        (that took part) and `failed` (of them); `bytes_up` and `bytes_down` (sent in the round,
+        by all clients), `total_bytes_up` and `total_bytes_down` (since the start); `seconds`; and
+        what the method, the privacy and the `explain` section put on record.
+        """
         return self._of_numbers("rounds", ["round", "total_bytes_up", "total_bytes_down"])
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """A row for each round and client."""
+        """A row for each round and client that took part.
+
+        Columns: `round`, `client` (its number), `samples`, `loss` (of its training), `steps`,
+        `seconds`, `bytes_up` and `bytes_down`, `one_off_up` and `one_off_down` (of these, what is
+        sent once), `error` (why it failed), with `evaluate.clients` the scores on its own test
+        examples as `test_<score>`, and what the method puts on record.
+        """
         return self._of_numbers("clients", ["round", "client"])
 
     @cached_property

@@ -20,6 +20,7 @@ from fedsim.results.tables import Table
 if TYPE_CHECKING:
     import optuna
     import pandas as pd
+    from matplotlib.axes import Axes
 
 
 class Sweep(Folder):
@@ -54,6 +55,37 @@ class Grid(Sweep):
 
     kind = "grid"
     schema = GridManifest
+
+    def __repr__(self) -> str:
+        done = sum(run.manifest["status"] == "finished" for run in self.runs)
+        of = len(self.manifest["cells"])
+        return f"<Grid {str(self.path)!r}: {self.status}, {done} of {of} runs finished>"
+
+    def _repr_html_(self) -> str:
+        from fedsim.results.notebook import grid_html
+
+        return grid_html(self)
+
+    def plot(
+        self, figure: str = "curves", *, metric: str | None = None, ax: Axes | None = None
+    ) -> Axes:
+        """Draw a figure.
+
+        Args:
+            figure: `curves` (a line for each cell, mean ± standard deviation over seeds, by round)
+                or `summary` (the last round of each cell, likewise).
+            metric: a column of `rounds`; by default the primary metric.
+            ax: what to draw on; by default a figure is made.
+
+        Returns:
+            The axes, to be changed further.
+
+        Raises:
+            BadInput: there is no such figure or column, or nothing to be shown.
+        """
+        from fedsim.results import plots
+
+        return plots.plot(plots.GRID, self, figure, ax, metric)
 
     @property
     def axes(self) -> list[str]:
@@ -144,6 +176,36 @@ class Search(Sweep):
 
     kind = "search"
     schema = SearchManifest
+
+    def __repr__(self) -> str:
+        return f"<Search {str(self.path)!r}: {self.status}, {len(self.trials)} trials>"
+
+    def _repr_html_(self) -> str:
+        from fedsim.results.notebook import search_html
+
+        return search_html(self)
+
+    def plot(
+        self, figure: str = "history", *, metric: str | None = None, ax: Axes | None = None
+    ) -> Axes:
+        """Draw a figure.
+
+        Args:
+            figure: `history` (an objective by trial, and the best so far), `pareto` (the trials by
+                the first two objectives, and the front among them) or `importance` (what
+                hyper-parameters explain of each objective's variance).
+            metric: of the history; by default the first objective.
+            ax: what to draw on; by default a figure is made.
+
+        Returns:
+            The axes, to be changed further.
+
+        Raises:
+            BadInput: there is no such figure or objective, or nothing to be shown.
+        """
+        from fedsim.results import plots
+
+        return plots.plot(plots.SEARCH, self, figure, ax, metric)
 
     @property
     def objectives(self) -> dict[str, str]:

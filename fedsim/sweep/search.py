@@ -45,10 +45,10 @@ from fedsim.config_file import RawConfig
 from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.registry import Config, Registry
+from fedsim.results import pareto
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import load
 from fedsim.results.sweeps import STUDY, Search, storage
-from fedsim.sweep import pareto
 from fedsim.sweep.sampler import AGAIN, SamplerByPlace
 from fedsim.sweep.sweep import SweepRunner, read_section
 from fedsim.sweep.trials import (

@@ -29,9 +29,10 @@ from experiments import Say, pickles, small_experiment
 from fedsim import Experiment, Run, Search, load, run, tune
 from fedsim.config_file import RawConfig
 from fedsim.errors import ClusterError
+from fedsim.results import pareto
 from fedsim.results.archive import pack
 from fedsim.results.verify import insist_on_whole
-from fedsim.sweep import pareto, search
+from fedsim.sweep import search
 from fedsim.sweep.search import SearchSettings, SearchSweep
 from fedsim.sweep.trials import objective_value
 

@@ -61,7 +61,7 @@ def draw(trials: pd.DataFrame, objectives: Mapping[str, str], path: Path) -> Non
     grid = figure.add_gridspec(down + several, across)
     for k, pair in enumerate(pairs):
         axes = figure.add_subplot(grid[k // across, k % across])
-        _draw_pair(axes, trials, optimal, objectives, pair)
+        draw_pair(axes, trials, optimal, objectives, pair)
         if k == 0:
             axes.legend(frameon=False)
     if several:
@@ -70,13 +70,14 @@ def draw(trials: pd.DataFrame, objectives: Mapping[str, str], path: Path) -> Non
         figure.savefig(aside, dpi=160, format="png")
 
 
-def _draw_pair(
+def draw_pair(
     axes: Axes,
     trials: pd.DataFrame,
     optimal: NDArray[np.bool_],
     objectives: Mapping[str, str],
     pair: tuple[str, str],
 ) -> None:
+    """Draw the trials by two of the objectives; see `draw`."""
     across, up = pair
     rest, best = trials[~optimal], trials[optimal].sort_values(across)
     axes.scatter(rest[across], rest[up], color="0.6", label="other trials")

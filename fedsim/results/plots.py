@@ -1,0 +1,200 @@
+"""The named figures of runs, grids and searches, drawn onto matplotlib axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from fedsim.data import load_dataset
+from fedsim.data.labels import label_names, label_table, plot_labels
+from fedsim.errors import BadInput
+from fedsim.registry import nearest
+from fedsim.results.pareto import draw_pair, front
+from fedsim.results.summary import cell_label
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from fedsim.results.run import Run
+    from fedsim.results.sweeps import Grid, Search
+
+# Draws what it is of onto axes; by a column of its rounds, where it is about one.
+Figure = Callable[[Any, "Axes", str | None], None]
+
+
+def plot(
+    figures: Mapping[str, Figure], of: Any, name: str, ax: Axes | None, metric: str | None
+) -> Axes:
+    """Draw a figure by its name.
+
+    Raises:
+        BadInput: there is no such figure, or nothing to be shown in it.
+    """
+    if name not in figures:
+        raise BadInput(f"plot: there is no figure '{name}'{nearest(name, figures)}")
+    if ax is None:
+        from matplotlib import pyplot as plt
+
+        _, ax = plt.subplots(layout="constrained")
+    figures[name](of, ax, metric)
+    return ax
+
+
+def _column(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rounds in which a column has a number.
+
+    Raises:
+        BadInput: there are none.
+    """
+    if metric not in rounds:
+        known = map(str, rounds.select_dtypes("number"))
+        raise BadInput(f"plot: metric '{metric}' is not on record{nearest(metric, known)}")
+    return rounds.dropna(subset=[metric])
+
+
+def _label(run: Run, metric: str) -> str:
+    """A column of the rounds, as a person calls it."""
+    known = {m.column: m.label for m in (*run.metrics, *run.explained)}
+    return known.get(metric, metric.replace("_", " "))
+
+
+def _by_round(ax: Axes, label: str) -> None:
+    ax.set_xlabel("round")
+    ax.set_ylabel(label)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _run_curves(run: Run, ax: Axes, metric: str | None) -> None:
+    metric = metric or run.primary_metric.column
+    shown = _column(run.rounds, metric)
+    ax.plot(shown["round"], shown[metric])
+    _by_round(ax, _label(run, metric))
+
+
+def _run_clients(run: Run, ax: Axes, metric: str | None) -> None:
+    column = f"test_{metric or run.primary_metric.column}"
+    clients = run.clients
+    if column not in clients:
+        raise BadInput(
+            f"plot: clients.parquet has no '{column}'; it takes evaluate.clients=true and "
+            "partition.test_fraction above 0"
+        )
+    scores = clients.dropna(subset=[column])
+    last = scores[scores["round"] == scores["round"].max()][column].sort_values()
+    ax.plot(np.arange(1, len(last) + 1), last, "o", markersize=4)
+    ax.axhline(last.mean(), color="0.5", linewidth=1, linestyle="--", label="mean")
+    ax.set_xlabel("client, from worst to best" if run.primary_metric.best == "max" else "client")
+    ax.set_ylabel(f"{_label(run, column.removeprefix('test_'))} on its own test examples")
+    ax.legend(frameon=False)
+
+
+def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
+    experiment = run.experiment
+    dataset = load_dataset(experiment.data)
+    splits = experiment.partition.deal(dataset, experiment.seed)
+    dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
+    axis = "class" if dataset.classes else dataset.target or "target"
+    plot_labels(ax, label_table(dataset, splits), label_names(dataset), axis)
+
+
+def _grid_metric(grid: Grid, metric: str | None) -> tuple[str, str]:
+    """A column of the rounds, and what a person calls it.
+
+    Raises:
+        BadInput: no run has finished.
+    """
+    done = [run for run in grid.runs if run.manifest["status"] == "finished"]
+    if not done:
+        raise BadInput(f"plot: {grid.path}: no run has finished")
+    metric = metric or done[0].primary_metric.column
+    return metric, _label(done[0], metric)
+
+
+def _grid_curves(grid: Grid, ax: Axes, metric: str | None) -> None:
+    metric, label = _grid_metric(grid, metric)
+    rounds = _column(grid.rounds, metric)
+    for cell, rows in rounds.groupby(grid.axes, sort=False):
+        by_round = rows.groupby("round")[metric]
+        mean, std = by_round.mean(), by_round.std(ddof=1).fillna(0)
+        line = ax.plot(mean.index, mean, label=cell_label(dict(zip(grid.axes, cell, strict=True))))
+        ax.fill_between(mean.index, mean - std, mean + std, alpha=0.15, color=line[0].get_color())
+    _by_round(ax, label)
+    ax.legend(frameon=False)
+
+
+def _grid_summary(grid: Grid, ax: Axes, metric: str | None) -> None:
+    if metric is not None:
+        raise BadInput("plot: 'summary' shows the primary metric; 'curves' takes any")
+    _, label = _grid_metric(grid, metric)
+    rows = grid.summary
+    names = [cell_label({axis: row[axis] for axis in grid.axes}) for _, row in rows.iterrows()]
+    places = np.arange(len(rows))
+    ax.errorbar(rows["last_mean"], places, xerr=rows["last_std"].fillna(0), fmt="o", capsize=3)
+    ax.set_yticks(places, names)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"{label}, last round: mean ± standard deviation over seeds")
+
+
+def _ended_trials(search: Search) -> pd.DataFrame:
+    """Those that have a value of each objective.
+
+    Raises:
+        BadInput: there are none.
+    """
+    trials = search.trials
+    ended = trials.dropna(subset=list(search.objectives)) if len(trials) else trials
+    if not len(ended):
+        raise BadInput(f"plot: {search.path}: no trial has ended")
+    return ended
+
+
+def _search_history(search: Search, ax: Axes, metric: str | None) -> None:
+    objective = metric or next(iter(search.objectives))
+    if objective not in search.objectives:
+        hint = nearest(objective, search.objectives)
+        raise BadInput(f"plot: '{objective}' is not an objective of the search{hint}")
+    trials = _ended_trials(search)
+    finished = trials[trials["status"] == "finished"]
+    best = finished[objective]
+    best = best.cummax() if search.objectives[objective] == "max" else best.cummin()
+    ax.plot(trials["trial"], trials[objective], "o", markersize=4, label="trials")
+    ax.plot(finished["trial"], best, drawstyle="steps-post", label="best so far")
+    ax.set_xlabel("trial")
+    ax.set_ylabel(objective.replace("_", " "))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.legend(frameon=False)
+
+
+def _search_pareto(search: Search, ax: Axes, metric: str | None) -> None:
+    names = list(search.objectives)
+    if len(names) < 2:
+        raise BadInput(
+            "plot: 'pareto' takes two objectives, and the search has one; see 'history'"
+        )
+    trials = _ended_trials(search)
+    trials = trials[trials["status"] == "finished"]
+    optimal = front(trials, search.objectives)
+    draw_pair(ax, trials, optimal, search.objectives, (names[0], names[1]))
+    ax.legend(frameon=False)
+
+
+def _search_importance(search: Search, ax: Axes, metric: str | None) -> None:
+    _ended_trials(search)
+    shares = search.importance.set_index("hyper-parameter")[list(search.objectives)]
+    shares.plot.barh(ax=ax)
+    ax.invert_yaxis()
+    ax.set_ylabel("")
+    ax.set_xlabel("share of the variance (fANOVA)")
+
+
+RUN: dict[str, Figure] = {"curves": _run_curves, "clients": _run_clients, "labels": _run_labels}
+GRID: dict[str, Figure] = {"curves": _grid_curves, "summary": _grid_summary}
+SEARCH: dict[str, Figure] = {
+    "history": _search_history,
+    "pareto": _search_pareto,
+    "importance": _search_importance,
+}
