@@ -1,0 +1,577 @@
+"""Conformance checks for authors of methods, objectives, partitions, models and explainers.
+
+Each takes a component and raises an AssertionError that says what the component breaks; fedsim's
+own tests put every built-in component through them. Call them from a test of any framework:
+
+    from fedsim.testing import check_method
+    from my_method import MyMethod
+
+    def test_my_method():
+        check_method(MyMethod(mu=0.1))
+
+`check_method` and `check_explainer` run small experiments in this process, in seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.analysis.replay import ModelSnapshot, explain_run
+from fedsim.data import ClientSplits, Dataset, Partition
+from fedsim.errors import DataError
+from fedsim.experiment import Experiment
+from fedsim.explain import Explainer, Explanation
+from fedsim.explain.inputs import Inputs
+from fedsim.federation import Federation, LocalEngine
+from fedsim.federation.checkpoint import Checkpoints
+from fedsim.launch import resume, run
+from fedsim.methods import Method, State
+from fedsim.models import Model, models
+from fedsim.objectives import Batch, Objective, evaluate, scores_of
+from fedsim.objectives.objective import merged
+from fedsim.prepare import prepare
+from fedsim.results.run import Run
+from fedsim.simulate import Progress, initial_state, one_round
+
+_TIMES = ["seconds", "explain_seconds"]  # columns that no two runs have alike
+_TABLES = ("rounds", "clients", "tasks", "explanations", "maps")
+
+
+def small_experiment(**sections: Any) -> Experiment:
+    """Ten clients that learn ten digits for ten rounds, in this process: in about a second.
+
+    Args:
+        sections: they extend these; one that names another component, or is an object, replaces
+            it.
+
+    Example:
+        >>> small_experiment(train={"rounds": 3}, method={"name": "scaffold"}).train.rounds
+        3
+    """
+    content: dict[str, Any] = {
+        "name": "small",
+        "data": {"name": "digits"},
+        "partition": {"kind": "dirichlet", "clients": 10, "alpha": 0.5},
+        "model": {"name": "mlp", "hidden": [32]},
+        "method": {"name": "fedavg"},
+        "train": {"rounds": 10, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}},
+        "engine": {"kind": "local"},
+    }
+    for name, section in sections.items():
+        known = content.get(name, {})
+        extends = isinstance(section, Mapping) and {"name", "kind"}.isdisjoint(section)
+        local = name == "engine" and isinstance(section, Mapping)
+        content[name] = {**known, **section} if extends or local else section
+    return Experiment.from_dict(content)
+
+
+def check_method(
+    method: Method[Any] | type[Method[Any]] | Mapping[str, Any],
+    *,
+    actors: int = 0,
+    **sections: Any,
+) -> None:
+    """Check that a method keeps what the federation relies on.
+
+    - Its state is a `State` of arrays that are never changed in place, and its weights stay finite.
+    - `round` is a function of that state and of what clients keep: after a checkpoint, in another
+      process, the next round comes out to the same bits.
+    - A run that is interrupted and resumed has the result and the tables of one that was not.
+    - The bytes of a round are those of its clients.
+    - If it says that clients can be trained in stacks (`Method.stackable`), stacks of three come
+      to what the loop comes to, but for rounding.
+    - With `actors`, a run on so many client actors of Ray has the same result hash.
+
+    Args:
+        method: as an experiment takes it.
+        actors: client actors of Ray to compare with; 0 starts none. Ray takes some seconds.
+        sections: what it needs beside `small_experiment`, such as
+            `partition={"server_fraction": 0.2}`.
+
+    Raises:
+        AssertionError: it breaks one of these.
+        FedsimError: it cannot be run in that experiment at all.
+
+    Example:
+        >>> check_method({"name": "fedprox", "mu": 0.1}, train={"rounds": 4})
+    """
+    experiment = small_experiment(method=method, **sections)
+    what = f"method {experiment.method.name}"
+    _check_state(experiment, what)
+    with tempfile.TemporaryDirectory() as folder:
+        undisturbed = run(experiment, Path(folder, "undisturbed"), progress=False)
+        _check_resumption(experiment, undisturbed, Path(folder, "interrupted"), what)
+        _check_bytes(undisturbed, what)
+        if actors:
+            engine = {**experiment.engine.model_dump(), "kind": "ray", "actors": actors}
+            there = run(
+                small_experiment(method=method, **{**sections, "engine": engine}),
+                Path(folder, "ray"),
+                progress=False,
+            )
+            _insist(
+                there.result_hash == undisturbed.result_hash,
+                f"{what}: its result on {actors} client actors is not that of this process; does "
+                "a client function depend on anything but its client and its arguments?",
+            )
+    if experiment.method.stackable:
+        _check_stacks(experiment, what)
+
+
+def _check_state(experiment: Experiment, what: str) -> None:
+    fed = _federation(experiment)
+    state = initial_state(fed, experiment)
+    last = min(2, experiment.train.rounds - 1)
+    with tempfile.TemporaryDirectory() as folder:
+        for t in range(1, last + 1):
+            state = _pure_round(fed, experiment, state, t, what)
+        checkpoints = Checkpoints(Path(folder))
+        checkpoints.save(last, state, fed, {})
+        following = _pure_round(fed, experiment, state, last + 1, what)
+        other = _federation(experiment)
+        found = checkpoints.latest(initial_state(other, experiment), other)
+        assert found is not None
+        again = one_round(other, experiment, found.state, last + 1)
+    for field in fields(following):
+        _insist(
+            _same(getattr(following, field.name), getattr(again, field.name)),
+            f"{what}: after a checkpoint, state.{field.name} of round {last + 1} comes out "
+            "otherwise: what rounds need must be in the state, or be kept by the clients",
+        )
+
+
+def _pure_round(fed: Federation, experiment: Experiment, state: State, t: int, what: str) -> State:
+    before = copy.deepcopy(state)
+    following = one_round(fed, experiment, state, t)
+    for field in fields(state):
+        _insist(
+            _same(getattr(before, field.name), getattr(state, field.name)),
+            f"{what}: round {t} changes state.{field.name} in place; return a new state",
+        )
+    return following
+
+
+def _check_resumption(experiment: Experiment, undisturbed: Run, out: Path, what: str) -> None:
+    every, last = experiment.checkpoint.every, experiment.train.rounds
+    stop = min(every + 2, last - 1)
+
+    def interrupt(event: Progress) -> None:
+        if isinstance(event, dict) and event["round"] == stop:
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        run(experiment, out, interrupt)
+    (folder,) = out.glob("*/*")
+    resumed = resume(folder, progress=False)
+    _insist(
+        resumed.result_hash == undisturbed.result_hash,
+        f"{what}: interrupted in round {stop} and resumed, its result is another; what rounds "
+        "need must be in the state, or be kept by the clients (client.state)",
+    )
+    for table in _TABLES:
+        one, other = (
+            getattr(r, table).drop(columns=_TIMES, errors="ignore") for r in (undisturbed, resumed)
+        )
+        _insist(
+            one.equals(other),
+            f"{what}: interrupted in round {stop} and resumed, its table of {table} is another",
+        )
+
+
+def _check_bytes(done: Run, what: str) -> None:
+    for column in ("bytes_up", "bytes_down"):
+        total = int(done.rounds[f"total_{column}"].iloc[-1])
+        of_clients = int(done.clients[column].sum()) if column in done.clients else 0
+        _insist(
+            total == of_clients,
+            f"{what}: {total} bytes are on record for its rounds and {of_clients} for its "
+            f"clients ({column})",
+        )
+
+
+def _check_stacks(experiment: Experiment, what: str) -> None:
+    found = []
+    for size in (1, 3):
+        dataset, splits, spec = prepare(experiment)
+        engine = LocalEngine(experiment.engine, spec, dataset, splits)
+        fed = Federation(spec, dataset, splits, engine, clients_per_step=size)
+        state = initial_state(fed, experiment)
+        begin = np.array(state.weights)
+        for t in range(1, min(2, experiment.train.rounds) + 1):
+            state = one_round(fed, experiment, state, t)
+        engine.close()
+        found.append(np.asarray(state.weights))
+    one, three = found
+    scale = float(np.abs(one - begin).max()) if one.size else 0.0
+    _insist(
+        np.allclose(three, one, rtol=0, atol=2e-2 * scale),
+        f"{what}: trained three at once, clients come to other weights; loss and perturb must "
+        "take what is a client's own from the context",
+    )
+
+
+def check_objective(
+    objective: Objective,
+    data: Dataset,
+    model: Model | Mapping[str, Any] | None = None,
+) -> None:
+    """Check that an objective's loss and scores can be put together from parts.
+
+    - It has one primary metric, no two in the same column, and scores for all of them: finite
+      numbers.
+    - The loss of an example is its own, (B,), whatever else is in the batch, and can be
+      differentiated.
+    - Scores do not depend on how examples are cut into batches.
+    - What `written_out` says is what autograd finds.
+
+    Args:
+        data: that it is for; 40 examples of the test set are used.
+        model: as an experiment takes it; by default a small MLP.
+
+    Raises:
+        AssertionError: it breaks one of these.
+
+    Example:
+        >>> from fedsim.objectives import Classification
+        >>> from fedsim.testing import check_objective, small_experiment
+        >>> check_objective(Classification(), small_experiment().data.load())
+    """
+    what = f"objective {objective.name}"
+    objective.check(data)
+    metrics = objective.metrics(data)
+    columns = [metric.column for metric in metrics]
+    primary = sum(metric.primary for metric in metrics)
+    _insist(primary == 1, f"{what}: {primary} of its metrics are primary; one must be")
+    _insist(len(set(columns)) == len(columns), f"{what}: two metrics have the same column")
+    outputs = objective.num_outputs(data)
+    _insist(
+        isinstance(outputs, int) and outputs > 0,
+        f"{what}: num_outputs must be a whole number above 0, not {outputs!r}",
+    )
+    learner: Model = models.parse(model or {"name": "mlp", "hidden": [8]})
+    torch.manual_seed(0)
+    network = learner.build_for(data.spec, outputs).eval()
+    count = min(40, len(data.test_y))
+    x = _inputs(data, data.test_x[np.arange(count)])
+    batch = Batch(x, torch.from_numpy(np.asarray(data.test_y[:count])))
+    _check_loss(objective, network, batch, what)
+    whole = scores_of(objective, evaluate(objective, network, batch))
+    for column in columns:
+        _insist(column in whole, f"{what}: has no score for its metric '{column}'")
+    parts = [
+        evaluate(objective, network, batch.at(slice(start, start + 7)))
+        for start in range(0, count, 7)
+    ]
+    together = scores_of(objective, merged(parts))
+    for column, score in whole.items():
+        _insist(
+            _close(score, together.get(column, math.nan)),
+            f"{what}: '{column}' is {score} of all examples, and {together.get(column)} where "
+            "they are cut into batches; totals must be sums or arrays over examples",
+        )
+
+
+def _check_loss(objective: Objective, network: nn.Module, batch: Batch, what: str) -> None:
+    x, y = batch.x, batch.y
+    losses = objective.loss(network, x, y, {})
+    _insist(
+        isinstance(losses, Tensor) and losses.shape == (len(x),),
+        f"{what}: loss must return one number for each example, ({len(x)},), not "
+        f"{tuple(getattr(losses, 'shape', ()))}",
+    )
+    _insist(bool(torch.isfinite(losses).all()), f"{what}: a loss is not finite")
+    _insist(
+        losses.requires_grad, f"{what}: its loss cannot be differentiated by the network's weights"
+    )
+    alone = torch.cat([objective.loss(network, x[k : k + 1], y[k : k + 1], {}) for k in range(5)])
+    _insist(
+        torch.allclose(alone, losses[:5], rtol=1e-3, atol=1e-5),
+        f"{what}: the loss of an example depends on what else is in the batch",
+    )
+    written = objective.written_out()
+    if written is None:
+        return
+    returned = network(x).detach().requires_grad_()
+    values, gradient = written(returned.detach(), y)
+    expected = objective.loss(_Constant(returned), x, y, {})
+    (wanted,) = torch.autograd.grad(expected.mean(), returned)
+    _insist(
+        torch.allclose(values, expected, rtol=1e-3, atol=1e-5)
+        and torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-6),
+        f"{what}: written_out returns other losses, or another gradient, than `loss` has",
+    )
+
+
+class _Constant(nn.Module):
+    """Returns the same outputs, whatever it is asked."""
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._outputs
+
+
+def check_partition(partition: Partition, data: Dataset, *, random: bool = True) -> None:
+    """Check that a partition deals examples out as every kind must.
+
+    - It deals no example twice, none that there is not, and every client at least one.
+    - The same seed deals alike, and another one otherwise.
+    - Clients hold the same examples, however their shares are then cut into training, unlabelled
+      and test examples; the cuts keep classes in proportion.
+    - A client left without a labelled example is refused.
+
+    Args:
+        data: what it deals out.
+        random: whether it depends on the seed.
+
+    Raises:
+        AssertionError: it breaks one of these.
+
+    Example:
+        >>> from fedsim.data import partitions
+        >>> from fedsim.testing import check_partition, small_experiment
+        >>> check_partition(
+        ...     partitions.parse({"kind": "iid", "clients": 7}), small_experiment().data.load()
+        ... )
+    """
+    what = f"partition {partition.kind}"
+    uncut = {"test_fraction": 0.0, "labelled_fraction": 1.0, "server_fraction": 0.0}
+    partition = partition.model_copy(update=uncut)
+    whole = partition.deal(data, 0)
+    values = whole.train.values
+    _insist(
+        len(values) > 0 and values.min() >= 0 and values.max() < len(data.y),
+        f"{what}: deals out examples that there are not",
+    )
+    _insist(len(np.unique(values)) == len(values), f"{what}: deals an example out twice")
+    _insist(bool((whole.train.lengths > 0).all()), f"{what}: deals a client no example")
+    _insist(_same_splits(whole, partition.deal(data, 0)), f"{what}: deals otherwise each time")
+    differs = not _same_splits(whole, partition.deal(data, 1))
+    _insist(
+        differs == random,
+        f"{what}: does {'not ' if random else ''}depend on the seed; draw from `rng` alone",
+    )
+    for test, labelled in ((0.0, 0.3), (0.25, 1.0), (0.25, 0.3), (0.5, 0.5)):
+        cut = partition.model_copy(update={"test_fraction": test, "labelled_fraction": labelled})
+        _check_cuts(whole, cut.deal(data, 0), data, test, labelled, what)
+    greedy = partition.model_copy(update={"test_fraction": 0.999})
+    try:
+        greedy.deal(data, 0)
+    except DataError:
+        return
+    raise AssertionError(f"{what}: leaves a client without a training example")
+
+
+def _check_cuts(
+    whole: ClientSplits,
+    cut: ClientSplits,
+    data: Dataset,
+    test: float,
+    labelled: float,
+    what: str,
+) -> None:
+    classes = int(data.strata.max()) + 1
+    _insist(len(whole) == len(cut), f"{what}: has other clients once shares are cut")
+    for k, share in enumerate(whole.train):
+        pieces = [part[k] for part in (cut.train, cut.unlabelled, cut.test)]
+        _insist(
+            np.array_equal(np.sort(np.concatenate(pieces)), np.sort(share)),
+            f"{what}: client {k} holds other examples once its share is cut",
+        )
+        own, hidden, aside = (np.bincount(data.strata[p], minlength=classes) for p in pieces)
+        every = own + hidden + aside
+        _insist(
+            aside.sum() == round(test * len(share))
+            and bool((np.abs(aside - test * every) < 1).all())
+            and own.sum() == round(labelled * (len(share) - aside.sum()))
+            and bool((np.abs(own - labelled * (every - aside)) < 1).all()),
+            f"{what}: the share of client {k} is not cut in proportion to its classes",
+        )
+
+
+def check_model(model: Any, shape: Sequence[int] = (1, 8, 8), outputs: int = 10) -> None:
+    """Check that a model builds networks that can be trained in a federation.
+
+    - It returns (B, outputs) finite numbers for (B, *shape) inputs.
+    - From the same random state it builds the same network.
+    - Every trainable parameter gets a gradient.
+    - In evaluation an example's outputs are its own, and the same twice.
+
+    Args:
+        model: as an experiment takes it: a component, a class of networks, a function.
+        shape: of one input; images are (channels, height, width).
+        outputs: how many numbers it is to return.
+
+    Raises:
+        AssertionError: it breaks one of these.
+
+    Example:
+        >>> check_model({"name": "mlp", "hidden": [16]}, shape=(5,), outputs=2)
+    """
+    learner: Model = small_experiment(model=model).model
+    what = f"model {learner.name}"
+    built = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        built.append(learner.build(tuple(shape), outputs))
+    network, twin = built
+    _insist(isinstance(network, nn.Module), f"{what}: must return a torch.nn.Module")
+    own, other = network.state_dict(), twin.state_dict()
+    _insist(
+        own.keys() == other.keys() and all(torch.equal(own[n], other[n]) for n in own),
+        f"{what}: from the same random state it builds another network; draw from torch's own "
+        "generator alone",
+    )
+    x = torch.randn(6, *shape, generator=torch.Generator().manual_seed(1))
+    returned = network.train()(x)
+    _insist(
+        isinstance(returned, Tensor) and returned.shape == (6, outputs),
+        f"{what}: returns {tuple(getattr(returned, 'shape', ()))} for 6 inputs, not (6, {outputs})",
+    )
+    returned.square().sum().backward()
+    for name, parameter in network.named_parameters():
+        _insist(
+            not parameter.requires_grad or parameter.grad is not None,
+            f"{what}: parameter '{name}' gets no gradient; leave it out, or set "
+            "requires_grad=False",
+        )
+    network.eval()
+    with torch.no_grad():
+        together, again = network(x), network(x)
+        alone = torch.cat([network(one[None]) for one in x])
+    _insist(bool(torch.isfinite(together).all()), f"{what}: returns numbers that are not finite")
+    _insist(torch.equal(together, again), f"{what}: in evaluation it returns something else twice")
+    _insist(
+        torch.allclose(alone, together, rtol=1e-3, atol=1e-4),
+        f"{what}: in evaluation an example's outputs depend on what else is in the batch",
+    )
+
+
+def check_explainer(explainer: Explainer, done: Run, client: int | None = None) -> None:
+    """Check that an explainer leaves what it explains alone, and says the same twice.
+
+    - The network's weights, modes, gradients and hooks are left as they were, and so are the
+      global random generators.
+    - Text and rows are the same for the same random stream; rows hold numbers and words.
+    - Pictures are written into the folder given, and are named.
+
+    Args:
+        done: a finished run whose model it can explain.
+        client: whose model; by default the global one.
+
+    Raises:
+        AssertionError: it breaks one of these.
+        BadInput: it refuses this run.
+    """
+    what = f"explainer {explainer.name}"
+    if explainer.whole_run:
+        found = [explain_run(done, explainer) for _ in range(2)]
+    else:
+        snapshot = ModelSnapshot.of(done, client=client)
+        model, data = snapshot.explained(), snapshot.data()
+        explainer.check(model, data)
+        rows = list(range(2)) if explainer.takes_inputs else []
+        inputs = Inputs.of_rows(snapshot.dataset, rows)
+        before = _traces(model.network)
+        found = []
+        for _ in range(2):
+            torch.manual_seed(len(found))  # which must not matter
+            np.random.seed(len(found))
+            drawn = torch.get_rng_state()
+            rng = explainer.rng(model.seed, client)
+            found.append(explainer.explain(model, data, inputs, rng))
+            _insist(
+                torch.equal(drawn, torch.get_rng_state()),
+                f"{what}: draws from torch's global generator; draw from `rng`",
+            )
+        after = _traces(model.network)
+        for name in before:
+            _insist(_same(before[name], after[name]), f"{what}: changes the network's {name}")
+    _check_explanations(found, what)
+
+
+def _traces(network: nn.Module | None) -> dict[str, Any]:
+    """What must be as it was."""
+    if network is None:
+        return {}
+    return {
+        "weights": {n: v.detach().cpu().numpy().copy() for n, v in network.state_dict().items()},
+        "modes": [module.training for module in network.modules()],
+        "gradients": [parameter.grad is None for parameter in network.parameters()],
+        "hooks": [len(m._forward_hooks) + len(m._backward_hooks) for m in network.modules()],
+    }
+
+
+def _check_explanations(found: Sequence[Explanation], what: str) -> None:
+    one, other = found
+    _insist(isinstance(one.text(), str), f"{what}: text() must be a str")
+    _insist(one.text() == other.text(), f"{what}: says something else twice")
+    rows = one.rows()
+    _insist(bool(rows), f"{what}: has no rows")
+    _insist(_same(rows, other.rows()), f"{what}: has other rows twice")
+    for row in rows:
+        for key, value in row.items():
+            _insist(
+                value is None or isinstance(value, int | float | str | np.number),
+                f"{what}: rows hold numbers and words; '{key}' is a {type(value).__name__}",
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        for path in one.save(Path(folder)):
+            _insist(
+                path.exists() and path.is_relative_to(folder),
+                f"{what}: names {path} among its pictures, which it did not write",
+            )
+
+
+def _federation(experiment: Experiment) -> Federation:
+    dataset, splits, spec = prepare(experiment)
+    engine = LocalEngine(experiment.engine, spec, dataset, splits)
+    return Federation(spec, dataset, splits, engine)
+
+
+def _inputs(data: Dataset, x: NDArray[Any]) -> Tensor:
+    found = torch.from_numpy(np.asarray(x))
+    return found if data.words else found.float() / (255 if x.dtype == np.uint8 else 1)
+
+
+def _same_splits(one: ClientSplits, other: ClientSplits) -> bool:
+    return _same(one.train.values, other.train.values) and _same(
+        one.train.offsets, other.train.offsets
+    )
+
+
+def _close(one: float, other: float) -> bool:
+    both = math.isnan(one) and math.isnan(other)
+    return both or math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are the same bits: arrays, numbers, and what holds them."""
+    if isinstance(one, Mapping):
+        alike = isinstance(other, Mapping) and one.keys() == other.keys()
+        return alike and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, np.ndarray | float):
+        equal_nan = not isinstance(one, np.ndarray) or one.dtype.kind == "f"
+        return bool(np.array_equal(one, other, equal_nan=equal_nan))
+    return bool(one == other)
+
+
+def _insist(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)

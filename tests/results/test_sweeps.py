@@ -1,0 +1,249 @@
+"""Grids, searches and runs as Python shows them: tables, figures, notebooks."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from experiments import change_manifest, grid_in_process, small_experiment
+from fedsim import Grid, Run, Search, load
+from fedsim.errors import BadInput, RunFolderError
+from fedsim.experiment import Experiment
+from fedsim.results.folder import RunFolder
+from fedsim.sweep.sweep import write_tables
+
+PROX = '<b onclick="alert(1)">prox'  # a named variant of somebody who means no good
+AXES = {
+    "method": {
+        "FedAvg": {"method.name": "fedavg"},
+        PROX: {"method": {"name": "fedprox", "mu": 0.1}},
+    },
+    "train.batch_size": [16, 32],
+}
+
+
+@pytest.fixture(autouse=True)
+def off_screen() -> Iterator[None]:
+    backend = mpl.get_backend()
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+    plt.switch_backend(backend)
+
+
+def sections(**further: Any) -> dict[str, Any]:
+    made = small_experiment(
+        train={"rounds": 3},
+        partition={"kind": "iid", "clients": 4, "test_fraction": 0.2},
+        evaluate={"clients": True},
+        **further,
+    )
+    return made.model_dump(mode="json")
+
+
+class TestGrid:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        content = {**sections(), "grid": {"axes": AXES, "seeds": [0, 1]}}
+        content["grid"] |= {"baseline": {"method": "FedAvg"}, "target": 0.3}
+        return grid_in_process(content, tmp_path_factory.mktemp("grid"))
+
+    @pytest.fixture
+    def grid(self, path: Path) -> Grid:
+        found = load(path)
+        assert isinstance(found, Grid)
+        return found
+
+    def test_tables_have_the_axes(self, grid: Grid) -> None:
+        assert (grid.name, grid.status, grid.axes) == ("small", "finished", list(AXES))
+        cells = grid.cells
+        assert list(cells["method"]) == ["FedAvg"] * 4 + [PROX] * 4
+        assert list(cells["train.batch_size"]) == [16, 16, 32, 32] * 2
+        assert list(cells["seed"]) == [0, 1] * 4
+        assert set(cells["status"]) == {"finished"}
+        for row, run in zip(cells.to_dict("records"), grid.runs, strict=True):
+            assert run.path == grid.path / row["folder"]
+            assert row["last"] == run.rounds["accuracy"].iloc[-1]
+            assert row["best"] == run.rounds["accuracy"].max()
+            assert row["total_bytes"] > 0
+        first = cells[(cells["method"] == "FedAvg") & (cells["train.batch_size"] == 16)]
+        summary = grid.summary
+        assert summary["last_mean"][0] == pytest.approx(first["last"].mean())
+        assert summary["last_std"][0] == pytest.approx(first["last"].std())
+        assert list(summary["seeds"]) == [2] * 4
+        assert {"p_value", "reached", "bytes_to_target_mean"} <= set(summary)
+        assert len(grid.rounds) == 4 * 2 * 3
+        assert list(grid.rounds)[:3] == [*AXES, "seed"]
+
+    def test_while_it_goes_on_there_are_those_of_what_has_finished(
+        self, grid: Grid, tmp_path: Path
+    ) -> None:
+        rows = [{**row, "status": "missing"} for row in grid.manifest["cells"]]
+        facts = {key: grid.manifest[key] for key in ("name", "axes", "baseline", "target")}
+        going_on = Grid.make(tmp_path / "going-on", "name: small\n", {**facts, "cells": rows})
+        for row in rows[:3]:
+            there = going_on.path / row["folder"]
+            shutil.copytree(grid.path / row["folder"], there)
+        change_manifest(going_on.path / rows[2]["folder"], "result_hash", status="running")
+        found = load(going_on.path)
+        assert isinstance(found, Grid)
+        assert list(found.cells["status"]) == ["finished"] * 2 + ["running"] + ["missing"] * 5
+        assert found.cells["last"].notna().tolist() == [True] * 2 + [False] * 6
+        assert len(found.runs) == 3
+        pd.testing.assert_series_equal(found.summary.iloc[0], grid.summary.iloc[0])
+        assert len(found.rounds) == 2 * 3
+        assert "running, 2 of 8 runs finished" in repr(found)
+
+    def test_shows_itself(self, grid: Grid) -> None:
+        assert repr(grid) == f"<Grid '{grid.path}': finished, 8 of 8 runs finished>"
+        page = grid._repr_html_()
+        assert "small: grid over method, train.batch_size" in page
+        assert page.count("<tr>") == 1 + 2 + 4
+        assert "<b onclick" not in page
+        assert "&lt;b onclick" in page
+        mean, std = grid.summary["last_mean"][0], grid.summary["last_std"][0]
+        assert f"{mean:.4f} ± {std:.4f}" in page
+        assert "<title>accuracy by round</title>" in page
+        assert all(f"--line-{k}: " in page for k in re.findall(r"var\(--line-(\d)\)", page))
+
+    def test_figures(self, grid: Grid) -> None:
+        axes = grid.plot()
+        assert axes.get_ylabel() == "accuracy"
+        found = grid.rounds.groupby([*AXES, "round"], sort=False)["accuracy"].mean()
+        drawn = [line.get_ydata() for line in axes.get_lines()]
+        np.testing.assert_allclose(np.concatenate(drawn), found.to_numpy())
+        labels = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert labels[0] == "FedAvg, train.batch_size=16"
+        _, mine = plt.subplots()
+        assert grid.plot("curves", metric="loss", ax=mine) is mine
+        assert mine.get_ylabel() == "loss"
+        summary = grid.plot("summary")
+        assert len(summary.get_yticks()) == 4
+
+    @pytest.mark.parametrize(
+        ("figure", "metric", "message"),
+        [
+            ("curve", None, "there is no figure 'curve'; did you mean 'curves'?"),
+            ("curves", "acuracy", "metric 'acuracy' is not on record; did you mean 'accuracy'?"),
+            ("summary", "loss", "'summary' shows the primary metric; 'curves' takes any"),
+        ],
+    )
+    def test_figures_that_there_are_not(
+        self, grid: Grid, figure: str, metric: str | None, message: str
+    ) -> None:
+        with pytest.raises(BadInput, match=re.escape(f"plot: {message}")):
+            grid.plot(figure, metric=metric)
+
+    def test_a_run(self, grid: Grid) -> None:
+        run = grid.runs[0]
+        assert repr(run) == f"<Run '{run.path}': finished>"
+        page = run._repr_html_()
+        for words in ("small: fedavg on digits", "finished, 3 rounds", run.result_hash):
+            assert words in page
+        assert f"{run.rounds['accuracy'].iloc[-1]:.4f}" in page
+        (line,) = run.plot(metric="train_loss").get_lines()
+        np.testing.assert_array_equal(line.get_ydata(), run.rounds["train_loss"])
+        dots = run.plot("clients").get_lines()[0].get_ydata()
+        last = run.clients[run.clients["round"] == 3]["test_accuracy"]
+        assert list(dots) == sorted(last)
+        (image,) = run.plot("labels").get_images()
+        assert image.get_array().shape == (10, 4)
+        assert image.get_array().sum() == 1437
+        with pytest.raises(BadInput, match=r"clients\.parquet has no 'test_rmse'; it takes evalu"):
+            run.plot("clients", metric="rmse")
+
+
+class TestSearch:
+    @pytest.fixture
+    def search(self, tmp_path: Path) -> Search:
+        """As a search of three trials leaves it."""
+        facts = {
+            "name": "small",
+            "objectives": {"accuracy": "max", "total_bytes": "min"},
+            "space": ["train.batch_size"],
+        }
+        folder = Search.make(tmp_path / "search", "name: small\n", facts)
+        trials = pd.DataFrame(
+            {
+                "trial": [0, 1, 2],
+                "train.batch_size": [8, 16, 32],
+                "status": ["finished", "finished", "failed"],
+                "accuracy": [0.7, 0.5, np.nan],
+                "total_bytes": [200.0, 100.0, np.nan],
+                "rounds": [3, 3, np.nan],
+                "error": [None, None, "client 2, round 1"],
+                "folder": ["trials/a", "trials/b", "trials/c"],
+            }
+        )
+        importance = pd.DataFrame({"hyper-parameter": facts["space"], "accuracy": [1.0]})
+        importance["total_bytes"] = [np.nan]
+        tables = {"trials": trials, "pareto": trials[:2], "importance": importance}
+        folder.update(files=write_tables(folder.path, tables), status="failed")
+        best = small_experiment(train={"batch_size": 8}).to_yaml()
+        (folder.path / "best.yaml").write_text(best)
+        found = load(folder.path)
+        assert isinstance(found, Search)
+        return found
+
+    def test_tables(self, search: Search) -> None:
+        assert (search.status, search.runs) == ("failed", [])
+        assert list(search.trials["trial"]) == [0, 1, 2]
+        assert list(search.pareto["trial"]) == [0, 1]
+        assert search.importance.set_index("hyper-parameter")["accuracy"].tolist() == [1.0]
+        assert isinstance(search.best, Experiment)
+        assert search.best.train.batch_size == 8
+
+    def test_without_a_trial_there_is_no_best(self, tmp_path: Path) -> None:
+        facts = {"name": "small", "objectives": {"accuracy": "max"}, "space": ["train.batch_size"]}
+        search = Search.make(tmp_path / "search", "name: small\n", facts)
+        with pytest.raises(RunFolderError, match="no trial has finished; there is no best one"):
+            _ = search.best
+        with pytest.raises(BadInput, match="no trial has ended"):
+            search.plot()
+        assert "running; 0 trials finished" in search._repr_html_()
+        assert repr(search) == f"<Search '{search.path}': running, 0 trials>"
+
+    def test_shows_itself(self, search: Search) -> None:
+        page = search._repr_html_()
+        for words in (
+            "search for accuracy (max), total_bytes (min)",
+            "failed; 2 trials finished",
+            "Pareto front",
+            '<td style="text-align: left">0.7</td>',
+        ):
+            assert words in page
+        history = search.plot("history")
+        trials, best = (line.get_ydata() for line in history.get_lines())
+        assert list(trials) == [0.7, 0.5]
+        assert list(best) == [0.7, 0.7]
+        assert search.plot("pareto").get_xlabel() == "accuracy (max)"
+        assert search.plot("importance").get_xlabel() == "share of the variance (fANOVA)"
+        with pytest.raises(BadInput, match=r"'acuracy' is not an objective .*; did you mean 'acc"):
+            search.plot("history", metric="acuracy")
+
+
+def test_load_names_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="not the folder of a run, a grid or a search"):
+        load(tmp_path)
+    with pytest.raises(RunFolderError, match=f"^{tmp_path}/nowhere: there is no such folder"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_run_of_no_round_shows_itself(tmp_path: Path) -> None:
+    made = small_experiment(name="new")
+    run = Run(RunFolder.create(made, tmp_path / "new", {"clients": 10}))
+    page = run._repr_html_()
+    assert "new: fedavg on digits" in page
+    assert "running, 0 rounds" in page
+    with pytest.raises(BadInput, match="metric 'accuracy' is not on record"):
+        run.plot()
