@@ -72,8 +72,7 @@ def small_experiment(**sections: Any) -> Experiment:
     for name, section in sections.items():
         known = content.get(name, {})
         extends = isinstance(section, Mapping) and {"name", "kind"}.isdisjoint(section)
-        local = name == "engine" and isinstance(section, Mapping)
-        content[name] = {**known, **section} if extends or local else section
+        content[name] = {**known, **section} if extends else section
     return Experiment.from_dict(content)
 
 
@@ -85,7 +84,7 @@ def check_method(
 ) -> None:
     """Check that a method keeps what the federation relies on.
 
-    - Its state is a `State` of arrays that are never changed in place, and its weights stay finite.
+    - Its state is a `State` of arrays never changed in place, and its weights stay finite.
     - `round` is a function of that state and of what clients keep: after a checkpoint, in another
       process, the next round comes out to the same bits.
     - A run that is interrupted and resumed has the result and the tables of one that was not.
@@ -440,7 +439,8 @@ def check_model(model: Any, shape: Sequence[int] = (1, 8, 8), outputs: int = 10)
     returned = network.train()(x)
     _insist(
         isinstance(returned, Tensor) and returned.shape == (6, outputs),
-        f"{what}: returns {tuple(getattr(returned, 'shape', ()))} for 6 inputs, not (6, {outputs})",
+        f"{what}: returns {tuple(getattr(returned, 'shape', ()))} for 6 inputs, not "
+        f"{(6, outputs)}",
     )
     returned.square().sum().backward()
     for name, parameter in network.named_parameters():

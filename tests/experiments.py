@@ -26,6 +26,7 @@ from fedsim.prepare import prepare
 from fedsim.simulate import initial_state, one_round
 from fedsim.sweep import sweep
 from fedsim.sweep.trials import SweepPlan
+from fedsim.testing import small_experiment as small_experiment
 
 # Runs a command: its words, and then its exit code, what it printed, and its complaints.
 Say = Callable[..., tuple[int, str, str]]
@@ -79,29 +80,6 @@ def with_method(name: str, **sections: Any) -> dict[str, Any]:
     """Sections of a small experiment with that method, and with what it needs."""
     needs = {"method": {"name": name}, **NEEDS.get(name, {})}
     return {key: {**needs.get(key, {}), **sections.get(key, {})} for key in {**needs, **sections}}
-
-
-def small_experiment(**sections: Any) -> Experiment:
-    """Ten clients that learn ten digits for ten rounds.
-
-    Sections given extend these; a section that names another component replaces it.
-    """
-    content: dict[str, Any] = {
-        "name": "small",
-        "data": {"name": "digits"},
-        "partition": {"kind": "dirichlet", "clients": 10, "alpha": 0.5},
-        "model": {"name": "mlp", "hidden": [32]},
-        "method": {"name": "fedavg"},
-        "train": {"rounds": 10, "local_epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}},
-        "engine": {"kind": "local"},
-    }
-    for name, section in sections.items():
-        known = content.get(name, {})
-        named = isinstance(section, dict) and not {"name", "kind"}.isdisjoint(section)
-        content[name] = (
-            {**known, **section} if isinstance(section, dict) and not named else section
-        )
-    return Experiment.from_dict(content)
 
 
 def grid_in_process(content: Mapping[str, Any], out: Path) -> Path:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from own_explainer import GradientNorm
 
 from experiments import Say
@@ -26,6 +25,7 @@ from fedsim.models import models
 from fedsim.registry import Registry
 from fedsim.results.report.comparison import Comparison
 from fedsim.results.report.explanations import explanations
+from fedsim.testing import check_explainer
 
 Finish = Callable[..., Run]
 TABLE: dict[str, Any] = {
@@ -87,26 +87,16 @@ def test_what_does_not_apply(finish: Finish, say: Say, words: list[str], message
     assert message in complaint
 
 
-def test_explaining_leaves_the_network_as_it_is_and_is_the_same_twice(finish: Finish) -> None:
-    subject = ModelSnapshot.of(finish(train={"rounds": 2}), client=3)
-    model, data = subject.explained(), subject.data()
-    inputs = Inputs.of_rows(subject.dataset, [0, 1])
-    assert model.network is not None
-    before = {name: value.clone() for name, value in model.network.state_dict().items()}
-    for name, component in explainers.items():
-        made: Explainer = component()
+def test_all_keep_the_contract(finish: Finish) -> None:
+    done, checked = finish(train={"rounds": 2}), 0
+    for _, component in explainers.items():
+        explainer: Explainer = component()
         try:
-            made.check(model, data)
+            check_explainer(explainer, done, None if explainer.whole_run else 3)
         except BadInput:
             continue
-        if not made.whole_run:
-            first, again = (
-                made.explain(model, data, inputs, made.rng(model.seed, 3)) for _ in range(2)
-            )
-            assert first.text() == again.text(), name
-            assert first.rows() == again.rows(), name
-            assert first.rows()
-    assert all(map(torch.equal, before.values(), model.network.state_dict().values()))
+        checked += 1
+    assert checked >= 6
 
 
 def test_rows_of_runs_as_a_whole(finish: Finish) -> None:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from experiments import NETWORK_METHODS, federation, server_states, small_experiment, with_method
-from fedsim import Experiment, Run, resume, run
+from fedsim import Experiment, Run
 from fedsim.federation import Federation, LocalEngine
-from fedsim.federation.checkpoint import Checkpoints
 from fedsim.methods.scaffold import steps_worth
 from fedsim.objectives import Classification
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
-from fedsim.simulate import Progress
+from fedsim.testing import check_method
 from fedsim.training import Optimizer
 
 Finish = Callable[..., Run]
@@ -72,58 +69,22 @@ class TestEveryMethod:
             total = done.rounds[f"total_{column}"].iloc[-1]
             assert total == 15 * per_round + visited * once == done.clients[column].sum()
 
-    def test_goes_on_where_it_was_interrupted(
-        self, finish: Finish, tmp_path: Path, name: str
-    ) -> None:
+    def test_keeps_the_contract(self, name: str) -> None:
         explain = {"explainers": ["gradient", "occlusion"], "inputs": 4, "every": 3, "maps": True}
         if name != "local":  # which has no global model
             explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
-        common = with_method(name, train={"participation": 0.5}, explain=explain)
-        undisturbed = finish(**common)
+        sections = with_method(name, train={"participation": 0.5}, explain=explain)
+        check_method(sections.pop("method"), **sections)
 
-        def interrupt(event: Progress) -> None:
-            if isinstance(event, dict) and event["round"] == 7:
-                raise KeyboardInterrupt
-
-        out = tmp_path / "interrupted"
-        with pytest.raises(KeyboardInterrupt):
-            run(small_experiment(**common), out, interrupt)
-        (folder,) = (out / "small").iterdir()
-        events: list[Progress] = []
-        resumed = resume(folder, events.append)
-        assert events[0] == "going on after round 5"
-        assert resumed.result_hash == undisturbed.result_hash
-        for table in ("rounds", "clients", "explanations", "maps"):
-            one, other = (
-                getattr(r, table).drop(columns=["seconds", "explain_seconds"], errors="ignore")
-                for r in (resumed, undisturbed)
-            )
-            pd.testing.assert_frame_equal(one, other)
-        explained = undisturbed.explanations.query("explainer == 'occlusion'")
+    def test_explains_whose_models_there_are(self, finish: Finish, name: str) -> None:
+        explain = {"explainers": ["occlusion"], "inputs": 4, "every": 3}
+        if name != "local":
+            explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
+        done = finish(**with_method(name, explain=explain))
         whose = set() if name == "local" else {"global", "shared"}
         whose = {"global"} if name == "centralised" else whose | {"cohort"}
-        assert set(explained["model"].dropna()) == whose
-        assert len(explained["round"].unique()) >= 3
-
-    def test_state_is_pure_and_survives_a_checkpoint(self, tmp_path: Path, name: str) -> None:
-        experiment = small_experiment(**with_method(name))
-        fed, method = federation(experiment), experiment.method
-        state = method.init(fed)
-        for t in (1, 2):
-            fed.begin_round(t)
-            state = method.round(fed, state, t)
-        checkpoints = Checkpoints(tmp_path)
-        checkpoints.save(2, state, fed, {})
-        fed.begin_round(3)
-        third = method.round(fed, state, 3)
-
-        other = federation(experiment)
-        found = checkpoints.latest(method.init(other), other)
-        assert found is not None
-        other.begin_round(3)
-        again = method.round(other, found.state, 3)
-        for field in vars(third):
-            np.testing.assert_array_equal(getattr(again, field), getattr(third, field))
+        assert set(done.explanations["model"].dropna()) == whose
+        assert len(done.explanations["round"].unique()) >= 3
 
     def test_batch_norm_statistics_are_averaged(self, name: str) -> None:
         if name == "local":
