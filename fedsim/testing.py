@@ -350,12 +350,13 @@ def check_partition(partition: Partition, data: Dataset, *, random: bool = True)
     what = f"partition {partition.kind}"
     uncut = {"test_fraction": 0.0, "labelled_fraction": 1.0, "server_fraction": 0.0}
     partition = partition.model_copy(update=uncut)
-    whole = partition.deal(data, 0)
+    missing = f"{what}: deals out examples that there are not"
+    try:
+        whole = partition.deal(data, 0)
+    except IndexError as error:
+        raise AssertionError(missing) from error
     values = whole.train.values
-    _insist(
-        len(values) > 0 and values.min() >= 0 and values.max() < len(data.y),
-        f"{what}: deals out examples that there are not",
-    )
+    _insist(len(values) > 0 and values.min() >= 0 and values.max() < len(data.y), missing)
     _insist(len(np.unique(values)) == len(values), f"{what}: deals an example out twice")
     _insist(bool((whole.train.lengths > 0).all()), f"{what}: deals a client no example")
     _insist(_same_splits(whole, partition.deal(data, 0)), f"{what}: deals otherwise each time")

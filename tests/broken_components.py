@@ -23,12 +23,19 @@ from fedsim.objectives.objective import OutputGradient
 # methods
 
 
+@dataclass(frozen=True)
+class Logbook(State):
+    rounds: list[int]
+
+
 class ChangesItsState(FedAvg):
+    def init(self, fed: Federation) -> Logbook:
+        return Logbook(super().init(fed).weights, [])
+
     def round(self, fed: Federation, state: State, t: int) -> State:
-        following = super().round(fed, state, t)
-        if state.weights.flags.writeable:  # those of the start are not
-            state.weights[0] += 1
-        return following
+        assert isinstance(state, Logbook)
+        state.rounds.append(t)
+        return Logbook(super().round(fed, State(state.weights), t).weights, state.rounds)
 
 
 class Forgets(FedAvg):

@@ -55,7 +55,7 @@ class TestBuiltIns:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (broken.ChangesItsState, "round 2 changes state.weights in place; return a new state"),
+        (broken.ChangesItsState, "round 1 changes state.rounds in place; return a new state"),
         (broken.Forgets, "after a checkpoint, state.weights of round 3 comes out otherwise: what"),
         (broken.CountsOutside, "interrupted in round 3 and resumed, its result is another"),
         (broken.OfItsOwn, "trained three at once, clients come to other weights; loss and"),
