@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from fedsim.errors import ExperimentError
 from fedsim.registry import Config
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is not in every build
 Location = tuple[str, ...]  # of a key: its section, then the key within it
 S = TypeVar("S", bound=Config)
 
@@ -51,7 +52,7 @@ class RawConfig:
         path = Path(path)
         text = _text_of(path)
         try:
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            root = yaml.compose(text, Loader=LOADER)
             if not isinstance(root, yaml.MappingNode | None):
                 raise ExperimentError(
                     f"{path}: must be a mapping of sections, not a list or a word"
@@ -76,7 +77,7 @@ class RawConfig:
             if not re.fullmatch(r"[^.\[\]\s]+(\.[^.\[\]\s]+)*", key):
                 raise ExperimentError(f"override '{override}': '{key}' is not a section.key")
             try:
-                _lines(yaml.compose(given, Loader=yaml.SafeLoader), f"override '{override}'")
+                _lines(yaml.compose(given, Loader=LOADER), f"override '{override}'")
                 value = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
                 for part in key.split("."):
                     value = value[part]
