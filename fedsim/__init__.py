@@ -2,9 +2,11 @@
 
 import gc as _gc
 
+from fedsim._torchvision import import_beside_any_torch as _import_beside_any_torch
 from fedsim.modules import search_here_last as _search_here_last
 
 _search_here_last()
+_import_beside_any_torch()
 # Imports, torch's most of all, make many objects and no garbage; collecting takes a tenth of their
 # time, in each process of a run.
 _collects = _gc.isenabled()
@@ -40,4 +42,13 @@ __all__ = [
     "resume",
     "run",
 ]
-del _drift, _reviews, _search_here_last, _shortcut, _sources, _task_sequence, _text_sources
+del (
+    _drift,
+    _import_beside_any_torch,
+    _reviews,
+    _search_here_last,
+    _shortcut,
+    _sources,
+    _task_sequence,
+    _text_sources,
+)

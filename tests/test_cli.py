@@ -18,7 +18,6 @@ from rich.console import Console
 
 from experiments import change_manifest, small_experiment
 from fedsim import Run, cli, load
-from fedsim._torchvision import import_torchvision
 from fedsim.cli import runs
 from fedsim.cli.console import short
 from fedsim.data import datasets, partitions
@@ -224,8 +223,3 @@ def test_doctor_says_what_does_not_fit(say: Say) -> None:
     assert code == 2
     assert "GPUs" in text
     assert "error: no node can hold a client actor of 1 CPU(s) and 1 GPU(s)" in complaint
-
-
-def test_torchvision_and_zennit_import_beside_any_torch() -> None:
-    assert import_torchvision("torchvision.datasets").MNIST
-    assert import_torchvision("zennit.composites").EpsilonPlusFlat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import string
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim._torchvision import import_torchvision
 from fedsim.data import files
 from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, check_memory, datasets
 from fedsim.data.stored import (
@@ -332,7 +332,7 @@ class _Fetched(_Files):
     def _fetch(self, **arguments: str) -> None:
         folder = files.data_root(self.root)
         fetch = getattr(
-            import_torchvision("torchvision.datasets"),
+            importlib.import_module("torchvision.datasets"),
             files.LAYOUTS[self.data_set].torchvision,
         )
         try:
@@ -716,7 +716,7 @@ def _images(folder: Path) -> list[Path]:
 
     Links to folders are not followed: they may go round in circles.
     """
-    suffixes = import_torchvision("torchvision.datasets.folder").IMG_EXTENSIONS
+    suffixes = importlib.import_module("torchvision.datasets.folder").IMG_EXTENSIONS
     return [
         Path(below, name)
         for below, _, names in sorted(os.walk(folder))

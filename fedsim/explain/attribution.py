@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,6 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim._torchvision import import_torchvision
 from fedsim.errors import ExperimentError
 from fedsim.explain.attributed import Attributed
 from fedsim.explain.explainer import (
@@ -598,8 +598,7 @@ _LAYERS = (
 
 
 def _zennit(part: str) -> Any:
-    import_torchvision("zennit")
-    return import_torchvision(f"zennit.{part}")
+    return importlib.import_module(f"zennit.{part}")
 
 
 def _own_canonizer(name: str) -> Any:

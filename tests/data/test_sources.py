@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -471,7 +472,7 @@ def test_openfl_xai_errors(write, tmp_path):
 def offer(monkeypatch, **fetchers) -> None:
     """Let torchvision.datasets be what a test says: the tests touch no network."""
     module = SimpleNamespace(**fetchers)
-    monkeypatch.setattr(sources, "import_torchvision", lambda name: module)
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", module)
 
 
 def test_download(write, tmp_path, monkeypatch):
@@ -541,7 +542,7 @@ def test_torchvision_itself_finds_the_files_there(write, tmp_path, source, folde
 
 
 def test_torchvision_has_the_classes_that_download():
-    module = sources.import_torchvision("torchvision.datasets")
+    module = importlib.import_module("torchvision.datasets")
     for layout in files.LAYOUTS.values():
         assert not layout.torchvision or hasattr(module, layout.torchvision)
 
