@@ -63,6 +63,18 @@ GRIDS = [
         "small.yaml:8: cell train.batchsize=8: train.batchsize: unknown key; did you mean "
         "'batch_size'?",
     ),
+    *(
+        (
+            "grid:\n  axes:\n    train.batchsize: [8, 16]\n  " + named,
+            "small.yaml:10: cell train.batchsize=8: train.batchsize: unknown key; did you mean "
+            "'batch_size'?",
+        )
+        for named in ("exclude: [{train.batch_size: 8}]", "baseline: {train.batch_size: 8}")
+    ),
+    (
+        "grid:\n  axes: {method.mu: [-1, 0.1, 1]}\n  exclude: [{mu: -1}]",
+        "small.yaml:10: grid.exclude: 'mu' is not an axis; known: method.mu",
+    ),
     (
         "grid: {axes: {method: {a: {method.name: fedavg}, b: {method.name: fedprx}}}}",
         "small.yaml:8: cell b: method.name: unknown method 'fedprx'; did you mean 'fedprox'?",
