@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import ClassVar
 
 
 class FedsimError(Exception):
@@ -44,7 +45,13 @@ class Damaged(RunFolderError):
 
 
 class RunError(FedsimError):
-    """A run that started and could not go on."""
+    """A run that started and could not go on.
+
+    Attributes:
+        resumable: whether it may end otherwise when it is resumed as it is.
+    """
+
+    resumable: ClassVar[bool] = True
 
 
 class ClientError(RunError):
@@ -64,6 +71,18 @@ class ClientError(RunError):
 
 class MethodError(RunError):
     """A function that the server carries out, of a method or an objective, which raised."""
+
+
+class Diverged(RunError):
+    """Training whose numbers have become too large, infinite or NaN; a resumed run ends alike."""
+
+    resumable = False
+
+
+class UnknownObjective(RunError):
+    """An objective of a search that is no column of its runs' rounds; all trials would fail."""
+
+    resumable = False
 
 
 class StateLost(RunError):

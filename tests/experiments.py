@@ -34,8 +34,9 @@ Say = Callable[..., tuple[int, str, str]]
 
 Errors = dict[Path, str]  # of trials that failed
 
-# Actors find the modules of the tests.
-HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
+# Actors find the modules of the tests, and the fedsim that is tested.
+_TESTS = Path(__file__).parent
+HERE = {"env_vars": {"PYTHONPATH": f"{_TESTS}:{_TESTS.parent}"}}
 
 
 # Methods that learn networks; those of rules, streams or texts alone have tests of their own.

@@ -155,8 +155,10 @@ class _Lines:
         if status == "interrupted":
             raise KeyboardInterrupt
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or self._folder is None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        if kind is None or self._folder is None or not _resumable(error):
             return
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         err.print(
@@ -258,6 +260,11 @@ def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
     if failed:
         lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
         raise RunError(f"{len(failed)} run(s) failed:{lines}")
+
+
+def _resumable(error: BaseException | None) -> bool:
+    """Whether what broke off may end otherwise when it is resumed."""
+    return not isinstance(error, RunError) or error.resumable
 
 
 class _Screen:

@@ -39,6 +39,7 @@ class Slices(ABC):
 
     # Whether the model chooses among some of its classes only, slice by slice.
     restricts = False
+    columns: Sequence[str] = ()  # of scores that are on record for a slice alone
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -95,6 +96,8 @@ class ByColumn(Slices):
         super().__init__(objective)
         names, self._numbers = np.unique(values, return_inverse=True)
         self._names, self._sliced = [str(name) for name in names], sliced
+        if len(self._names) > 1:
+            self.columns = [f"{column}/{name}" for name in self._names for column in sliced]
 
     def totals(
         self, network: nn.Module, batch: Batch, start: int, client: int | None = None

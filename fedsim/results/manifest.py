@@ -106,6 +106,7 @@ class RunManifest(Manifest):
         halved: after which round there was no memory for more, and how many it had been.
         checkpoints: the rounds after which there are some.
         session: of the search or grid in which it failed last.
+        hopeless: it failed as all trials of its search would.
         last: what a trial that was stopped early had come to.
     """
 
@@ -125,6 +126,7 @@ class RunManifest(Manifest):
     result_hash: str = ""
     mlflow_run: str = ""
     session: str = ""
+    hopeless: bool = False
     last: dict[str, float] = {}
 
     @model_validator(mode="after")

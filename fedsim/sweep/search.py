@@ -252,6 +252,10 @@ class SearchSweep(Sweep[SearchFolder]):
             experiment = self._base.changed(chosen, by).build(Experiment)
             self.probe_trials.append(Trial.of(label, Path(), experiment))
         self.name = self.probe_trials[0].experiment.name
+        self._objectives = {
+            name: f"{config.where(('search', 'objectives', name))}: search.objectives.{name}"
+            for name in search.objectives
+        }
         if search.asha is not None and search.asha.grace >= experiment.train.rounds:
             raise ExperimentError(
                 f"{config.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: "
@@ -266,8 +270,7 @@ class SearchSweep(Sweep[SearchFolder]):
             for name in search.objectives:
                 if name.removeprefix("worst_").startswith("client_"):
                     raise ExperimentError(
-                        f"{config.where(('search', 'objectives', name))}: "
-                        f"search.objectives.{name}: needs evaluate.clients=true and "
+                        f"{self._objectives[name]}: needs evaluate.clients=true and "
                         "partition.test_fraction above 0"
                     )
 
@@ -285,7 +288,7 @@ class SearchSweep(Sweep[SearchFolder]):
             count=self.settings.trials,
             finished=len(_ended(path)),
             concurrent=self.settings.concurrent,
-            objectives=list(self.settings.objectives),
+            objectives=self._objectives,
             every_round=self.settings.asha is not None,
         )
 

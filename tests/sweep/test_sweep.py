@@ -125,6 +125,12 @@ SEARCHES = [
         "small.yaml:10: search.objectives.worst_client_accuracy: needs evaluate.clients=true",
     ),
     (
+        SPACE + "  objectives: {acuracy: max}",
+        "small.yaml:10: search.objectives.acuracy: is not on record; did you mean 'accuracy'? An "
+        "objective can be accuracy, loss, train_loss, bytes_up, bytes_down, total_bytes_up, "
+        "total_bytes_down, total_bytes, and what the method itself reports",
+    ),
+    (
         SPACE + "  objectives: {client_r2: max}",
         "small.yaml:10: search.objectives.client_r2: needs evaluate.clients=true",
     ),
