@@ -78,6 +78,13 @@ class Diverged(RunError):
 
     resumable = False
 
+    def __init__(self, round: int, what: str) -> None:
+        super().__init__(round, what)  # the arguments, so that it pickles
+        self.round, self.what = round, what
+
+    def __str__(self) -> str:
+        return f"training diverged in round {self.round}: {self.what}; lower the learning rate"
+
 
 class UnknownObjective(RunError):
     """An objective of a search that is no column of its runs' rounds; all trials would fail."""

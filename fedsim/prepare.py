@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from fedsim.explain.section import Explain
 from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
 from fedsim.federation.context import scaled
 from fedsim.methods.learns import Problem
+from fedsim.registry import Config
 from fedsim.results.loggers import check_loggers
 from fedsim.rng import keyed_torch_rng
 from fedsim.training import lacks_memory
@@ -32,6 +34,7 @@ def prepare(
         BadInput: it cannot.
     """
     check_loggers(experiment)
+    _check_importable(experiment)
     dataset = dataset or load_dataset(experiment.data)
     splits = experiment.partition.deal(dataset, experiment.seed)
     dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
@@ -76,6 +79,34 @@ def prepare(
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
     explain = experiment.explain and _check_explain(experiment, dataset, network)
     return dataset, splits, replace(spec, size=size, explain=explain)
+
+
+def _check_importable(experiment: Experiment) -> None:
+    """Refuse what is defined in the running program itself, where Ray's processes find nothing."""
+    if experiment.engine.kind == "local":
+        return
+    for key, section in _sections(experiment, ()):
+        names = [v for v in vars(section).values() if isinstance(v, str)]
+        if type(section).__module__ == "__main__":
+            names.append(f"__main__:{type(section).__name__}")
+        for name in names:
+            if name.startswith("__main__:"):
+                raise ExperimentError(
+                    f"{'.'.join(key)}: {name.partition(':')[2]} is defined in a notebook or in "
+                    "the script that is running, where the processes of Ray do not find it; put "
+                    "it into a file of its own, or use engine.kind=local"
+                )
+
+
+def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Config]]:
+    """A section and all within it, each with its key."""
+    if isinstance(value, Config):
+        yield key, value
+        for name, part in vars(value).items():
+            yield from _sections(part, (*key, name))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _sections(part, key)
 
 
 def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module) -> Explain:

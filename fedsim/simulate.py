@@ -24,6 +24,7 @@ from safetensors.numpy import save
 from fedsim import atomic
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import (
+    Diverged,
     FedsimError,
     MethodError,
     RunError,
@@ -166,7 +167,7 @@ def initial_state(fed: Federation, experiment: Experiment) -> State:
     method = experiment.method
     with keyed_torch_rng(experiment.seed, "server", 0, device=fed.device), _carrying_out("init"):
         try:
-            return _insist_on_state(method.init(fed))
+            return _insist_on_state(method.init(fed), "init")
         except StackTooLarge as error:  # there is nothing yet that the run could go on from
             raise RunError(f"{error}; lower engine.clients_per_step") from None
 
@@ -180,12 +181,9 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
         _carrying_out(f"round {t}"),
         fed.explaining_cohort(),
     ):
-        state = _insist_on_state(experiment.method.round(fed, state, t))
+        state = _insist_on_state(experiment.method.round(fed, state, t), f"round {t}")
     if not np.isfinite(state.weights).all():
-        raise RunError(
-            f"round {t}: the server's weights are no longer finite numbers; smaller learning "
-            "rates may help"
-        )
+        raise Diverged(t, "the server's weights are no longer finite numbers")
     return state
 
 
@@ -211,9 +209,10 @@ def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list
     return {"rounds": [row], **rows}
 
 
-def _insist_on_state(found: Any) -> State:
+def _insist_on_state(found: Any, what: str) -> State:
     if not isinstance(found, State):
-        raise TypeError(f"the method must return a State, not {type(found).__name__}")
+        function = what.partition(" ")[0]
+        raise MethodError(f"{what}: {function} must return a State, not {type(found).__name__}")
     return found
 
 

@@ -329,7 +329,7 @@ class _Screen:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        if kind is None or self._folder is None:
+        if kind is None or self._folder is None or not _resumable(error):
             return
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         when = f" after round {self._latest}" if self._latest else ""

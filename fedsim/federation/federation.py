@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ClientError, RunError
+from fedsim.errors import ClientError, Diverged, RunError
 from fedsim.explain.compare import Key, recorded
 from fedsim.explain.measure import Explained
 from fedsim.explain.section import PREFIXES, Explain, Whose
@@ -292,7 +292,8 @@ class Federation:
             factors: what each n_k is multiplied with, by client.
 
         Raises:
-            RunError: there is none, because every client was skipped; or one is out of range.
+            RunError: there is none, because every client was skipped.
+            Diverged: one is out of range.
         """
         self._aggregation.allow("averages models by how many examples each client holds")
         if not models:
@@ -304,10 +305,8 @@ class Federation:
                 block = counted[k] * w.astype(np.float64)
                 check_block(block)
             except OverflowError:
-                raise RunError(
-                    f"round {self.round}: the model of client {k} has weights out of range; "
-                    "a smaller learning rate may help"
-                ) from None
+                what = f"the weights of client {k}'s model are out of range"
+                raise Diverged(self.round, what) from None
             total.add(block)
         weight = math.fsum(counted.values())
         mean: Vector = (total.value() / weight).astype(np.float32)

@@ -12,12 +12,12 @@ from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
-from fedsim.errors import ClientError, RunError, in_own_code
+from fedsim.errors import ClientError, Diverged, RunError, in_own_code
 from fedsim.explain.measure import Explained
 from fedsim.federation.client import Client
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.explaining import explain_client, explain_global
-from fedsim.federation.reduction import InvalidUpdate, Reduction
+from fedsim.federation.reduction import DivergedUpdate, InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
 from fedsim.federation.wire import (
     NotCounted,
@@ -133,6 +133,7 @@ class Worker:
 
         Raises:
             ClientError: a client failed and the experiment says `on_client_error: stop`.
+            Diverged: its numbers are NaN, infinite or too large; likewise.
             RunError: one changed an argument.
         """
         if call.serial != self._serial:
@@ -321,7 +322,7 @@ class Worker:
         clients = [id for block in blocks for id in block]
         for block in blocks:
             self._begin(call, arguments)
-            with suppress(ClientError):
+            with suppress(ClientError, Diverged):
                 self._run_block(call, block, states)
             if self._spoilt():
                 clients = list(block)
@@ -340,6 +341,8 @@ class Worker:
         stop = self.context.spec.train.on_client_error == "stop"
         if isinstance(error, SharedInputMutated):  # who did it is known, and nobody goes on
             self._lent, stop = to_tensors(self._arguments, self.context.device), True
+        if stop and isinstance(error, DivergedUpdate):
+            raise Diverged(call.round, f"client {id}: {cause}") from None
         if stop:
             raise failure from None
         result.failures[id] = "\n".join([str(failure), *getattr(failure, "__notes__", ())])
