@@ -18,7 +18,7 @@ from rich.console import Console
 
 from experiments import change_manifest, small_experiment
 from fedsim import Run, cli, load
-from fedsim.cli import runs
+from fedsim.cli import look, runs
 from fedsim.cli.console import short
 from fedsim.data import datasets, partitions
 from fedsim.explain import explainers
@@ -205,6 +205,54 @@ def test_data_of_a_regression_are_counted_by_parts_of_the_range(say: Say) -> Non
     assert heads[:3] == ["client", "0.0-0.1", "0.1-0.2"]
     assert re.search(r"and [12]\.\d of 10 parts of the target's range on average$", text, re.M)
     assert Path("small-labels.png").read_bytes().startswith(b"\x89PNG")
+
+
+class TestDataOfSeveralExperiments:
+    def section(self, say: Say, text: str) -> str:
+        with Path("small.yaml").open("a") as file:
+            file.write(text)
+        code, shown, complaint = say("data", "small.yaml", "partition.clients=3")
+        assert (code, complaint) == (0, "")
+        return shown
+
+    def test_of_a_grid_each_partition_once(self, say: Say) -> None:
+        text = self.section(
+            say,
+            "grid:\n  seeds: [4, 5]\n  axes:\n    train.local_epochs: [1, 2]\n"
+            "    partition.alpha: [0.1, 1.0]\n",
+        )
+        assert re.findall(r"^(partition.*):$", text, re.M) == [
+            "partition.alpha=0.1",
+            "partition.alpha=1.0",
+        ]
+        assert re.findall(r"^drawn: (\S+)$", text, re.M) == [
+            "small-labels-1.png",
+            "small-labels-2.png",
+        ]
+        assert all(Path(f"small-labels-{k}.png").stat().st_size for k in (1, 2))
+        assert text.endswith("dealt out with seed 4, the first of 2\n")
+
+    def test_of_a_grid_that_leaves_the_data_alone_there_is_one(self, say: Say) -> None:
+        text = self.section(say, "grid: {axes: {train.local_epochs: [1, 2]}}\n")
+        assert text.startswith("client ")
+        assert text.endswith("drawn: small-labels.png\n")
+
+    def test_of_a_search_the_bounds(self, say: Say) -> None:
+        text = self.section(
+            say,
+            "search:\n  objectives: {accuracy: max}\n"
+            "  space: {partition.alpha: {type: float, low: 0.5, high: 2.0}}\n",
+        )
+        assert re.findall(r"^(partition.*):$", text, re.M) == [
+            "partition.alpha=0.5",
+            "partition.alpha=2.0",
+        ]
+
+    def test_of_many_the_first(self, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(look, "MOST_VARIANTS", 1)
+        text = self.section(say, "grid: {axes: {partition.alpha: [0.5, 1.0, 2.0]}}\n")
+        assert "… and 2 variants more: partition.alpha=1.0; partition.alpha=2.0\n" in text
+        assert text.count("drawn: ") == 1
 
 
 def test_doctor_says_what_an_experiment_would_get(say: Say) -> None:

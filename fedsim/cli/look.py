@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from fedsim import atomic
 from fedsim.cli.console import File, Overrides, app, out, short, size, writing
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
+from fedsim.config_file import RawConfig
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
 from fedsim.errors import BadInput, RunError
@@ -32,6 +33,7 @@ from fedsim.prepare import prepare
 from fedsim.registry import first_line, nearest
 
 MOST_CLIENTS = 30  # rows of a table
+MOST_VARIANTS = 6  # tables and pictures of a grid or a search
 
 
 LISTS: dict[str, Any] = {
@@ -74,8 +76,66 @@ def data_command(
         Path | None, typer.Option(help=r"Where to draw it. \[default: <name>-labels.png]")
     ] = None,
 ) -> None:
-    """Show who holds which labels, as a table and as a picture."""
-    experiment = Experiment.load(file, overrides or [])
+    """Show who holds which labels, as a table and as a picture.
+
+    Of a grid or a search, for each variant of its data and partition.
+    """
+    experiments = _experiments(RawConfig.read(file, overrides or []))
+    variants = _variants(experiments)
+    whole = picture or Path(f"{experiments[0].name}-labels.png")
+    for number, (heading, experiment) in enumerate(list(variants.items())[:MOST_VARIANTS], 1):
+        if heading:
+            out.print(f"{heading}:\n", markup=False)
+        several = len(variants) > 1
+        path = whole.with_stem(f"{whole.stem}-{number}") if several else whole
+        _show_labels(experiment, path)
+        if several:
+            out.print()
+    if len(variants) > MOST_VARIANTS:
+        more = list(variants)[MOST_VARIANTS:]
+        out.print(f"… and {len(more)} variants more: {'; '.join(more)}", markup=False)
+    seeds = {experiment.seed for experiment in experiments}
+    if len(seeds) > 1:
+        out.print(f"dealt out with seed {experiments[0].seed}, the first of {len(seeds)}")
+
+
+def _experiments(config: RawConfig) -> list[Experiment]:
+    """The experiment of a file, or those of its grid, or those that stand for its search."""
+    if "grid" in config.content:
+        from fedsim.sweep.grid import GridSweep
+
+        return [run.experiment for run in GridSweep(config).runs]
+    if "search" in config.content:
+        from fedsim.sweep.search import SearchSweep
+
+        return [trial.experiment for trial in SearchSweep(config).probe_trials]
+    return [config.build(Experiment)]
+
+
+def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
+    """Those that differ in their data or partition, each by the keys in which they do."""
+    settings = [
+        _flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
+    ]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    differing = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    found: dict[str, Experiment] = {}
+    for experiment, each in zip(experiments, settings, strict=True):
+        words = ", ".join(f"{key}={each[key]}" for key in differing if key in each)
+        found.setdefault(words, experiment)
+    return found
+
+
+def _flat(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested keys as `section.key`."""
+    found: dict[str, Any] = {}
+    for key, value in section.items():
+        inner = _flat(value, f"{above}{key}.") if isinstance(value, dict) else None
+        found |= {f"{above}{key}": value} if inner is None else inner
+    return found
+
+
+def _show_labels(experiment: Experiment, path: Path) -> None:
     dataset, splits, _ = prepare(experiment)
     counts, names = label_table(dataset, splits), label_names(dataset)
     table = Table(box=None, pad_edge=False)
@@ -98,7 +158,6 @@ def data_command(
         f"a client holds {sizes.min()} to {sizes.max()}, and "
         f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     )
-    path = picture or Path(f"{experiment.name}-labels.png")
     with writing():
         draw_labels(counts, names, path, axis)
     out.print(f"drawn: {path}", markup=False)

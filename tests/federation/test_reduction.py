@@ -196,9 +196,7 @@ class TestOwn:
         assert local.result_hash == ray.result_hash
 
     def test_what_cannot_be_reduced_is_the_clients_fault(self, finish: Finish) -> None:
-        with pytest.raises(
-            Diverged, match=r"round 1: client \d: NaN values in its message; lower"
-        ):
+        with pytest.raises(Diverged, match=r"round 1: client \d: NaN values in its message; l"):
             finish(method={"name": "own_components:Broken"}, train={"rounds": 1})
 
     def test_privacy_does_not_cover_it(self) -> None:
