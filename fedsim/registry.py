@@ -66,7 +66,8 @@ class Config(BaseModel):
             if unknown:
                 key = unknown[0]
                 hint = nearest(key, cls.model_fields)
-                problem = PydanticCustomError("unknown_key", "unknown key{hint}", {"hint": hint})
+                about = {"hint": hint, "within": _sections_with(key, cls)}
+                problem = PydanticCustomError("unknown_key", "unknown key{hint}", about)
                 raise located(cls.__name__, str(key), problem, values[key])
         return values
 
@@ -110,6 +111,19 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _admits_flags(annotation: Any) -> bool:
     return annotation in (bool, Any) or any(map(_admits_flags, get_args(annotation)))
+
+
+def _sections_with(key: object, config: type[Config]) -> list[str]:
+    """The path to the section within a config that has such a key; empty if none has."""
+    for name, field in config.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Config):
+            if key in inner.model_fields:
+                return [name]
+            below = _sections_with(key, inner)
+            if below:
+                return [name, *below]
+    return []
 
 
 C = TypeVar("C", bound=Config)

@@ -262,7 +262,22 @@ def test_no_such_file(refused: Callable[..., str]) -> None:
         ("train.rounds=[1", "override 'train.rounds=[1': "),
         ("train.rounds=-1", "override train.rounds=-1: train.rounds: must be greater than or "),
         ("train.round=1", "override train.round=1: train.round: unknown key; did you mean 'round"),
-        ("rounds=1", "override rounds=1: rounds: unknown key; known: checkpoint, data, "),
+        ("rounds=1", "override rounds=1: rounds: unknown key; did you mean 'train.rounds'?"),
+        ("lr=1", "override lr=1: lr: unknown key; did you mean 'train.optimizer.lr'?"),
+        (
+            "train.lr=0.1",
+            "override train.lr=0.1: train.lr: unknown key; did you mean 'train.optimizer.lr'?",
+        ),
+        ("alpha=1", "override alpha=1: alpha: unknown key; known: checkpoint, data, "),
+        (
+            "model.name=cnn",
+            "small.yaml:4: model.hidden: is not a key of cnn; to replace the whole section: "
+            "'model={name: cnn}'",
+        ),
+        (
+            "model={name: cnn, hidden: [4]}",
+            "override model={name: cnn, hidden: [4]}: model.hidden: unknown key; known: ",
+        ),
         ("trian.rounds=1", "override trian.rounds=1: trian: unknown key; did you mean 'train'?"),
         ("train={rounds: 0}", "override train={rounds: 0}: train.rounds: must be greater than or"),
         ("method.name=:x:", "override method.name=:x:: method.name: "),
@@ -331,7 +346,8 @@ def test_a_partition_that_cannot_be_made(
         ),
         (
             "train.optimizer.name=adam train.optimizer.momentum=0.9",
-            "train.optimizer: momentum and nesterov belong to sgd; adam has betas",
+            "train.optimizer: momentum and nesterov belong to sgd, and adam has betas; leave them "
+            "out, or set momentum=0 and nesterov=false",
         ),
     ],
 )

@@ -50,7 +50,8 @@ class Optimizer(Config):
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise PydanticCustomError(
                 "optimizer",
-                "momentum and nesterov belong to sgd; {name} has betas",
+                "momentum and nesterov belong to sgd, and {name} has betas; leave them out, or "
+                "set momentum=0 and nesterov=false",
                 {"name": self.name},
             )
         if self.nesterov and not self.momentum:

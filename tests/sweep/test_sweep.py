@@ -80,6 +80,11 @@ GRIDS = [
         "small.yaml:8: cell b: method.name: unknown method 'fedprx'; did you mean 'fedprox'?",
     ),
     (
+        "grid: {axes: {model: {a: {model.name: cnn}}}}",
+        "small.yaml:4: model.hidden: is not a key of cnn; to replace the whole section: "
+        "'model: {name: cnn}'",
+    ),
+    (
         "grid: {axes: {partition.clients: [4, 100]}}",
         "partition.clients=100",
     ),
