@@ -75,6 +75,8 @@ class Dataset:
         std: what the difference is divided by; as long as `mean`.
         columns: further facts of each training example, (N,) each, by name: what a partition by
             column (writer, hospital, ...) goes by.
+        unread_columns: names of columns that the source's file has as well; `data.columns` loads
+            them.
         features: the names of a table's inputs; empty if they have none.
         target: the name of what is predicted, if it has one.
         words: for documents the word of each token id: "" for id 0, which pads, and "<unknown>"
@@ -105,6 +107,7 @@ class Dataset:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    unread_columns: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     target: str = ""
     words: tuple[str, ...] = ()

@@ -315,10 +315,16 @@ def _by_class(data: Dataset, kind: str) -> None:
 
 def _by_column(data: Dataset, column: str) -> list[Indices]:
     """The examples of each value of a column, both in ascending order."""
+    if column in data.unread_columns:
+        columns = ", ".join([*data.columns, column])
+        raise DataError(
+            f"partition.column='{column}': the column has not been loaded; add "
+            f"data.columns=[{columns}]"
+        )
     if column not in data.columns:
         raise DataError(
             f"partition.column='{column}': the data set has no such column"
-            f"{nearest(column, data.columns)}"
+            f"{nearest(column, (*data.columns, *data.unread_columns))}"
         )
     values = data.columns[column]
     if values.dtype.kind == "f" and (missing := np.flatnonzero(np.isnan(values))).size:

@@ -932,9 +932,13 @@ class Table(Source):
         frame = self._read(path)
         columns = {name: _column(path, frame, name) for name in self.columns}
         if self.target is not None:
-            return self._load_numbers(path, frame, self.target, columns)
-        assert self.label is not None  # as validated
-        return self._load_classes(path, frame, self.label, columns)
+            data = self._load_numbers(path, frame, self.target, columns)
+        else:
+            assert self.label is not None  # as validated
+            data = self._load_classes(path, frame, self.label, columns)
+        names = map(str, (empty_table(path) if self.in_place else frame).columns)
+        unread = [name for name in names if name not in (self.label, self.target, *self.columns)]
+        return replace(data, unread_columns=tuple(unread))
 
     def _load_classes(
         self,
