@@ -60,7 +60,7 @@ def run(
     """
     dataset, splits, spec = prepare(experiment)
     check_disk(experiment, spec, Path(out))
-    with _planned(experiment, splits, spec) as actors:
+    with _planned(experiment, splits, spec, on_progress) as actors:
         about = facts(dataset, splits, experiment.method)
         folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
         with folder.alone():
@@ -87,7 +87,7 @@ def resume(
             on_progress(line)
         dataset, splits, spec = prepare(folder.experiment)
         same_data(folder, dataset, splits)
-        with _planned(folder.experiment, splits, spec) as actors:
+        with _planned(folder.experiment, splits, spec, on_progress) as actors:
             on_start(folder)
             changed = folder.rounds_otherwise()
             if changed:
@@ -162,12 +162,13 @@ def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
 
 
 def _planned(
-    experiment: Experiment, splits: ClientSplits, spec: RunSpec
+    experiment: Experiment, splits: ClientSplits, spec: RunSpec, tell: Callable[[str], None]
 ) -> AbstractContextManager[int]:
     """How many client actors the run gets; see `planned_actors`."""
     engine = experiment.engine
     cohort = cohort_size(experiment.train.participation, len(splits))
-    return planned_actors(engine, spec.worker_bytes(engine.clients_per_step), cohort)
+    each = spec.worker_bytes(engine.clients_per_step)
+    return planned_actors(engine, each, cohort, tell)
 
 
 def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:

@@ -93,6 +93,16 @@ def test_run_prints_rounds_and_a_summary(say: Say) -> None:
     assert f"accuracy, last round      {done.rounds.accuracy.iloc[-1]:.4f}" in text
 
 
+def test_a_private_run_says_what_it_has_spent(say: Say) -> None:
+    private = "privacy={clip: 1.0, noise_multiplier: 2.0, delta: 1.0e-4}"
+    code, text, _ = say("run", "small.yaml", "train.rounds=2", "train.participation=0.5", private)
+    assert code == 0
+    (path,) = Path("runs/small").iterdir()
+    spent = [f"{epsilon:.3g}" for epsilon in load(path).rounds["epsilon"]]
+    assert re.findall(r"^round \d/2 .* sent  ε ([\d.]+)\b", text, re.M) == spent
+    assert re.search(rf"^privacy +ε {spent[-1]}, δ 0.0001 *$", text, re.M)
+
+
 def make_regression(path: Path, r2: list[float]) -> None:
     """Write other rounds into a run's folder: those of a regression."""
     rounds = load(path).rounds.drop(columns="accuracy")

@@ -258,7 +258,7 @@ def doctor_command(
     out.print(f"python {sys.version.split()[0]}, torch {torch.__version__}, ray {ray.__version__}")
     cards = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     out.print(f"GPUs that torch sees in this process: {', '.join(cards) or 'none'}")
-    with connected(experiment.engine if experiment else None):
+    with connected(experiment.engine if experiment else None, out.print):
         nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
         out.print(f"Ray at {ray.get_runtime_context().gcs_address}: {len(nodes)} node(s)")
         for node in nodes:

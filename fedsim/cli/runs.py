@@ -319,6 +319,8 @@ class _Screen:
         parts = [] if math.isnan(score) else [f"{self._metric.label} {digits(score)}"]
         traffic = row["total_bytes_up"] + row["total_bytes_down"]
         parts.append(f"{size(traffic)} sent")
+        if "epsilon" in row:
+            parts.append(f"ε {row['epsilon']:.3g}")
         if self._latest > self._first:
             rate = (self._latest - self._first) / (time.monotonic() - self._began)
             parts.append(f"{rate:.2g} rounds/s")
@@ -369,6 +371,9 @@ def _summary(done: Run) -> None:
         table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")
     last = rounds.iloc[-1]
     table.add_row("sent up, down", f"{size(last.total_bytes_up)}, {size(last.total_bytes_down)}")
+    privacy = done.experiment.privacy
+    if privacy is not None:
+        table.add_row("privacy", f"ε {last.epsilon:.3g}, δ {privacy.delta:g}")
     table.add_row("time", f"{done.manifest['wall_seconds']:.1f} s")
     table.add_row("result hash", done.result_hash)
     table.add_row("run folder", short(done.path))

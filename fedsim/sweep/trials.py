@@ -183,7 +183,7 @@ def run_trials(
     datasets, sizes = _load_data(plan, path)
     engines = [example.experiment.engine for example in plan.examples]
     largest = max(engines, key=lambda e: 0 if e.actors == "auto" else e.actors * e.cpus_per_actor)
-    with connected(largest):
+    with connected(largest, tell):
         nodes, here, pin = cluster()
         allocations = {
             _resource_key(engine): allocate(
