@@ -26,7 +26,7 @@ from fedsim.objectives import Metric
 from fedsim.objectives.continual import continual
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.run import Run, load
-from fedsim.results.summary import digits, in_words
+from fedsim.results.summary import digits, in_words, mean_std
 from fedsim.simulate import Progress
 
 if TYPE_CHECKING:  # they take a second to import, and few commands need them
@@ -180,21 +180,21 @@ def _grid_summary(folder: GridFolder) -> None:
     figures = {"last": "last round", "best": "best round", "last5": "mean of last 5"}
     for column in (*axes, "seeds", *figures.values(), "sent"):
         table.add_column(column, justify="left" if column in axes else "right")
-    tested, aimed = "p_value" in summary, "reached" in summary
+    tested, aimed = "p_holm" in summary, "reached" in summary
     if aimed:
         table.add_column(f"sent to reach {folder.manifest['target']:g}", justify="right")
     if tested:
         table.add_column("p", justify="right")
     for row in summary.to_dict("records"):  # iterrows would make floats of counts
         cells = [str(row[axis]) for axis in axes] + [str(row["seeds"])]
-        cells += [_spread(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
+        cells += [mean_std(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
         cells.append(size(row["total_bytes_mean"]))
         if aimed:
             reached = f"({row['reached']}/{row['seeds']})"
             some = row["reached"] > 0
             cells.append(f"{size(row['bytes_to_target_mean'])} {reached}" if some else "never")
         if tested:
-            cells.append("" if np.isnan(row["p_value"]) else f"{row['p_value']:.3f}")
+            cells.append("" if np.isnan(row["p_holm"]) else f"{row['p_holm']:.3f}")
         table.add_row(*cells)
     out.print(table)
     done = [row["folder"] for row in folder.manifest["cells"] if row["status"] == "finished"]
@@ -205,13 +205,12 @@ def _grid_summary(folder: GridFolder) -> None:
         better = " or ".join(
             dict.fromkeys({"max": "above", "min": "below"}[m.best] for m in metrics)
         )
-        words += f"; p: one-tailed Welch test, mean of last 5 {better} that of {against}"
+        words += (
+            f"; p: one-tailed Welch test, mean of last 5 {better} that of {against}, corrected "
+            "for all comparisons (Holm)"
+        )
     out.print(words, markup=False)
     out.print(f"grid folder: {short(folder.path)}", markup=False)
-
-
-def _spread(mean: float, std: float) -> str:
-    return digits(mean) if np.isnan(std) else f"{digits(mean)} ± {digits(std)}"
 
 
 def _search_summary(folder: SearchFolder) -> None:

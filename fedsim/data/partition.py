@@ -363,6 +363,10 @@ class Dirichlet(Partition):
     For each class c: q_c ~ Dir(α·1_K), and the shuffled examples of c are cut at
     cumsum(q_c)·n_c. Drawn again until every client holds `min_samples` (Hsu et al. 2019; the
     minimum as in MOON, Li et al. 2021).
+
+    Args:
+        alpha: α, concentration: the smaller, the more the clients' labels differ.
+        min_samples: fewest training examples of a client.
     """
 
     kind: str = "dirichlet"

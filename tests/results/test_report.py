@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from experiments import change_manifest, small_experiment
 from fedsim import Run, cli, run
 from fedsim.objectives.regression import Regression
-from fedsim.results.report import Report
+from fedsim.results.report.html import Report
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import Comparison
 from fedsim.results.report.curves import curves, legend, traffic

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.objectives import Metric
+from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import (
     Entry,
     Value,
@@ -36,6 +37,7 @@ class ComparedCell:
 
     Attributes:
         entries: the finished ones; all, if none is: half a run says little beside whole ones.
+        label: all its values in a few words.
         panel: which of the figures it is drawn in, where there are several.
         line: what its line is called there.
         style: which of the styles its line has; None among lines too many to be told apart.
@@ -43,13 +45,10 @@ class ComparedCell:
 
     values: dict[str, Value]
     entries: list[Entry]
+    label: str
     panel: str = ""
     line: str = ""
     style: int | None = None
-
-    @property
-    def label(self) -> str:
-        return label(self.values)
 
     @property
     def metric(self) -> Metric:
@@ -67,12 +66,15 @@ class Comparison:
 
     Args:
         folders: of runs, grids and searches.
+        rows, columns: axes of the pivot; see `axes.layout`.
 
     Attributes:
         grids, searches: their folders.
         title: what all are called.
         entries: the runs, each once, however many copies of it were given.
         axes: what they differ in, seeds aside.
+        labels: what papers call these.
+        layout: which cells compete with each other, and the rows and columns of the pivot.
         cells: those together that differ in nothing but their seeds.
         metrics: what is shown of them, each once, the primary ones first.
         primary: what they are judged by; of each cell there is one.
@@ -83,9 +85,15 @@ class Comparison:
 
     Raises:
         RunFolderError: one of the folders is none of these.
+        BadInput: there is no axis that is called `rows` or `columns`.
     """
 
-    def __init__(self, folders: Sequence[str | Path]) -> None:
+    def __init__(
+        self,
+        folders: Sequence[str | Path],
+        rows: str | None = None,
+        columns: str | None = None,
+    ) -> None:
         opened = [
             open_folder(p) for p in dict.fromkeys(Path(os.path.realpath(f)) for f in folders)
         ]
@@ -101,7 +109,10 @@ class Comparison:
                 for entry in entries_of(folder, name)
             ]
         )
-        self.cells = cells_of(self.entries)
+        self.labels = axis_labels(self.axes, self.entries)
+        values = [entry.cell for entry in self.entries]
+        self.layout = layout(self.labels, values, rows, columns)
+        self.cells = cells_of(self.entries, self.labels)
         runs = [run for cell in self.cells for run in cell.runs]
         self.primary, self.metrics = _metrics_of([run for _, _, run in runs if len(run.rounds)])
         baseline = self._of_grids("baseline")
@@ -159,20 +170,21 @@ def _metrics_of(runs: Sequence[Run]) -> tuple[list[Metric], list[Metric]]:
 def _arrange(compared: Comparison) -> None:
     """Say which cells are drawn in which panel, and in which style.
 
-    If there are too many cells to be seen in one figure, there is a panel for each value of all
-    axes but one. If there are more lines than can be told apart even so, the best are, and the
+    If there are too many cells to be seen in one figure, those that compete with each other share
+    a panel. If there are more lines than can be told apart even so, the best are, and the
     baseline.
     """
-    cells = compared.cells
+    cells, rows = compared.cells, compared.layout.rows
     varied = [a for a in compared.axes if len({cell.values[a] for cell in cells}) > 1]
-    several = len(cells) > _LINES and len(varied) > 1
-    axis = "method" if "method" in varied else next(iter(varied), "")
+    several = len(cells) > _LINES and len(varied) > len(rows)
     merits: dict[str, float] = {}
     for cell in cells:
         cell.line = cell.label
         if several:
-            cell.line = str(cell.values[axis])
-            cell.panel = label({a: v for a, v in cell.values.items() if a != axis})
+            of_line = {axis: cell.values[axis] for axis in rows}
+            cell.line = label(of_line, compared.labels)
+            others = {a: v for a, v in cell.values.items() if a not in rows}
+            cell.panel = label(others, compared.labels)
         merits.setdefault(cell.line, -np.inf)
     for _, row in compared.summary.iterrows():
         cell = compared.cell(row)
@@ -185,9 +197,13 @@ def _arrange(compared: Comparison) -> None:
         cell.style = styles.get(cell.line)
 
 
-def label(values: Mapping[str, Value]) -> str:
-    """A cell in a few words, without the settings that it does not have."""
-    return cell_label({axis: value for axis, value in values.items() if value != DASH})
+def label(values: Mapping[str, Value], labels: Mapping[str, str]) -> str:
+    """A cell in a few words, without the settings that it does not have.
+
+    Args:
+        labels: what the axes are called.
+    """
+    return cell_label({labels[a]: value for a, value in values.items() if value != DASH})
 
 
 def tell_apart(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
@@ -247,13 +263,17 @@ def _setting(entry: Entry, key: str, entries: Sequence[Entry]) -> Value:
     return entry.settings.get(key, DASH)
 
 
-def cells_of(entries: Sequence[Entry]) -> list[ComparedCell]:
+def cells_of(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[ComparedCell]:
     """The cells, in the order of their first runs."""
     by_values: dict[tuple[Value, ...], list[Entry]] = {}
     for entry in entries:
         by_values.setdefault(tuple(entry.cell.values()), []).append(entry)
     return [
-        ComparedCell(of_cell[0].cell, [e for e in of_cell if e.finished] or of_cell)
+        ComparedCell(
+            of_cell[0].cell,
+            [e for e in of_cell if e.finished] or of_cell,
+            label(of_cell[0].cell, labels),
+        )
         for of_cell in by_values.values()
     ]
 

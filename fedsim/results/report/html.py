@@ -25,13 +25,22 @@ class Report:
 
     Args:
         folders: of runs, grids and searches.
+        rows, columns: axes of the table of results, such as `method` and `partition.alpha`. If
+            two axes vary, or one beside the method and its settings, these are the default.
 
     Raises:
         RunFolderError: one of the folders is none of these.
+        BadInput: there is no such axis.
     """
 
-    def __init__(self, folders: Sequence[str | Path]) -> None:
-        self.compared = Comparison(folders)
+    def __init__(
+        self,
+        folders: Sequence[str | Path],
+        rows: str | None = None,
+        columns: str | None = None,
+    ) -> None:
+        self.compared = Comparison(folders, rows, columns)
+        self._pivot_wanted = rows is not None or columns is not None
 
     def html(self) -> str:
         """The page. The same folders give the same bytes."""
@@ -51,6 +60,7 @@ class Report:
             finding=results.finding(compared),
             overview=overview.overview(compared),
             missing=results.missing(compared),
+            pivots=results.pivots(compared),
             results=results.results(compared),
             legend=curves.legend(compared),
             band=curves.band(compared),
@@ -67,22 +77,26 @@ class Report:
         )
 
     def csv(self) -> str:
-        """The summary table, in full precision.
+        """The summary, a row for each cell, in full precision; the pivot if its axes were named.
 
         Raises:
             RunFolderError: there is none.
         """
         self._insist()
-        return str(self.compared.summary.to_csv(index=False))
+        compared = self.compared
+        pivot = self._pivot_wanted and compared.layout.columns is not None
+        table = results.pivot_frame(compared) if pivot else compared.summary
+        return str(table.to_csv(index=False))
 
     def latex(self) -> str:
-        """The table of results for a paper.
+        """The tables of results for a paper: the pivots, if there are any, and the summary.
 
         Raises:
-            RunFolderError: there is none.
+            RunFolderError: there are none.
         """
         self._insist()
-        return results.results(self.compared).latex(self.compared.score)
+        tables = [*results.pivots(self.compared), results.results(self.compared)]
+        return "\n".join(table.latex(self.compared.score) for table in tables)
 
     def _insist(self) -> None:
         if self.compared.summary.empty:
