@@ -40,7 +40,7 @@ from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
 from fedsim.records import chained, new_ledger, result_hash, summarise
-from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
 from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.tables import Table, check_tables
 from fedsim.rng import keyed_torch_rng
@@ -153,7 +153,8 @@ def simulate(
             weights,
             save({n: np.ascontiguousarray(array) for n, array in arrays.items()}, layers),
         )
-        written = [*(table.file for table in tables.values() if table.file.exists()), weights]
+        files = [*(table.file for table in tables.values()), folder.path / LABELS, weights]
+        written = [file for file in files if file.exists()]
         folder.update(
             result_hash=result_hash(ledger["chain"], state),
             files={str(p.relative_to(folder.path)): atomic.checksum(p) for p in written},

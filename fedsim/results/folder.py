@@ -26,6 +26,7 @@ from fedsim.registry import importing
 from fedsim.results import manifest as manifests
 
 FINAL_WEIGHTS = "weights/final.safetensors"  # of a run's global model
+LABELS = "labels.parquet"  # who holds which labels
 PACKAGES = ("fedsim", "torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -38,6 +39,7 @@ _OF_CLASSIFICATION = (
 _NUMBERS = {"seconds", "samples", "steps", "loss", "train_loss", "clients", "failed", "epsilon"}
 _PREFIXES = ("", "test_", "client_", "worst_client_")
 _CURVES = ("deletion", "insertion")  # of maps.parquet
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # as torch calls them
 
 _METRICS = TypeAdapter(tuple[Metric, ...])
 
@@ -85,6 +87,35 @@ class Run:
     def clients(self) -> pd.DataFrame:
         """A row for each round and client."""
         return self._of_numbers("clients", ["round", "client"])
+
+    @cached_property
+    def labels(self) -> pd.DataFrame:
+        """Who holds which labels; empty of runs from before that was put on record.
+
+        Columns: `client`, `label` (a class, or a bin of a regression's targets, as a categorical
+        of all there are) and `examples`, how many of any kind, at least one.
+        """
+        return self._table("labels", fault=_fault_of_labels)
+
+    @property
+    def num_parameters(self) -> int | None:
+        """How many parameters the global model has; None before the run has finished.
+
+        The running statistics of batch norm are none of them.
+
+        Raises:
+            RunFolderError: its weights cannot be read.
+        """
+        path = self.path / FINAL_WEIGHTS
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="np") as file:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+        except (OSError, SafetensorError) as error:
+            raise RunFolderError(f"{path}: cannot be read: {error}") from error
+        return sum(math.prod(shape) for name, shape in shapes.items()
+                   if not name.endswith(_STATISTICS))  # fmt: skip
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
@@ -202,6 +233,16 @@ def _fault_of_explanations(frame: pd.DataFrame) -> str | None:
             return f"column '{column}' has values that are no numbers or words"
     if "model" in frame and "client" not in frame:
         return "it has no column 'client'"
+    return None
+
+
+def _fault_of_labels(frame: pd.DataFrame) -> str | None:
+    if fault := _fault_of_keys(frame, ["client", "examples"]):
+        return fault
+    if "label" not in frame or not all(isinstance(v, str) for v in frame["label"]):
+        return "column 'label' has values that are no words"
+    if frame["label"].dtype != "category":
+        return "column 'label' does not say which labels there are"
     return None
 
 

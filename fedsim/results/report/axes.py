@@ -22,13 +22,14 @@ def axis_labels(axes: Sequence[str], entries: Sequence[Entry]) -> dict[str, str]
     The symbol of a key is documented with it, as in «mu: μ, strength of the proximal term».
     Axes that would be called the same keep their keys.
     """
-    found = {axis: _label(axis, entries) for axis in axes}
+    found = {axis: key_label(axis, entries) for axis in axes}
     names = list(found.values())
     return {axis: name if names.count(name) == 1 else axis for axis, name in found.items()}
 
 
-def _label(axis: str, entries: Sequence[Entry]) -> str:
-    section, _, key = axis.partition(".")
+def key_label(key: str, entries: Sequence[Entry]) -> str:
+    """What papers call a key of experiments, `section.key`; see `axis_labels`."""
+    section, _, key = key.partition(".")
     if not key or key in ("name", "kind"):
         return section
     symbols = {_symbol(section, key, entry.settings.get(section)) for entry in entries}

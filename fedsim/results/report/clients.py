@@ -83,8 +83,10 @@ class ClientScores:
             heading = f"Clients by {self.metric.label}"
             ends = "; ".join(f"{name}: worst {worst}" for name, (_, _, worst) in shown.items())
             limits = (low - margin, high + margin)
-            svg = draw_clients(f"{heading}. {ends}.", shown, limits=limits)
-            found.append(Plot(heading + cut, [("", svg)]))
+            drawing = draw_clients(
+                f"{heading}. {ends}.", shown, limits=limits, xlabel=capital(self.metric.label)
+            )
+            found.append(Plot(heading + cut, [("", drawing)]))
         return found
 
     def table(self) -> PageTable:

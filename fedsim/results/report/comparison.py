@@ -28,6 +28,7 @@ from fedsim.results.summary import cell_label, in_words, sign, summarise, tidy
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
 # What changes nothing in a result: names, logs, where data and processes are.
 _IGNORED = ("name", "seed", "loggers", "data.root", "data.download")
+WORST_DECILE = "worst_decile_client_"  # prefix of a column
 _LINES = 6  # cells in one figure, if there can be several
 
 
@@ -80,7 +81,8 @@ class Comparison:
         primary: what they are judged by; of each cell there is one.
         baseline: the values of some axes, of the cells that the others are tested against.
         target: a score to be reached.
-        rounds: the rounds of all.
+        rounds: the rounds of all; where clients were tested, `WORST_DECILE` and the primary
+            metric's column is the score that a tenth of them falls short of.
         summary: a row for each cell.
 
     Raises:
@@ -120,9 +122,19 @@ class Comparison:
         if isinstance(baseline, dict) and baseline.keys() <= set(self.axes):
             self.baseline = {axis: word(value) for axis, value in baseline.items()}
         self.target: float | None = self._of_grids("target")
-        self.rounds: pd.DataFrame = tidy(runs)
+        self.rounds = self._rounds(runs)
         self.summary: pd.DataFrame = summarise(runs, self.axes, self.baseline, self.target)
         _arrange(self)
+
+    def _rounds(self, runs: Sequence[tuple[Mapping[str, Any], int, Run]]) -> pd.DataFrame:
+        rounds, clients = tidy(runs), tidy(runs, "clients")
+        keys = [*self.axes, "seed", "round"]
+        for metric in self.primary:
+            if (tested := f"test_{metric.column}") in clients:
+                scores = clients.groupby(keys, sort=False)[tested]
+                worst = scores.quantile(0.1 if metric.best == "max" else 0.9)
+                rounds = rounds.join(worst.rename(f"{WORST_DECILE}{metric.column}"), on=keys)
+        return rounds
 
     def _of_grids(self, fact: str) -> Any:
         """What all grids name alike."""

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import jinja2
@@ -15,6 +16,7 @@ from fedsim.errors import RunFolderError
 from fedsim.results.report import curves, explanations, overview, provenance, results
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.curves import Plot
 from fedsim.results.report.page import capital
 from fedsim.results.report.searches import SearchResult
 from fedsim.results.summary import LAST
@@ -59,22 +61,67 @@ class Report:
             lead=overview.lead(compared),
             finding=results.finding(compared),
             overview=overview.overview(compared),
+            hyper_parameters=overview.hyper_parameters(compared),
             missing=results.missing(compared),
             pivots=results.pivots(compared),
             results=results.results(compared),
             legend=curves.legend(compared),
             band=curves.band(compared),
-            curves=curves.curves(compared),
-            traffic=curves.traffic(compared),
-            clients=ClientScores(compared),
+            plots=self.plots,
+            clients=self.clients,
             explanations=explanations.explanations(compared),
-            explanation_curves=explanations.curves(compared),
-            searches=[SearchResult.read(folder) for folder in compared.searches],
+            searches=self.searches,
             grids=provenance.grids(compared),
             experiments=provenance.experiments(compared),
             provenance=provenance.provenance(compared),
             environments=provenance.environments(compared),
         )
+
+    @cached_property
+    def clients(self) -> ClientScores:
+        """How the clients fare."""
+        return ClientScores(self.compared)
+
+    @cached_property
+    def searches(self) -> list[SearchResult]:
+        """What the searches found."""
+        return [SearchResult.read(folder) for folder in self.compared.searches]
+
+    @cached_property
+    def plots(self) -> dict[str, list[Plot]]:
+        """The figures, by section of the page."""
+        compared = self.compared
+        return {
+            "labels": overview.label_counts(compared),
+            "curves": curves.curves(compared),
+            "traffic": curves.traffic(compared),
+            "of_clients": curves.of_clients(compared),
+            "clients": self.clients.figures(),
+            "explanations": explanations.curves(compared),
+        }
+
+    def save_figures(self, folder: Path) -> list[Path]:
+        """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type.
+
+        Returns:
+            The files.
+
+        Raises:
+            RunFolderError: there are none to write.
+            OSError: they cannot be written.
+        """
+        plots = [plot for of_section in self.plots.values() for plot in of_section]
+        plots += [plot for search in self.searches for plot in search.figures]
+        if not plots:
+            raise RunFolderError("no figure to write: no rounds and no trials are on disk")
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[Path] = []
+        for name, drawing in [file for plot in plots for file in plot.files()]:
+            stem, number = folder / name, 2
+            while stem.with_name(f"{stem.name}.pdf") in written:
+                stem, number = folder / f"{name}-{number}", number + 1
+            written += drawing.save(stem)
+        return written
 
     def csv(self) -> str:
         """The summary, a row for each cell, in full precision; the pivot if its axes were named.

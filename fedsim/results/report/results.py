@@ -38,7 +38,7 @@ def results(compared: Comparison) -> PageTable:
     first, *later = (Column(title, True, high) for title in scores.values())
     columns = [*axis_columns(compared), first]
     if compared.baseline is not None:
-        columns += [Column("less baseline", True, high), Column("p", True)]
+        columns += [Column("vs. baseline", True, high), Column("p", True)]
     columns += [*later, Column("bytes sent", True)]
     if compared.target is not None:
         columns += [Column(f"{title} {compared.target:g}", True) for title in costs.values()]
@@ -199,10 +199,12 @@ def finding(compared: Comparison) -> str:
         where = label({a: v for a, v in values.items() if a not in rows}, compared.labels)
         wins.setdefault(winner, []).append(where)
     if len(groups) > _MOST_FOUND:
-        return f"{found}" + "; ".join(
+        return found + "; ".join(
             f"{winner} in {len(where)} of {len(groups)} settings" for winner, where in wins.items()
         ) + "."
-    return found + "; ".join(f"{w} at {' and '.join(where)}" for w, where in wins.items()) + "."
+    if len(wins) == 1:
+        return f"{found}{winner}, in all {len(groups)} settings."
+    return found + "; ".join(f"{w} at {', '.join(where)}" for w, where in wins.items()) + "."
 
 
 def _best_of(group: Sequence[int], table: pd.DataFrame, metric: Metric) -> int:
