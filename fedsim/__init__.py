@@ -23,6 +23,7 @@ try:
     from fedsim.federation import Client, Federation, NotCounted, Update
     from fedsim.launch import resume, run
     from fedsim.methods import Method, State
+    from fedsim.results.report import report
     from fedsim.results.run import Run, load
 finally:
     if _collects:
@@ -39,6 +40,7 @@ __all__ = [
     "Update",
     "load",
     "replay",
+    "report",
     "resume",
     "run",
 ]

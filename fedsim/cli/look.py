@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from fedsim import atomic
-from fedsim.cli.console import File, Overrides, app, out, short, size, writing
+from fedsim.cli.console import File, Overrides, app, out, say_written, short, size, writing
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
 from fedsim.config_file import RawConfig
@@ -181,28 +181,47 @@ def report_command(
             show_default=False,
         ),
     ] = None,
-    latex: Annotated[
-        Path | None, typer.Option(help="Write the results as a LaTeX table, too.")
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="The axis of the rows of a table such as methods × α. \[default: the method]",
+            metavar="AXIS",
+            show_default=False,
+        ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the summary table, too.")] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="The axis of its columns, such as partition.alpha. "
+            "\[default: the other axis, if two vary]",
+            metavar="AXIS",
+            show_default=False,
+        ),
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(help="Write the tables of results for a paper, too.")
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Write the summary, too; with --rows or --columns that table."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="A folder for each figure as PDF and PNG, a column wide."),
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Write the page anew until all has finished, or Ctrl-C."),
+    ] = False,
 ) -> None:
     """Show runs on one web page, with curves, tables and all that is known of them."""
-    from fedsim.results.report import Report
+    from fedsim.results.report import report
 
-    report = Report(folders)
-    files = {page or Path(folders[0] if len(folders) == 1 else "", "report.html"): report.html()}
-    if latex:
-        files[latex] = report.latex()
-    if csv:
-        files[csv] = report.csv()
-    for path, text in files.items():
-        if path.is_dir():
-            raise RunError(f"{path}: is a folder, not a file to write")
-        try:
-            atomic.write(path, text.encode())
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
-        out.print(f"written: {short(path.absolute())}", markup=False)
+    if watch:
+        out.print("the page is kept up to date until all has finished; Ctrl-C stops that")
+    written = report(*folders, out=page, rows=rows, columns=columns, latex=latex, csv=csv,
+                     figures=figures, watch=watch)  # fmt: skip
+    say_written(path for path in (written, latex, csv, figures) if path is not None)
 
 
 @app.command("verify")

@@ -157,6 +157,12 @@ class Comparison:
         return [grid.path.name for grid in self.grids if grid.manifest["status"] == "running"]
 
     @property
+    def unfinished(self) -> bool:
+        """Whether a run, a grid or a search is marked as running."""
+        folders = [folder.manifest["status"] for folder in (*self.grids, *self.searches)]
+        return "running" in (*folders, *(entry.status for entry in self.entries))
+
+    @property
     def less_is_better(self) -> bool:
         """Of whatever the runs are judged by."""
         return bool(self.primary) and all(metric.best == "min" for metric in self.primary)

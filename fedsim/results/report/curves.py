@@ -13,7 +13,7 @@ from markupsafe import Markup
 from fedsim.objectives import Metric
 from fedsim.results.report.comparison import WORST_DECILE, ComparedCell, Comparison
 from fedsim.results.report.figures import Drawing, Line, class_of, draw_lines, swatch
-from fedsim.results.report.page import capital
+from fedsim.results.report.page import capital, file_name
 
 _TRAINING_LOSS = Metric("train_loss", "training loss, mean over examples", best="min")
 
@@ -26,10 +26,10 @@ class Plot:
     panels: list[tuple[str, Drawing]]
 
     def files(self) -> Iterator[tuple[str, Drawing]]:
-        """Names for files, of letters, digits and hyphens, and what is to be drawn there."""
+        """Names for files, and what is to be drawn there."""
+        heading = re.sub(r" \(.*\)|:.*", "", self.heading)
         for panel, drawing in self.panels:
-            words = re.sub(r"\s*\(.*?\)|’", "", f"{self.heading} {panel}".lower())
-            yield re.sub(r"[^\w.]+", "-", words).strip("-"), drawing
+            yield file_name(f"{heading} {panel.partition(';')[0]}"), drawing
 
 
 def legend(compared: Comparison) -> list[tuple[str, Markup, str]]:

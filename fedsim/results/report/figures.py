@@ -114,7 +114,7 @@ _VARIABLES = {
 # Of a column of a paper, with the colours of the light page.
 PAPER = Look(
     lines=("#0072b2", "#d55e00", "#00523b", "#c2579f", "#000000", "#8f86e8", "#8c7a3a", "#7a0a4e"),
-    **{"other": "#b4bac2", "text": "#000000", "rule": "#b4bac2"},
+    **{"other": "#b4bac2", "text": "#000000", "rule": "#c8cdd3"},
     **{"width": 238, "small": 7, "normal": 8, "scale": 0.65, "alone": True},
 )
 MAX_DOTS = 200  # of one cell in a figure of clients
@@ -400,7 +400,8 @@ def draw_bars(title: str, bars: Mapping[str, float], *, xlabel: str) -> Drawing:
         lengths = dict(sorted(bars.items(), key=lambda bar: -bar[1]))
         axes.barh(range(len(lengths)), list(lengths.values()), height=0.62, color=look.lines[0])
         for row, (name, length) in enumerate(lengths.items()):
-            axes.text(length, row, f" {length:.2f}", va="center", fontsize=look.small)
+            axes.annotate(f"{length:.2f}", (length, row), xytext=(5, 0), va="center",
+                          textcoords="offset points", fontsize=look.small)  # fmt: skip
         axes.set_yticks(range(len(lengths)), labels=list(lengths), parse_math=False)
         axes.set_ylim(len(lengths) - 0.4, -0.6)
         axes.set_xlim(0, max(1.12 * max(lengths.values()), 0.01))

@@ -44,8 +44,12 @@ class Report:
         self.compared = Comparison(folders, rows, columns)
         self._pivot_wanted = rows is not None or columns is not None
 
-    def html(self) -> str:
-        """The page. The same folders give the same bytes."""
+    def html(self, refresh: float | None = None) -> str:
+        """The page. The same folders give the same bytes.
+
+        Args:
+            refresh: seconds after which a browser loads it again; by default it does not.
+        """
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent),
             autoescape=True,
@@ -57,6 +61,7 @@ class Report:
         compared = self.compared
         return environment.get_template("report.html").render(
             last=LAST,
+            refresh=refresh,
             compared=compared,
             lead=overview.lead(compared),
             finding=results.finding(compared),

@@ -143,7 +143,10 @@ def label_counts(compared: Comparison) -> list[Plot]:
             f"Who holds which labels: {panel}", table[:, :_LABELS], names[:_LABELS]
         )
         panels.append((panel, drawing))
-    return [Plot("Labels of the clients", panels)] if panels else []
+    heading = "Labels of the clients"
+    if len(panels) == 1:  # which has no caption of its own
+        heading, panels = f"{heading}: {panels[0][0]}", [("", panels[0][1])]
+    return [Plot(heading, panels)] if panels else []
 
 
 def _settings(compared: Comparison, key: str) -> list[Any]:

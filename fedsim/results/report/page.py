@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -225,8 +226,15 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _macro(letter: str) -> str:
-    """What TeX calls a Greek letter."""
+def file_name(words: str) -> str:
+    """A name for a file: small letters, digits and hyphens, which LaTeX takes as it is."""
+    spelled = "".join(_GREEK.get(c, c) for c in words)
+    plain = unicodedata.normalize("NFKD", spelled).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9_]+", "-", plain.lower().replace(".", "_")).strip("-_")
+
+
+def _spelled(letter: str) -> str:
+    """The name of a Greek letter, as TeX has it."""
     words = unicodedata.name(letter).split()  # «GREEK SMALL LETTER ALPHA»
     name = {"LAMDA": "lambda"}.get(words[-1], words[-1].lower())
     if "FINAL" in words:
@@ -234,12 +242,13 @@ def _macro(letter: str) -> str:
     return name.capitalize() if "CAPITAL" in words else name
 
 
-_GREEK = {c: rf"$\{_macro(c)}$" for c in "αβγδεζηθικλμνξπρςστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
+_GREEK = {letter: _spelled(letter) for letter in "αβγδεζηθικλμνξπρςστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", DASH: "--", "*": "$^{*}$"},
-    **{"−": "$-$", "²": "$^{2}$", **_GREEK},
+    **{"−": "$-$", "²": "$^{2}$"},
+    **{letter: rf"$\{name}$" for letter, name in _GREEK.items()},
 }
 
 
