@@ -29,10 +29,10 @@ from fedsim.objectives.regression import Regression
 from fedsim.results.report.html import Report
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import Comparison
-from fedsim.results.report.curves import curves, legend, traffic
+from fedsim.results.report.curves import curves, legend, of_clients, traffic
 from fedsim.results.report.figures import Line, draw_clients, draw_lines
 from fedsim.results.report.results import finding, missing, results
-from fedsim.results.summary import summarise
+from fedsim.results.summary import mean_std, summarise
 
 PROX = '<b onclick="alert(1)">prox & co</b>'  # a named variant of somebody who means no good
 # The metrics of a regression; they depend on no data.
@@ -228,9 +228,9 @@ class TestInChromium:
         self, browser: Browser, page: Path
     ) -> None:
         browser.open(page)
-        click = f"({COLUMN})('mean of last 5', 'Test acc').title.querySelector('button').click()"
-        order = f"({COLUMN})('mean of last 5', 'Test acc').texts"
-        state = f"({COLUMN})('mean of last 5', 'Test acc').title.getAttribute('aria-sort')"
+        click = f"({COLUMN})('mean of last 5', 'Test accuracy and').title.querySelector('button').click()"
+        order = f"({COLUMN})('mean of last 5', 'Test accuracy and').texts"
+        state = f"({COLUMN})('mean of last 5', 'Test accuracy and').title.getAttribute('aria-sort')"
         before = browser.run(order)
         assert len(set(before)) == 4
         assert browser.run(state) is None
@@ -246,13 +246,13 @@ class TestInChromium:
         self, browser: Browser, page: Path
     ) -> None:
         browser.open(page)
-        browser.run(f"({COLUMN})('p', 'Test acc').title.querySelector('button').focus()")
+        browser.run(f"({COLUMN})('p', 'Test accuracy and').title.querySelector('button').focus()")
         for order in ("ascending", "descending"):
             browser.press("Enter", 13)
-            state = browser.run(f"({COLUMN})('p', 'Test acc').title.getAttribute('aria-sort')")
+            state = browser.run(f"({COLUMN})('p', 'Test accuracy and').title.getAttribute('aria-sort')")
             assert state == order
-            texts = browser.run(f"({COLUMN})('p', 'Test acc').texts")
-            assert texts[2:] == ["baseline", "baseline"]
+            texts = browser.run(f"({COLUMN})('p', 'Test accuracy and').texts")
+            assert texts[2:] == ["–", "–"]  # of the baseline itself
             numbers = [float(text.split()[0]) for text in texts[:2]]
             assert numbers == sorted(numbers, reverse=order == "descending")
 
@@ -267,16 +267,16 @@ class TestInChromium:
         images = browser.run("[...document.images].map((i) => [i.naturalWidth, i.alt])")
         assert len(images) == 2
         assert all(width > 0 for width, _ in images)
-        assert images[0][1] == "saliency client 3, fedavg, partition.alpha=0.3, seed 0"
+        assert images[0][1] == "saliency client 3, fedavg, α=0.3, seed 0"
         figures = browser.run(
             "[...document.querySelectorAll('svg.figure')].map((s) => [s.getBBox().width, "
             "s.getBoundingClientRect().width, s.querySelector('title').textContent])"
         )
-        assert len(figures) == 7  # five curves, one of communication, one of clients
+        assert len(figures) == 10  # 2 of labels, 3 curves, 1 of communication, 4 of clients
         for inner, outer, title in figures:
             assert inner > 300
             assert outer > 300
-            assert "fedavg, partition.alpha=0.3" in title
+            assert "fedavg, α=0.3" in title or "who holds which labels: α=" in title.lower()
 
     def test_lines_have_colours(self, browser: Browser, page: Path) -> None:
         """A colour that is not defined would leave lines out without any error."""
@@ -359,8 +359,10 @@ def test_the_table_is_the_summary(grid: Path, runs: Mapping[tuple[str, float, in
     pd.testing.assert_frame_equal(report.compared.summary, expected)
     row = [datum.text for datum in results(report.compared).rows[2]]
     values = expected.iloc[2]
-    assert row[:3] == [PROX, "0.3", f"{values.last5_mean:.4f} ± {values.last5_std:.4f}"]
-    assert row[3] == f"{values.p_value:.3f}"
+    assert row[:3] == [PROX, "0.3", mean_std(values.last5_mean, values.last5_std)]
+    difference = mean_std(values.difference_mean, values.difference_std)
+    assert row[3].replace("−", "-").removeprefix("+") == difference
+    assert row[4] == f"{values.p_holm:.3f}"
 
 
 def test_what_is_not_finished_is_named(page: Path) -> None:
@@ -392,10 +394,10 @@ def test_runs_that_differ_in_seed_alone_are_one_cell(
     report = Report([done.path for done in runs.values()])
     assert report.compared.axes == ["method", "partition.alpha"]
     assert [(cell.label, len(cell.entries)) for cell in report.compared.cells] == [
-        ("fedavg, partition.alpha=0.3", 2),
-        ("fedavg, partition.alpha=10.0", 2),
-        ("fedprox, partition.alpha=0.3", 2),
-        ("fedprox, partition.alpha=10.0", 2),
+        ("fedavg, α=0.3", 2),
+        ("fedavg, α=10.0", 2),
+        ("fedprox, α=0.3", 2),
+        ("fedprox, α=10.0", 2),
     ]
 
 
@@ -406,7 +408,7 @@ def test_a_setting_that_only_some_methods_have(tmp_path: Path) -> None:
         for method in methods
     ]
     labels = [cell.label for cell in Comparison(paths).cells]
-    assert labels == ["fedavg", "fedprox, method.mu=0.1", "fedprox, method.mu=1.0"]
+    assert labels == ["fedavg", "fedprox, μ=0.1", "fedprox, μ=1.0"]
     assert [row[1].text for row in results(Comparison(paths)).rows] == ["–", "0.1", "1.0"]
     assert [cell.label for cell in Comparison(paths[:2]).cells] == ["fedavg", "fedprox"]
 
@@ -455,10 +457,10 @@ def test_grids_of_other_bases_are_not_pooled(
     report = Report(folders)
     assert report.compared.axes == ["lr", "partition.alpha"]
     assert [(cell.label, len(cell.entries)) for cell in report.compared.cells] == [
-        ("lr=1, partition.alpha=0.3", 1),
-        ("lr=2, partition.alpha=0.3", 1),
-        ("lr=1, partition.alpha=10.0", 1),
-        ("lr=2, partition.alpha=10.0", 1),
+        ("lr=1, α=0.3", 1),
+        ("lr=2, α=0.3", 1),
+        ("lr=1, α=10.0", 1),
+        ("lr=2, α=10.0", 1),
     ]
     assert report.compared.summary["seeds"].tolist() == [1, 1]
 
@@ -517,7 +519,7 @@ def test_runs_of_a_resumed_grid_say_themselves_how_they_are(
 
 def test_labels_in_figures_are_left_as_they_are() -> None:
     label, values = 'alpha=0.12345 "q=0.98765" #0000f1', np.array([0.1, 0.2, 0.3])
-    svg = draw_clients("t", {label: (0, values, "client 3")}, limits=(0.0, 1.0))
+    svg = draw_clients("t", {label: (0, values, "client 3")}, limits=(0.0, 1.0)).svg()
     assert f">{label}</text>" in svg
     tags = "".join(re.findall(r"<[^>]*>", svg))
     assert not re.search(r"\.\d{3}|#0000", tags)
@@ -599,11 +601,11 @@ def test_too_many_lines_for_one_figure(
     report = Report([make_grid(tmp_path / "two" / "1", by_two)])  # type: ignore[arg-type]
     figures = curves(report.compared)
     assert [panel for panel, _ in figures[0].panels] == ["lr=1", "lr=2"]
-    assert [line for _, line in legend(report.compared)] == list("abcde")
+    assert [line for _, _, line in legend(report.compared)] == list("abcde")
     by_one = [({"lr": lr}, 0, source) for lr in range(11)]
     report = Report([make_grid(tmp_path / "one" / "1", by_one)])  # type: ignore[arg-type]
     assert len(curves(report.compared)[0].panels) == 1
-    assert [line for _, line in legend(report.compared)][7:] == ["lr=7", "3 others"]
+    assert [line for _, _, line in legend(report.compared)][7:] == ["lr=7", "3 others"]
 
 
 @pytest.fixture
@@ -650,7 +652,7 @@ class TestRegression:
         assert "R² against communication" in words
         assert results(report.compared).caption == "Test R² and communication"
         assert finding(report.compared).startswith(
-            "Highest test R², as mean of the last 5 rounds evaluated: 0.0900 ±"
+            "Highest test R², as mean of the last 5 rounds evaluated: 0.090 ± 0.014, by fedavg."
         )
         assert (
             ClientScores(report.compared).judged
@@ -662,7 +664,10 @@ class TestRegression:
             "Test error, root mean square (RMSE) by round (logarithmic)",
             "Test error, mean absolute (MAE) by round (logarithmic)",
             "Training loss, mean over examples by round",
-            "R² on the clients’ own tests, mean by round",
+        ]
+        assert [figure.heading for figure in of_clients(report.compared)] == [
+            "R², mean over clients by round",
+            "R² of the worst decile of clients by round",
             "R² of the worst client by round",
         ]
         assert "R² is mean ± standard deviation over seeds" in report.latex()
@@ -677,13 +682,13 @@ class TestRegression:
         report = Report(folders)
         (curve,) = traffic(report.compared)
         assert curve.heading == "Test R² by bytes sent (from −1 up)"
-        ((_, svg),) = curve.panels
+        svg = curve.panels[0][1].svg()
         heights = [float(y) for y in re.findall(r"[ML] -?[\d.]+ (-?[\d.]+)", svg)]
         assert 3e4 < max(map(abs, heights)) < 1e6  # browsers can draw that, and it is cut off
         assert {"−1.0", "0.0", "0.4"} <= set(re.findall(r">([−\d.]+)</text>", svg))
         (clients,) = ClientScores(report.compared).figures()
         assert clients.heading == "Clients by test R² (from −1 up)"
-        assert "worst: client 3 (seed 0), -1e+30" in clients.panels[0][1]
+        assert "worst: client 3 (seed 0), -1e+30" in clients.panels[0][1].svg()
         row = [datum.text for datum in ClientScores(report.compared).table().rows[0]]
         assert row[2] == "-1e+30"
 
@@ -693,7 +698,7 @@ class TestRegression:
         report = Report([as_regression("fedavg", 0, [-60, -50, -40, -30, -20, -10])])
         curve = curves(report.compared)[0]
         assert curve.heading == "Test R² by round"
-        assert {"−60", "−20"} <= set(re.findall(r">([−\d.]+)</text>", curve.panels[0][1]))
+        assert {"−60", "−20"} <= set(re.findall(r">([−\d.]+)</text>", curve.panels[0][1].svg()))
         assert finding(report.compared) == (
             "Test R²: -10.0000 in the last round, -30.0000 as mean of the last 5 evaluated."
         )
@@ -733,7 +738,7 @@ class TestRegression:
         events = [event["method"] for event in browser.events]
         assert "Log.entryAdded" not in events
         assert "Runtime.exceptionThrown" not in events
-        assert browser.run("document.querySelectorAll('svg.figure').length") == 9
+        assert browser.run("document.querySelectorAll('svg.figure').length") == 11
 
 
 @pytest.fixture
@@ -802,12 +807,15 @@ class TestLessIsBetter:
             "Test Hamming loss by round",
             "Test macro F1 by round",
             "Training loss, mean over examples by round",
-            "Hamming loss on the clients’ own tests, mean by round",
+        ]
+        assert [figure.heading for figure in of_clients(report.compared)] == [
+            "Hamming loss, mean over clients by round",
+            "Hamming loss of the worst decile of clients by round",
             "Hamming loss of the worst client by round",
         ]
         (plot,) = traffic(report.compared)
         assert plot.heading == "Test Hamming loss by bytes sent"
-        assert "target 0.2" in plot.panels[0][1]
+        assert "target 0.2" in plot.panels[0][1].svg()
 
     def test_the_worst_client_has_the_highest(self, by_error: Callable[..., Path]) -> None:
         clients = ClientScores(Comparison([by_error({"a": 0.4})]))
@@ -816,7 +824,7 @@ class TestLessIsBetter:
         row = dict(zip([c.title for c in table.columns], table.rows[0], strict=True))
         assert (row["worst"].text, row["worst client"].text) == ("0.5000", "client 5 (seed 0)")
         assert "90 % quantile" in row
-        assert "worst: client 5 (seed 0), 0.5" in clients.figures()[0].panels[0][1]
+        assert "worst: client 5 (seed 0), 0.5" in clients.figures()[0].panels[0][1].svg()
 
     def test_of_too_many_lines_the_lowest_are_told_apart(
         self, by_error: Callable[..., Path]
@@ -834,19 +842,18 @@ class TestLessIsBetter:
 
 def test_a_target_far_out_of_sight_leaves_the_figure_as_it_is() -> None:
     values = np.array([0.090, 0.095, 0.1])
-    line = Line(0, np.arange(3.0), values, values, values)
+    line = Line("a", 0, np.arange(3.0), values, values, values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib's, of axes without any room
-        svg = draw_lines("t", [line], xlabel="round", limits=(0.09, 0.1), target=0.9)
+        svg = draw_lines("t", [line], xlabel="round", limits=(0.09, 0.1), target=0.9).svg()
     assert "target" not in svg
-    assert "target 0.095" in draw_lines(
-        "t", [line], xlabel="round", limits=(0.09, 0.1), target=0.095
-    )
+    near = draw_lines("t", [line], xlabel="round", limits=(0.09, 0.1), target=0.095)
+    assert "target 0.095" in near.svg()
 
 
 def test_a_search(tmp_path: Path) -> None:
     folder = make_folder(
-        tmp_path / "tuned" / "1", "search", status="interrupted", objectives={}, space=[]
+        tmp_path / "tuned" / "1", "search", status="interrupted", objectives={"accuracy": "max", "total_bytes": "min"}, space=[]
     )
     assert "No round" not in Report([folder]).html()
     trials = pd.DataFrame(
@@ -884,13 +891,18 @@ def test_the_command_writes_page_and_tables(say: Say, grid: Path, page: Path) ->
     pd.testing.assert_frame_equal(
         pd.read_csv("a.csv"), Comparison([grid]).summary, check_dtype=False
     )
-    lines = Path("a.tex").read_text().splitlines()
-    assert lines[1:3] == [r"\begin{tabular}{lrrrrrrrr}", r"\toprule"]
+    pivot, summary = Path("a.tex").read_text().split("\n\n")
+    lines = summary.splitlines()
+    assert lines[2:4] == [r"\begin{tabular}{lrrrrrrrrrr}", r"\toprule"]
     row = next(line for line in lines if "prox" in line)
-    assert row.startswith(
-        r'\textless{}b onclick="alert(1)"\textgreater{}prox \& co\textless{}/b\textgreater{} & 0.3'
+    prox = (
+        r'\textless{}b onclick="alert(1)"\textgreater{}prox \& co\textless{}/b\textgreater{}'
     )
-    assert all(line.count(" & ") == 8 for line in lines if line.endswith(r"\\"))
+    assert row.startswith(f"{prox} & 0.3")
+    assert all(line.count(" & ") == 10 for line in lines if line.endswith(r"\\"))
+    assert r"& \multicolumn{2}{c}{$\alpha$} \\" in pivot
+    assert r"method & 0.3 & 10 \\" in pivot
+    assert f"\n{prox} & " in pivot
 
 
 def test_where_the_page_goes_by_default(
