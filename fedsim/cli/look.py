@@ -13,14 +13,13 @@ import psutil
 import typer
 from rich.table import Table
 
-from fedsim import atomic
 from fedsim.cli.console import File, Overrides, app, out, say_written, short, size, writing
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
 from fedsim.config_file import RawConfig
 from fedsim.data import datasets, partitions
 from fedsim.data.labels import draw_labels, label_names, label_table
-from fedsim.errors import BadInput, RunError
+from fedsim.errors import BadInput
 from fedsim.experiment import Experiment
 from fedsim.explain import explainers
 from fedsim.explain.attribution import attributions
@@ -184,7 +183,7 @@ def report_command(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="The axis of the rows of a table such as methods × α. \[default: the method]",
+            help=r"The axis of the rows of a table such as methods × α. \[default: the method]",
             metavar="AXIS",
             show_default=False,
         ),
@@ -193,7 +192,7 @@ def report_command(
         str | None,
         typer.Option(
             help="The axis of its columns, such as partition.alpha. "
-            "\[default: the other axis, if two vary]",
+            r"\[default: the other axis, if two vary]",
             metavar="AXIS",
             show_default=False,
         ),

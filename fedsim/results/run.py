@@ -111,11 +111,13 @@ class Run:
             return None
         try:
             with safe_open(path, framework="np") as file:
-                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+                names = file.keys()
+                shapes: dict[str, list[int]] = {n: file.get_slice(n).get_shape() for n in names}
         except (OSError, SafetensorError) as error:
             raise RunFolderError(f"{path}: cannot be read: {error}") from error
-        return sum(math.prod(shape) for name, shape in shapes.items()
-                   if not name.endswith(_STATISTICS))  # fmt: skip
+        return sum(
+            math.prod(shape) for name, shape in shapes.items() if not name.endswith(_STATISTICS)
+        )
 
     @cached_property
     def tasks(self) -> pd.DataFrame:

@@ -1,10 +1,10 @@
-"""Axes of a comparison: what papers call them, and which of them a pivot has as rows and columns."""
+"""Axes of a comparison: what papers call them, and which are the rows and columns of a pivot."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -79,10 +79,13 @@ class Layout:
     columns: str | None
     others: tuple[str, ...]
 
-    def rival_key(self, cell: Mapping[str, Value]) -> tuple[Value, ...]:
-        """The same for cells that compete with each other."""
-        columns = () if self.columns is None else (self.columns,)
-        return tuple(cell[axis] for axis in (*self.others, *columns))
+    def rivals(self, cells: Iterable[Mapping[str, Value]]) -> list[list[int]]:
+        """The numbers of the cells that compete with each other, group by group."""
+        alike = (*self.others, *(() if self.columns is None else (self.columns,)))
+        groups: dict[tuple[Value, ...], list[int]] = {}
+        for k, cell in enumerate(cells):
+            groups.setdefault(tuple(cell[axis] for axis in alike), []).append(k)
+        return list(groups.values())
 
 
 def layout(

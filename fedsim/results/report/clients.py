@@ -12,7 +12,6 @@ import pandas as pd
 from fedsim.objectives import Metric
 from fedsim.results.report.comparison import DASH, ComparedCell, Comparison
 from fedsim.results.report.curves import Plot, in_sight
-from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import draw_clients
 from fedsim.results.report.page import (
     Column,
@@ -102,11 +101,12 @@ class ClientScores:
                    Column("examples each", True)]  # fmt: skip
         rows = [self._row(self._compared.cells[k], rows) for k, rows in self.by_cell.items()]
         first = len(self._compared.axes) + 1  # of the columns with scores
-        groups: dict[tuple[Value, ...], list[int]] = {}
-        for number, k in enumerate(self.by_cell):
-            key = self._compared.layout.rival_key(self._compared.cells[k].values)
-            groups.setdefault(key, []).append(number)
-        mark_best(rows, dict.fromkeys(range(first, first + 4), low_is_bad), groups.values())
+        cells = [self._compared.cells[k].values for k in self.by_cell]
+        mark_best(
+            rows,
+            dict.fromkeys(range(first, first + 4), low_is_bad),
+            self._compared.layout.rivals(cells),
+        )
         return PageTable(f"{capital(self.metric.label)} over clients", columns, rows)
 
     def _row(self, cell: ComparedCell, rows: pd.DataFrame) -> list[Datum]:

@@ -67,7 +67,9 @@ def of_clients(compared: Comparison) -> list[Plot]:
     for metric in compared.primary:
         column, label = metric.column, metric.label
         worst = replace(
-            metric, column=f"{WORST_DECILE}{column}", label=f"{label} of the worst decile of clients"
+            metric,
+            column=f"{WORST_DECILE}{column}",
+            label=f"{label} of the worst decile of clients",
         )
         if len({cell.panel for cell in compared.cells}) > 1:
             shown.append(worst)

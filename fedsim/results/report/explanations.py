@@ -55,7 +55,9 @@ def explanations(compared: Comparison) -> list[tuple[str, list[PageTable], list[
             if not entry.run.maps.empty:
                 pictures = [*_maps(entry.run), *pictures]
         if pictures or tables:
-            found.append((f"{label(entry.cell, compared.labels)}, seed {entry.seed}", tables, pictures))
+            found.append(
+                (f"{label(entry.cell, compared.labels)}, seed {entry.seed}", tables, pictures)
+            )
     return found
 
 

@@ -102,8 +102,14 @@ class Look:
 # Of the page: stand-ins for variables. A phone shows figures a little smaller.
 PAGE = Look(
     lines=tuple(f"#0000{k + 1:02x}" for k in range(STYLES)),
-    **{"other": "#0000f0", "text": "#0000f1", "rule": "#0000f2"},
-    **{"width": 400, "small": 11, "normal": 11.5, "scale": 1, "alone": False},
+    other="#0000f0",
+    text="#0000f1",
+    rule="#0000f2",
+    width=400,
+    small=11,
+    normal=11.5,
+    scale=1,
+    alone=False,
 )
 _VARIABLES = {
     **{colour: f"var(--line-{k + 1})" for k, colour in enumerate(PAGE.lines)},
@@ -114,8 +120,14 @@ _VARIABLES = {
 # Of a column of a paper, with the colours of the light page.
 PAPER = Look(
     lines=("#0072b2", "#d55e00", "#00523b", "#c2579f", "#000000", "#8f86e8", "#8c7a3a", "#7a0a4e"),
-    **{"other": "#b4bac2", "text": "#000000", "rule": "#c8cdd3"},
-    **{"width": 238, "small": 7, "normal": 8, "scale": 0.65, "alone": True},
+    other="#b4bac2",
+    text="#000000",
+    rule="#c8cdd3",
+    width=238,
+    small=7,
+    normal=8,
+    scale=0.65,
+    alone=True,
 )
 MAX_DOTS = 200  # of one cell in a figure of clients
 _LABEL = 60  # letters that fit across one
@@ -399,7 +411,7 @@ def draw_bars(title: str, bars: Mapping[str, float], *, xlabel: str) -> Drawing:
         figure, axes = _figure(look, 60 + 34 * len(bars))
         lengths = dict(sorted(bars.items(), key=lambda bar: -bar[1]))
         axes.barh(range(len(lengths)), list(lengths.values()), height=0.62, color=look.lines[0])
-        for row, (name, length) in enumerate(lengths.items()):
+        for row, length in enumerate(lengths.values()):
             axes.annotate(f"{length:.2f}", (length, row), xytext=(5, 0), va="center",
                           textcoords="offset points", fontsize=look.small)  # fmt: skip
         axes.set_yticks(range(len(lengths)), labels=list(lengths), parse_math=False)

@@ -114,7 +114,7 @@ def hyper_parameters(compared: Comparison) -> PageTable:
 
 
 def label_counts(compared: Comparison) -> list[Plot]:
-    """Who holds which labels: a panel for each setting of data and partition, of its first seed."""
+    """Who holds which labels: a panel for each data and partition, by its first seed."""
     varied = [a for a in compared.axes if a.partition(".")[0] in ("data", "partition")]
     first: dict[str, tuple[ComparedCell, Entry]] = {}
     for cell in compared.cells:

@@ -16,7 +16,6 @@ import pandas as pd
 from fedsim.results.report.comparison import DASH, ComparedCell, Comparison
 from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import size, swatch
-from fedsim.results.summary import digits
 
 _WORDS = 60  # letters; what is longer is prose
 
@@ -193,13 +192,13 @@ def mark_best(
     """
     for group in groups:
         for k, high in columns.items():
-            found = [n for n in group if isinstance(rows[n][k].value, float)]
-            if len(found) < 2:
+            scores = {n: v for n in group if isinstance(v := rows[n][k].value, float)}
+            if len(scores) < 2:
                 continue
-            best = (max if high else min)((rows[n][k] for n in found), key=lambda d: d.value)
-            decimals = len(best.text.partition(" ")[0].partition(".")[2])
-            for n in found:
-                if round(rows[n][k].value, decimals) == round(best.value, decimals):
+            best = (max if high else min)(scores, key=scores.__getitem__)
+            decimals = len(rows[best][k].text.partition(" ")[0].partition(".")[2])
+            for n, score in scores.items():
+                if round(score, decimals) == round(scores[best], decimals):
                     rows[n][k] = replace(rows[n][k], best=True)
 
 

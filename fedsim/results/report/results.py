@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +51,7 @@ def results(compared: Comparison) -> PageTable:
         for k, column in enumerate(columns)
         if column.title.startswith(tuple(costs.values()))
     }
-    mark_best(rows, aimed, _rivals(compared, reached=True))
+    mark_best(rows, aimed, _rivals(compared, reached=True) if aimed else [])
     return PageTable(f"Test {compared.score} and communication", columns, rows)
 
 
@@ -63,12 +63,11 @@ def _rivals(compared: Comparison, reached: bool = False) -> list[list[int]]:
     """
     if len(compared.primary) != 1:  # then there is nothing to compete in
         return []
-    groups: dict[tuple[Value, ...], list[int]] = {}
-    for number, (_, row) in enumerate(compared.summary.iterrows()):
-        if not reached or (compared.target is not None and row["reached"] == row["seeds"]):
-            key = compared.layout.rival_key(compared.cell(row).values)
-            groups.setdefault(key, []).append(number)
-    return list(groups.values())
+    rows = [row for _, row in compared.summary.iterrows()]
+    groups = compared.layout.rivals(compared.cell(row).values for row in rows)
+    if reached:
+        groups = [[k for k in of if rows[k]["reached"] == rows[k]["seeds"]] for of in groups]
+    return groups
 
 
 def _result(compared: Comparison, row: pd.Series[Any]) -> list[Datum]:
@@ -113,15 +112,13 @@ def pivots(compared: Comparison) -> list[PageTable]:
     if over is None or len(compared.primary) != 1:
         return []
     others, table = list(compared.layout.others), compared.summary
-    parts = table.groupby(others, sort=False) if others else [((), table)]
-    return [_pivot(compared, over, dict(zip(others, key, strict=True)), part)
-            for key, part in parts]  # fmt: skip
+    if not others:
+        return [_pivot(compared, over, table)]
+    return [_pivot(compared, over, part) for _, part in table.groupby(others, sort=False)]
 
 
-def _pivot(
-    compared: Comparison, over: str, others: Mapping[str, Value], part: pd.DataFrame
-) -> PageTable:
-    """A pivot of rows of the summary, in which the `others` have these values."""
+def _pivot(compared: Comparison, over: str, part: pd.DataFrame) -> PageTable:
+    """A pivot of rows of the summary that are equal in all further axes."""
     down, called = compared.layout.rows, compared.labels
     high = not compared.less_is_better
     by_row: dict[tuple[Value, ...], dict[Value, Datum]] = {}
@@ -144,6 +141,7 @@ def _pivot(
         rows.append([first, *later, *scores])
     marked = {len(down) + k: high for k in range(len(across))}
     mark_best(rows, marked, [range(len(rows))])
+    others = {axis: cell.values[axis] for axis in compared.layout.others}
     words = [f"by {called[down[0]]} and {called[over]}", label(others, called)]
     heads = [c for c in axis_columns(compared) if c.title in [called[axis] for axis in down]]
     return PageTable(
@@ -164,8 +162,8 @@ def pivot_frame(compared: Comparison) -> pd.DataFrame:
     over = compared.layout.columns
     index = [*compared.layout.others, *compared.layout.rows]
     parts = {}
-    for value, rows in compared.summary.groupby(over, sort=False):
-        scores = rows.set_index(index)
+    for value in compared.summary[over].unique():
+        scores = compared.summary[compared.summary[over] == value].set_index(index)
         parts[f"{over}={value}"] = scores["last5_mean"]
         parts[f"{over}={value} std"] = scores["last5_std"]
     return pd.DataFrame(parts).reset_index()
@@ -199,9 +197,14 @@ def finding(compared: Comparison) -> str:
         where = label({a: v for a, v in values.items() if a not in rows}, compared.labels)
         wins.setdefault(winner, []).append(where)
     if len(groups) > _MOST_FOUND:
-        return found + "; ".join(
-            f"{winner} in {len(where)} of {len(groups)} settings" for winner, where in wins.items()
-        ) + "."
+        return (
+            found
+            + "; ".join(
+                f"{winner} in {len(where)} of {len(groups)} settings"
+                for winner, where in wins.items()
+            )
+            + "."
+        )
     if len(wins) == 1:
         return f"{found}{winner}, in all {len(groups)} settings."
     return found + "; ".join(f"{w} at {', '.join(where)}" for w, where in wins.items()) + "."

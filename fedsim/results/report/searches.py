@@ -75,7 +75,7 @@ def _figures(tables: dict[str, pd.DataFrame], objectives: dict[str, str]) -> lis
         if shares:
             words = f"Importance for {name}"
             ends = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
-            xlabel = f"share of variance explained"
+            xlabel = "share of variance explained"
             drawing = draw_bars(f"{words}: {ends}", shares, xlabel=xlabel)
             found.append(Plot(words, [("", drawing)]))
     return found
