@@ -123,11 +123,11 @@ def test_the_report_shows_scores_and_maps(finish: Callable[..., Run]) -> None:
     done = finish(train={"rounds": 2, "participation": 0.3}, explain=explain)
     compared = Comparison([done.path])
     ((_, (table,), pictures),) = explanations(compared)
-    assert [(row[0].text, row[1].text) for row in table.rows] == [
-        ("random", "global model"),
-        ("random", "models of clients"),
-        ("occlusion", "global model"),
-        ("occlusion", "models of clients"),
+    assert [tuple(datum.text for datum in row[:3]) for row in table.rows] == [
+        (explainer, model, t)
+        for explainer in ("random", "occlusion")
+        for model in ("global model", "models of clients")
+        for t in ("1", "2")
     ]
     assert [picture.words for picture in pictures] == [
         "Deletion and insertion, global model: median and middle half",
