@@ -1,33 +1,21 @@
 """fedsim: explainable federated learning, simulated on Ray."""
 
-import gc as _gc
+import gc
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from fedsim._torchvision import import_beside_any_torch as _import_beside_any_torch
-from fedsim.modules import search_here_last as _search_here_last
+from fedsim import errors
+from fedsim._torchvision import import_beside_any_torch
+from fedsim.modules import search_here_last
 
-_search_here_last()
-_import_beside_any_torch()
-# Imports, torch's most of all, make many objects and no garbage; collecting takes a tenth of their
-# time, in each process of a run.
-_collects = _gc.isenabled()
-_gc.disable()
-try:
+if TYPE_CHECKING:
     from fedsim.analysis.replay import replay
-    from fedsim.data import drift as _drift  # fills the registry, as do the next five
-    from fedsim.data import reviews as _reviews
-    from fedsim.data import shortcut as _shortcut
-    from fedsim.data import sources as _sources
-    from fedsim.data import task_sequence as _task_sequence
-    from fedsim.data import text_sources as _text_sources
     from fedsim.experiment import Experiment
     from fedsim.federation import Client, Federation, NotCounted, Update
     from fedsim.launch import resume, run
     from fedsim.methods import Method, State
     from fedsim.results.report import report
     from fedsim.results.run import Run, load
-finally:
-    if _collects:
-        _gc.enable()
 
 __all__ = [
     "Client",
@@ -38,19 +26,46 @@ __all__ = [
     "Run",
     "State",
     "Update",
+    "errors",
     "load",
     "replay",
     "report",
     "resume",
     "run",
 ]
-del (
-    _drift,
-    _import_beside_any_torch,
-    _reviews,
-    _search_here_last,
-    _shortcut,
-    _sources,
-    _task_sequence,
-    _text_sources,
-)
+__version__ = "0.1.0"
+
+# Imported when first asked for, because they bring torch: `fedsim --help` needs none of them.
+_MODULES = {
+    "fedsim.analysis.replay": ("replay",),
+    "fedsim.experiment": ("Experiment",),
+    "fedsim.federation": ("Client", "Federation", "NotCounted", "Update"),
+    "fedsim.launch": ("resume", "run"),
+    "fedsim.methods": ("Method", "State"),
+    "fedsim.results.report": ("report",),
+    "fedsim.results.run": ("Run", "load"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+search_here_last()
+import_beside_any_torch()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedsim' has no attribute '{name}'")
+    # Imports, torch's most of all, make many objects and no garbage; collecting takes a tenth of
+    # their time, in each process of a run.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    finally:
+        if collects:
+            gc.enable()
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

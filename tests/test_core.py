@@ -42,7 +42,7 @@ KINDS = {"document", "documents", "image", "images", "pixels", "rationale", "tok
 
 # From the bottom: a package may import those before it, and itself.
 LAYERS = [
-    {"errors", "atomic", "hardware", "modules", "registry", "rng", "_torchvision"},
+    {"errors", "atomic", "hardware", "modules", "registry", "rng", "words", "_torchvision"},
     {"config_file", "data"},
     {"objectives"},
     {"models"},

@@ -1,4 +1,8 @@
-"""The command line."""
+"""The command line.
+
+Its modules import no torch, Ray or pandas: each command imports what it needs when it is carried
+out, so that help and completion answer at once.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ from pathlib import Path
 from typing import TextIO
 
 from fedsim.cli import runs as _runs  # they add their commands, in the order of the help
+
+# isort: split
+from fedsim.cli import components as _components
 
 # isort: split
 from fedsim.cli import look as _look
@@ -27,7 +34,7 @@ from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.modules import search_last
 
 __all__ = ["app", "main"]
-del _audit, _explain, _jobs, _look, _runs
+del _audit, _components, _explain, _jobs, _look, _runs
 
 
 MOST_LINES = 6  # of a message

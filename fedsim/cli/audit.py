@@ -15,13 +15,11 @@ from rich.table import Table
 from fedsim import atomic
 from fedsim.cli.console import Trust, app, out, say_written, writing
 from fedsim.errors import BadInput
-from fedsim.explain.explainer import FeatureExplainer
-from fedsim.explain.section import Explain
-from fedsim.results.folder import RunFolder
-from fedsim.results.run import load
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
     from fedsim.analysis.audit import Inversion
+    from fedsim.explain.explainer import FeatureExplainer
+    from fedsim.explain.section import Explain
     from fedsim.privacy.inversion import Fidelity
 
 
@@ -48,7 +46,9 @@ def attack_command(
     trust: Trust = False,
 ) -> None:
     """Attack a run: who was trained on, and what shared images and explanations show."""
+    from fedsim import load
     from fedsim.analysis.audit import PrivacyAudit
+    from fedsim.results.folder import RunFolder
 
     if trust:
         RunFolder.open(folder).trust()
@@ -99,6 +99,8 @@ def _found(names: Sequence[str] | None, section: Explain | None) -> Sequence[Fea
     Raises:
         BadInput: there is none of a name, or it gives no relevances.
     """
+    from fedsim.explain.section import Explain
+
     usual = () if section is None else section.explainers
     if not names:
         return usual

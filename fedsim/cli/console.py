@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+import fedsim
 from fedsim.errors import RunError
-from fedsim.explain.words import short as short
+from fedsim.words import short as short
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Explainable federated learning, simulated on Ray.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 # No emoji: «:100:» is a line number, not a pictogram.
 out = Console(
@@ -41,6 +41,22 @@ Trust = Annotated[
     ),
 ]
 OutFolder = Annotated[Path, typer.Option("--out", help="Where runs lie.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"fedsim {fedsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_print_version),
+    ] = False,
+) -> None:
+    """Explainable federated learning, simulated on Ray."""
 
 
 def size(count: float) -> str:

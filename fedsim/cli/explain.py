@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from rich.status import Status
 
-from fedsim.analysis.replay import ModelSnapshot, explain_run, usual_inputs
 from fedsim.cli.console import Trust, app, out, say_written, writing
-from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
-from fedsim.explain import Explainer, Explanation, explainers
-from fedsim.explain.explainer import Exportable
-from fedsim.explain.inputs import Inputs
 from fedsim.registry import first_line, nearest
-from fedsim.results.folder import RunFolder
-from fedsim.results.run import Run, load
+
+if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
+    from fedsim.data import Dataset
+    from fedsim.explain import Explainer, Explanation
+    from fedsim.explain.inputs import Inputs
+    from fedsim.results.run import Run
 
 MOST_WORDS = 20  # that are named as unknown
 
@@ -64,6 +63,12 @@ def explain_command(
     Models of earlier rounds are made once more from what the run has stored. Without options:
     what there is to see of the whole run.
     """
+    from fedsim import load
+    from fedsim.analysis.replay import ModelSnapshot, explain_run
+    from fedsim.data import load_dataset
+    from fedsim.explain import explainers
+    from fedsim.results.folder import RunFolder
+
     if trust:
         RunFolder.open(folder).trust()
     run = load(folder)
@@ -122,6 +127,8 @@ def _find(run: Run, name: str | None) -> Explainer:
     Raises:
         BadInput: there is none of that name.
     """
+    from fedsim.explain import explainers
+
     experiment = run.experiment
     usual: Explainer = experiment.method.explainer() or explainers.parse(
         {"name": experiment.model.explainer}
@@ -161,6 +168,9 @@ def _inputs(
     text: str | None,
 ) -> Inputs:
     """What the person names; else what the explainer usually explains."""
+    from fedsim.analysis.replay import usual_inputs
+    from fedsim.explain.inputs import Inputs
+
     if file is not None:
         inputs = Inputs.of_file(dataset, file)
     elif text is not None:
@@ -185,6 +195,8 @@ def _usual_clients(run: Run, t: int | None) -> list[int]:
 
 def _show(run: Run, explanation: Explanation, npy: Path | None) -> None:
     """Print an explanation, and draw it into the run's folder; export it first, if asked to."""
+    from fedsim.explain.explainer import Exportable
+
     exported = []
     if npy is not None:
         if not isinstance(explanation, Exportable):

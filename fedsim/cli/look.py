@@ -1,4 +1,4 @@
-"""Commands that show things: components, data, the cluster, the report."""
+"""Commands that show things: data, the cluster, the report."""
 
 from __future__ import annotations
 
@@ -6,65 +6,20 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import psutil
 import typer
 from rich.table import Table
 
 from fedsim.cli.console import File, Overrides, app, out, say_written, short, size, writing
-from fedsim.cluster.connection import connected
-from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
-from fedsim.config_file import RawConfig
-from fedsim.data import datasets, partitions
-from fedsim.data.labels import draw_labels, label_names, label_table
-from fedsim.errors import BadInput
-from fedsim.experiment import Experiment
-from fedsim.explain import explainers
-from fedsim.explain.attribution import attributions
-from fedsim.federation import cohort_size
-from fedsim.federation.cohort import cut_blocks
-from fedsim.methods import methods
-from fedsim.models import models
-from fedsim.objectives import objectives
-from fedsim.prepare import prepare
-from fedsim.registry import first_line, nearest
+
+if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
+    from fedsim.cluster.placement import Node
+    from fedsim.config_file import RawConfig
+    from fedsim.experiment import Experiment
 
 MOST_CLIENTS = 30  # rows of a table
 MOST_VARIANTS = 6  # tables and pictures of a grid or a search
-
-
-LISTS: dict[str, Any] = {
-    "methods": methods,
-    "datasets": datasets,
-    "models": models,
-    "partitions": partitions,
-    "objectives": objectives,
-    "attributions": attributions,
-    "explainers": explainers,
-}
-
-
-@app.command("list")
-def list_command(
-    sort: Annotated[str, typer.Argument(help=f"One of: {', '.join(LISTS)}.", show_default=False)],
-) -> None:
-    """List what an experiment can name, with the keys that each takes and their defaults."""
-    if sort not in LISTS:
-        raise BadInput(f"there is no list of '{sort}'{nearest(sort, LISTS)}")
-    registry = LISTS[sort]
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "keys", "what it is"):
-        table.add_column(column)
-    for name, component in registry.items():
-        keys = []
-        for key, field in component.model_fields.items():
-            if key != registry.key:
-                keys.append(key if field.is_required() else f"{key}={_plain(field.default)}")
-        table.add_row(name, "\n".join(keys), first_line(component), end_section=True)
-    out.print(table)
-    out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)
 
 
 @app.command("data")
@@ -79,6 +34,8 @@ def data_command(
 
     Of a grid or a search, for each variant of its data and partition.
     """
+    from fedsim.config_file import RawConfig
+
     experiments = _experiments(RawConfig.read(file, overrides or []))
     variants = _variants(experiments)
     whole = picture or Path(f"{experiments[0].name}-labels.png")
@@ -108,6 +65,8 @@ def _experiments(config: RawConfig) -> list[Experiment]:
         from fedsim.sweep.search import SearchSweep
 
         return [trial.experiment for trial in SearchSweep(config).probe_trials]
+    from fedsim import Experiment
+
     return [config.build(Experiment)]
 
 
@@ -135,6 +94,9 @@ def _flat(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _show_labels(experiment: Experiment, path: Path) -> None:
+    from fedsim.data.labels import draw_labels, label_names, label_table
+    from fedsim.prepare import prepare
+
     dataset, splits, _ = prepare(experiment)
     counts, names = label_table(dataset, splits), label_names(dataset)
     table = Table(box=None, pad_edge=False)
@@ -272,6 +234,10 @@ def doctor_command(
     import ray
     import torch
 
+    from fedsim import Experiment
+    from fedsim.cluster.connection import connected
+    from fedsim.cluster.placement import Node
+
     experiment = Experiment.load(file, overrides or []) if file else None
     out.print(f"python {sys.version.split()[0]}, torch {torch.__version__}, ray {ray.__version__}")
     cards = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
@@ -287,7 +253,14 @@ def doctor_command(
 
 def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     """What the experiment would get. Raises what would stop it."""
+    import numpy as np
+    import psutil
     import ray
+
+    from fedsim.cluster.placement import ACTOR_BYTES, actors_on, plan_actors
+    from fedsim.federation import cohort_size
+    from fedsim.federation.cohort import cut_blocks
+    from fedsim.prepare import prepare
 
     dataset, splits, spec = prepare(experiment)
     cohort = cohort_size(experiment.train.participation, len(splits))
@@ -320,7 +293,3 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     out.print(f"{blocks} blocks of clients a round, about {cohort / actors:.1f} clients an actor")
     if blocks < actors:
         out.print(f"{actors - blocks} actor(s) will idle: a round has {blocks} blocks only")
-
-
-def _plain(value: Any) -> str:
-    return "" if value is None else str(value)

@@ -11,25 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedsim.cli.console import File, OutFolder, Overrides, Trust, app, err, out, short, size
-from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput, ClientError, MethodError, RunError
-from fedsim.experiment import Experiment
-from fedsim.launch import resume, run
-from fedsim.objectives import Metric
-from fedsim.objectives.continual import continual
-from fedsim.results.folder import Folder, RunFolder
-from fedsim.results.run import Run, load
-from fedsim.results.summary import digits, in_words, mean_std
-from fedsim.simulate import Progress
 
-if TYPE_CHECKING:  # they take a second to import, and few commands need them
+if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
+    from fedsim.objectives import Metric
+    from fedsim.results.folder import Folder, RunFolder
+    from fedsim.results.run import Run
+    from fedsim.simulate import Progress
     from fedsim.sweep.grid import GridFolder
     from fedsim.sweep.search import SearchFolder
 
@@ -55,6 +49,8 @@ def run_command(
     ] = False,
 ) -> None:
     """Run an experiment."""
+    from fedsim import Experiment, run
+
     changes = [*(overrides or []), *([f"name={json.dumps(name)}"] if name else [])]
     experiment = Experiment.load(file, changes)
     if print_config:
@@ -71,6 +67,9 @@ def resume_command(
     trust: Trust = False,
 ) -> None:
     """Go on with a run that broke off, from its last checkpoint."""
+    from fedsim import resume
+    from fedsim.results.folder import RunFolder
+
     if trust:
         RunFolder.open(folder).trust()
     with _Screen() as screen:
@@ -87,6 +86,7 @@ def grid_command(
     trust: Trust = False,
 ) -> None:
     """Run every cell of an experiment file's grid section."""
+    from fedsim.config_file import RawConfig
     from fedsim.sweep.grid import GridFolder, resume_grid, run_grid
 
     if trust:
@@ -112,6 +112,7 @@ def tune_command(
     trust: Trust = False,
 ) -> None:
     """Tune the hyper-parameters of an experiment file's search section."""
+    from fedsim.config_file import RawConfig
     from fedsim.sweep.search import SearchFolder, resume_search, run_search
 
     if trust:
@@ -172,6 +173,9 @@ class _Lines:
 
 def _grid_summary(folder: GridFolder) -> None:
     """The end of a grid as a table."""
+    from fedsim import load
+    from fedsim.results.summary import in_words, mean_std
+
     summary = folder.table("summary")
     if summary.empty:
         return
@@ -194,7 +198,7 @@ def _grid_summary(folder: GridFolder) -> None:
             some = row["reached"] > 0
             cells.append(f"{size(row['bytes_to_target_mean'])} {reached}" if some else "never")
         if tested:
-            cells.append("" if np.isnan(row["p_holm"]) else f"{row['p_holm']:.3f}")
+            cells.append("" if math.isnan(row["p_holm"]) else f"{row['p_holm']:.3f}")
         table.add_row(*cells)
     out.print(table)
     done = [row["folder"] for row in folder.manifest["cells"] if row["status"] == "finished"]
@@ -246,7 +250,7 @@ def _search_summary(folder: SearchFolder) -> None:
         words = ", ".join(
             f"{key} {share:.2f}"
             for key, share in zip(ranked["hyper-parameter"], ranked[objective], strict=True)
-            if not np.isnan(share)
+            if not math.isnan(share)
         )
         if words:
             out.print(f"importance for {objective}: {words}", markup=False)
@@ -309,11 +313,15 @@ class _Screen:
 
     @cached_property
     def _metric(self) -> Metric:
+        from fedsim import load
+
         assert self._folder is not None
         # Loaded anew, because the driver has written its part of the manifest.
         return load(self._folder.path).primary_metric
 
     def _line(self, row: dict[str, Any]) -> str:
+        from fedsim.results.summary import digits
+
         score = row.get(self._metric.column, math.nan)
         parts = [] if math.isnan(score) else [f"{self._metric.label} {digits(score)}"]
         traffic = row["total_bytes_up"] + row["total_bytes_down"]
@@ -350,6 +358,9 @@ class _Screen:
 
 def _summary(done: Run) -> None:
     """The end of a run as a small table."""
+    from fedsim.objectives.continual import continual
+    from fedsim.results.summary import digits
+
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)

@@ -85,7 +85,8 @@ def serve(listener: socket.socket) -> None:
     # Not Ray: the ids that it draws would be the same in all workers.
     import fedsim
 
-    assert fedsim
+    for name in fedsim.__all__:  # they are imported when they are asked for
+        getattr(fedsim, name)
     for module in NEEDED:
         with suppress(ImportError):  # Ray may have come to do without
             importlib.import_module(module)

@@ -30,7 +30,6 @@ from fedsim.explain.explainer import (
 )
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.words import short
 from fedsim.models.rules import (
     Array,
     Prediction,
@@ -41,6 +40,7 @@ from fedsim.models.rules import (
     quality,
 )
 from fedsim.models.tsk import Tsk, write_published
+from fedsim.words import short
 
 NEGLIGIBLE = 1e-9  # a coefficient, relative to the greatest of its rule
 

@@ -20,7 +20,7 @@ from fedsim.explain.explainer import (
 )
 from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.words import MOST_ROWS, columns
+from fedsim.words import MOST_ROWS, columns
 
 
 @explainers.register

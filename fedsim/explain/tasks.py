@@ -20,8 +20,8 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.words import MOST_ROWS, columns, short
 from fedsim.objectives.continual import continual
+from fedsim.words import MOST_ROWS, columns, short
 
 if TYPE_CHECKING:
     import pandas as pd
