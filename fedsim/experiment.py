@@ -60,7 +60,19 @@ class Experiment(Config):
     """Everything that decides a run's result, and where it is computed.
 
     Args:
+        name: of the run's folder, below that of all runs.
+        seed: of everything random; the same seed gives the same result, to the bit.
+        data: the data set.
+        partition: who holds which examples.
+        model: the architecture that is trained, or the kind of rules.
+        method: the federated algorithm.
         objective: what is minimised and what is scored, if not what the model and its data say.
+        train: rounds, cohort and local training.
+        engine: where clients' work is computed.
+        evaluate: when models are evaluated.
+        explain: explanations as results of the run; by default there are none.
+        privacy: differential privacy; by default there is none.
+        checkpoint: when the run is saved.
         loggers: where the records of rounds go beside the run's own tables: `tensorboard`, below
             the run's folder, or `mlflow`.
     """
@@ -80,7 +92,7 @@ class Experiment(Config):
     explain: Explain | None = None
     privacy: Privacy | None = None
     checkpoint: Checkpoint = Checkpoint()
-    loggers: tuple[str, ...] = ()
+    loggers: tuple[Annotated[str, Field(json_schema_extra={"enum": [*LOGGERS]})], ...] = ()
 
     @field_validator("loggers")
     @classmethod

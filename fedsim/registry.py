@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -259,3 +260,26 @@ def import_object(name: str, what: str) -> Any:
 def first_line(documented: Callable[..., Any]) -> str:
     """The first line of a docstring: what the thing is, for lists."""
     return (documented.__doc__ or "").strip().partition("\n")[0]
+
+
+def summary(documented: type) -> str:
+    """A docstring up to its sections: what the thing is, in sentences."""
+    text = inspect.cleandoc(documented.__dict__.get("__doc__") or "")
+    return re.split(r"^(?:Args|Attributes|Example|Raises|Source):", text, flags=re.M)[0].strip()
+
+
+def key_docs(section: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a section and of the classes it extends say of its keys (`Args:`)."""
+    found: dict[str, str] = {}
+    for documented in reversed(section.__mro__):
+        text = inspect.cleandoc(documented.__dict__.get("__doc__") or "")
+        args = re.search(r"^Args:\n((?: .*\n?|\n)*)", text, re.M)
+        if args:
+            entries = re.findall(
+                r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", args[1], re.M
+            )  # a key, or several, and lines that are indented further
+            for keys, words in entries:
+                for key in keys.split(", "):
+                    if key in section.model_fields:
+                        found[key] = " ".join(words.split())
+    return found

@@ -58,6 +58,7 @@ LAYERS = [
     {"launch"},
     {"analysis"},
     {"sweep"},
+    {"schema"},
     {"cli"},
 ]
 LEVEL = {name: k for k, layer in enumerate(LAYERS) for name in layer}

@@ -346,7 +346,11 @@ def _enough(data: Dataset, clients: int) -> None:
 
 @partitions.register
 class Iid(Partition):
-    """Examples shuffled and dealt out evenly."""
+    """Examples shuffled and dealt out evenly.
+
+    Args:
+        clients: how many there are.
+    """
 
     kind: str = "iid"
     clients: int = Field(ge=1, le=MOST_CLIENTS)
@@ -365,6 +369,7 @@ class Dirichlet(Partition):
     minimum as in MOON, Li et al. 2021).
 
     Args:
+        clients: how many there are.
         alpha: α, concentration: the smaller, the more the clients' labels differ.
         min_samples: fewest training examples of a client.
     """
@@ -414,6 +419,10 @@ class Pathological(Partition):
 
     Every client gets exactly `classes_per_client` different classes, every class as nearly as
     possible the same number of clients, and each class is dealt evenly to those who hold it.
+
+    Args:
+        clients: how many there are.
+        classes_per_client: different classes that each client holds.
     """
 
     kind: str = "pathological"
@@ -457,6 +466,9 @@ class Quantile(Partition):
 
     Examples in order of their target, ties at random, are cut into parts as nearly equal in size
     as possible; client 0 holds the lowest targets.
+
+    Args:
+        clients: how many there are.
     """
 
     kind: str = "quantile"
@@ -478,6 +490,11 @@ class Quantity(Partition):
     """Quantity skew: client sizes follow a log-normal law, labels are iid.
 
     Size shares ∝ exp(σ·N(0, 1)); every client holds at least `min_samples`.
+
+    Args:
+        clients: how many there are.
+        sigma: σ, spread of the sizes; 0 makes all clients equally large.
+        min_samples: training examples that each client holds at least.
     """
 
     kind: str = "quantity"
@@ -573,6 +590,9 @@ class File(Partition):
     """Index arrays of the user's own: a JSON list of lists, or an .npz with one array a client.
 
     Arrays of an .npz are taken in the order of their names, as numbers where they are numbers.
+
+    Args:
+        path: the .json or .npz file.
     """
 
     kind: str = "file"

@@ -153,7 +153,7 @@ class Explain(Config):
 
     explainers: Annotated[
         tuple[SerializeAsAny[FeatureExplainer], ...],
-        BeforeValidator(_by_name),
+        BeforeValidator(_by_name, json_schema_input_type=tuple[str | FeatureExplainer, ...]),
     ]
     every: int = Field(5, ge=1)
     of: tuple[Models, ...] | None = None
@@ -162,7 +162,7 @@ class Explain(Config):
     inputs: int = Field(16, ge=1)
     target: Literal["decision", "label"] = "decision"
     slice: str | None = None
-    scores: tuple[str, ...] | None = None
+    scores: tuple[Annotated[str, Field(json_schema_extra={"enum": [*SCORES]})], ...] | None = None
     top_k: int | None = Field(None, ge=1)
     maps: bool = False
     share: Share | None = None

@@ -109,7 +109,13 @@ class Float(Range):
 
 @ranges.register
 class Int(Range):
-    """Whole numbers between two bounds; see `Float`."""
+    """Whole numbers between two bounds.
+
+    Args:
+        low, high: the bounds, both within.
+        log: look for the order of magnitude.
+        step: only low, low + step, ...
+    """
 
     type: str = "int"
     low: int
@@ -126,7 +132,11 @@ class Int(Range):
 
 @ranges.register
 class Choice(Range):
-    """One of some values; a plain list is a choice, too."""
+    """One of some values; a plain list is a choice, too.
+
+    Args:
+        values: to choose from.
+    """
 
     type: str = "choice"
     values: list[str | bool | int | float] = Field(min_length=1)
@@ -140,6 +150,12 @@ class Choice(Range):
 
 def _parse_range(given: Any) -> Any:
     return ranges.parse({"type": "choice", "values": given} if isinstance(given, list) else given)
+
+
+_AnyRange = Annotated[
+    SerializeAsAny[Range],
+    BeforeValidator(_parse_range, json_schema_input_type=Range | list[str | bool | int | float]),
+]
 
 
 class Asha(Config):
@@ -174,9 +190,7 @@ class SearchSettings(Config):
         concurrent: trials at the same time; `auto` is as many as the cluster can hold.
     """
 
-    space: dict[str, Annotated[SerializeAsAny[Range], BeforeValidator(_parse_range)]] = Field(
-        min_length=1
-    )
+    space: dict[str, _AnyRange] = Field(min_length=1)
     objectives: dict[str, Literal["max", "min"]] = Field(min_length=1)
     trials: int = Field(20, ge=1)
     sampler: Literal["tpe", "nsga2", "gp", "random"] = "tpe"

@@ -31,6 +31,7 @@ class Optimizer(Config):
     """The clients' local optimiser, made anew for each client and round.
 
     Args:
+        name: stochastic gradient descent, Adam, or AdamW.
         lr: learning rate η.
         momentum: of SGD.
         nesterov: Nesterov's form of SGD's momentum.
@@ -104,6 +105,7 @@ class Train(Config):
             lr·lr_decay^(t − 1).
         clip_norm: largest Euclidean norm of a local step's gradient, with the terms that the
             method adds and before weight decay; longer ones are scaled down to it.
+        optimizer: of each client's local steps.
         on_client_error: what a client that fails does to the run: `stop` ends it, `skip` leaves
             the client out of the round.
     """
