@@ -263,9 +263,10 @@ def first_line(documented: Callable[..., Any]) -> str:
 
 
 def summary(documented: type) -> str:
-    """A docstring up to its sections: what the thing is, in sentences."""
+    """A docstring without what it says of arguments, errors and use: what the thing is."""
     text = inspect.cleandoc(documented.__dict__.get("__doc__") or "")
-    return re.split(r"^(?:Args|Attributes|Example|Raises|Source):", text, flags=re.M)[0].strip()
+    sections = r"^(?:Args|Attributes|Example|Raises):\n(?: .*(?:\n|$)|\n)*"
+    return re.sub(sections, "", text, flags=re.M).strip()
 
 
 def key_docs(section: type[BaseModel]) -> dict[str, str]:

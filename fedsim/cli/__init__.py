@@ -66,7 +66,7 @@ def _warn(
 
 def _carry_out() -> None:
     try:
-        app()
+        app(prog_name="fedsim")  # by `python -m fedsim` as well
     except FedsimError as error:
         err.print(f"error: {_shortened(str(error))}", markup=False, highlight=False)
         sys.exit(error.exit_code)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -40,6 +42,7 @@ Trust = Annotated[
         "--trust", help="Run the code that the experiment of a folder from elsewhere names."
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 OutFolder = Annotated[Path, typer.Option("--out", help="Where runs lie.")]
 
 
@@ -57,6 +60,19 @@ def options(
     ] = False,
 ) -> None:
     """Explainable federated learning, simulated on Ray."""
+
+
+def print_json(content: Any) -> None:
+    """Print what a script reads: strict JSON, in which numbers that are not finite are null."""
+    typer.echo(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def size(count: float) -> str:

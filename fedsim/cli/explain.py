@@ -10,6 +10,7 @@ import typer
 from pydantic import ValidationError
 from rich.status import Status
 
+from fedsim.cli.components import complete_explainer
 from fedsim.cli.console import Trust, app, out, say_written, writing
 from fedsim.errors import BadInput
 from fedsim.registry import first_line, nearest
@@ -36,7 +37,10 @@ def explain_command(
     ] = None,
     explainer: Annotated[
         str | None,
-        typer.Option(help="How (`fedsim list explainers`), or your own: package.module:Name."),
+        typer.Option(
+            help="How (`fedsim list explainers`), or your own: package.module:Name.",
+            autocompletion=complete_explainer,
+        ),
     ] = None,
     row: Annotated[
         list[int] | None,
