@@ -15,6 +15,9 @@ from typing import TextIO
 from fedsim.cli import runs as _runs  # they add their commands, in the order of the help
 
 # isort: split
+from fedsim.cli import new as _new
+
+# isort: split
 from fedsim.cli import components as _components
 
 # isort: split
@@ -34,7 +37,7 @@ from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.modules import search_last
 
 __all__ = ["app", "main"]
-del _audit, _components, _explain, _jobs, _look, _runs
+del _audit, _components, _explain, _jobs, _look, _new, _runs
 
 
 MOST_LINES = 6  # of a message
