@@ -9,6 +9,7 @@ from fedsim._torchvision import import_beside_any_torch
 from fedsim.modules import search_here_last
 
 if TYPE_CHECKING:
+    from fedsim.analysis.comparison import Comparison, compare
     from fedsim.analysis.replay import replay
     from fedsim.experiment import Experiment
     from fedsim.federation import Client, Federation, NotCounted, Update
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Client",
+    "Comparison",
     "Experiment",
     "Federation",
     "Method",
@@ -26,6 +28,7 @@ __all__ = [
     "Run",
     "State",
     "Update",
+    "compare",
     "errors",
     "load",
     "replay",
@@ -37,6 +40,7 @@ __version__ = "0.1.0"
 
 # Imported when first asked for, because they bring torch: `fedsim --help` needs none of them.
 _MODULES = {
+    "fedsim.analysis.comparison": ("Comparison", "compare"),
     "fedsim.analysis.replay": ("replay",),
     "fedsim.experiment": ("Experiment",),
     "fedsim.federation": ("Client", "Federation", "NotCounted", "Update"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import sys
@@ -281,3 +282,13 @@ def test_doctor_says_what_does_not_fit(say: Say) -> None:
     assert code == 2
     assert "GPUs" in text
     assert "error: no node can hold a client actor of 1 CPU(s) and 1 GPU(s)" in complaint
+
+
+def test_the_summary_of_a_run_as_json(say: Say) -> None:
+    code, text, _ = say("run", "small.yaml", "--json")
+    assert code == 0
+    found = json.loads(text)
+    done = load(found["folder"])
+    assert (found["status"], found["rounds"]) == ("finished", 3)
+    assert found["result_hash"] == done.result_hash
+    assert found["accuracy"] == done.rounds["accuracy"].iloc[-1]

@@ -21,6 +21,9 @@ from fedsim.cli import new as _new
 from fedsim.cli import components as _components
 
 # isort: split
+from fedsim.cli import results as _results
+
+# isort: split
 from fedsim.cli import look as _look
 
 # isort: split
@@ -37,7 +40,7 @@ from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.modules import search_last
 
 __all__ = ["app", "main"]
-del _audit, _components, _explain, _jobs, _look, _new, _runs
+del _audit, _components, _explain, _jobs, _look, _new, _results, _runs
 
 
 MOST_LINES = 6  # of a message

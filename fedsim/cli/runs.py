@@ -16,7 +16,19 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from fedsim.cli.console import File, OutFolder, Overrides, Trust, app, err, out, short, size
+from fedsim.cli.console import (
+    AsJson,
+    File,
+    OutFolder,
+    Overrides,
+    Trust,
+    app,
+    err,
+    out,
+    print_json,
+    short,
+    size,
+)
 from fedsim.errors import BadInput, ClientError, MethodError, RunError
 
 if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
@@ -47,6 +59,7 @@ def run_command(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the complete experiment, and stop.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an experiment."""
     from fedsim import Experiment, run
@@ -55,6 +68,12 @@ def run_command(
     experiment = Experiment.load(file, changes)
     if print_config:
         out.print(experiment.to_yaml(), end="", markup=False)
+        return
+    if as_json:  # without progress
+        from fedsim.analysis.comparison import figures
+
+        done = run(experiment, out_folder)
+        print_json({"folder": str(done.path), **figures(done)})
         return
     with _Screen() as screen:
         done = run(experiment, out_folder, screen.show, screen.start)
