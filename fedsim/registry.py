@@ -31,6 +31,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 LARGEST = 3.4e38  # of numbers of 32 bits
+OWN = r"^[\w.]+:\w+$"  # the name of a component of the user's own, as a JSON schema has it
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

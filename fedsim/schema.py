@@ -16,7 +16,7 @@ from fedsim.explain.explainer import FeatureExplainer
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.objectives import objectives
-from fedsim.registry import Config, Registry, key_docs, summary
+from fedsim.registry import OWN, Config, Registry, key_docs, summary
 from fedsim.sweep.grid import GridSettings
 from fedsim.sweep.search import SearchSettings, ranges
 
@@ -95,7 +95,7 @@ def _own(registry: Registry[Any]) -> JsonSchemaValue:
     """A component that is not fedsim's."""
     where = {
         "type": "string",
-        "pattern": r"^[\w.]+:\w+$",
+        "pattern": OWN,
         "description": f"Where your own {registry.what} is: package.module:Name.",
     }
     return {
@@ -147,7 +147,7 @@ def type_in_words(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> st
         target = definitions[node["$ref"].rpartition("/")[2]]
         return "component" if "oneOf" in target else "section"
     for union in ("anyOf", "oneOf"):
-        if union in node:
+        if union in node and "type" not in node:
             words = (type_in_words(one, definitions) for one in node[union])
             return " | ".join(dict.fromkeys(word for word in words if word != "null"))
     if "enum" in node or "const" in node:

@@ -47,6 +47,7 @@ def test_it_admits_the_experiments_of_the_repository(name: str) -> None:
         ("method.name", "own.module:Mine"),
         ("method", {"name": "own_module:Mine", "anything": 1}),
         ("explain", {"explainers": ["gradient", {"name": "occlusion", "size": 2}]}),
+        ("explain", {"explainers": ["own_module:Mine"]}),
         ("search", {"space": {"method.mu": [0.1, 1]}, "objectives": {"accuracy": "max"}}),
         ("engine.actors", "auto"),
         ("engine.actors", 2),
@@ -72,6 +73,8 @@ def test_it_admits(key: str, value: Any) -> None:
         ("partition", {"kind": "dirichlet", "clients": 10}),
         ("model.name", "own model"),
         ("explain", {"explainers": [{"name": "occlusion", "sise": 2}]}),
+        ("explain", {"explainers": ["oclusion"]}),
+        ("explain", {"explainers": ["tasks"]}),  # gives no relevances
         ("grid", {"axis": {"seed": [1]}}),
         ("search", {"space": {}, "objectives": {"accuracy": "highest"}}),
         ("loggers", ["tensorbord"]),

@@ -136,7 +136,8 @@ def _differences(facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
         if any(other != first for other in others):
             differing.append(key)
     columns = {key: [each.get(key) for each in facts.values()] for key in differing}
-    return pd.DataFrame(columns, index=pd.Index(facts, name="run"))
+    # Of objects, so that a whole number stays one beside a value that is missing.
+    return pd.DataFrame(columns, index=pd.Index(facts, name="run"), dtype=object)
 
 
 def _results(runs: Mapping[str, Run]) -> pd.DataFrame:

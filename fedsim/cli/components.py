@@ -46,6 +46,10 @@ def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
     return [(kind, what) for kind, (_, what) in KINDS.items() if kind.startswith(incomplete)]
 
 
+def complete_method(incomplete: str) -> list[str]:
+    return [name for name in registered("methods") if name.startswith(incomplete)]
+
+
 def complete_explainer(incomplete: str) -> list[str]:
     return [name for name in registered("explainers") if name.startswith(incomplete)]
 

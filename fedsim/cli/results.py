@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from fedsim.cli.components import complete_method
 from fedsim.cli.console import AsJson, app, out, print_json, short, size
 from fedsim.errors import BadInput
 from fedsim.registry import nearest
@@ -47,7 +48,12 @@ def ls_command(
         typer.Option(help="Only these: finished, running, failed …", show_default=False),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="Only those of this method.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only those of this method.",
+            show_default=False,
+            autocompletion=complete_method,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +118,7 @@ def compare_command(
             out.print(f"\n{about}: the same", markup=False)
         else:
             out.print("")
-            out.print(_side_by_side(about, frame, labels))
+            _print_side_by_side(about, frame, labels)
     first, *others = compared.results["result_hash"]
     if first is not None and all(other == first for other in others):
         out.print("\nthe results are the same, to the bit")
@@ -121,22 +127,29 @@ def compare_command(
 def _json_rows(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """A table as nested dicts: of each run, what each column has."""
     plain = frame.astype(object).where(frame.notna(), None)
-    return {str(run): row for run, row in plain.to_dict("index").items()}
+    rows = plain.to_dict("index").items()
+    return {str(run): {str(key): value for key, value in row.items()} for run, row in rows}
 
 
-def _side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) -> Table:
-    """A table with a column for each run; with a row for each, if there are many."""
+def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) -> None:
+    """A column for each run. If they are many, a row for each, without what all share."""
     rows = _json_rows(frame).values()
     lines = [[key, *(_cell(key, row[key]) for row in rows)] for key in map(str, frame.columns)]
-    header = [about, *labels]
+    header, shared = [about, *labels], []
     if len(labels) > MOST_SIDE_BY_SIDE:
-        header, *lines = (list(line) for line in zip(header, *lines, strict=True))
+        shared = [line for line in lines if len(set(line[1:])) == 1]
+        varied = [line for line in lines if line not in shared]
+        header, *lines = (list(line) for line in zip(header, *varied, strict=True))
     table = Table(box=None, pad_edge=False)
     for title in header:
         table.add_column(title.replace("[", r"\["), overflow="fold")
     for line in lines:
         table.add_row(*(cell.replace("[", r"\[") for cell in line))
-    return table
+    out.print(table)
+    if shared:
+        out.print(
+            f"of all: {', '.join(f'{key} {cell}' for key, cell, *_ in shared)}", markup=False
+        )
 
 
 def _cell(key: str, value: Any) -> str:

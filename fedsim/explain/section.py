@@ -30,7 +30,7 @@ from fedsim.explain.explainer import (
 )
 from fedsim.explain.share import QUALITY, Share
 from fedsim.objectives import Metric
-from fedsim.registry import Config, located, nearest
+from fedsim.registry import OWN, Config, located, nearest
 from fedsim.rng import keyed_rng
 
 Models = Literal["global", "cohort", "personal"]
@@ -97,19 +97,30 @@ SCORES: Mapping[str, Score] = {
 }
 
 
+def _fitting() -> list[str]:
+    """Names of the explainers that give a number to each part of an input."""
+    return [name for name, each in explainers.items() if issubclass(each, FeatureExplainer)]
+
+
+def _names_in_schema(node: dict[str, Any]) -> None:
+    node["anyOf"] = [{"enum": _fitting()}, {"pattern": OWN}]
+
+
+_Name = Annotated[str, Field(json_schema_extra=_names_in_schema)]
+
+
 def _by_name(value: Any) -> Any:
     """Explainers as a file lists them: names, or sections."""
     if not isinstance(value, list | tuple):
         return value
     found = [explainers.parse({"name": one} if isinstance(one, str) else one) for one in value]
-    fitting = [name for name, e in explainers.items() if issubclass(e, FeatureExplainer)]
     for one in found:
         if isinstance(one, Explainer) and not isinstance(one, FeatureExplainer):
             raise PydanticCustomError(
                 "no_relevances",
                 "explainer '{name}' gives no number to each part of an input; those that do: "
                 "{fitting}",
-                {"name": one.name, "fitting": ", ".join(fitting)},
+                {"name": one.name, "fitting": ", ".join(_fitting())},
             )
     return tuple(found)
 
@@ -153,7 +164,7 @@ class Explain(Config):
 
     explainers: Annotated[
         tuple[SerializeAsAny[FeatureExplainer], ...],
-        BeforeValidator(_by_name, json_schema_input_type=tuple[str | FeatureExplainer, ...]),
+        BeforeValidator(_by_name, json_schema_input_type=tuple[_Name | FeatureExplainer, ...]),
     ]
     every: int = Field(5, ge=1)
     of: tuple[Models, ...] | None = None
