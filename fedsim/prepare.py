@@ -121,6 +121,7 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
         dataset,
         experiment.train.rounds,
         has_global=method.has_global_model,
+        trains_clients=method.trains_clients,
         keeps_models=method.keeps_models,
     )
     trains = experiment.model.builds_network

@@ -86,9 +86,11 @@ def simulate(
     device = engine.server_device()
     metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
     folder.update(server_device=str(device), metrics=metrics)
-    if spec.explain is not None:
+    if spec.explain is not None and experiment.explain is not None:
         scores = [asdict(metric) for metric in spec.explain.metrics(dataset)]
         folder.update(explained=scores, map_shape=map_shape(dataset))
+        if not method.trains_clients and "cohort" in (experiment.explain.of or ("cohort",)):
+            yield f"clients train no models with method.name={method.name}; none are explained"
     V = clients_per_step(folder.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(

@@ -180,8 +180,9 @@ def replay(
 ) -> Replay:
     """The clients of a finished run, in this process, and the server's state.
 
-    Any client function can be called once more: what it draws depends on the round, which
-    `begin_round` sets. From here on this process computes with as many threads as the run did.
+    Any client function can be called once more: what it draws depends on the round, which is
+    `after` until `begin_round` sets another. From here on this process computes with as many
+    threads as the run did.
 
     Args:
         after: a round, 0 for none; by default the last one. From the latest checkpoint before it,
@@ -217,6 +218,7 @@ def replay(
     while again.after < after:
         on_round(again.after + 1)
         again.go_on()
+    fed.begin_round(again.after)  # a checkpoint knows nothing of the round in the federation
     return again
 
 

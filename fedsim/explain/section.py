@@ -249,13 +249,22 @@ class Explain(Config):
         return t % self.every == 0 or t == last
 
     def resolved(
-        self, dataset: Dataset, rounds: int, *, has_global: bool, keeps_models: bool
+        self,
+        dataset: Dataset,
+        rounds: int,
+        *,
+        has_global: bool,
+        trains_clients: bool,
+        keeps_models: bool,
     ) -> Explain:
         """The section with what it leaves to the method and the data filled in.
+
+        Where clients train no models, without those of the cohort, and scores that compare them.
 
         Args:
             rounds: of the run.
             has_global: whether the method has a global model.
+            trains_clients: whether its clients train models.
             keeps_models: whether its clients keep models of their own.
 
         Raises:
@@ -264,7 +273,16 @@ class Explain(Config):
         usual: tuple[Models, ...] = ("cohort",)
         if has_global and self.inputs_from == "test":
             usual = ("global", "cohort")
-        of = self.of or usual
+        of, wanted = self.of or usual, self.scores
+        if not trains_clients:
+            of = tuple(whose for whose in of if whose != "cohort")
+            if of == ("global",) and wanted is not None:
+                wanted = tuple(name for name in wanted if not _of_clients([name]))
+            if not of or wanted == () or self.share is not None:
+                raise ExperimentError(
+                    "explain.of: clients of this method train no models; of: [global], with scores "
+                    "of that model alone, and no `share`"
+                )
         if "global" in of and not has_global:
             raise ExperimentError("explain.of: the method has no global model; of: [cohort]")
         if "personal" in of and not keeps_models:
@@ -285,10 +303,10 @@ class Explain(Config):
             for name, score in SCORES.items()
             if self._admits(score, of, dataset) and not (once and score.about == "before")
         }
-        for name in self.scores or ():
+        for name in wanted or ():
             if name not in able:
                 raise ExperimentError(f"explain.scores: {name}: {_obstacle(name, dataset)}")
-        names = self.scores or tuple(n for n, s in SCORES.items() if n in able and s.usual)
+        names = wanted or tuple(n for n, s in SCORES.items() if n in able and s.usual)
         return self.model_copy(update={"of": of, "scores": names})
 
     def _admits(self, score: Score, of: Sequence[Whose], dataset: Dataset) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import feature_names
-from fedsim.errors import ExperimentError, RunError
+from fedsim.errors import DataError, ExperimentError, RunError
 from fedsim.explain.rules import global_explanation, measures
 from fedsim.federation import Client, Federation, NotCounted, client_function
 from fedsim.federation.wire import to_arrays
@@ -63,9 +63,16 @@ class RuleMethod(Method[RuleState]):
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        check_table(
-            np.asarray(dataset.x), dataset.y, feature_names(dataset.shape[0], dataset.features)
-        )
+        names = feature_names(dataset.shape[0], dataset.features)
+        x, n = np.asarray(dataset.x), dataset.num_loaded
+        check_table(x[:n], dataset.y[:n], names)
+        drifted = x[n:]
+        outside = np.flatnonzero(((drifted < 0) | (drifted > 1)).any(axis=0))
+        if len(outside):
+            raise DataError(
+                f"input '{names[outside[0]]}' of clients that drift leaves [0, 1], and rules are "
+                "learnt from inputs in [0, 1]; data.kind=shuffle stays within"
+            )
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
         """Scores on the central test set, how interpretable the rules are, and all of them."""
@@ -127,6 +134,7 @@ class CentralisedRules(RuleMethod):
     """The same rule learner on all clients' examples together; no federation could run it."""
 
     name: str = "centralised_rules"
+    trains_clients: ClassVar[bool] = False
 
     def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
         rules = rule_model(fed).train(*fed.labelled_data.table, fed.rng("rules"))
