@@ -280,8 +280,8 @@ class Explain(Config):
                 wanted = tuple(name for name in wanted if not _of_clients([name]))
             if not of or wanted == () or self.share is not None:
                 raise ExperimentError(
-                    "explain.of: clients of this method train no models; of: [global], with scores "
-                    "of that model alone, and no `share`"
+                    "explain.of: clients of this method train no models; of: [global], with "
+                    "scores of that model alone, and no `share`"
                 )
         if "global" in of and not has_global:
             raise ExperimentError("explain.of: the method has no global model; of: [cohort]")
