@@ -43,7 +43,7 @@ def test_a_component_is_shown_with_its_docstring_and_keys(say: Say) -> None:
     assert "Args:" not in text
     assert re.search(r"^mu +float ≥ 0 +0.01 +μ, strength of the proximal term", text, re.M)
     code, text, _ = say("list", "partitions", "dirichlet")
-    assert re.search(r"^alpha +float > 0 +\(required\) +concentration α", text, re.M)
+    assert re.search(r"^alpha +float > 0 +\(required\) +α, concentration", text, re.M)
 
 
 def test_so_is_one_of_the_users_own(say: Say) -> None:

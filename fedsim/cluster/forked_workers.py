@@ -83,9 +83,9 @@ def serve(listener: socket.socket) -> None:
     """Fork a worker for each command that arrives, until the standard input is closed."""
     gc.disable()  # imports make no garbage
     # Not Ray: the ids that it draws would be the same in all workers.
-    import fedsim.launch  # and all that carries runs out; `fedsim` alone imports nothing
+    from fedsim import run  # and with it all that carries runs out
 
-    assert fedsim.launch
+    assert run
     for module in NEEDED:
         with suppress(ImportError):  # Ray may have come to do without
             importlib.import_module(module)
