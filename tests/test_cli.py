@@ -165,7 +165,7 @@ def test_a_grid_of_regressions_is_judged_by_r2(
     runs._grid_summary(folder)
     text = capsys.readouterr().out
     assert "R²: mean ± standard deviation over seeds" in text
-    assert "0.5500 ± 0.0707" in text
+    assert "0.550 ± 0.071" in text
     assert "-1e+09 ± " in text
     assert "(2/2)" in text
     assert "accuracy" not in text
