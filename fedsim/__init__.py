@@ -10,6 +10,7 @@ from fedsim.modules import search_here_last
 
 if TYPE_CHECKING:
     from fedsim.analysis.comparison import Comparison, compare
+    from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
     from fedsim.experiment import Experiment
     from fedsim.federation import Client, Federation, NotCounted, Update
@@ -31,6 +32,7 @@ __all__ = [
     "compare",
     "errors",
     "load",
+    "predictions",
     "replay",
     "report",
     "resume",
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 # Imported when first asked for, because they bring torch: `fedsim --help` needs none of them.
 _MODULES = {
     "fedsim.analysis.comparison": ("Comparison", "compare"),
+    "fedsim.analysis.predictions": ("predictions",),
     "fedsim.analysis.replay": ("replay",),
     "fedsim.experiment": ("Experiment",),
     "fedsim.federation": ("Client", "Federation", "NotCounted", "Update"),

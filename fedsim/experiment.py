@@ -23,11 +23,17 @@ from fedsim.methods import Method, methods
 from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
+from fedsim.objectives.metrics import check_name
 from fedsim.privacy.central import Privacy
 from fedsim.registry import Config, nearest
 from fedsim.training import Train
 
 LOGGERS = ("mlflow", "tensorboard")
+
+
+def _refuse_twice(name: str, names: Sequence[str]) -> None:
+    if names.count(name) > 1:
+        raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
 
 
 class Evaluate(Config):
@@ -37,10 +43,25 @@ class Evaluate(Config):
         every: rounds from one evaluation on the central test set to the next.
         clients: evaluate on every client's own test examples as well (needs
             `partition.test_fraction`).
+        metrics: scores beside those of the objective, each a column: of classes `macro_f1`,
+            `balanced_accuracy`, `class_accuracy` (`class_accuracy/<class>`), `top5_accuracy` (any
+            k), `auroc`, `ece` (expected calibration error), and `confusion`, a table of its own;
+            of numbers `pearson` and `spearman`; or `package.module:function`, a function of your
+            own of (outputs, targets), NumPy arrays of all test examples, that returns a score or
+            a dict of scores.
     """
 
     every: int = Field(1, ge=1)
     clients: bool = False
+    metrics: tuple[str, ...] = ()
+
+    @field_validator("metrics")
+    @classmethod
+    def _known_metrics(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_name(name)
+            _refuse_twice(name, names)
+        return names
 
 
 class Checkpoint(Config):
@@ -102,8 +123,7 @@ class Experiment(Config):
                 problem = "unknown logger '{name}'{hint}"
                 about = {"name": name, "hint": nearest(name, LOGGERS)}
                 raise PydanticCustomError("unknown_name", problem, about)
-            if names.count(name) > 1:
-                raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+            _refuse_twice(name, names)
         return names
 
     @model_validator(mode="after")

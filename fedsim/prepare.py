@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,8 @@ from fedsim.explain.section import Explain
 from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
 from fedsim.federation.context import scaled
 from fedsim.methods.learns import Problem
+from fedsim.objectives import Objective
+from fedsim.objectives.metrics import further_metrics
 from fedsim.registry import Config
 from fedsim.results.loggers import check_loggers
 from fedsim.rng import keyed_torch_rng
@@ -52,6 +54,7 @@ def prepare(
             f"objective.name={objective.name}: one of its metrics must be the primary one, not "
             f"{len(primary)}"
         )
+    objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
     experiment.method.check_fit(
         Problem(
             experiment.model,
@@ -107,6 +110,30 @@ def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _sections(part, key)
+
+
+def _with_further(
+    names: Sequence[str], objective: Objective, dataset: Dataset, splits: ClientSplits
+) -> Objective:
+    """The objective with the metrics of `evaluate.metrics`.
+
+    Raises:
+        ExperimentError: one is not for this data, or has the name of another.
+    """
+    further = further_metrics(names, dataset)
+    taken = [metric.column for metric in objective.metrics(dataset)]
+    for name, metric in zip(names, further, strict=True):
+        if metric.name in taken:
+            raise ExperimentError(
+                f"evaluate.metrics: {name}: there is a metric '{metric.name}' already; leave it "
+                "out, or take another name"
+            )
+        if metric.is_table and splits.sequence is not None:
+            raise ExperimentError(
+                f"evaluate.metrics: {name} is not for clients that learn tasks one after another"
+            )
+        taken.append(metric.name)
+    return objective.with_further(further) if further else objective
 
 
 def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module) -> Explain:

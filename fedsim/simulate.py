@@ -84,7 +84,7 @@ def simulate(
             yield why
         folder.update(clients_per_step=V)
     device = engine.server_device()
-    metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
+    metrics = [asdict(metric) for metric in spec.objective.shown(dataset)]
     folder.update(server_device=str(device), metrics=metrics)
     if spec.explain is not None and experiment.explain is not None:
         scores = [asdict(metric) for metric in spec.explain.metrics(dataset)]

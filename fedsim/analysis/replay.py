@@ -355,6 +355,11 @@ class ModelSnapshot:
         return splits.task, splits.labels[self.client]
 
     @property
+    def labels(self) -> tuple[int, ...] | None:
+        """Of a client in a stream of tasks: the classes that it chooses among; None for all."""
+        return self._task[1] if self._task else None
+
+    @property
     def title(self) -> str:
         """«client 3's model after round 7»."""
         whose = "the global" if self.client is None else f"client {self.client}'s"
@@ -441,7 +446,7 @@ class ModelSnapshot:
             raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
         if isinstance(self.own, nn.Module):
             return self.own.eval()
-        return self._flat(self.own, self._task[1] if self._task else None).module.eval()
+        return self._flat(self.own, self.labels).module.eval()
 
     def _flat(self, weights: Tensor, labels: tuple[int, ...] | None = None) -> FlatModel:
         """Weights in a network of its own, apart from that which the run goes on with.

@@ -30,6 +30,9 @@ KINDS = {  # of components: where their registry is, and what they are
 }
 
 
+METRICS = ("metrics", "scores beside those of the objective: evaluate.metrics")
+
+
 def registered(kind: str) -> list[str]:
     """Names of fedsim's own components of a kind, for completion.
 
@@ -43,7 +46,8 @@ def registered(kind: str) -> list[str]:
 
 
 def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    return [(kind, what) for kind, (_, what) in KINDS.items() if kind.startswith(incomplete)]
+    kinds = [*((kind, what) for kind, (_, what) in KINDS.items()), METRICS]
+    return [(kind, what) for kind, what in kinds if kind.startswith(incomplete)]
 
 
 def complete_method(incomplete: str) -> list[str]:
@@ -63,7 +67,9 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
 def list_command(
     kind: Annotated[
         str | None,
-        typer.Argument(help=f"One of: {', '.join(KINDS)}.", autocompletion=_complete_kind),
+        typer.Argument(
+            help=f"One of: {', '.join([*KINDS, 'metrics'])}.", autocompletion=_complete_kind
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Argument(help="Of one of them.", autocompletion=_complete_name)
@@ -74,8 +80,13 @@ def list_command(
     if kind is None:
         _list_kinds(as_json)
         return
+    if kind == "metrics" and name is None:
+        _list_metrics(as_json)
+        return
     if kind not in KINDS:
-        raise BadInput(f"there is no list of '{kind}'{nearest(kind, KINDS)}")
+        if kind == "metrics":
+            raise BadInput("metrics have no keys; fedsim list metrics says what each is")
+        raise BadInput(f"there is no list of '{kind}'{nearest(kind, [*KINDS, 'metrics'])}")
     registry: Registry[Any] = getattr(import_module(KINDS[kind][0]), kind)
     if name is not None:
         try:
@@ -89,10 +100,13 @@ def list_command(
 
 def _list_kinds(as_json: bool) -> None:
     if as_json:
-        print_json({kind: registered(kind) for kind in KINDS})
+        from fedsim.objectives.metrics import KNOWN_METRICS
+
+        kinds = {kind: registered(kind) for kind in KINDS}
+        print_json({**kinds, "metrics": sorted(KNOWN_METRICS)})
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    for kind, (_, what) in KINDS.items():
+    for kind, what in (*((kind, what) for kind, (_, what) in KINDS.items()), METRICS):
         table.add_row(f"fedsim list {kind}", what)
     out.print(table)
 
@@ -112,6 +126,22 @@ def _list_components(registry: Registry[Any], as_json: bool) -> None:
         table.add_row(name, "\n".join(keys), first_line(component), end_section=True)
     out.print(table)
     out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)
+
+
+def _list_metrics(as_json: bool) -> None:
+    """What `evaluate.metrics` can name."""
+    from fedsim.objectives.metrics import KNOWN_METRICS
+
+    if as_json:
+        print_json([{"name": n, "description": w} for n, w in sorted(KNOWN_METRICS.items())])
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "what it is"):
+        table.add_column(column)
+    for name, label in sorted(KNOWN_METRICS.items()):
+        table.add_row(name, label)
+    out.print(table)
+    out.print("\nand your own: package.module:function of (outputs, targets)", markup=False)
 
 
 def _show_component(name: str, component: type[Config], key: str, as_json: bool) -> None:

@@ -48,7 +48,7 @@ def client_function(rng: str) -> Callable[[F], F]:
 
 
 # Tables beside those of rounds and of clients, whose rows methods put on record.
-RECORDED = ("explanations", "tasks")
+RECORDED = ("explanations", "tasks", "confusion")
 
 # Columns of clients.parquet that are filled for every client.
 RESERVED = frozenset(

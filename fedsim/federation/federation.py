@@ -38,7 +38,7 @@ from fedsim.federation.sums import ExactSum, check_block
 from fedsim.federation.wire import NotCounted, PerClient, nbytes
 from fedsim.federation.worker import Call
 from fedsim.models import Model
-from fedsim.objectives import Metric, Objective
+from fedsim.objectives import Batch, Metric, Objective
 from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel
 
@@ -183,6 +183,10 @@ class Federation:
     def test_data(self) -> Examples:
         """The central test set."""
         return self._context.central_test
+
+    def test_batch(self, part: slice) -> Batch:
+        """A part of the central test set to score models on."""
+        return self._context.test_batch(part)
 
     def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         """An array as a tensor of its own on the server's device."""

@@ -4,6 +4,7 @@ from fedsim.data import Dataset
 from fedsim.objectives.classification import Classification
 from fedsim.objectives.objective import (
     Batch,
+    FurtherMetric,
     Metric,
     Objective,
     Slice,
@@ -20,6 +21,7 @@ from fedsim.objectives.regression import Regression
 __all__ = [
     "Batch",
     "Classification",
+    "FurtherMetric",
     "Metric",
     "Objective",
     "Rationales",

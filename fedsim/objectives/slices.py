@@ -25,6 +25,7 @@ from fedsim.objectives.objective import (
     evaluate_slices,
     merged,
     scores_of,
+    tables_of,
 )
 
 Rows = dict[str, list[dict[str, Any]]]  # of further tables, by the table's name
@@ -81,7 +82,7 @@ class Whole(Slices):
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        return scores_of(self.objective, totals[""]), {}
+        return scores_of(self.objective, totals[""]), _tables(self.objective, totals[""], client)
 
 
 class ByColumn(Slices):
@@ -113,12 +114,20 @@ class ByColumn(Slices):
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        found = scores_of(self.objective, merged(totals.values()))
+        whole = merged(totals.values())
+        found = scores_of(self.objective, whole)
         if len(totals) > 1:
             for name, own in totals.items():
                 scores = scores_of(self.objective, own)
                 found |= {f"{c}/{name}": scores[c] for c in self._sliced if c in scores}
-        return found, {}
+        return found, _tables(self.objective, whole, client)
+
+
+def _tables(objective: Objective, totals: Totals, client: int | None) -> Rows:
+    return {
+        table: [{"client": client, **row} for row in rows]
+        for table, rows in tables_of(objective, totals).items()
+    }
 
 
 class ByTask(Slices):

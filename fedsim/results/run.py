@@ -129,6 +129,19 @@ class Run:
         return self._of_numbers("tasks", ["round", "client", "task"])
 
     @cached_property
+    def confusion(self) -> pd.DataFrame:
+        """Which classes are taken for which, where `evaluate.metrics` asks for `confusion`.
+
+        Columns: `round`, `client` (whose model; NaN for the global one), `target`, `prediction`
+        (names of classes) and `count`, of the examples of the test set; pairs that never occur
+        have no row. As a matrix, the last round's:
+
+            last = run.confusion[run.confusion["round"] == run.confusion["round"].max()]
+            last.pivot(index="target", columns="prediction", values="count").fillna(0)
+        """
+        return self._table("confusion", fault=_fault_of_confusion)
+
+    @cached_property
     def explanations(self) -> pd.DataFrame:
         """A row for each explanation; empty if there are none.
 
@@ -225,6 +238,10 @@ def _fault(frame: pd.DataFrame, keys: Sequence[str], scores: Sequence[str]) -> s
         if kind not in "iufb" and (known or not frame[column].dropna().map(np.isscalar).all()):
             return f"column '{column}' has values that are no numbers"
     return None
+
+
+def _fault_of_confusion(frame: pd.DataFrame) -> str | None:
+    return _fault_of_keys(frame, ["round", "count"], ["target", "prediction"])
 
 
 def _fault_of_explanations(frame: pd.DataFrame) -> str | None:
