@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.analysis.replay import ModelSnapshot, replay
-from fedsim.data.partition import Indices
+from fedsim.data.subset import Indices
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.faithfulness import present

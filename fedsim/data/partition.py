@@ -17,11 +17,10 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.data.dataset import Dataset
 from fedsim.data.stored import select
+from fedsim.data.subset import Indices, take_stratified
 from fedsim.errors import DataError
 from fedsim.registry import Config, Registry, nearest
 from fedsim.rng import keyed_rng
-
-Indices = NDArray[np.int64]
 
 # Numbers drawn for a Dirichlet partition before it is called impossible: a few seconds' worth.
 MAX_DRAWN = 10**8
@@ -283,26 +282,6 @@ class Partition(Config):
 
 
 partitions: Registry[Partition] = Registry("partition", Partition, key="kind")
-
-
-def take_stratified(
-    share: Indices, labels: NDArray[np.int64], fraction: float, rng: np.random.Generator
-) -> tuple[Indices, Indices]:
-    """Draw round(fraction·n) of `share`, each class in proportion (largest remainders).
-
-    Returns:
-        (taken, rest), both sorted.
-    """
-    share = np.sort(share)
-    present, inverse, counts = np.unique(labels[share], return_inverse=True, return_counts=True)
-    exact = fraction * counts
-    quota = np.floor(exact + 1e-9).astype(np.int64)
-    missing = round(fraction * len(share)) - int(quota.sum())
-    quota[np.argsort(quota - exact, kind="stable")[:missing]] += 1
-    chosen = np.zeros(len(share), dtype=bool)
-    for c in range(len(present)):
-        chosen[rng.permutation(np.flatnonzero(inverse == c))[: quota[c]]] = True
-    return share[chosen], share[~chosen]
 
 
 def _by_class(data: Dataset, kind: str) -> None:
