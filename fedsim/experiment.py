@@ -49,11 +49,16 @@ class Evaluate(Config):
             of numbers `pearson` and `spearman`; or `package.module:function`, a function of your
             own of (outputs, targets), NumPy arrays of all test examples, that returns a score or
             a dict of scores.
+        validation: share of the training examples that is held out, by class and drawn by the
+            seed, before the rest is dealt out to clients. Models are scored on it whenever they
+            are on the test set, in columns `validation_<score>`, and what is chosen (the best
+            round, the best trial of a search) is chosen by these.
     """
 
     every: int = Field(1, ge=1)
     clients: bool = False
     metrics: tuple[str, ...] = ()
+    validation: float = Field(0.0, ge=0, lt=1)
 
     @field_validator("metrics")
     @classmethod

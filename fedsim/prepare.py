@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import ClientSplits, Dataset, load_dataset
+from fedsim.data.subset import take_stratified
 from fedsim.errors import ExperimentError, FedsimError, in_one_line, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
@@ -20,7 +23,7 @@ from fedsim.objectives import Objective
 from fedsim.objectives.metrics import further_metrics
 from fedsim.registry import Config
 from fedsim.results.loggers import check_loggers
-from fedsim.rng import keyed_torch_rng
+from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import lacks_memory
 
 
@@ -38,7 +41,8 @@ def prepare(
     check_loggers(experiment)
     _check_importable(experiment)
     dataset = dataset or load_dataset(experiment.data)
-    splits = experiment.partition.deal(dataset, experiment.seed)
+    held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
+    splits = experiment.partition.deal(dataset, experiment.seed, held_out)
     dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
     share = experiment.train.participation
     if cohort_size(share, len(splits)) == 0:
@@ -110,6 +114,23 @@ def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _sections(part, key)
+
+
+def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
+    """The training examples of the validation set, sorted.
+
+    Raises:
+        ExperimentError: there would be none.
+    """
+    everything = np.arange(dataset.num_loaded)
+    rng = keyed_rng(seed, "validation set")
+    drawn, _ = take_stratified(everything, dataset.strata, share, rng)
+    if share and not len(drawn):
+        raise ExperimentError(
+            f"evaluate.validation={share} of {len(everything):,} training examples holds out "
+            f"none; {1 / len(everything):.2g} holds out one"
+        )
+    return drawn
 
 
 def _with_further(

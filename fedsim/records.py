@@ -17,7 +17,7 @@ from fedsim.data.stored import AnyArray, StoredArray
 from fedsim.federation import RunSpec
 from fedsim.federation.checkpoint import pack
 from fedsim.methods import Method, State
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.slices import slices_of
 
 TESTED = ("client", "worst_client")  # what clients' scores are summarised as
@@ -81,8 +81,10 @@ def known_columns(
     Args:
         tests_clients: whether clients evaluate on test examples of their own.
     """
-    metrics = spec.objective.metrics(dataset)
+    metrics = spec.objective.shown(dataset)
     columns = [metric.column for metric in metrics]
+    if len(splits.held_out):
+        columns += [VALIDATION + metric.column for metric in metrics]
     columns += slices_of(spec.objective, dataset, splits).columns
     if tests_clients:
         columns += [f"{who}_{m.column}" for m in metrics if m.primary for who in TESTED]
@@ -133,6 +135,7 @@ def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[
         "partition_hash": [
             *(array for part in parts for array in (part.values, part.offsets)),
             splits.server,
+            splits.held_out,
         ],
     }
     contents["data_hash"] += dataset.spec.embeddings or ()

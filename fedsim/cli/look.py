@@ -119,6 +119,8 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
         f"a client holds {sizes.min()} to {sizes.max()}, and "
         f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     )
+    if len(splits.held_out):
+        out.print(f"{len(splits.held_out):,} are held out for validation")
     with writing():
         draw_labels(counts, names, path, axis)
     out.print(f"drawn: {path}", markup=False)

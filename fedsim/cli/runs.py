@@ -193,6 +193,7 @@ class _Lines:
 def _grid_summary(folder: GridFolder) -> None:
     """The end of a grid as a table."""
     from fedsim import load
+    from fedsim.objectives import VALIDATION
     from fedsim.results.summary import in_words, mean_std
 
     summary = folder.table("summary")
@@ -221,8 +222,11 @@ def _grid_summary(folder: GridFolder) -> None:
         table.add_row(*cells)
     out.print(table)
     done = [row["folder"] for row in folder.manifest["cells"] if row["status"] == "finished"]
-    metrics = list(dict.fromkeys(load(folder.path / run).primary_metric for run in done))
+    runs = [load(folder.path / run) for run in done]
+    metrics = list(dict.fromkeys(run.primary_metric for run in runs))
     words = f"{in_words(metrics)}: mean ± standard deviation over seeds"
+    if any(VALIDATION + run.primary_metric.column in run.rounds for run in runs):
+        words += "; best round: by its score on the validation set"
     if tested:
         against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
         better = " or ".join(
@@ -378,7 +382,7 @@ class _Screen:
 def _summary(done: Run) -> None:
     """The end of a run as a small table."""
     from fedsim.objectives.continual import continual
-    from fedsim.results.summary import digits
+    from fedsim.results.summary import best_round, chosen_by, digits
 
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -388,13 +392,14 @@ def _summary(done: Run) -> None:
     evaluated = metric.column in rounds
     scores = rounds[metric.column].dropna() if evaluated else rounds["round"][:0]
     if len(scores):
-        best = int(scores.argmax() if metric.best == "max" else scores.argmin())
+        best = best_round(rounds, metric)
+        by = " by validation" if chosen_by(rounds, metric) != metric.column else ""
         table.add_row(f"{metric.label}, last round", digits(scores.iloc[-1]))
         table.add_row(f"{metric.label}, mean of last 5", digits(scores.iloc[-5:].mean()))
-        table.add_row(
-            f"{metric.label}, best",
-            f"{digits(scores.iloc[best])} (round {rounds.loc[scores.index[best], 'round']})",
-        )
+        if best is not None:
+            row = rounds.iloc[best]
+            score = f"{digits(row[metric.column])} (round {int(row['round'])})"
+            table.add_row(f"{metric.label}, best{by}", score)
     if "accuracy" in done.tasks:
         found = continual(done.tasks)
         table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")

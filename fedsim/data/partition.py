@@ -22,6 +22,8 @@ from fedsim.errors import DataError
 from fedsim.registry import Config, Registry, nearest
 from fedsim.rng import keyed_rng
 
+NONE = np.empty(0, dtype=np.int64)
+
 # Numbers drawn for a Dirichlet partition before it is called impossible: a few seconds' worth.
 MAX_DRAWN = 10**8
 
@@ -114,6 +116,7 @@ class ClientSplits:
         unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
         test: examples kept aside to evaluate a model on the client's own distribution.
         server: examples that the server holds, and no client (empty unless `server_fraction` > 0).
+        held_out: examples to choose models by, which nobody trains on (`evaluate.validation`).
         sequence: the tasks that `train` comes in, if it does not all come at once.
         task: the one that all this is of, 0 ≤ task < T; see `at`.
         labels: its classes by client; None where a model chooses among all classes.
@@ -125,7 +128,8 @@ class ClientSplits:
     train: Ragged
     unlabelled: Ragged
     test: Ragged
-    server: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    server: Indices = field(default_factory=lambda: NONE)
+    held_out: Indices = field(default_factory=lambda: NONE)
     sequence: TaskSequence | None = None
     task: int = 0
     labels: tuple[tuple[int, ...], ...] | None = None
@@ -233,15 +237,19 @@ class Partition(Config):
         """
         raise NotImplementedError
 
-    def deal(self, data: Dataset, seed: int) -> ClientSplits:
+    def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
         """Split, then cut each client's share into train, unlabelled and test examples.
+
+        Args:
+            seed: of the experiment.
+            held_out: training examples that nobody gets.
 
         Raises:
             DataError: the data set cannot be split as asked, or a client is left without a
                 training example.
         """
         strata = data.strata
-        rest, server = self.taking_part(data, seed), np.empty(0, dtype=np.int64)
+        rest, server = self.taking_part(data, seed, held_out), NONE
         if self.server_fraction:
             rng = keyed_rng(seed, "server share")
             server, rest = take_stratified(rest, strata, self.server_fraction, rng)
@@ -253,8 +261,8 @@ class Partition(Config):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} is dealt no example")
         if self.test_fraction == 0 and self.labelled_fraction == 1:
-            nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(shares))
-            return ClientSplits(Ragged.of(shares), nothing, nothing, server)
+            nothing = Ragged.of([NONE] * len(shares))
+            return ClientSplits(Ragged.of(shares), nothing, nothing, server, held_out)
         train, unlabelled, test = [], [], []
         for client, share in enumerate(shares):
             rng = keyed_rng(seed, "split", client=client)
@@ -270,11 +278,12 @@ class Partition(Config):
             train.append(labelled)
             unlabelled.append(hidden)
             test.append(aside)
-        return ClientSplits(Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test), server)
+        parts = Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test)
+        return ClientSplits(*parts, server, held_out)
 
-    def taking_part(self, data: Dataset, seed: int) -> Indices:
+    def taking_part(self, data: Dataset, seed: int, held_out: Indices = NONE) -> Indices:
         """The examples that are dealt out at all, sorted."""
-        everything = np.arange(data.num_loaded)
+        everything = np.setdiff1d(np.arange(data.num_loaded), held_out)
         if self.train_fraction == 1:
             return everything
         rng = keyed_rng(seed, "train share")
@@ -585,6 +594,14 @@ class File(Partition):
                 "a file says who holds what; server_fraction must be 0 and train_fraction 1",
             )
         return self
+
+    def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
+        if len(held_out):
+            raise DataError(
+                "evaluate.validation: partition.kind=file says who holds what, so nothing can be "
+                "held out; leave it out"
+            )
+        return super().deal(data, seed)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         if not self.path.is_file():

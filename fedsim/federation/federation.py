@@ -38,7 +38,7 @@ from fedsim.federation.sums import ExactSum, check_block
 from fedsim.federation.wire import NotCounted, PerClient, nbytes
 from fedsim.federation.worker import Call
 from fedsim.models import Model
-from fedsim.objectives import Batch, Metric, Objective
+from fedsim.objectives import Batch, Metric, Objective, Totals, of_validation, scores_of
 from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel
 
@@ -96,7 +96,10 @@ class Federation:
         self._data = dataset
         self._context = WorkerContext(spec, dataset, splits, device)
         self._initial = self._context.model.weights()
-        self._shards = range(math.ceil(len(dataset.test_y) / TEST_SHARD))
+        self._shards = {
+            "evaluate": range(math.ceil(len(dataset.test_y) / TEST_SHARD)),
+            "validate": range(math.ceil(len(splits.held_out) / TEST_SHARD)),
+        }
         self._engine = engine
         self._states: dict[int, Handle] = {}
         self._serial = 0
@@ -183,6 +186,11 @@ class Federation:
     def test_data(self) -> Examples:
         """The central test set."""
         return self._context.central_test
+
+    @property
+    def validation_data(self) -> Examples:
+        """The validation set, held out of the training examples (`evaluate.validation`)."""
+        return self._context.examples(self._splits.held_out)
 
     def test_batch(self, part: slice) -> Batch:
         """A part of the central test set to score models on."""
@@ -325,18 +333,30 @@ class Federation:
     def evaluate(self, weights: Vector) -> dict[str, float]:
         """The scores of a network on the central test set, by the run's objective.
 
-        The test set is cut into shards of a fixed size, which the engine spreads. Scores of tasks
-        that clients learn one after another go on record as well, in tasks.parquet.
+        If there is a validation set, those on it as well, as `validation_<score>`. The sets are
+        cut into shards of a fixed size, which the engine spreads. Scores of tasks that clients
+        learn one after another go on record as well, in tasks.parquet.
         """
-        call = self._next_call("evaluate", MergeTotals(), "shards")
-        arguments = {"weights": weights}
-        _freeze(arguments)
-        found = self._engine.run(call, [[shard] for shard in self._shards], arguments, {})
-        totals = found.partial.result({}, {})
+        totals = self._totals("evaluate", weights)
         scores, rows = self._context.slices.scores(totals, self._splits.task)
         for table, added in rows.items():
             self.record(table, added)
+        if self._shards["validate"]:
+            found = scores_of(self.objective, self._totals("validate", weights)[""])
+            scores = {**scores, **of_validation(found)}
         return scores
+
+    def _totals(
+        self, function: Literal["evaluate", "validate"], weights: Vector
+    ) -> dict[str, Totals]:
+        call = self._next_call(function, MergeTotals(), "shards")
+        arguments = {"weights": weights}
+        _freeze(arguments)
+        blocks = [[shard] for shard in self._shards[function]]
+        totals: dict[str, Totals] = self._engine.run(call, blocks, arguments, {}).partial.result(
+            {}, {}
+        )
+        return totals
 
     def log(self, **scalars: float | int | str) -> None:
         """Put scalars of this round on record, in rounds.parquet.

@@ -28,6 +28,7 @@ from fedsim.federation.wire import (
     to_arrays,
     to_tensors,
 )
+from fedsim.objectives import evaluate
 from fedsim.rng import keyed_torch_rng
 from fedsim.training import choose_stack_size
 
@@ -37,12 +38,13 @@ class Call:
     """One request of the server to a cohort, or to score a model.
 
     Attributes:
-        function: the name of the client function; `evaluate` for shards.
+        function: the name of the client function; for shards `evaluate` or `validate`.
         reduction: what becomes of its results; each worker folds them into a copy.
         round: t.
         serial: a number for the call, so that partial results of an earlier one cannot mix in.
         clients_per_step: V, how many clients are trained at once.
-        unit: what blocks hold: `clients`, `shards` of the central test set, or `explainers`.
+        unit: what blocks hold: `clients`, `shards` of the central test set or of the validation
+            set, or `explainers`.
         explained: clients whose models are explained once the function has trained them; they are
             few.
     """
@@ -348,14 +350,18 @@ class Worker:
         result.failures[id] = "\n".join([str(failure), *getattr(failure, "__notes__", ())])
 
     def _score(self, call: Call, shard: int) -> dict[str, Any]:
-        """The totals of a shard of the central test set, by slice."""
+        """The totals of a shard of the central test set, by slice, or of the validation set."""
         context, start = self.context, shard * TEST_SHARD
-        batch = context.test_batch(slice(start, start + TEST_SHARD))
+        part, network = slice(start, start + TEST_SHARD), context.model.module
         context.model.load(self._lent["weights"])
         context.model.restrict_classes(None)
+        purpose = "test/torch" if call.function == "evaluate" else "validation/torch"
         # For networks that draw in evaluation as well.
-        with keyed_torch_rng(context.spec.seed, "test/torch", call.round, shard, context.device):
-            return dict(context.slices.totals(context.model.module, batch, start))
+        with keyed_torch_rng(context.spec.seed, purpose, call.round, shard, context.device):
+            if call.function == "validate":
+                batch = context.validation_batch(part)
+                return {"": evaluate(context.spec.objective, network, batch)}
+            return dict(context.slices.totals(network, context.test_batch(part), start))
 
 
 def _versions(tree: Any) -> list[int]:

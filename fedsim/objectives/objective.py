@@ -28,6 +28,7 @@ OutputGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # (outputs (n, ...), targets (n, ...)) -> a score, or several by name.
 ScoreFunction = Callable[[NDArray[Any], NDArray[Any]], Any]
+VALIDATION = "validation_"  # before the column of a score on the validation set
 _OUTPUTS, _TARGETS = "further/outputs", "further/targets"  # among totals
 
 
@@ -242,6 +243,11 @@ def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
         if not isinstance(score, int | float | np.number | Tensor):
             raise TypeError(f"scores: '{name}' is {score!r}, not a number")
     return found
+
+
+def of_validation(scores: Mapping[str, float]) -> dict[str, float]:
+    """Scores under the names of their columns if they are those on the validation set."""
+    return {f"{VALIDATION}{name}": score for name, score in scores.items()}
 
 
 def tables_of(objective: Objective, totals: Totals) -> dict[str, list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from fedsim import atomic
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain.section import MODELS, OF_ALL
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
 
@@ -37,7 +37,7 @@ _OF_CLASSIFICATION = (
 
 # Columns of numbers, wherever they are; those of scores come with these prefixes.
 _NUMBERS = {"seconds", "samples", "steps", "loss", "train_loss", "clients", "failed", "epsilon"}
-_PREFIXES = ("", "test_", "client_", "worst_client_")
+_PREFIXES = ("", "test_", "client_", "worst_client_", VALIDATION)
 _CURVES = ("deletion", "insertion")  # of maps.parquet
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # as torch calls them
 

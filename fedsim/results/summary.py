@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.run import Run
 
 if TYPE_CHECKING:  # it takes long to import, and so does scipy.stats: only where they are needed
@@ -47,6 +47,27 @@ def mean_std(mean: float, std: float) -> str:
     return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
+def chosen_by(rounds: pd.DataFrame, metric: Metric) -> str:
+    """The column by which the best round is chosen: of the validation set, if there is one."""
+    column = VALIDATION + metric.column
+    return column if column in rounds else metric.column
+
+
+def best_round(rounds: pd.DataFrame, metric: Metric) -> int | None:
+    """The row of the best round, the first of equals; None if no round was evaluated.
+
+    Args:
+        rounds: a run's table.
+        metric: by which it is judged: on the validation set, if there is one, or else on the test
+            set.
+    """
+    column = chosen_by(rounds, metric)
+    if column not in rounds:
+        return None
+    scores = sign(metric) * rounds[column].to_numpy(dtype=float)
+    return None if np.isnan(scores).all() else int(np.nanargmax(scores))
+
+
 def tidy(
     runs: Sequence[tuple[Mapping[str, Any], int, Run]],
     table: Literal["rounds", "clients"] = "rounds",
@@ -80,19 +101,20 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
         target: a score to be reached.
 
     Returns:
-        The score in the last round (`last`), the `best`, the mean of the last five evaluated
-        (`last5`); `total_bytes` sent both ways; with a target `rounds_to_target`, the first
-        round that reached it, and `bytes_to_target`, what had been sent by the end of that round,
-        NaN if none did.
+        The score in the last round (`last`), that in the best (`best`; see `best_round`), the
+        mean of the last five evaluated (`last5`); `total_bytes` sent both ways; with a target
+        `rounds_to_target`, the first round that reached it, and `bytes_to_target`, what had been
+        sent by the end of that round, NaN if none did.
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]
     known = metric.column in rounds
     scores = rounds[metric.column].dropna() if known else sent[:0]
     found = dict.fromkeys(("last", "best", "last5"), np.nan)
     if len(scores):
+        best = best_round(rounds, metric)
         found = {
             "last": float(scores.iloc[-1]),
-            "best": float(scores.max() if metric.best == "max" else scores.min()),
+            "best": np.nan if best is None else float(rounds[metric.column].iloc[best]),
             "last5": float(scores.iloc[-LAST:].mean()),
         }
     found["total_bytes"] = float(sent.iloc[-1])

@@ -42,8 +42,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedsim import atomic
 from fedsim.config_file import RawConfig
+from fedsim.data import load_dataset
 from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
+from fedsim.objectives import VALIDATION
 from fedsim.registry import Config, Registry
 from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import SearchManifest
@@ -180,7 +182,9 @@ class SearchSettings(Config):
         space: for each `section.key` a range, `{type: float, low: 0.001, high: 1, log: true}`,
             `{type: int, low: 1, high: 8}`, or a list of values to choose from.
         objectives: what a trial's last round is judged by, and whether it shall be `max` or
-            `min`: any number that the rounds table has, and `total_bytes`, sent up and down.
+            `min`: any number that the rounds table has, and `total_bytes`, sent up and down. If
+            not given, the primary metric, on the validation set if there is one
+            (`evaluate.validation`): what is chosen by the test set looks better on it than it is.
         trials: how many to try.
         sampler: how the next trial is chosen, by Optuna's TPE, NSGA-II, Gaussian processes, or
             at random.
@@ -191,7 +195,7 @@ class SearchSettings(Config):
     """
 
     space: dict[str, _AnyRange] = Field(min_length=1)
-    objectives: dict[str, Literal["max", "min"]] = Field(min_length=1)
+    objectives: dict[str, Literal["max", "min"]] = Field({}, min_length=1, validate_default=False)
     trials: int = Field(20, ge=1)
     sampler: Literal["tpe", "nsga2", "gp", "random"] = "tpe"
     seed: int = Field(0, ge=0)
@@ -270,6 +274,9 @@ class SearchSweep(Sweep[SearchFolder]):
             name: f"{config.where(('search', 'objectives', name))}: search.objectives.{name}"
             for name in search.objectives
         }
+        if not search.objectives:
+            primary = _primary(self.probe_trials[0].experiment)
+            self.settings = search = search.model_copy(update={"objectives": primary})
         if search.asha is not None and search.asha.grace >= experiment.train.rounds:
             raise ExperimentError(
                 f"{config.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: "
@@ -395,6 +402,15 @@ class SearchSweep(Sweep[SearchFolder]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return super()._run(path, begin, tell)
+
+
+def _primary(experiment: Experiment) -> dict[str, Literal["max", "min"]]:
+    """The primary metric as an objective, on the validation set if there is one."""
+    data = load_dataset(experiment.data)
+    objective = experiment.objective or experiment.model.objective(data)
+    metric = next(metric for metric in objective.metrics(data) if metric.primary)
+    prefix = VALIDATION if experiment.evaluate.validation else ""
+    return {prefix + metric.column: metric.best}
 
 
 def _storage(path: Path) -> str:

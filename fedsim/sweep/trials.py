@@ -36,6 +36,7 @@ from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
 from fedsim.launch import check_disk, drive
 from fedsim.modules import search_here_last
+from fedsim.objectives import VALIDATION
 from fedsim.prepare import prepare
 from fedsim.records import known_columns
 from fedsim.results.folder import RunFolder, alone
@@ -180,7 +181,7 @@ def run_trials(
         BadInput: an experiment cannot be carried out, or its trial never placed.
         RunError: Tune cannot go on.
     """
-    datasets, sizes = _load_data(plan, path)
+    datasets, sizes, tested = _load_data(plan, path)
     engines = [example.experiment.engine for example in plan.examples]
     largest = max(engines, key=lambda e: 0 if e.actors == "auto" else e.actors * e.cpus_per_actor)
     with connected(largest, tell):
@@ -220,6 +221,12 @@ def run_trials(
         actors = max(each.actors for each in allocations.values())
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
         tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
+        if by_test_set := [name for name in plan.objectives if name in tested]:
+            tell(
+                f"{', '.join(by_test_set)}: of the test set, on which what is chosen by it looks "
+                "better than it is; evaluate.validation=0.1 holds out examples to choose by, "
+                f"search.objectives={VALIDATION}{by_test_set[0]}"
+            )
         with (
             scratch("fstune-") as state,
             environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # those of trials that are stopped
@@ -269,26 +276,29 @@ def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
 
 def _load_data(
     plan: SweepPlan, path: Path
-) -> tuple[dict[str, Dataset], dict[tuple[Any, ...], float]]:
+) -> tuple[dict[str, Dataset], dict[tuple[Any, ...], float], set[str]]:
     """Check the plan's examples, and load their data.
 
     Args:
         path: of the sweep's folder.
 
     Returns:
-        The data by data section; the memory of a client actor by what of the engine decides.
+        The data by data section; the memory of a client actor by what of the engine decides; the
+        columns of scores on the test set.
 
     Raises:
         BadInput: an experiment cannot be carried out.
     """
     loaded: dict[str, Dataset] = {}
     sizes: dict[tuple[Any, ...], float] = {}
+    tested: set[str] = set()
     for trial in plan.examples:
         try:
             key = _data_key(trial.experiment.data)
             if key not in loaded:
                 loaded[key] = load_dataset(trial.experiment.data)
             dataset, splits, spec = prepare(trial.experiment, loaded[key])
+            tested |= {metric.column for metric in spec.objective.shown(dataset)}
             check_disk(trial.experiment, spec, path)
             engine = trial.experiment.engine
             place, each = _resource_key(engine), spec.worker_bytes(engine.clients_per_step)
@@ -297,7 +307,7 @@ def _load_data(
             raise type(error)(f"{trial.label}: {error}") from error
         tests_clients = trial.experiment.evaluate.clients
         _check_objectives(plan, known_columns(dataset, splits, spec, tests_clients))
-    return loaded, sizes
+    return loaded, sizes, tested
 
 
 def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:

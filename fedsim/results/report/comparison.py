@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import (
     Entry,
@@ -135,6 +135,11 @@ class Comparison:
                 worst = scores.quantile(0.1 if metric.best == "max" else 0.9)
                 rounds = rounds.join(worst.rename(f"{WORST_DECILE}{metric.column}"), on=keys)
         return rounds
+
+    @property
+    def validated(self) -> bool:
+        """Whether best rounds are chosen by a validation set."""
+        return any(VALIDATION + metric.column in self.rounds for metric in self.primary)
 
     def _of_grids(self, fact: str) -> Any:
         """What all grids name alike."""

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.report.comparison import WORST_DECILE, ComparedCell, Comparison
 from fedsim.results.report.figures import Drawing, Line, class_of, draw_lines, swatch
 from fedsim.results.report.page import capital, file_name
@@ -57,6 +57,10 @@ def curves(compared: Comparison) -> list[Plot]:
     if len({cell.panel for cell in compared.cells}) > 1:  # each is a row of figures
         shown = shown[: len(compared.primary) + 1]
     else:
+        shown += [
+            replace(metric, column=VALIDATION + metric.column, label=f"validation {metric.label}")
+            for metric in compared.primary
+        ]
         shown.append(_TRAINING_LOSS)
     return [plot for metric in shown if (plot := draw(compared, metric))]
 

@@ -33,7 +33,8 @@ _MOST_FOUND = 6  # settings whose best are named one by one
 def results(compared: Comparison) -> PageTable:
     """The summary: a row for each cell, the best of those that compete with each other marked."""
     high = not compared.less_is_better
-    scores = {"last5": f"mean of last {LAST}", "last": "last", "best": "best"}
+    best = "best by validation" if compared.validated else "best"
+    scores = {"last5": f"mean of last {LAST}", "last": "last", "best": best}
     costs = {"rounds_to_target": "rounds to", "bytes_to_target": "bytes to"}
     first, *later = (Column(title, True, high) for title in scores.values())
     columns = [*axis_columns(compared), first]
