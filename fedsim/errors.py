@@ -32,6 +32,10 @@ class DataError(BadInput):
     """Data that is missing, unreadable, mislabelled, or cannot be partitioned as asked."""
 
 
+class NotInstalled(BadInput):
+    """Something that takes a package which is not installed."""
+
+
 class ClusterError(BadInput):
     """Actors that can never be placed on the nodes at hand."""
 

@@ -28,7 +28,7 @@ from fedsim.privacy.central import Privacy
 from fedsim.registry import Config, nearest
 from fedsim.training import Train
 
-LOGGERS = ("mlflow", "tensorboard")
+LOGGERS = ("mlflow", "tensorboard", "wandb")
 
 
 def _refuse_twice(name: str, names: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ class Experiment(Config):
         privacy: differential privacy; by default there is none.
         checkpoint: when the run is saved.
         loggers: where the records of rounds go beside the run's own tables: `tensorboard`, below
-            the run's folder, or `mlflow`.
+            the run's folder, `mlflow`, or `wandb` (Weights & Biases).
     """
 
     name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)

@@ -40,6 +40,8 @@ def prepare(
     """
     check_loggers(experiment)
     _check_importable(experiment)
+    if experiment.privacy is not None:
+        experiment.privacy.check()
     dataset = dataset or load_dataset(experiment.data)
     held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
     splits = experiment.partition.deal(dataset, experiment.seed, held_out)

@@ -42,7 +42,8 @@ KINDS = {"document", "documents", "image", "images", "pixels", "rationale", "tok
 
 # From the bottom: a package may import those before it, and itself.
 LAYERS = [
-    {"errors", "atomic", "hardware", "modules", "registry", "rng", "words", "_torchvision"},
+    {"errors", "atomic", "extras", "hardware", "modules", "registry", "rng", "words"}
+    | {"_torchvision"},
     {"config_file", "data"},
     {"objectives"},
     {"models"},

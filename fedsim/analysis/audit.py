@@ -35,6 +35,7 @@ from fedsim.objectives import Classification
 from fedsim.privacy.inversion import (
     SMALLEST,
     Fidelity,
+    check_fidelity,
     draw_reconstructions,
     fidelity,
     reconstruct,
@@ -242,6 +243,7 @@ class PrivacyAudit:
         sharing = self._sharing
         if sharing is None:
             raise RunFolderError(f"{self._path}: shares no images to invert")
+        check_fidelity()  # before the denoiser is trained, not after
         rng = keyed_rng(self.experiment.seed, "attack/inversion")
         originals, items, y = self._shared_pairs(sharing, rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
@@ -277,6 +279,7 @@ class PrivacyAudit:
                 "which alone are reconstructed from explanations"
             )
         self._check([explainer], noise)
+        check_fidelity()
         rng = keyed_rng(self.experiment.seed, "attack/inversion")
         known, tests = self._splits.train.values, len(self._dataset.test_y)
         victims = self._training_examples(

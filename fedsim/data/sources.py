@@ -29,6 +29,7 @@ from fedsim.data.stored import (
     select,
 )
 from fedsim.errors import DataError
+from fedsim.extras import require
 from fedsim.registry import nearest
 from fedsim.rng import keyed_rng
 
@@ -71,6 +72,9 @@ CIFAR100_COARSE = word_list(
     non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2
     """
 )
+
+# As torchvision.datasets.folder.IMG_EXTENSIONS.
+IMAGE_SUFFIXES = word_list(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp")
 
 OPENFL_COLLABORATORS, OPENFL_COLUMNS = 5, 15
 
@@ -330,6 +334,7 @@ class _Fetched(_Files):
         raise NotImplementedError
 
     def _fetch(self, **arguments: str) -> None:
+        require("torchvision", f"data.download: fetching {self.data_set}")
         folder = files.data_root(self.root)
         fetch = getattr(
             importlib.import_module("torchvision.datasets"),
@@ -716,12 +721,11 @@ def _images(folder: Path) -> list[Path]:
 
     Links to folders are not followed: they may go round in circles.
     """
-    suffixes = importlib.import_module("torchvision.datasets.folder").IMG_EXTENSIONS
     return [
         Path(below, name)
         for below, _, names in sorted(os.walk(folder))
         for name in sorted(names)
-        if name.lower().endswith(suffixes)
+        if name.lower().endswith(IMAGE_SUFFIXES)
     ]
 
 

@@ -38,6 +38,7 @@ from fedsim.explain.explainer import (
 from fedsim.explain.faithfulness import without
 from fedsim.explain.groups import group_parts
 from fedsim.explain.inputs import Inputs
+from fedsim.extras import require
 from fedsim.models.networks import ResidualBlock
 from fedsim.models.rationale import RationaleClassifier
 from fedsim.registry import Registry, import_object
@@ -598,6 +599,7 @@ _LAYERS = (
 
 
 def _zennit(part: str) -> Any:
+    require("zennit", "layer-wise relevance propagation (lrp)")
     return importlib.import_module(f"zennit.{part}")
 
 

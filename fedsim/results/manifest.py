@@ -125,6 +125,7 @@ class RunManifest(Manifest):
     wall_seconds: float = 0.0
     result_hash: str = ""
     mlflow_run: str = ""
+    wandb_run: str = ""
     session: str = ""
     hopeless: bool = False
     last: dict[str, float] = {}

@@ -13,18 +13,24 @@ runs/<name>/<id>/
 (tables also as .csv)
 """
 
+# ruff: noqa: E402  # Optuna, which not every installation has, is asked for before it is imported
 from __future__ import annotations
 
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
-import optuna
 import pandas as pd
+
+from fedsim.extras import require
+
+require("optuna", "a search")
+
+import optuna
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -248,7 +254,6 @@ class SearchSweep(Sweep[SearchFolder]):
     """The search section of an experiment file, and trials that stand for all of its space.
 
     Attributes:
-        settings: the section.
         probe_trials: at the bounds of its ranges; each must be an experiment that can be built.
     """
 
@@ -256,7 +261,7 @@ class SearchSweep(Sweep[SearchFolder]):
 
     def __init__(self, config: RawConfig) -> None:
         search, self._base = read_section(config, "search", SearchSettings)
-        self.settings = search
+        self._given, self._config = search, config
         first: dict[str, Any] = {}
         others: list[dict[str, Any]] = []
         for key, given in search.space.items():
@@ -270,13 +275,6 @@ class SearchSweep(Sweep[SearchFolder]):
             experiment = self._base.changed(chosen, by).build(Experiment)
             self.probe_trials.append(Trial.of(label, Path(), experiment))
         self.name = self.probe_trials[0].experiment.name
-        self._objectives = {
-            name: f"{config.where(('search', 'objectives', name))}: search.objectives.{name}"
-            for name in search.objectives
-        }
-        if not search.objectives:
-            primary = _primary(self.probe_trials[0].experiment)
-            self.settings = search = search.model_copy(update={"objectives": primary})
         if search.asha is not None and search.asha.grace >= experiment.train.rounds:
             raise ExperimentError(
                 f"{config.where(('search', 'asha'))}: search.asha.grace={search.asha.grace}: "
@@ -291,9 +289,22 @@ class SearchSweep(Sweep[SearchFolder]):
             for name in search.objectives:
                 if name.removeprefix("worst_").startswith("client_"):
                     raise ExperimentError(
-                        f"{self._objectives[name]}: needs evaluate.clients=true and "
+                        f"{self._place(name)}: needs evaluate.clients=true and "
                         "partition.test_fraction above 0"
                     )
+
+    @cached_property
+    def settings(self) -> SearchSettings:
+        """The section, with objectives; if it has none, this loads the data."""
+        if self._given.objectives:
+            return self._given
+        primary = _primary(self.probe_trials[0].experiment)
+        return self._given.model_copy(update={"objectives": primary})
+
+    def _place(self, objective: str) -> str:
+        """Of an objective, for messages."""
+        where = self._config.where(("search", "objectives", objective))
+        return f"{where}: search.objectives.{objective}"
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -309,7 +320,7 @@ class SearchSweep(Sweep[SearchFolder]):
             count=self.settings.trials,
             finished=len(_ended(path)),
             concurrent=self.settings.concurrent,
-            objectives=self._objectives,
+            objectives={name: self._place(name) for name in self.settings.objectives},
             every_round=self.settings.asha is not None,
         )
 

@@ -478,7 +478,8 @@ def test_mlflow_that_is_not_installed_is_refused_before_the_start(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        "error: loggers: MLflow is not installed here; to have it: pip install 'fedsim[mlflow]'\n"
+        "error: loggers: mlflow needs mlflow-skinny, which is not installed: "
+        "pip install 'fedsim[mlflow]'\n"
     )
     assert [p.name for p in tmp_path.iterdir()] == ["small.yaml"]
 

@@ -101,8 +101,13 @@ class TestOnRay:
         assert list(trials["status"]) == ["finished", "stopped", "stopped"]
         assert list(trials["rounds"]) == [6, 2, 2]
         assert trials["accuracy"][0] > trials["accuracy"][1] == trials["accuracy"][2]
-        assert [line[:5] for line in lines[1:]] == ["[1/3]", "[2/3]", "[3/3]"]
-        assert "stopped early, accuracy 0." in lines[3]
+        assert lines[1] == (
+            "accuracy: of the test set, on which what is chosen by it looks better than it is; "
+            "evaluate.validation=0.1 holds out examples to choose by, "
+            "search.objectives=validation_accuracy"
+        )
+        assert [line[:5] for line in lines[2:]] == ["[1/3]", "[2/3]", "[3/3]"]
+        assert "stopped early, accuracy 0." in lines[4]
         assert folder.manifest["status"] == "finished"
         best = Experiment.load(folder.path / "best.yaml")
         assert best.train.optimizer.lr == 0.3
@@ -138,7 +143,7 @@ class TestOnRay:
     def test_a_regression_is_tuned_for_little_error(self, tmp_path: Path, own_ray: None) -> None:
         search = {
             "space": {"train.optimizer.lr": [0.05, 0.00001]},
-            "objectives": {"rmse": "min"},
+            "objectives": {"validation_rmse": "min"},
             "sampler": "random",
             "seed": 11,
             "trials": 2,
@@ -150,12 +155,13 @@ class TestOnRay:
         whole["data"] = {"name": "friedman", "samples": 200, "test_samples": 50}
         whole["partition"] = {"kind": "iid", "clients": 4}
         whole["method"] = {"name": "fedavg"}
+        whole["evaluate"] = {"validation": 0.1}
         folder = run_search(RawConfig(whole), tmp_path, lines.append)
         trials = folder.table("trials")
         assert list(trials["status"]) == ["finished", "stopped"]
-        assert trials["rmse"][0] < trials["rmse"][1]
+        assert trials["validation_rmse"][0] < trials["validation_rmse"][1]
         assert re.search(r"train.optimizer.lr=0.05: R² -?\d\.\d{4} after round 4$", lines[1])
-        assert re.search(r"stopped early, rmse 0\.\d+ after round 2$", lines[2])
+        assert re.search(r"stopped early, validation_rmse 0\.\d+ after round 2$", lines[2])
         assert Experiment.load(folder.path / "best.yaml").train.optimizer.lr == 0.05
 
 
