@@ -213,7 +213,7 @@ class Wandb:
     def begin(self, folder: RunFolder) -> None:
         import wandb
 
-        out = _among(folder.path)
+        self._last, out = 0, _among(folder.path)
         known = folder.manifest.get("wandb_run")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or folder.experiment.name,
@@ -230,8 +230,10 @@ class Wandb:
             folder.update(wandb_run=self._run.id)
 
     def record(self, row: Mapping[str, Any]) -> None:
-        # A round that comes once more is the same, and wandb drops steps that it has.
-        self._run.log(metrics(row), step=row["round"])
+        t = row["round"]
+        if t > self._last:  # else the same once more; wandb takes steps in ascending order alone
+            self._run.log(metrics(row), step=t)
+            self._last = t
 
     def end(self, status: str, result_hash: str | None) -> None:
         self._run.summary["status"] = status
