@@ -95,7 +95,8 @@ def _check_importable(experiment: Experiment) -> None:
     if experiment.engine.kind == "local":
         return
     for key, section in _sections(experiment, ()):
-        names = [v for v in vars(section).values() if isinstance(v, str)]
+        values = [v if isinstance(v, tuple) else (v,) for v in vars(section).values()]
+        names = [name for own in values for name in own if isinstance(name, str)]
         if type(section).__module__ == "__main__":
             names.append(f"__main__:{type(section).__name__}")
         for name in names:
