@@ -18,7 +18,7 @@ from fedsim.models import models
 from fedsim.objectives import objectives
 from fedsim.registry import OWN, Config, Registry, key_docs, summary
 from fedsim.sweep.grid import GridSettings
-from fedsim.sweep.search import SearchSettings, ranges
+from fedsim.sweep.settings import SearchSettings, ranges
 
 REGISTRIES: tuple[Registry[Any], ...] = (
     *(datasets, partitions, models, methods, objectives, explainers, attributions, ranges),

@@ -108,6 +108,15 @@ def test_a_search_without_optuna(say: Say, monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+def test_the_schema_needs_no_optuna(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("schema", "sweep.settings", "sweep.search"):
+        monkeypatch.delitem(sys.modules, f"fedsim.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    code, text, _ = say("list", "methods", "fedprox")
+    assert code == 0
+    assert "mu" in text
+
+
 def test_clipping_alone_needs_no_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     prepare(small_experiment(privacy={**PRIVACY, "noise_multiplier": 0}))

@@ -33,7 +33,7 @@ def test_help_by_either_option(say: Say, words: tuple[str, ...]) -> None:
 def test_list_alone_lists_the_kinds(say: Say) -> None:
     code, text, _ = say("list")
     assert code == 0
-    assert re.findall(r"^fedsim list (\w+)", text, re.MULTILINE) == list(KINDS)
+    assert re.findall(r"^fedsim list (\w+)", text, re.MULTILINE) == [*KINDS, "metrics"]
 
 
 def test_a_component_is_shown_with_its_docstring_and_keys(say: Say) -> None:
@@ -98,7 +98,7 @@ def test_names_for_completion_are_those_of_the_registry(kind: str) -> None:
     [
         ("fedsim re", {"resume", "report"}),
         ("fedsim run --pri", {"--print-config"}),
-        ("fedsim list me", {"methods"}),
+        ("fedsim list me", {"methods", "metrics"}),
         ("fedsim list methods fedav", {"fedavg", "fedavgm"}),
         ("fedsim explain runs --explainer oc", {"occlusion"}),
         ("fedsim verify runs", set()),  # the shell completes paths
