@@ -149,7 +149,8 @@ def _new_folder(
     about = facts(dataset, splits, experiment.method)
     folder = RunFolder.create(experiment, path, about)
     try:
-        write_table(path / LABELS, label_rows(dataset, splits))
+        if dataset.y.ndim == 1:  # several targets at once are no labels to count
+            write_table(path / LABELS, label_rows(dataset, splits))
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be written: {error}") from error
     return folder
