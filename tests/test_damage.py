@@ -110,7 +110,9 @@ def test_a_resumed_run_ends_as_if_nothing_had_been(
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("name", ["rounds.parquet", "clients.parquet", "final.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["rounds.parquet", "clients.parquet", "labels.parquet", "final.safetensors"]
+)
 def test_a_finished_run_is_made_whole(
     whole: Run, tmp_path: Path, say: Say, name: str, how: str
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_finished_run_is_made_whole(
     read: Callable[[], object] = {
         "rounds.parquet": lambda: run.rounds,
         "clients.parquet": lambda: run.clients,
+        "labels.parquet": lambda: run.labels,
         "final.safetensors": run.weights,
     }[name]
     with pytest.raises(RunFolderError, match=f"{damaged}: |it has no weights yet"):
