@@ -19,7 +19,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NoReturn
 
@@ -34,6 +34,7 @@ from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import Sourced
+from fedsim.words import short
 from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
@@ -372,10 +373,9 @@ class ModelSnapshot:
 
     @property
     def suffix(self) -> str:
-        """For names of files: whose model, and of which round, if not the last."""
-        whose = "" if self.client is None else f"-{self.client}"
-        last = self.again.after == self.again.experiment.train.rounds
-        return whose if last else f"{whose}-round-{self.again.after}"
+        """For names of files: whose model, and of which round."""
+        whose = "" if self.client is None else f"-client-{self.client}"
+        return f"{whose}-round-{self.again.after}"
 
     def explain(self, explainer: Explainer, inputs: Inputs | None = None) -> Explanation:
         """What an explainer says of it.
@@ -391,12 +391,14 @@ class ModelSnapshot:
         explainer.check(model, data)
         if inputs is None:
             inputs = usual_inputs(explainer, self.dataset)
+        model = replace(model, suffix=model.suffix + inputs.suffix)
         return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
 
     def explained(self) -> ExplainedModel:
         """It, without the run, as explainers take it."""
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
+        last = again.after == experiment.train.rounds
         sources = None  # of a client's rules: itself
         if self.client is None and isinstance(state, Sourced):
             sources = state.sources
@@ -417,7 +419,9 @@ class ModelSnapshot:
             sources=sources,
             beside=beside,
             scores=self.scores,
-            record=None if self.suffix else again.run.path / "explanations.parquet",
+            record=again.run.path / "explanations.parquet"
+            if self.client is None and last
+            else None,
         )
 
     def data(self) -> ExplainedData:
@@ -485,9 +489,10 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
 
     model = ExplainedModel(
         section=experiment.model,
-        title=str(run.path),
+        title=short(run.path),
         round=experiment.train.rounds,
         seed=experiment.seed,
+        suffix=f"-client{'s' * (len(whom) > 1)}-{'-'.join(map(str, whom))}" if clients else "",
         record=run.path / "explanations.parquet",
     )
     data = ExplainedData(
@@ -505,7 +510,7 @@ def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
     """Inputs of the central test set for an explainer to explain, if nobody says which."""
     n = explainer.usual_inputs if explainer.takes_inputs else 0
     spread = np.linspace(0, len(dataset.test_y) - 1, n).astype(int)
-    return Inputs.of_rows(dataset, np.unique(spread).tolist())
+    return replace(Inputs.of_rows(dataset, np.unique(spread).tolist()), suffix="")
 
 
 def _prepared(fed: Federation, x: NDArray[Any]) -> Tensor:

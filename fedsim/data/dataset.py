@@ -96,7 +96,6 @@ class Dataset:
             label is about.
         scaling: what `x` was made with of the numbers in the source's files; not of uint8.
         target_scaling: what a regression's `y` was made with.
-        resized: images of any size were resized to that of `x`.
         copies: how many training examples at the end are changed copies of others, for clients
             that drift; no partition deals them out.
     """
@@ -121,7 +120,6 @@ class Dataset:
     truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED
-    resized: bool = False
     copies: int = 0
 
     def __post_init__(self) -> None:

@@ -687,15 +687,14 @@ class Folder(Source):
         classes = _class_folders(train)
         x, y = self._read(train, classes, of_each=True)
         if not tests:
-            data = _split_dataset(x, y, classes, self.test_fraction, str(train))
-            return replace(data, resized=True)
+            return _split_dataset(x, y, classes, self.test_fraction, str(train))
         for name in _class_folders(tests[0]):
             if name not in classes:
                 raise DataError(f"{tests[0] / name}: no class of {train}{nearest(name, classes)}")
         test_x, test_y = self._read(tests[0], classes, of_each=False)
         if len(test_x) == 0:
             raise DataError(f"{tests[0]}: holds no image")
-        return Dataset(x, y, test_x, test_y, classes, resized=True)
+        return Dataset(x, y, test_x, test_y, classes)
 
     def _read(
         self, folder: Path, classes: Sequence[str], of_each: bool
@@ -712,7 +711,7 @@ class Folder(Source):
             return ImageFiles(paths, shape), y
         x = np.empty((len(paths), *shape), np.uint8)
         for row, path in zip(x, paths, strict=True):
-            row[:] = files.read_image(path, shape, resize=True)
+            row[:] = files.read_image(path, shape)
         return x, y
 
 

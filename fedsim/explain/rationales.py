@@ -132,7 +132,7 @@ class Rationales(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the documents, the first ones if there are many, with the words chosen."""
         path = folder / f"rationales{self.suffix}.png"
-        draw_rationales(self.documents[:MOST_DRAWN], path)
+        draw_rationales(self.documents[:MOST_DRAWN], path, f"{self.title}: the words it chooses")
         return [path]
 
 

@@ -398,9 +398,12 @@ class RuleBase(Explanation):
         """Draw partitions, rules and activations."""
         names = ("partitions", "rules", "activations")
         paths = [folder / f"{name}{self.about.suffix}.png" for name in names]
-        draw_partitions(self.readable, self.test_x, self.names, paths[0])
-        draw_rules(self.readable, self.sources, self.names, paths[1])
-        draw_activations(self.prediction, paths[2])
+        title = self.about.title
+        draw_partitions(
+            self.readable, self.test_x, self.names, paths[0], f"{title}: what its conditions mean"
+        )
+        draw_rules(self.readable, self.sources, self.names, paths[1], title=f"{title}: its rules")
+        draw_activations(self.prediction, paths[2], f"{title}: which rules fire on the test set")
         return paths
 
     def export(self, folder: Path) -> None:
