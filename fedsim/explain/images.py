@@ -93,7 +93,7 @@ def draw_shared(
         )
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
-    _add_scale(figure, _LEFT, height, "relevance for the class, each map by its own largest")
+    _add_scale(figure, _LEFT, height, "relevance for the class; each map goes to its largest")
     save(figure, path, title)
 
 
@@ -147,7 +147,7 @@ def draw_relevances(
                     fontsize=_FONT - 1,
                     color="0.35",
                 )
-    _add_scale(figure, 0, lines * down + 0.05, "relevance; below each map its largest")
+    _add_scale(figure, 0, lines * down + 0.05, "relevance for the decision; each map goes to its largest (±)")
     save(figure, path, title)
 
 

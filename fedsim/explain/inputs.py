@@ -116,6 +116,8 @@ class Inputs:
         Raises:
             DataError: it cannot be read, or holds something else.
         """
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file")
         ending = path.suffix.lower()
         if data.words:
             _expect(path, ".txt", "documents are .txt, one a line")
@@ -155,7 +157,7 @@ class Inputs:
         notes = []
         for change, count in changes.most_common(MOST_SIZES):
             if change:
-                several = f"{count} pictures of " if path.is_dir() else ""
+                several = f"{count} picture{'s' * (count > 1)} of " if path.is_dir() else ""
                 notes.append(f"{path.name}: {several}{change}")
         if len(changes) > MOST_SIZES:
             notes.append(f"{path.name}: … and pictures of {len(changes) - MOST_SIZES} more sizes")

@@ -11,7 +11,7 @@ from typing import Any
 from fedsim.config_file import RawConfig
 from fedsim.errors import RunFolderError
 from fedsim.results.folder import Folder, RunFolder
-from fedsim.results.manifest import GridManifest, SearchManifest, kind_of, runs_below
+from fedsim.results.manifest import GridManifest, SearchManifest, did_you_mean, kind_of, runs_below
 from fedsim.results.run import Run
 
 Value = str | int | float  # of an axis
@@ -81,11 +81,9 @@ def open_folder(path: Path) -> Folder:
     for folder in (RunFolder, _GridFiles, _SearchFiles):
         if folder.kind == kind:
             return folder.open(path)
-    below = sorted(found.parent for found in path.glob("*/manifest*.json"))
-    hint = f"; did you mean {below[-1]}?" if below else ""
     raise RunFolderError(
         f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
-        f"{hint}"
+        f"{did_you_mean(path)}"
     )
 
 
