@@ -391,7 +391,6 @@ class ModelSnapshot:
         explainer.check(model, data)
         if inputs is None:
             inputs = usual_inputs(explainer, self.dataset)
-        model = replace(model, suffix=model.suffix + inputs.suffix)
         return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
 
     def explained(self) -> ExplainedModel:

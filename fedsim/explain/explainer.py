@@ -74,8 +74,8 @@ class ExplainedModel:
         round: after which it is as it is.
         seed: the experiment's.
         client: whose; None for the global model, and for a run as a whole.
-        suffix: for names of files, so that pictures of several models and inputs lie side by side:
-            `-client-3-round-7-row-0`.
+        suffix: for names of files, so that pictures of several models lie side by side:
+            `-client-3-round-7`; that of inputs is `inputs.suffix`.
         network: prepared inputs (B, ...) to logits (B, classes), or numbers (B, 1); in
             evaluation. None for rules.
         rules: the arrays of a rule base; None for a network.

@@ -147,7 +147,12 @@ def draw_relevances(
                     fontsize=_FONT - 1,
                     color="0.35",
                 )
-    _add_scale(figure, 0, lines * down + 0.05, "relevance for the decision; each map goes to its largest (±)")
+    _add_scale(
+        figure,
+        0,
+        lines * down + 0.05,
+        "relevance for the decision; each map goes to its largest (±)",
+    )
     save(figure, path, title)
 
 
