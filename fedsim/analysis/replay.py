@@ -34,7 +34,6 @@ from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import Sourced
-from fedsim.words import short
 from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
 from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
@@ -49,6 +48,7 @@ from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
 from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
 from fedsim.training import FlatModel
+from fedsim.words import short
 
 # Of a client: weights (size,) of the experiment's network, another network, or rules.
 ClientModel = Tensor | nn.Module | Rules

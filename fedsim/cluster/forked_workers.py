@@ -83,9 +83,7 @@ def serve(listener: socket.socket) -> None:
     """Fork a worker for each command that arrives, until the standard input is closed."""
     gc.disable()  # imports make no garbage
     # Not Ray: the ids that it draws would be the same in all workers.
-    from fedsim import run  # and with it all that carries runs out
-
-    assert run
+    importlib.import_module("fedsim.launch")  # and with it all that carries runs out
     for module in NEEDED:
         with suppress(ImportError):  # Ray may have come to do without
             importlib.import_module(module)

@@ -72,8 +72,14 @@ class OfDecision(FeatureExplainer, ABC):
             values = data.dataset.target_scaling.undo(outputs[:, 0].double().numpy())
             chances, decisions = (), tuple(f"{value:.6g}" for value in values)
         return Attributed(
-            *(model.title, f"{self.name}{model.suffix}{inputs.suffix}", self.name),
-            *(data.dataset, inputs, relevance, decisions, chances),
+            title=model.title,
+            file=f"{self.name}{model.suffix}{inputs.suffix}",
+            attribution=self.name,
+            dataset=data.dataset,
+            inputs=inputs,
+            relevance=relevance,
+            decisions=decisions,
+            probabilities=chances,
         )
 
 

@@ -24,8 +24,8 @@ from pydantic import (
 
 from fedsim import atomic
 from fedsim.errors import Damaged, RunFolderError
-from fedsim.explain.words import short
 from fedsim.objectives import Metric
+from fedsim.words import short
 
 NAMES = ("manifest.json", "manifest.copy.json")
 FORMAT = 1  # raised whenever a folder of an earlier version can no longer be read
