@@ -9,7 +9,9 @@ from fedsim._torchvision import import_beside_any_torch
 from fedsim.modules import search_here_last
 
 if TYPE_CHECKING:
+    from fedsim.analysis.audit import Audit, audit
     from fedsim.analysis.comparison import Comparison, compare
+    from fedsim.analysis.explanations import Explanations, explanations
     from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
     from fedsim.experiment import Experiment
@@ -20,17 +22,21 @@ if TYPE_CHECKING:
     from fedsim.results.run import Run, load
 
 __all__ = [
+    "Audit",
     "Client",
     "Comparison",
     "Experiment",
+    "Explanations",
     "Federation",
     "Method",
     "NotCounted",
     "Run",
     "State",
     "Update",
+    "audit",
     "compare",
     "errors",
+    "explanations",
     "load",
     "predictions",
     "replay",
@@ -42,7 +48,9 @@ __version__ = "0.1.0"
 
 # Imported when first asked for, because they bring torch: `fedsim --help` needs none of them.
 _MODULES = {
+    "fedsim.analysis.audit": ("Audit", "audit"),
     "fedsim.analysis.comparison": ("Comparison", "compare"),
+    "fedsim.analysis.explanations": ("Explanations", "explanations"),
     "fedsim.analysis.predictions": ("predictions",),
     "fedsim.analysis.replay": ("replay",),
     "fedsim.experiment": ("Experiment",),

@@ -356,6 +356,7 @@ def draw_reconstructions(
     originals: Tensor,
     labels: Sequence[str],
     path: Path,
+    title: str = "",
 ) -> None:
     """Draw images, what mechanisms make of them, and what an attack makes of that.
 
@@ -368,12 +369,13 @@ def draw_reconstructions(
         originals: (n, C, H, W) with pixels in [0, 1], of 7 a side or more.
         labels: n words, above the columns.
         path: of the PNG file.
+        title: of the picture.
 
     Raises:
         ExperimentError: shapes that differ, images of other sizes or channels, or originals out
             of range.
     """
-    save(_picture(rows, originals, labels), path)
+    save(_picture(rows, originals, labels), path, title)
 
 
 def _picture(
