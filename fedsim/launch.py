@@ -15,7 +15,6 @@ from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.connection import planned_actors
 from fedsim.cluster.placement import node_is_lost, starting
 from fedsim.data import ClientSplits, Dataset
-from fedsim.data.labels import label_rows
 from fedsim.errors import ExperimentError, FedsimError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.federation import (
@@ -28,11 +27,10 @@ from fedsim.federation import (
 from fedsim.modules import search_here_last
 from fedsim.prepare import prepare
 from fedsim.records import facts, hashes
-from fedsim.results.folder import LABELS, RunFolder, alone, new_path
+from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.loggers import environment, with_loggers
 from fedsim.results.manifest import is_at
 from fedsim.results.run import Run, load
-from fedsim.results.tables import write_table
 from fedsim.simulate import Progress, simulate
 
 PATIENCE = 60.0  # seconds without an event after which the user is told what is free
@@ -63,7 +61,8 @@ def run(
     dataset, splits, spec = prepare(experiment)
     check_disk(experiment, spec, Path(out))
     with _planned(experiment, splits, spec, on_progress) as actors:
-        folder = _new_folder(experiment, new_path(out, experiment.name), dataset, splits)
+        about = facts(dataset, splits, experiment.method)
+        folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
         with folder.alone():
             on_start(folder)
             return _carry_out(folder, dataset, splits, spec, actors, on_progress)
@@ -130,7 +129,8 @@ def drive(
             folder.trust()  # the experiment was handed over with it; it may have begun elsewhere
             same_data(folder, dataset, splits)
         else:
-            folder = _new_folder(experiment, path, dataset, splits)
+            about = facts(dataset, splits, experiment.method)
+            folder = RunFolder.create(experiment, path, about)
         if folder.manifest["status"] == "finished" and not folder.damage():
             return load(path)
         if experiment.engine.kind == "local":
@@ -140,20 +140,6 @@ def drive(
             reference = data if dataset is loaded else ray.put(dataset)
             events = _with_actors(folder, spec, actors, [reference, ray.put(splits)])
         return _carry_through(folder, events, actors, on_progress)
-
-
-def _new_folder(
-    experiment: Experiment, path: Path, dataset: Dataset, splits: ClientSplits
-) -> RunFolder:
-    """The folder of a run that starts, with what is known of its data."""
-    about = facts(dataset, splits, experiment.method)
-    folder = RunFolder.create(experiment, path, about)
-    try:
-        if dataset.y.ndim == 1:  # several targets at once are no labels to count
-            write_table(path / LABELS, label_rows(dataset, splits))
-    except OSError as error:
-        raise RunFolderError(f"{path}: cannot be written: {error}") from error
-    return folder
 
 
 def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:

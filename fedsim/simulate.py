@@ -23,6 +23,7 @@ from safetensors.numpy import save
 
 from fedsim import atomic
 from fedsim.data import ClientSplits, Dataset
+from fedsim.data.labels import label_rows
 from fedsim.errors import (
     Diverged,
     FedsimError,
@@ -42,7 +43,7 @@ from fedsim.methods import State
 from fedsim.records import chained, new_ledger, result_hash, summarise
 from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
 from fedsim.results.manifest import clients_per_step, halved
-from fedsim.results.tables import Table, check_tables
+from fedsim.results.tables import Table, check_tables, write_table
 from fedsim.rng import keyed_torch_rng
 
 TABLES = ("rounds", "clients", *RECORDED, "maps")
@@ -72,6 +73,9 @@ def simulate(
             table.drop_parts()
         return
     folder.forget_result()
+    if dataset.y.ndim == 1:  # several targets at once are no labels to count
+        with _writing(folder):
+            write_table(folder.path / LABELS, label_rows(dataset, splits))
     if folder.manifest.get("clients_per_step") is None:
         V = experiment.engine.clients_per_step
         if V != 1 and not method.stackable:

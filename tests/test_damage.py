@@ -131,6 +131,7 @@ def test_a_finished_run_is_made_whole(
     code, _, complaint = say("verify", str(path))
     assert (code, str(damaged) in complaint) == (2, True)
     same_result(fedsim.resume(path), whole)
+    pd.testing.assert_frame_equal(fedsim.load(path).labels, whole.labels)
     assert say("verify", str(path))[:2] == (0, "nothing is damaged (1 folder(s))\n")
 
 
