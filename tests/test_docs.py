@@ -1,0 +1,85 @@
+"""The documentation is built without a warning, is complete, and its snippets run."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from fedsim import Experiment, Run, load
+from fedsim.methods import methods
+from fedsim.registry import Config
+from snippets import ROOT, run_page, snippets
+
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*DOCS.rglob("*.md"), ROOT / "README.md")
+    if any(True for _ in snippets(path.read_text(encoding="utf-8")))
+)
+# Those that run trials, which is the business of Ray Tune.
+ON_RAY = [p for p in PAGES if re.search(r"^fedsim (grid|tune) ", (ROOT / p).read_text(), re.M)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_RAY])
+def test_snippets_run(page: str, tmp_path: Path) -> None:
+    run_page(ROOT / page, tmp_path)
+
+
+@pytest.mark.usefixtures("own_ray")
+class TestOnRay:
+    @pytest.mark.parametrize("page", ON_RAY)
+    def test_snippets_run(self, page: str, tmp_path: Path) -> None:
+        run_page(ROOT / page, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The site, built strictly: a warning, such as a dead link, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    hooks = sys.path.copy()
+    logger = logging.getLogger("mkdocs")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
+    logger.setLevel(level)
+    sys.path[:] = hooks
+    yield folder
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+class TestSite:
+    def test_it_loads_nothing_from_elsewhere(self, site: Path) -> None:
+        loads = re.compile(r'<(?:script|img|iframe)[^>]*\ssrc="(https?:[^"]+)|@import|url\(https?:')
+        links = re.compile(r'<link[^>]*rel="(?:stylesheet|preconnect|icon)"[^>]*href="https?:')
+        for page in site.rglob("*.html"):
+            text = text_of(page)
+            assert not loads.findall(text), page
+            assert not links.findall(text), page
+
+    def test_formulas_are_drawn(self, site: Path) -> None:
+        text = text_of(site / "methods" / "fedprox" / "index.html")
+        assert "<math" in text
+        assert "arithmatex" not in text
+
+    def test_the_reference_has_every_key(self, site: Path) -> None:
+        text = text_of(site / "reference" / "experiment-file" / "index.html")
+        shown = set(re.findall(r"<td><code>([\w.]+)</code>", text))
+        assert set(Experiment.model_fields) <= shown
+        assert {"train.optimizer.lr", "explain.share.noise", "grid.axes", "search.trials"} <= shown
+
+    def test_every_method_has_a_page(self, site: Path) -> None:
+        for name, method in methods.items():
+            text = text_of(site / "methods" / name / "index.html")
+            for key in method.model_fields:
+                assert key == "name" or f"<code>method.{key}</code>" in text, (name, key)
