@@ -18,7 +18,7 @@ import ray
 from hypothesis import settings
 from sklearn.datasets import _base as datasets
 
-from experiments import HERE, Say, private_ray, small_experiment
+from experiments import HERE, WRITTEN, Say, private_ray, small_experiment
 from fedsim import Run, launch, run
 from fedsim.cli import main
 from fedsim.cluster import forked_workers
@@ -59,8 +59,10 @@ def ray_apart() -> Iterator[None]:
         folder = tempfile.mkdtemp(prefix="fedsim-", dir="/tmp")  # sockets want a short path
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("XDG_CONFIG_HOME", folder)  # where this user's key is
+        WRITTEN.mkdir()  # before Python looks there for the first time
         yield
-    shutil.rmtree(folder, ignore_errors=True)  # of Rays that are still ending
+    for left in (folder, WRITTEN):
+        shutil.rmtree(left, ignore_errors=True)  # of Rays that are still ending
 
 
 @pytest.fixture(scope="session", autouse=True)

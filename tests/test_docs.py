@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +13,9 @@ import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from fedsim import Experiment, Run, load
+from experiments import WRITTEN
+from fedsim import Experiment
 from fedsim.methods import methods
-from fedsim.registry import Config
 from snippets import ROOT, run_page, snippets
 
 DOCS = ROOT / "docs"
@@ -35,9 +35,16 @@ def test_snippets_run(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("own_ray")
 class TestOnRay:
+    @pytest.fixture
+    def folder(self) -> Iterator[Path]:
+        """Where workers find modules as well."""
+        yield WRITTEN
+        for path in WRITTEN.iterdir():
+            path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+
     @pytest.mark.parametrize("page", ON_RAY)
-    def test_snippets_run(self, page: str, tmp_path: Path) -> None:
-        run_page(ROOT / page, tmp_path)
+    def test_snippets_run(self, page: str, folder: Path) -> None:
+        run_page(ROOT / page, folder)
 
 
 @pytest.fixture(scope="module")
