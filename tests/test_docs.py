@@ -25,7 +25,12 @@ PAGES = sorted(
     if any(True for _ in snippets(path.read_text(encoding="utf-8")))
 )
 # Those that run trials, which is the business of Ray Tune.
-ON_RAY = [p for p in PAGES if re.search(r"^fedsim (grid|tune) ", (ROOT / p).read_text(), re.M)]
+ON_RAY = [
+    page
+    for page in PAGES
+    for snippet in snippets((ROOT / page).read_text(encoding="utf-8"))
+    if snippet.language == "console" and re.search(r"^fedsim (grid|tune) ", snippet.text, re.M)
+]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_RAY])
