@@ -76,6 +76,14 @@ SECTION_TYPES: Mapping[str, type[Config]] = {
 }
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the methods' pages to the navigation."""
+    assert config.nav is not None
+    section = next(entry["Methods"] for entry in config.nav if "Methods" in entry)
+    section += [{note["title"]: f"methods/{name}.md"} for name, note in notes().items()]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are generated, and those that lie elsewhere in the repository."""
     for path, text in generated().items():

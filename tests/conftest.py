@@ -43,7 +43,7 @@ ON_RAY = {
         "test_placement",
         "test_preflight",
     ),
-    *("test_readme", "test_run", "test_same_bits", "test_search", "test_submit"),
+    *("test_docs", "test_run", "test_same_bits", "test_search", "test_submit"),
 }
 
 

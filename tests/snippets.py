@@ -33,7 +33,7 @@ from fedsim.cli import app, main
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
-    r'^(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^ *```$',
+    r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^ *```$',
     re.MULTILINE | re.DOTALL,
 )
 NUMBER = re.compile(
@@ -48,6 +48,9 @@ class Snippet:
     title: str | None
     text: str
     line: int
+
+
+END = Snippet("", None, "", 0)
 
 
 def snippets(page: str) -> Iterator[Snippet]:
@@ -65,7 +68,7 @@ def run_page(page: Path, folder: Path) -> None:
     runner = _Runner(folder)
     try:
         with contextlib.chdir(folder):
-            for snippet in snippets(page.read_text(encoding="utf-8")):
+            for snippet in [*snippets(page.read_text(encoding="utf-8")), END]:
                 try:
                     runner.run(snippet)
                 except Exception as error:
@@ -81,8 +84,11 @@ class _Runner:
         self.folder = folder
         self.names: dict[str, Any] = {"__name__": "page"}
         self.printed = ""
+        self.refused = ""  # a command, which a page must show to be
 
     def run(self, snippet: Snippet) -> None:
+        assert not self.refused or snippet.text.startswith("error: "), self.refused
+        self.refused = ""
         match snippet.language, snippet.title:
             case "yaml" | "python", str(title):
                 (self.folder / title).write_text(snippet.text, encoding="utf-8")
@@ -90,6 +96,8 @@ class _Runner:
                 known = {*Experiment.model_fields, "grid", "search"}
                 unknown = set(yaml.safe_load(snippet.text)) - known
                 assert not unknown, f"no sections of an experiment: {unknown}"
+            case "", None:
+                pass
             case "python", None:
                 self.printed = self.execute(snippet)
             case "console", None:
@@ -133,9 +141,10 @@ class _Runner:
             except Exception:
                 raise AssertionError(f"{line}:\n{traceback.format_exc()}") from None
         text = printed.getvalue()
-        refused = code == 2 and text.startswith("error: ")
-        assert not code or refused, f"{line}: exit code {code}:\n{text}"
-        self.refused = refused
+        if code == 2 and text.startswith("error: "):
+            self.refused = f"{line}: {text}"
+        else:
+            assert not code, f"{line}: exit code {code}:\n{text}"
         return text
 
 

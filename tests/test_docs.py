@@ -14,28 +14,75 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from experiments import WRITTEN
-from fedsim import Experiment
+from fedsim import Experiment, load
 from fedsim.methods import methods
 from snippets import ROOT, run_page, snippets
 
 DOCS = ROOT / "docs"
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*DOCS.rglob("*.md"), ROOT / "README.md")
-    if any(True for _ in snippets(path.read_text(encoding="utf-8")))
+    for path in (*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    if any(True for _ in snippets(text_of(path)))
 )
 # Those that run trials, which is the business of Ray Tune.
 ON_RAY = [
     page
     for page in PAGES
-    for snippet in snippets((ROOT / page).read_text(encoding="utf-8"))
-    if snippet.language == "console" and re.search(r"^fedsim (grid|tune) ", snippet.text, re.M)
+    if any(
+        snippet.language == "console" and re.search(r"^fedsim (grid|tune) ", snippet.text, re.M)
+        for snippet in snippets(text_of(ROOT / page))
+    )
 ]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_RAY])
+IN_PROCESS = [page for page in PAGES if page not in (*ON_RAY, "README.md")]
+
+
+@pytest.mark.parametrize("page", IN_PROCESS)
 def test_snippets_run(page: str, tmp_path: Path) -> None:
     run_page(ROOT / page, tmp_path)
+
+
+class TestReadme:
+    README = text_of(ROOT / "README.md")
+
+    @pytest.fixture(scope="class")
+    def runs(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """What the snippets leave behind."""
+        folder = tmp_path_factory.mktemp("readme")
+        run_page(ROOT / "README.md", folder)
+        return folder / "runs"
+
+    def test_the_quickstart_learns_what_it_says(self, runs: Path) -> None:
+        accuracy = load(min((runs / "quickstart").iterdir())).rounds["accuracy"]
+        shown = re.search(r"^accuracy, mean of last 5  ([\d.]+)$", self.README, re.MULTILINE)
+        assert shown
+        assert accuracy.iloc[-5:].mean() == pytest.approx(float(shown[1]), abs=0.03)
+
+    def test_every_method_is_in_the_table(self) -> None:
+        (table,) = re.findall(r"^\| `method.name` .*?\n\n", self.README, re.MULTILINE | re.DOTALL)
+        rows = [row.split("|")[1] for row in table.splitlines()[2:-1]]
+        listed = re.findall(r"`(\w+)`", "".join(rows))
+        assert sorted(listed) == [name for name, _ in methods.items()]
+        assert f"{len(listed)} methods" in self.README
+
+    def test_its_links_lead_somewhere(self) -> None:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", self.README):
+            assert (ROOT / target).exists(), target
+
+    def test_the_make_targets_exist(self) -> None:
+        makefile = text_of(ROOT / "Makefile")
+        for target in re.findall(r"^make (\w+)", self.README, re.MULTILINE):
+            assert f"\n{target}:" in makefile
+
+    def test_it_is_short(self) -> None:
+        assert len(self.README.splitlines()) <= 150
 
 
 @pytest.mark.usefixtures("own_ray")
@@ -64,10 +111,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     logger.setLevel(level)
     sys.path[:] = hooks
     yield folder
-
-
-def text_of(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
 
 
 class TestSite:
