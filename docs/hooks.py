@@ -37,14 +37,13 @@ from fedsim.methods import Method, methods
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
 from fedsim.privacy.central import Privacy
-from fedsim.registry import Config, Registry
+from fedsim.registry import Config, Registry, key_docs, summary
 from fedsim.sweep.grid import GridSettings
-from fedsim.sweep.search import Asha, Range, SearchSettings, ranges
+from fedsim.sweep.settings import Asha, Range, SearchSettings, ranges
 from fedsim.training import Train
 
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods" / "methods.yaml"
-SECTIONS = r"^(Args|Attributes|Returns|Raises|Yields|Examples?|Source):$"
 
 # Components that are written as a section of their own, and where these are described.
 PAGES: Mapping[type[Config], tuple[str, str]] = {
@@ -143,12 +142,12 @@ def experiment_page() -> str:
         keys_table(Experiment, ""),
     ]
     for name, section in SECTION_TYPES.items():
-        lines += [f"## `{name}` {{ #{name} }}", body(section), keys_table(section, f"{name}.")]
+        lines += [f"## `{name}` {{ #{name} }}", summary(section), keys_table(section, f"{name}.")]
         if name == "search":
             lines += ["### Ranges { #ranges }", "The values that a hyper-parameter may take."]
             for kind, component in ranges.items():
-                lines += [f"#### `type: {kind}`", body(component), keys_table(component, "")]
-            lines += ["### `search.asha` { #asha }", body(Asha)]
+                lines += [f"#### `type: {kind}`", summary(component), keys_table(component, "")]
+            lines += ["### `search.asha` { #asha }", summary(Asha)]
     return "\n\n".join(lines)
 
 
@@ -157,7 +156,7 @@ def components_page(title: str, registry: Registry[Any], section: str) -> str:
         f"# {title}",
         f"What `{section}` can name. A class of your own is named `package.module:Name`.",
         "| `" + registry.key + "` | what it is |\n| --- | --- |\n" + "\n".join(
-            f"| [`{name}`](#{name}) | {cell(summary(component))} |"
+            f"| [`{name}`](#{name}) | {cell(first_line(component))} |"
             for name, component in registry.items()
         ),
     ]
@@ -165,7 +164,7 @@ def components_page(title: str, registry: Registry[Any], section: str) -> str:
     if shared:
         lines += ["## Keys of all", keys_table(registry.base, "")]
     for name, component in registry.items():
-        lines += [f"## `{name}` {{ #{name} }}", body(component)]
+        lines += [f"## `{name}` {{ #{name} }}", summary(component)]
         own = keys_table(component, "", skip=(registry.key, *shared))
         lines += [own or "No keys of its own."]
     return "\n\n".join(lines)
@@ -188,13 +187,13 @@ def keys(
     section: type[Config], prefix: str, skip: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, str, str, str]]:
     """The keys of a section: path, type, default, meaning."""
-    meanings = documented(section)
+    meanings = key_docs(section)
     for key, field in section.model_fields.items():
         if key in skip:
             continue
         path, inner = f"{prefix}{key}", section_within(field.annotation)
         if section is Experiment and key in SECTION_TYPES:
-            yield path, f"[section](#{key})", "", summary(SECTION_TYPES[key])
+            yield path, f"[section](#{key})", "", first_line(SECTION_TYPES[key])
             continue
         text = field.description or meanings.get(key, "")
         yield path, kind_of(field), default_of(field, inner), text
@@ -273,30 +272,9 @@ def default_of(field: FieldInfo, inner: type[Config] | None) -> str:
 # -- docstrings -----------------------------------------------------------------------------------
 
 
-def documented(section: type) -> dict[str, str]:
-    """What docstrings say of each key, those of the classes above it as well."""
-    found: dict[str, str] = {}
-    for kind in reversed(section.__mro__):
-        text = inspect.cleandoc(kind.__doc__ or "")
-        parts = re.split(SECTIONS, text, flags=re.MULTILINE)
-        for title, content in zip(parts[1::2], parts[2::2], strict=True):
-            if title != "Args":
-                continue
-            entry = r"^ {4}([\w, ]+): (.*(?:\n(?: {8}.*|\s*$))*)"
-            for names, meaning in re.findall(entry, content, flags=re.MULTILINE):
-                found |= dict.fromkeys(re.split(r",\s*", names), " ".join(meaning.split()))
-    return found
-
-
-def summary(component: type) -> str:
-    """The first line of a docstring, which may be wrapped."""
-    return " ".join(inspect.cleandoc(component.__doc__ or "").split("\n\n")[0].split())
-
-
-def body(component: type) -> str:
-    """A docstring without its sections: prose and formulas, as Markdown."""
-    text = inspect.cleandoc(component.__doc__ or "")
-    return re.split(SECTIONS, text, flags=re.MULTILINE)[0].strip()
+def first_line(component: type) -> str:
+    """The first paragraph of a docstring."""
+    return " ".join(summary(component).split("\n\n")[0].split())
 
 
 def cell(text: str) -> str:
@@ -418,7 +396,7 @@ def method_page(name: str) -> str:
         lines.append(f"**Paper.** {cited}")
     if "formula" in note:
         lines += [f"$$\n{note['formula'].strip()}\n$$", note.get("symbols", "")]
-    lines += ["## Details", body(component)]
+    lines += ["## Details", summary(component)]
     table = keys_table(component, "method.")
     lines += [
         "## Options",
