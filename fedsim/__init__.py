@@ -1,39 +1,36 @@
 """fedsim: explainable federated learning, simulated on Ray."""
 
-import gc as _gc
+import gc
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from fedsim.modules import search_here_last as _search_here_last
+from fedsim import errors
+from fedsim._torchvision import import_beside_any_torch
+from fedsim.modules import search_here_last
 
-_search_here_last()
-# Imports, torch's most of all, make many objects and no garbage; collecting takes a tenth of their
-# time, in each process of a run.
-_collects = _gc.isenabled()
-_gc.disable()
-try:
+if TYPE_CHECKING:
+    from fedsim.analysis.audit import Audit, audit
+    from fedsim.analysis.comparison import Comparison, compare
+    from fedsim.analysis.explanations import Explanations, explanations
+    from fedsim.analysis.predictions import predictions
     from fedsim.analysis.replay import replay
     from fedsim.data import Dataset
-    from fedsim.data import drift as _drift  # fills the registry, as do the next six
-    from fedsim.data import from_python as _from_python
-    from fedsim.data import reviews as _reviews
-    from fedsim.data import shortcut as _shortcut
-    from fedsim.data import sources as _sources
-    from fedsim.data import task_sequence as _task_sequence
-    from fedsim.data import text_sources as _text_sources
     from fedsim.experiment import Experiment
     from fedsim.federation import Client, Federation, NotCounted, Update
     from fedsim.launch import run
     from fedsim.methods import Method, State
+    from fedsim.results.report import report
     from fedsim.results.run import Run
     from fedsim.results.sweeps import Grid, Search, load
     from fedsim.sweep.start import grid, resume, tune
-finally:
-    if _collects:
-        _gc.enable()
 
 __all__ = [
+    "Audit",
     "Client",
+    "Comparison",
     "Dataset",
     "Experiment",
+    "Explanations",
     "Federation",
     "Grid",
     "Method",
@@ -42,20 +39,59 @@ __all__ = [
     "Search",
     "State",
     "Update",
+    "audit",
+    "compare",
+    "errors",
+    "explanations",
     "grid",
     "load",
+    "predictions",
     "replay",
+    "report",
     "resume",
     "run",
     "tune",
 ]
-del (
-    _drift,
-    _from_python,
-    _reviews,
-    _search_here_last,
-    _shortcut,
-    _sources,
-    _task_sequence,
-    _text_sources,
-)
+__version__ = "0.1.0"
+
+# Imported when first asked for, because they bring torch: `fedsim --help` needs none of them.
+_MODULES = {
+    "fedsim.analysis.audit": ("Audit", "audit"),
+    "fedsim.analysis.comparison": ("Comparison", "compare"),
+    "fedsim.analysis.explanations": ("Explanations", "explanations"),
+    "fedsim.analysis.predictions": ("predictions",),
+    "fedsim.analysis.replay": ("replay",),
+    "fedsim.data": ("Dataset",),
+    "fedsim.experiment": ("Experiment",),
+    "fedsim.federation": ("Client", "Federation", "NotCounted", "Update"),
+    "fedsim.launch": ("run",),
+    "fedsim.methods": ("Method", "State"),
+    "fedsim.results.report": ("report",),
+    "fedsim.results.run": ("Run",),
+    "fedsim.results.sweeps": ("Grid", "Search", "load"),
+    "fedsim.sweep.start": ("grid", "resume", "tune"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+search_here_last()
+import_beside_any_torch()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedsim' has no attribute '{name}'")
+    # Imports, torch's most of all, make many objects and no garbage; collecting takes a tenth of
+    # their time, in each process of a run.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    finally:
+        if collects:
+            gc.enable()
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from fedsim.errors import ExperimentError
 from fedsim.registry import Config
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is not in every build
 Location = tuple[str, ...]  # of a key: its section, then the key within it
 S = TypeVar("S", bound=Config)
 
@@ -32,10 +33,12 @@ class RawConfig:
     Attributes:
         content: sections, as nested dicts.
         where: says for a key where it stands («digits.yaml:7», «override train.rounds=3»).
+        changed_keys: those that were set over the file, by overrides or a grid.
     """
 
     content: Mapping[str, Any]
     where: Callable[[Location], str] = lambda _: "experiment"
+    changed_keys: frozenset[Location] = frozenset()
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> RawConfig:
@@ -51,7 +54,7 @@ class RawConfig:
         path = Path(path)
         text = _text_of(path)
         try:
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            root = yaml.compose(text, Loader=LOADER)
             if not isinstance(root, yaml.MappingNode | None):
                 raise ExperimentError(
                     f"{path}: must be a mapping of sections, not a list or a word"
@@ -85,7 +88,7 @@ class RawConfig:
             if not re.fullmatch(r"[^.\[\]\s]+(\.[^.\[\]\s]+)*", key):
                 raise ExperimentError(f"override '{override}': '{key}' is not a section.key")
             try:
-                _lines(yaml.compose(given, Loader=yaml.SafeLoader), f"override '{override}'")
+                _lines(yaml.compose(given, Loader=LOADER), f"override '{override}'")
                 value = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
                 for part in key.split("."):
                     value = value[part]
@@ -125,7 +128,9 @@ class RawConfig:
                 else before
             )
 
-        return replace(self, content=content, where=where)
+        return replace(
+            self, content=content, where=where, changed_keys=self.changed_keys | changed
+        )
 
     def take(self, key: str) -> tuple[Any, RawConfig]:
         """What stands in one section, None if it is not there, and the sheet without it."""
@@ -143,7 +148,7 @@ class RawConfig:
         try:
             return schema.model_validate(content)
         except ValidationError as error:
-            raise ExperimentError("\n".join(_explain(error, self.where, above))) from None
+            raise ExperimentError("\n".join(_explain(error, self, above))) from None
         except ExperimentError as error:
             raise ExperimentError(f"{self.where(above)}: {error}") from None
 
@@ -228,9 +233,7 @@ _WORDS = {
 }
 
 
-def _explain(
-    error: ValidationError, where: Callable[[Location], str], above: Location
-) -> list[str]:
+def _explain(error: ValidationError, sheet: RawConfig, above: Location) -> list[str]:
     """A line for each thing that is wrong: where, what, and what would be right."""
     words_at: dict[Location, list[str]] = {}
     given_at: dict[Location, str] = {}
@@ -238,6 +241,10 @@ def _explain(
         # A union («a whole number or auto») reports each branch, named by its type.
         within = (str(p) for p in problem["loc"] if not re.search(r"\bint\b|\[", str(p)))
         location = (*above, *within)
+        if problem["type"] == "unknown_key":
+            about = _about_unknown_key(problem["ctx"]["within"], location, sheet)
+            words_at.setdefault(location, []).append(about or problem["msg"])
+            continue
         words = _WORDS.get(problem["type"], problem["msg"])
         words = words.removeprefix("Value error, ").removeprefix("Input should be ")
         words_at.setdefault(location, []).append(words)
@@ -247,7 +254,33 @@ def _explain(
             if a_value:
                 given_at[location] = f", not {problem['input']!r}"
     return [
-        f"{where(location)}: {'.'.join(location)}: {' or '.join(words)}"
+        f"{sheet.where(location)}: {'.'.join(location)}: {' or '.join(words)}"
         f"{given_at.get(location, '')}"
         for location, words in words_at.items()
     ]
+
+
+def _about_unknown_key(within: Sequence[str], location: Location, sheet: RawConfig) -> str | None:
+    """What to do about a key of another section or component, if it is one.
+
+    It is, if a section below has such a key, or if a change names another component and leaves
+    this key of the former one in the section.
+
+    Args:
+        within: the path to the section below.
+    """
+    *above, key = location
+    if within:
+        return f"unknown key; did you mean '{'.'.join((*above, *within, key))}'?"
+    if any(location[: len(c)] == c for c in sheet.changed_keys):
+        return None
+    for word in ("name", "kind"):
+        naming = (*above, word)
+        if naming in sheet.changed_keys:
+            section: Any = sheet.content
+            for part in above:
+                section = section[part]
+            by_override = sheet.where(naming).startswith("override ")
+            whole = f"{'.'.join(above)}{'=' if by_override else ': '}{{{word}: {section[word]}}}"
+            return f"is not a key of {section[word]}; to replace the whole section: '{whole}'"
+    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import ClassVar
 
 
 class FedsimError(Exception):
@@ -31,6 +32,10 @@ class DataError(BadInput):
     """Data that is missing, unreadable, mislabelled, or cannot be partitioned as asked."""
 
 
+class NotInstalled(BadInput):
+    """Something that takes a package which is not installed."""
+
+
 class ClusterError(BadInput):
     """Actors that can never be placed on the nodes at hand."""
 
@@ -44,7 +49,13 @@ class Damaged(RunFolderError):
 
 
 class RunError(FedsimError):
-    """A run that started and could not go on."""
+    """A run that started and could not go on.
+
+    Attributes:
+        resumable: whether it may end otherwise when it is resumed as it is.
+    """
+
+    resumable: ClassVar[bool] = True
 
 
 class ClientError(RunError):
@@ -64,6 +75,25 @@ class ClientError(RunError):
 
 class MethodError(RunError):
     """A function that the server carries out, of a method or an objective, which raised."""
+
+
+class Diverged(RunError):
+    """Training whose numbers have become too large, infinite or NaN; a resumed run ends alike."""
+
+    resumable = False
+
+    def __init__(self, round: int, what: str) -> None:
+        super().__init__(round, what)  # the arguments, so that it pickles
+        self.round, self.what = round, what
+
+    def __str__(self) -> str:
+        return f"training diverged in round {self.round}: {self.what}; lower the learning rate"
+
+
+class UnknownObjective(RunError):
+    """An objective of a search that is no column of its runs' rounds; all trials would fail."""
+
+    resumable = False
 
 
 class StateLost(RunError):

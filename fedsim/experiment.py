@@ -23,11 +23,11 @@ from fedsim.methods import Method, methods
 from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
+from fedsim.objectives.metrics import check_name
 from fedsim.privacy.central import Privacy
-from fedsim.registry import MAIN, Config, Registry, nearest
+from fedsim.registry import Config, Registry, nearest
 from fedsim.training import Train
 
-LOGGERS = ("mlflow", "tensorboard")
 COMPONENTS: dict[str, Registry[Any]] = {
     "data": datasets,
     "partition": partitions,
@@ -35,6 +35,12 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "method": methods,
     "objective": objectives,
 }  # by section
+LOGGERS = ("mlflow", "tensorboard", "wandb")
+
+
+def _refuse_twice(name: str, names: Sequence[str]) -> None:
+    if names.count(name) > 1:
+        raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
 
 
 class Evaluate(Config):
@@ -44,10 +50,30 @@ class Evaluate(Config):
         every: rounds from one evaluation on the central test set to the next.
         clients: evaluate on every client's own test examples as well (needs
             `partition.test_fraction`).
+        metrics: scores beside those of the objective, each a column: of classes `macro_f1`,
+            `balanced_accuracy`, `class_accuracy` (`class_accuracy/<class>`), `top5_accuracy` (any
+            k), `auroc`, `ece` (expected calibration error), and `confusion`, a table of its own;
+            of numbers `pearson` and `spearman`; or `package.module:function`, a function of your
+            own of (outputs, targets), NumPy arrays of all test examples, that returns a score or
+            a dict of scores.
+        validation: share of the training examples that is held out, by class and drawn by the
+            seed, before the rest is dealt out to clients. Models are scored on it whenever they
+            are on the test set, in columns `validation_<score>`, and what is chosen (the best
+            round, the best trial of a search) is chosen by these.
     """
 
     every: int = Field(1, ge=1)
     clients: bool = False
+    metrics: tuple[str, ...] = ()
+    validation: float = Field(0.0, ge=0, lt=1)
+
+    @field_validator("metrics")
+    @classmethod
+    def _known_metrics(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_name(name)
+            _refuse_twice(name, names)
+        return names
 
 
 class Checkpoint(Config):
@@ -72,9 +98,21 @@ class Experiment(Config):
     names what it was given, `package.module:Name`, so that other processes find it.
 
     Args:
+        name: of the run's folder, below that of all runs.
+        seed: of everything random; the same seed gives the same result, to the bit.
+        data: the data set.
+        partition: who holds which examples.
+        model: the architecture that is trained, or the kind of rules.
+        method: the federated algorithm.
         objective: what is minimised and what is scored, if not what the model and its data say.
+        train: rounds, cohort and local training.
+        engine: where clients' work is computed.
+        evaluate: when models are evaluated.
+        explain: explanations as results of the run; by default there are none.
+        privacy: differential privacy; by default there is none.
+        checkpoint: when the run is saved.
         loggers: where the records of rounds go beside the run's own tables: `tensorboard`, below
-            the run's folder, or `mlflow`.
+            the run's folder, `mlflow`, or `wandb` (Weights & Biases).
     """
 
     name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
@@ -92,7 +130,7 @@ class Experiment(Config):
     explain: Explain | None = None
     privacy: Privacy | None = None
     checkpoint: Checkpoint = Checkpoint()
-    loggers: tuple[str, ...] = ()
+    loggers: tuple[Annotated[str, Field(json_schema_extra={"enum": [*LOGGERS]})], ...] = ()
 
     @field_validator("loggers")
     @classmethod
@@ -102,27 +140,11 @@ class Experiment(Config):
                 problem = "unknown logger '{name}'{hint}"
                 about = {"name": name, "hint": nearest(name, LOGGERS)}
                 raise PydanticCustomError("unknown_name", problem, about)
-            if names.count(name) > 1:
-                raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
+            _refuse_twice(name, names)
         return names
-
-    @property
-    def defined_in_main(self) -> str | None:
-        """A component that was defined in a notebook's cell or a script, in words, if one was."""
-        for section, registry in COMPONENTS.items():
-            component = getattr(self, section)
-            name = component and getattr(component, registry.key)
-            if name and name.startswith(f"{MAIN}:"):
-                return f"{section}: {registry.what} '{name.removeprefix(f'{MAIN}:')}'"
-        return None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
-        if self.engine.kind != "local" and (found := self.defined_in_main):
-            raise ExperimentError(
-                f"{found} is defined in a notebook or a script, which Ray's processes cannot "
-                "import; put it into a file and import it from there, or take engine.kind=local"
-            )
         private = self.privacy is not None
         self.method.check_fit(Problem(self.model, self.objective, private=private))
         self.method.check(self.train)

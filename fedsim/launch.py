@@ -63,10 +63,13 @@ def run(
     """
     dataset, splits, spec = prepare(experiment)
     check_disk(experiment, spec, Path(out))
-    with _planned(experiment, splits, spec) as actors:
+    with (
+        RunProgress(progress) as shown,
+        _planned(experiment, splits, spec, shown) as actors,
+    ):
         about = facts(dataset, splits, experiment.method)
         folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
-        with folder.alone(), RunProgress(progress) as shown:
+        with folder.alone():
             shown.start(folder)
             on_start(folder)
             return _carry_out(folder, dataset, splits, spec, actors, shown)
@@ -91,7 +94,7 @@ def resume(
             shown(line)
         dataset, splits, spec = prepare(folder.experiment)
         same_data(folder, dataset, splits)
-        with _planned(folder.experiment, splits, spec) as actors:
+        with _planned(folder.experiment, splits, spec, shown) as actors:
             shown.start(folder)
             on_start(folder)
             changed = folder.rounds_otherwise()
@@ -167,12 +170,13 @@ def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
 
 
 def _planned(
-    experiment: Experiment, splits: ClientSplits, spec: RunSpec
+    experiment: Experiment, splits: ClientSplits, spec: RunSpec, tell: Callable[[str], None]
 ) -> AbstractContextManager[int]:
     """How many client actors the run gets; see `planned_actors`."""
     engine = experiment.engine
     cohort = cohort_size(experiment.train.participation, len(splits))
-    return planned_actors(engine, spec.worker_bytes(engine.clients_per_step), cohort)
+    each = spec.worker_bytes(engine.clients_per_step)
+    return planned_actors(engine, each, cohort, tell)
 
 
 def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:

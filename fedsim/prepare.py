@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import ClientSplits, Dataset, load_dataset
+from fedsim.data.subset import take_stratified
 from fedsim.errors import ExperimentError, FedsimError, in_one_line, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
@@ -15,8 +19,11 @@ from fedsim.explain.section import Explain
 from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
 from fedsim.federation.context import scaled
 from fedsim.methods.learns import Problem
+from fedsim.objectives import Objective
+from fedsim.objectives.metrics import further_metrics
+from fedsim.registry import MAIN, Config
 from fedsim.results.loggers import check_loggers
-from fedsim.rng import keyed_torch_rng
+from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import lacks_memory
 
 
@@ -32,8 +39,12 @@ def prepare(
         BadInput: it cannot.
     """
     check_loggers(experiment)
+    _check_importable(experiment)
+    if experiment.privacy is not None:
+        experiment.privacy.check()
     dataset = dataset or load_dataset(experiment.data)
-    splits = experiment.partition.deal(dataset, experiment.seed)
+    held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
+    splits = experiment.partition.deal(dataset, experiment.seed, held_out)
     dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
     share = experiment.train.participation
     if cohort_size(share, len(splits)) == 0:
@@ -49,6 +60,7 @@ def prepare(
             f"objective.name={objective.name}: one of its metrics must be the primary one, not "
             f"{len(primary)}"
         )
+    objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
     experiment.method.check_fit(
         Problem(
             experiment.model,
@@ -78,6 +90,84 @@ def prepare(
     return dataset, splits, replace(spec, size=size, explain=explain)
 
 
+def defined_here(experiment: Experiment) -> str | None:
+    """The key and the name of what the running program itself defines; None if nothing is.
+
+    Such classes and functions are of the module `__main__`: no other process finds them.
+    """
+    for key, section in _sections(experiment, ()):
+        values = [v if isinstance(v, tuple) else (v,) for v in vars(section).values()]
+        names = [name for own in values for name in own if isinstance(name, str)]
+        if type(section).__module__ == MAIN:
+            names.append(f"{MAIN}:{type(section).__name__}")
+        for name in names:
+            if name.startswith(f"{MAIN}:"):
+                return f"{'.'.join(key)}: {name.partition(':')[2]}"
+    return None
+
+
+def _check_importable(experiment: Experiment) -> None:
+    """Refuse what is defined in the running program itself, where Ray's processes find nothing."""
+    if experiment.engine.kind != "local" and (found := defined_here(experiment)):
+        raise ExperimentError(
+            f"{found} is defined in a notebook or in the script that is running, where the "
+            "processes of Ray do not find it; put it into a file of its own, or use "
+            "engine.kind=local"
+        )
+
+
+def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Config]]:
+    """A section and all within it, each with its key."""
+    if isinstance(value, Config):
+        yield key, value
+        for name, part in vars(value).items():
+            yield from _sections(part, (*key, name))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _sections(part, key)
+
+
+def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:
+    """The training examples of the validation set, sorted.
+
+    Raises:
+        ExperimentError: there would be none.
+    """
+    everything = np.arange(dataset.num_loaded)
+    rng = keyed_rng(seed, "validation set")
+    drawn, _ = take_stratified(everything, dataset.strata, share, rng)
+    if share and not len(drawn):
+        raise ExperimentError(
+            f"evaluate.validation={share} of {len(everything):,} training examples holds out "
+            f"none; {1 / len(everything):.2g} holds out one"
+        )
+    return drawn
+
+
+def _with_further(
+    names: Sequence[str], objective: Objective, dataset: Dataset, splits: ClientSplits
+) -> Objective:
+    """The objective with the metrics of `evaluate.metrics`.
+
+    Raises:
+        ExperimentError: one is not for this data, or has the name of another.
+    """
+    further = further_metrics(names, dataset)
+    taken = [metric.column for metric in objective.metrics(dataset)]
+    for name, metric in zip(names, further, strict=True):
+        if metric.name in taken:
+            raise ExperimentError(
+                f"evaluate.metrics: {name}: there is a metric '{metric.name}' already; leave it "
+                "out, or take another name"
+            )
+        if metric.is_table and splits.sequence is not None:
+            raise ExperimentError(
+                f"evaluate.metrics: {name} is not for clients that learn tasks one after another"
+            )
+        taken.append(metric.name)
+    return objective.with_further(further) if further else objective
+
+
 def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module) -> Explain:
     """The `explain` section with what it leaves open filled in.
 
@@ -90,6 +180,7 @@ def _check_explain(experiment: Experiment, dataset: Dataset, network: nn.Module)
         dataset,
         experiment.train.rounds,
         has_global=method.has_global_model,
+        trains_clients=method.trains_clients,
         keeps_models=method.keeps_models,
     )
     trains = experiment.model.builds_network

@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray, StoredArray
+from fedsim.federation import RunSpec
 from fedsim.federation.checkpoint import pack
 from fedsim.methods import Method, State
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
+from fedsim.objectives.slices import slices_of
 
+TESTED = ("client", "worst_client")  # what clients' scores are summarised as
 # Columns that are not the same each time: times, and tracebacks, which name places.
 VARYING = frozenset({"seconds", "explain_seconds", "error"})
 
@@ -53,8 +56,9 @@ def summarise(
     column = primary.column
     tested = [r[f"test_{column}"] for r in client_rows if f"test_{column}" in r]
     if tested:
-        row[f"client_{column}"] = math.fsum(tested) / len(tested)
-        row[f"worst_client_{column}"] = min(tested) if primary.best == "max" else max(tested)
+        mean, worst = (f"{who}_{column}" for who in TESTED)
+        row[mean] = math.fsum(tested) / len(tested)
+        row[worst] = min(tested) if primary.best == "max" else max(tested)
     row["clients"] = sum("steps" in r or "rules" in r for r in client_rows)  # that have learnt
     row["failed"] = sum("error" in r for r in client_rows)
     for way in ("up", "down"):
@@ -65,6 +69,29 @@ def summarise(
         ledger[f"total_{way}"] += row[way]
         row[f"total_{way}"] = ledger[f"total_{way}"]
     return row
+
+
+def known_columns(
+    dataset: Dataset, splits: ClientSplits, spec: RunSpec, tests_clients: bool
+) -> list[str]:
+    """The columns of numbers in rounds.parquet that are known before a run starts.
+
+    A method or an objective may put further ones on record.
+
+    Args:
+        tests_clients: whether clients evaluate on test examples of their own.
+    """
+    metrics = spec.objective.shown(dataset)
+    columns = [metric.column for metric in metrics]
+    if len(splits.held_out):
+        columns += [VALIDATION + metric.column for metric in metrics]
+    columns += slices_of(spec.objective, dataset, splits).columns
+    if tests_clients:
+        columns += [f"{who}_{m.column}" for m in metrics if m.primary for who in TESTED]
+    if spec.explain is not None:
+        columns += [metric.column for metric in spec.explain.metrics(dataset)]
+    ways = [f"{what}_{way}" for what in ("bytes", "total_bytes") for way in ("up", "down")]
+    return [*columns, "train_loss", *spec.aggregation.column_names, *ways]
 
 
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
@@ -108,6 +135,7 @@ def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[
         "partition_hash": [
             *(array for part in parts for array in (part.values, part.offsets)),
             splits.server,
+            splits.held_out,
         ],
     }
     contents["data_hash"] += dataset.spec.embeddings or ()

@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownEr
 
 LARGEST = 3.4e38  # of numbers of 32 bits
 MAIN = "__main__"  # the module of a notebook's cells and of a script
+OWN = r"^[\w.]+:\w+$"  # the name of a component of the user's own, as a JSON schema has it
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -69,7 +71,8 @@ class Config(BaseModel):
             if unknown:
                 key = unknown[0]
                 hint = nearest(key, cls.model_fields)
-                problem = PydanticCustomError("unknown_key", "unknown key{hint}", {"hint": hint})
+                about = {"hint": hint, "within": _sections_with(key, cls)}
+                problem = PydanticCustomError("unknown_key", "unknown key{hint}", about)
                 raise located(cls.__name__, str(key), problem, values[key])
         return values
 
@@ -129,6 +132,19 @@ class Component(Config):
         if key not in own:
             cls.__annotations__ = {**own, key: str}
             setattr(cls, key, f"{cls.__module__}:{cls.__qualname__}")
+
+
+def _sections_with(key: object, config: type[Config]) -> list[str]:
+    """The path to the section within a config that has such a key; empty if none has."""
+    for name, field in config.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Config):
+            if key in inner.model_fields:
+                return [name]
+            below = _sections_with(key, inner)
+            if below:
+                return [name, *below]
+    return []
 
 
 C = TypeVar("C", bound=Config)
@@ -401,3 +417,27 @@ def check_keywords(
 def first_line(documented: Callable[..., Any]) -> str:
     """The first line of a docstring: what the thing is, for lists."""
     return (documented.__doc__ or "").strip().partition("\n")[0]
+
+
+def summary(documented: type) -> str:
+    """A docstring without what it says of arguments, errors and use: what the thing is."""
+    text = inspect.cleandoc(documented.__dict__.get("__doc__") or "")
+    sections = r"^(?:Args|Attributes|Example|Raises):\n(?: .*(?:\n|$)|\n)*"
+    return re.sub(sections, "", text, flags=re.M).strip()
+
+
+def key_docs(section: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a section and of the classes it extends say of its keys (`Args:`)."""
+    found: dict[str, str] = {}
+    for documented in reversed(section.__mro__):
+        text = inspect.cleandoc(documented.__dict__.get("__doc__") or "")
+        args = re.search(r"^Args:\n((?: .*\n?|\n)*)", text, re.M)
+        if args:
+            entries = re.findall(
+                r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", args[1], re.M
+            )  # a key, or several, and lines that are indented further
+            for keys, words in entries:
+                for key in keys.split(", "):
+                    if key in section.model_fields:
+                        found[key] = " ".join(words.split())
+    return found

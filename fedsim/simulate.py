@@ -23,7 +23,9 @@ from safetensors.numpy import save
 
 from fedsim import atomic
 from fedsim.data import ClientSplits, Dataset
+from fedsim.data.labels import label_rows
 from fedsim.errors import (
+    Diverged,
     FedsimError,
     MethodError,
     RunError,
@@ -39,9 +41,9 @@ from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
 from fedsim.records import chained, new_ledger, result_hash, summarise
-from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
 from fedsim.results.manifest import clients_per_step, halved
-from fedsim.results.tables import Table, check_tables
+from fedsim.results.tables import Table, check_tables, write_table
 from fedsim.rng import keyed_torch_rng
 
 TABLES = ("rounds", "clients", *RECORDED, "maps")
@@ -71,6 +73,9 @@ def simulate(
             table.drop_parts()
         return
     folder.forget_result()
+    if dataset.y.ndim == 1:  # several targets at once are no labels to count
+        with _writing(folder):
+            write_table(folder.path / LABELS, label_rows(dataset, splits))
     if folder.manifest.get("clients_per_step") is None:
         V = experiment.engine.clients_per_step
         if V != 1 and not method.stackable:
@@ -83,11 +88,13 @@ def simulate(
             yield why
         folder.update(clients_per_step=V)
     device = engine.server_device()
-    metrics = [asdict(metric) for metric in spec.objective.metrics(dataset)]
+    metrics = [asdict(metric) for metric in spec.objective.shown(dataset)]
     folder.update(server_device=str(device), metrics=metrics)
-    if spec.explain is not None:
+    if spec.explain is not None and experiment.explain is not None:
         scores = [asdict(metric) for metric in spec.explain.metrics(dataset)]
         folder.update(explained=scores, map_shape=map_shape(dataset))
+        if not method.trains_clients and "cohort" in (experiment.explain.of or ("cohort",)):
+            yield f"clients train no models with method.name={method.name}; none are explained"
     V = clients_per_step(folder.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(
@@ -152,7 +159,8 @@ def simulate(
             weights,
             save({n: np.ascontiguousarray(array) for n, array in arrays.items()}, layers),
         )
-        written = [*(table.file for table in tables.values() if table.file.exists()), weights]
+        files = [*(table.file for table in tables.values()), folder.path / LABELS, weights]
+        written = [file for file in files if file.exists()]
         folder.update(
             result_hash=result_hash(ledger["chain"], state),
             files={str(p.relative_to(folder.path)): atomic.checksum(p) for p in written},
@@ -166,7 +174,7 @@ def initial_state(fed: Federation, experiment: Experiment) -> State:
     method = experiment.method
     with keyed_torch_rng(experiment.seed, "server", 0, device=fed.device), _carrying_out("init"):
         try:
-            return _insist_on_state(method.init(fed))
+            return _insist_on_state(method.init(fed), "init")
         except StackTooLarge as error:  # there is nothing yet that the run could go on from
             raise RunError(f"{error}; lower engine.clients_per_step") from None
 
@@ -180,12 +188,9 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
         _carrying_out(f"round {t}"),
         fed.explaining_cohort(),
     ):
-        state = _insist_on_state(experiment.method.round(fed, state, t))
+        state = _insist_on_state(experiment.method.round(fed, state, t), f"round {t}")
     if not np.isfinite(state.weights).all():
-        raise RunError(
-            f"round {t}: the server's weights are no longer finite numbers; smaller learning "
-            "rates may help"
-        )
+        raise Diverged(t, "the server's weights are no longer finite numbers")
     return state
 
 
@@ -211,9 +216,10 @@ def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list
     return {"rounds": [row], **rows}
 
 
-def _insist_on_state(found: Any) -> State:
+def _insist_on_state(found: Any, what: str) -> State:
     if not isinstance(found, State):
-        raise TypeError(f"the method must return a State, not {type(found).__name__}")
+        function = what.partition(" ")[0]
+        raise MethodError(f"{what}: {function} must return a State, not {type(found).__name__}")
     return found
 
 

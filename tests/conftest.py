@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 import ray
 from hypothesis import settings
+from sklearn.datasets import _base as datasets
 
-from experiments import HERE, Say, private_ray, small_experiment
+from experiments import HERE, WRITTEN, Say, private_ray, small_experiment
 from fedsim import Run, launch, run
 from fedsim.cli import main
 from fedsim.cluster import forked_workers
@@ -41,7 +43,7 @@ ON_RAY = {
         "test_placement",
         "test_preflight",
     ),
-    *("test_readme", "test_run", "test_same_bits", "test_search", "test_submit"),
+    *("test_docs", "test_run", "test_same_bits", "test_search", "test_submit"),
 }
 
 
@@ -57,8 +59,10 @@ def ray_apart() -> Iterator[None]:
         folder = tempfile.mkdtemp(prefix="fedsim-", dir="/tmp")  # sockets want a short path
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("XDG_CONFIG_HOME", folder)  # where this user's key is
+        WRITTEN.mkdir()  # before Python looks there for the first time
         yield
-    shutil.rmtree(folder, ignore_errors=True)  # of Rays that are still ending
+    for left in (folder, WRITTEN):
+        shutil.rmtree(left, ignore_errors=True)  # of Rays that are still ending
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,6 +77,19 @@ def one_fork_server(ray_apart: None) -> Iterator[None]:
                 return stack.enter_context(started(os.environ["RAY_TMPDIR"]))
 
         patch.setattr(forked_workers, "fork_server", lambda folder: nullcontext(path()))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_read_once() -> Iterator[None]:
+    """The file of the digits is read once, a tenth of the time of a small run."""
+    read = cache(datasets.load_gzip_compressed_csv_data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            datasets,
+            "load_gzip_compressed_csv_data",
+            lambda *names, **options: deepcopy(read(*names, **options)),
+        )
         yield
 
 

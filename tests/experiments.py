@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickletools
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +35,10 @@ Say = Callable[..., tuple[int, str, str]]
 
 Errors = dict[Path, str]  # of trials that failed
 
-# Actors find the modules of the tests.
-HERE = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
+# Actors find the modules of the tests, the fedsim that is tested, and what a test writes.
+_TESTS = Path(__file__).parent
+WRITTEN = Path(tempfile.gettempdir(), f"fedsim-written-{os.getpid()}")
+HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(map(str, (_TESTS, _TESTS.parent, WRITTEN)))}}
 
 
 # Methods that learn networks; those of rules, streams or texts alone have tests of their own.

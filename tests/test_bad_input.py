@@ -14,18 +14,22 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from networks import regularised
 
-from experiments import change_manifest
-from fedsim import Run, load
+from experiments import change_manifest, small_experiment
+from fedsim import Run, load, run
 from fedsim.cli import main
 from fedsim.cluster.placement import Node, actors_on, plan_actors
-from fedsim.errors import ClusterError
+from fedsim.errors import ClusterError, ExperimentError
 from fedsim.federation import EngineSettings
+from fedsim.methods.fedavg import FedAvg
+from fedsim.prepare import prepare
 from fedsim.results.manifest import NAMES
 
 EXPERIMENT = """\
@@ -259,7 +263,22 @@ def test_no_such_file(refused: Callable[..., str]) -> None:
         ("train.rounds=[1", "override 'train.rounds=[1': "),
         ("train.rounds=-1", "override train.rounds=-1: train.rounds: must be greater than or "),
         ("train.round=1", "override train.round=1: train.round: unknown key; did you mean 'round"),
-        ("rounds=1", "override rounds=1: rounds: unknown key; known: checkpoint, data, "),
+        ("rounds=1", "override rounds=1: rounds: unknown key; did you mean 'train.rounds'?"),
+        ("lr=1", "override lr=1: lr: unknown key; did you mean 'train.optimizer.lr'?"),
+        (
+            "train.lr=0.1",
+            "override train.lr=0.1: train.lr: unknown key; did you mean 'train.optimizer.lr'?",
+        ),
+        ("alpha=1", "override alpha=1: alpha: unknown key; known: checkpoint, data, "),
+        (
+            "model.name=cnn",
+            "small.yaml:4: model.hidden: is not a key of cnn; to replace the whole section: "
+            "'model={name: cnn}'",
+        ),
+        (
+            "model={name: cnn, hidden: [4]}",
+            "override model={name: cnn, hidden: [4]}: model.hidden: unknown key; known: ",
+        ),
         ("trian.rounds=1", "override trian.rounds=1: trian: unknown key; did you mean 'train'?"),
         ("train={rounds: 0}", "override train={rounds: 0}: train.rounds: must be greater than or"),
         ("method.name=:x:", "override method.name=:x:: method.name: "),
@@ -328,7 +347,8 @@ def test_a_partition_that_cannot_be_made(
         ),
         (
             "train.optimizer.name=adam train.optimizer.momentum=0.9",
-            "train.optimizer: momentum and nesterov belong to sgd; adam has betas",
+            "train.optimizer: momentum and nesterov belong to sgd, and adam has betas; leave them "
+            "out, or set momentum=0 and nesterov=false",
         ),
     ],
 )
@@ -767,6 +787,10 @@ class Stateless(FedAvg):
     def round(self, fed, state, t):
         return super().round(fed, state, t).weights
 
+class BareInit(FedAvg):
+    def init(self, fed):
+        return super().init(fed).weights
+
 class InitRaises(FedAvg):
     def init(self, fed):
         raise KeyError("cheese")
@@ -807,7 +831,6 @@ def test_a_client_function_that_raises(broken: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("Poisoned", "client 0, round 1, local_update: NaN values in 'other'; a smaller learning"),
         ("NoUpdate", "client 0, round 1, local_update: must return an Update, not Tensor"),
         ("KeepsAWord", "client 0, round 1, local_update: TypeError: client.state must be a dict,"),
         ("Complex", "client 0, round 1, local_update: 'weights' has complex numbers"),
@@ -821,7 +844,8 @@ def test_what_cannot_be_averaged(broken: Callable[..., str], method: str, messag
     ("method", "message"),
     [
         ("ServerRaises", r"round 1: ValueError: made of cheese \(code.py, line \d+\)\n"),
-        ("Stateless", r"round 1: TypeError: the method must return a State, not ndarray .*\n"),
+        ("Stateless", r"round 1: round must return a State, not ndarray\n"),
+        ("BareInit", r"init: init must return a State, not ndarray\n"),
         ("InitRaises", r"init: KeyError: 'cheese' \(code.py, line \d+\)\n"),
         ("Strangers", r"round 1: IndexError: index 99 is out of bounds .*\n"),
     ],
@@ -831,6 +855,45 @@ def test_a_server_function_that_raises(
 ) -> None:
     assert re.fullmatch(message, broken(method))
     assert "Traceback (most recent call last)" in (the_run().path / "log.txt").read_text()
+
+
+class Own(FedAvg):
+    """As if a notebook had defined it."""
+
+
+@pytest.mark.parametrize(
+    ("section", "content", "name"),
+    [
+        ("method", {"name": "__main__:Own"}, "Own"),
+        ("model", {"name": "__main__:regularised"}, "regularised"),
+    ],
+)
+def test_code_of_a_notebook_on_ray(
+    section: str,
+    content: dict[str, Any],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = sys.modules["__main__"]
+    monkeypatch.setattr(program, "Own", Own, raising=False)
+    monkeypatch.setattr(program, "regularised", regularised, raising=False)
+    experiment = small_experiment(**{section: content}, engine={"kind": "ray"})
+    with pytest.raises(
+        ExperimentError,
+        match=f"^{section}: {name} is defined in a notebook or in the script that is running, .*; "
+        r"put it into a file of its own, or use engine\.kind=local$",
+    ):
+        run(experiment, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    prepare(small_experiment(**{section: content}))
+
+
+def test_an_object_of_a_notebook_on_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "__module__", "__main__")
+    experiment = small_experiment(engine={"kind": "ray"}).model_copy(update={"method": Own()})
+    with pytest.raises(ExperimentError, match=r"^method: Own is defined in a notebook"):
+        prepare(experiment)
 
 
 def test_a_server_function_that_ends_the_process(
@@ -867,7 +930,18 @@ def test_clients_that_do_not_send_the_same(
 def test_weights_that_become_nan(fedsim: Call) -> None:
     code, _, err = fedsim("run", "small.yaml", "train.optimizer.lr=1e38", "train.batch_size=4")
     assert code == 1
-    assert "error: client 0, round 1, local_update: NaN values in 'weights'; a smaller" in err
+    what = "client 0: NaN values in 'weights'"  # and nothing of `fedsim resume`
+    assert err == f"error: training diverged in round 1: {what}; lower the learning rate\n"
+
+
+def test_weights_that_become_too_large(fedsim: Call) -> None:
+    code, _, err = fedsim("run", "small.yaml", "train.optimizer.lr=1e9")
+    assert code == 1
+    assert re.fullmatch(
+        r"error: training diverged in round 1: client 0: values up to \S+ in 'weights'; lower the "
+        r"learning rate\n",
+        err,
+    )
 
 
 @pytest.mark.parametrize("clients", [4, 20], ids=["own blocks", "shared blocks"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import sys
@@ -18,8 +19,7 @@ from rich.console import Console
 
 from experiments import change_manifest, small_experiment
 from fedsim import Grid, Run, cli, load
-from fedsim._torchvision import import_torchvision
-from fedsim.cli import runs
+from fedsim.cli import look, runs
 from fedsim.cli.console import short
 from fedsim.data import datasets, partitions
 from fedsim.explain import explainers
@@ -93,6 +93,16 @@ def test_run_prints_rounds_and_a_summary(say: Say) -> None:
     assert f"accuracy, last round      {done.rounds.accuracy.iloc[-1]:.4f}" in text
 
 
+def test_a_private_run_says_what_it_has_spent(say: Say) -> None:
+    private = "privacy={clip: 1.0, noise_multiplier: 2.0, delta: 1.0e-4}"
+    code, text, _ = say("run", "small.yaml", "train.rounds=2", "train.participation=0.5", private)
+    assert code == 0
+    (path,) = Path("runs/small").iterdir()
+    spent = [f"{epsilon:.3g}" for epsilon in load(path).rounds["epsilon"]]
+    assert re.findall(r"^round \d/2 .* sent  ε ([\d.]+)\b", text, re.M) == spent
+    assert re.search(rf"^privacy +ε {spent[-1]}, δ 0.0001 *$", text, re.M)
+
+
 def make_regression(path: Path, r2: list[float]) -> None:
     """Write other rounds into a run's folder: those of a regression."""
     rounds = load(path).rounds.drop(columns="accuracy")
@@ -157,7 +167,7 @@ def test_a_grid_of_regressions_is_judged_by_r2(
     runs._grid_summary(folder)
     text = capsys.readouterr().out
     assert "R²: mean ± standard deviation over seeds" in text
-    assert "0.5500 ± 0.0707" in text
+    assert "0.550 ± 0.071" in text
     assert "-1e+09 ± " in text
     assert "(2/2)" in text
     assert "accuracy" not in text
@@ -210,6 +220,54 @@ def test_data_of_a_regression_are_counted_by_parts_of_the_range(say: Say) -> Non
     assert Path("small-labels.png").read_bytes().startswith(b"\x89PNG")
 
 
+class TestDataOfSeveralExperiments:
+    def section(self, say: Say, text: str) -> str:
+        with Path("small.yaml").open("a") as file:
+            file.write(text)
+        code, shown, complaint = say("data", "small.yaml", "partition.clients=3")
+        assert (code, complaint) == (0, "")
+        return shown
+
+    def test_of_a_grid_each_partition_once(self, say: Say) -> None:
+        text = self.section(
+            say,
+            "grid:\n  seeds: [4, 5]\n  axes:\n    train.local_epochs: [1, 2]\n"
+            "    partition.alpha: [0.1, 1.0]\n",
+        )
+        assert re.findall(r"^(partition.*):$", text, re.M) == [
+            "partition.alpha=0.1",
+            "partition.alpha=1.0",
+        ]
+        assert re.findall(r"^drawn: (\S+)$", text, re.M) == [
+            "small-labels-1.png",
+            "small-labels-2.png",
+        ]
+        assert all(Path(f"small-labels-{k}.png").stat().st_size for k in (1, 2))
+        assert text.endswith("dealt out with seed 4, the first of 2\n")
+
+    def test_of_a_grid_that_leaves_the_data_alone_there_is_one(self, say: Say) -> None:
+        text = self.section(say, "grid: {axes: {train.local_epochs: [1, 2]}}\n")
+        assert text.startswith("client ")
+        assert text.endswith("drawn: small-labels.png\n")
+
+    def test_of_a_search_the_bounds(self, say: Say) -> None:
+        text = self.section(
+            say,
+            "search:\n  objectives: {accuracy: max}\n"
+            "  space: {partition.alpha: {type: float, low: 0.5, high: 2.0}}\n",
+        )
+        assert re.findall(r"^(partition.*):$", text, re.M) == [
+            "partition.alpha=0.5",
+            "partition.alpha=2.0",
+        ]
+
+    def test_of_many_the_first(self, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(look, "MOST_VARIANTS", 1)
+        text = self.section(say, "grid: {axes: {partition.alpha: [0.5, 1.0, 2.0]}}\n")
+        assert "… and 2 variants more: partition.alpha=1.0; partition.alpha=2.0\n" in text
+        assert text.count("drawn: ") == 1
+
+
 def test_doctor_says_what_an_experiment_would_get(say: Say) -> None:
     code, text, _ = say("doctor", "small.yaml", "engine.kind=ray", "engine.actors=2")
     assert code == 0
@@ -228,6 +286,11 @@ def test_doctor_says_what_does_not_fit(say: Say) -> None:
     assert "error: no node can hold a client actor of 1 CPU(s) and 1 GPU(s)" in complaint
 
 
-def test_torchvision_and_zennit_import_beside_any_torch() -> None:
-    assert import_torchvision("torchvision.datasets").MNIST
-    assert import_torchvision("zennit.composites").EpsilonPlusFlat
+def test_the_summary_of_a_run_as_json(say: Say) -> None:
+    code, text, _ = say("run", "small.yaml", "--json")
+    assert code == 0
+    found = json.loads(text)
+    done = load(found["folder"])
+    assert (found["status"], found["rounds"]) == ("finished", 3)
+    assert found["result_hash"] == done.result_hash
+    assert found["accuracy"] == done.rounds["accuracy"].iloc[-1]

@@ -383,7 +383,7 @@ class TestAws:
         (install,) = (c for c in config["setup_commands"] if "pip install" in c)
         words = shlex.split(install)
         assert words[words.index("--constraint") + 1] in mounts
-        assert words[-1] == "~/fedsim"
+        assert words[-1] == "$HOME/fedsim[all]"
         assert {"pyproject.toml", PROJECT["project"]["readme"], "fedsim"} <= set(mounts.values())
 
     def test_commands_are_in_order(self, tmp_path: Path) -> None:

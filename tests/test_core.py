@@ -42,7 +42,8 @@ KINDS = {"document", "documents", "image", "images", "pixels", "rationale", "tok
 
 # From the bottom: a package may import those before it, and itself.
 LAYERS = [
-    {"errors", "atomic", "hardware", "modules", "registry", "rng", "units", "_torchvision"},
+    {"errors", "atomic", "extras", "hardware", "modules", "registry", "rng", "words"}
+    | {"_torchvision"},
     {"config_file", "data"},
     {"objectives"},
     {"models"},
@@ -58,7 +59,7 @@ LAYERS = [
     {"launch"},
     {"analysis"},
     {"sweep"},
-    {"testing"},
+    {"schema", "testing"},
     {"cli"},
 ]
 LEVEL = {name: k for k, layer in enumerate(LAYERS) for name in layer}

@@ -110,7 +110,9 @@ def test_a_resumed_run_ends_as_if_nothing_had_been(
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("name", ["rounds.parquet", "clients.parquet", "final.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["rounds.parquet", "clients.parquet", "labels.parquet", "final.safetensors"]
+)
 def test_a_finished_run_is_made_whole(
     whole: Run, tmp_path: Path, say: Say, name: str, how: str
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_finished_run_is_made_whole(
     read: Callable[[], object] = {
         "rounds.parquet": lambda: run.rounds,
         "clients.parquet": lambda: run.clients,
+        "labels.parquet": lambda: run.labels,
         "final.safetensors": run.weights,
     }[name]
     with pytest.raises(RunFolderError, match=f"{damaged}: |it has no weights yet"):
@@ -128,6 +131,7 @@ def test_a_finished_run_is_made_whole(
     code, _, complaint = say("verify", str(path))
     assert (code, str(damaged) in complaint) == (2, True)
     same_result(fedsim.resume(path), whole)
+    pd.testing.assert_frame_equal(fedsim.load(path).labels, whole.labels)
     assert say("verify", str(path))[:2] == (0, "nothing is damaged (1 folder(s))\n")
 
 

@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 from torch import nn
 
+from fedsim import compare
 from fedsim.federation import client_function
 from fedsim.federation.reduction import NothingToReduce, Reduction
 from fedsim.federation.wire import to_arrays
 from fedsim.objectives import Metric, Objective
+from fedsim.schema import experiment_schema
 
 KNOWN = {"np": np, "nn": nn, "Metric": Metric, "to_arrays": to_arrays}
 KNOWN["NothingToReduce"] = NothingToReduce
 
 
-@pytest.mark.parametrize("documented", [Objective, Reduction, client_function])
+@pytest.mark.parametrize(
+    "documented", [Objective, Reduction, client_function, compare, experiment_schema]
+)
 def test_examples_run(documented: object) -> None:
     globs = {**KNOWN, documented.__name__: documented}  # type: ignore[attr-defined]
     (test,) = (t for t in doctest.DocTestFinder(recurse=False).find(documented, globs=globs))

@@ -68,7 +68,7 @@ def test_a_run_of_objects_is_the_run_of_their_names(tmp_path: Path) -> None:
         ("data", Tagged(samples=50), "own_components:Tagged"),
         ("objective", MultiLabel, "own_components:MultiLabel"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_a_section_can_be(section: str, given: Any, name: str) -> None:
     assert getattr(Experiment.from_dict({**SMALL, section: given}), section).name == name
@@ -126,15 +126,11 @@ class TestNotebooks:
         with pytest.raises(BadInput, match="'Cell' was defined in a notebook or a scri"):
             _ = load(done.path).experiment
 
-    def test_it_does_not_run_on_ray(self, cell: Any) -> None:
-        with pytest.raises(ExperimentError) as refusal:
-            Experiment.from_dict({**SMALL, "method": cell, "engine": {"kind": "ray"}})
-        assert "method: method 'Cell' is defined in a notebook or a script, which Ray's proc" in (
-            str(refusal.value)
-        )
-        assert "put it into a file and import it from there, or take engine.kind=local" in (
-            str(refusal.value)
-        )
+    def test_it_does_not_run_on_ray(self, cell: Any, tmp_path: Path) -> None:
+        made = Experiment.from_dict({**SMALL, "method": cell, "engine": {"kind": "ray"}})
+        with pytest.raises(ExperimentError, match=r"^method: Cell is defined in a notebook or in"):
+            run(made, tmp_path)
+        assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("start", [grid, tune])
     def test_nor_in_a_grid_or_a_search(self, cell: Any, tmp_path: Path, start: Any) -> None:
@@ -145,7 +141,7 @@ class TestNotebooks:
             "search": {"space": {"train.batch_size": [8, 16]}, "objectives": {"accuracy": "max"}},
         }
         del content["search" if start is grid else "grid"]
-        with pytest.raises(ExperimentError, match=r"method 'Cell' is defined in a .* of trials"):
+        with pytest.raises(ExperimentError, match=r"method: Cell is defined in a .* of trials"):
             start(content, out=tmp_path / "runs")
         assert not (tmp_path / "runs").exists()
 

@@ -23,6 +23,7 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+import fedsim.results.report.report
 import pandas as pd
 import torch
 from bad_input_kinds import Case, all_cases, find_templates, make_templates, write
@@ -30,7 +31,6 @@ from bad_input_kinds import Case, all_cases, find_templates, make_templates, wri
 # Imported once, and not by each of so many processes.
 import fedsim.analysis.audit
 import fedsim.results.archive
-import fedsim.results.report.report
 import fedsim.sweep.submit  # noqa: F401
 from fedsim.cli import main as command_line
 

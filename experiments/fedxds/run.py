@@ -66,7 +66,7 @@ def attack(run: fedsim.Run, name: str) -> tuple[dict[str, float], Inversion | No
     """What attacks find out of a run, and what they make of its shared images."""
     attacked = PrivacyAudit(run)
     found = {"epsilon": run.rounds.get("epsilon", pd.Series([np.nan])).iloc[-1]}
-    for kind, outcome in attacked.infer_membership(4 if name in LIRA else 0).items():
+    for kind, outcome in attacked.infer_membership(4 if name in LIRA else 0)[None].items():
         found |= {f"{kind}_auc": outcome.auc, f"{kind}_balanced": outcome.balanced_accuracy}
         found[f"{kind}_tpr"] = outcome.tpr
     if not attacked.shares_images:

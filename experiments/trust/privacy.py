@@ -26,8 +26,7 @@ def rows(found: list[Grid]) -> pd.DataFrame:
         row["epsilon"] = last.get("epsilon")
         row["faithfulness"] = last[f"{EXPLAINER}/insertion"] - last[f"{EXPLAINER}/deletion"]
         row["agreement"] = last[f"{EXPLAINER}/client_agreement_rank"]
-        for noise in NOISE:
-            attacked = audit.infer_membership(SHADOWS, noise=noise)
+        for noise, attacked in audit.infer_membership(SHADOWS, noises=NOISE).items():
             for attack in ("loss", "lira"):
                 row[attack] = attacked[attack].auc
             for attack in ("variance", "norm", "norm_lira", "map_lira"):

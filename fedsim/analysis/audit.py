@@ -1,32 +1,45 @@
 """How a finished run withstands attacks.
 
+`audit(run)` carries out all attacks that apply and returns tables and pictures; `PrivacyAudit`
+carries out one at a time:
+
 attacked = PrivacyAudit(fedsim.load(path))
-attacked.infer_membership()["loss"].auc
+attacked.infer_membership()[None]["loss"].auc
 attacked.invert_shared().reconstructed.ssim
 shown = IntegratedGradients()
-attacked.infer_membership(4, [shown], noise=1)["integrated_gradients/map_lira"].auc
+attacked.infer_membership(4, [shown], noises=[0, 1])[1]["integrated_gradients/map_lira"].auc
 attacked.invert_explanations(shown, noise=1).reconstructed.ssim
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedsim import atomic
 from fedsim.analysis.replay import ModelSnapshot, replay
-from fedsim.data.partition import Indices
-from fedsim.errors import ExperimentError, RunFolderError
+from fedsim.data.subset import Indices
+from fedsim.errors import BadInput, ExperimentError, RunFolderError
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.faithfulness import present
 from fedsim.explain.measure import by_row, relevances_of
+from fedsim.explain.notebook import as_html
 from fedsim.explain.scores import Scores
+from fedsim.explain.section import Explain
 from fedsim.explain.share import obscured
 from fedsim.federation import Examples
 from fedsim.methods.pixels import pixel_range, to_pixels
@@ -35,6 +48,7 @@ from fedsim.objectives import Classification
 from fedsim.privacy.inversion import (
     SMALLEST,
     Fidelity,
+    check_fidelity,
     draw_reconstructions,
     fidelity,
     reconstruct,
@@ -57,10 +71,28 @@ from fedsim.privacy.membership import (
 from fedsim.results.run import Run
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
+from fedsim.words import columns
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
 VICTIMS, AUXILIARY = 300, 1500  # images that are reconstructed, and that the attacker has, at most
 DRAWS, EPOCHS = 2, 8  # of noise on each of the attacker's images; passes of its denoiser
+SOURCES = {  # of reconstructed images, as a table names them
+    "shared": "shared images as they are",
+    "reconstructed": "shared images",
+    "explanations": "explanations by {}",
+    "mean image": "the mean image, without any",
+}
+PROBE = 64  # examples by which it is estimated how long attacks take
+
+
+class _Sent(NamedTuple):
+    """Explanations as they are seen: with which noise, by which explainer."""
+
+    noise: float | None
+    explainer: str
 
 
 @dataclass(frozen=True)
@@ -89,9 +121,10 @@ class Inversion:
         """How close shared images are to `originals`, as they are."""
         return fidelity(self.originals, self.items)
 
-    def draw(self, name: str, path: Path) -> None:
+    def draw(self, name: str, path: Path, title: str = "") -> None:
         """Draw originals, items and reconstructions as a PNG file."""
-        draw_reconstructions({name: (self.items, self.found)}, self.originals, self.labels, path)
+        rows = {name: (self.items, self.found)}
+        draw_reconstructions(rows, self.originals, self.labels, path, title)
 
 
 class PrivacyAudit:
@@ -146,8 +179,9 @@ class PrivacyAudit:
         self,
         shadows: int = 0,
         explainers: Sequence[FeatureExplainer] | None = None,
-        noise: float | None = None,
-    ) -> dict[str, Outcome]:
+        noises: Sequence[float | None] = (None,),
+        on_shadow: Callable[[int], None] = lambda s: None,
+    ) -> dict[float | None, dict[str, Outcome]]:
         """Tell clients' training examples from test examples by the final global model.
 
         Args:
@@ -156,10 +190,12 @@ class PrivacyAudit:
                 made over a client's example on average. They are explained as the model is.
             explainers: whose explanations are attacked as well; by default those of the run's
                 `explain` section, or none.
-            noise: in explanations; see the class.
+            noises: in explanations, one or several levels; see the class. Shadow models are
+                trained once for all of them.
+            on_shadow: called after each shadow model with how many are done.
 
         Returns:
-            By the attack's name: `loss`, `entropy`, `lira`; and of explanations
+            By noise, and then by the attack's name: `loss`, `entropy`, `lira`; and of explanations
             `<explainer>/variance`, `<explainer>/norm`, `<explainer>/norm_lira` and
             `<explainer>/map_lira`.
 
@@ -168,11 +204,9 @@ class PrivacyAudit:
                 there are too few shadow models.
         """
         if explainers is None:
-            section = self.experiment.explain
-            explainers = () if section is None else section.explainers
-        self._check(explainers, noise)
-        known = self._splits.train.values
-        count = min(MEMBERS, len(known), len(self._dataset.test_y))
+            explainers = _usual(self.experiment.explain)
+        self._check(explainers, noises)
+        known, count = self._splits.train.values, self.members
         rng = keyed_rng(self.experiment.seed, "attack/membership")
         members = self._training_examples(rng.choice(known, count, replace=False))
         others = self._test_examples(rng.choice(len(self._dataset.test_y), count, replace=False))
@@ -180,54 +214,144 @@ class PrivacyAudit:
         labels, inside = y.cpu().numpy(), np.arange(2 * count) < count
         there = present(x)
 
-        def explained(network: nn.Module, number: int = -1) -> dict[str, Scores]:
+        def explained(network: nn.Module, number: int = -1) -> dict[_Sent, Scores]:
             """What each explainer says of a model's decisions; of a shadow model, its number."""
-            return {
-                explainer.name: _sent(*self._maps(explainer, network, x, number), there, noise)
-                for explainer in explainers
-            }
+            found = {}
+            for explainer in explainers:
+                maps, drawn = self._maps(explainer, network, x, number)
+                for noise in noises:  # each is drawn as if it were the only one
+                    sent = _sent(maps, copy.deepcopy(drawn), there, noise)
+                    found[_Sent(noise, explainer.name)] = sent
+            return found
 
-        def compared(network: nn.Module, maps: dict[str, Scores]) -> dict[str, Scores]:
-            """What LiRA compares with that of shadow models."""
-            norms = {name: -by_row(norm_scores, there, sent) for name, sent in maps.items()}
+        def compared(network: nn.Module, maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
+            """What LiRA compares with that of shadow models; by no explainer, of the model."""
+            norms = {key: -by_row(norm_scores, there, sent) for key, sent in maps.items()}
             return {
-                "lira": confidence(logits(network, x), labels),
-                **{f"{name}/norm_lira": log_norm(norm) for name, norm in norms.items()},
+                _Sent(None, ""): confidence(logits(network, x), labels),
+                **{key: log_norm(norm) for key, norm in norms.items()},
             }
 
         seen, maps = logits(self._network, x), explained(self._network)
-        scores = {"loss": loss_scores(seen, labels), "entropy": entropy_scores(seen)}
-        for name, sent in maps.items():
-            scores[f"{name}/variance"] = by_row(variance_scores, there, sent)
-            scores[f"{name}/norm"] = by_row(norm_scores, there, sent)
+        of_model = {"loss": loss_scores(seen, labels), "entropy": entropy_scores(seen)}
+        scores: dict[float | None, dict[str, Scores]] = {noise: {} for noise in noises}
+        for (noise, name), sent in maps.items():
+            scores[noise][f"{name}/variance"] = by_row(variance_scores, there, sent)
+            scores[noise][f"{name}/norm"] = by_row(norm_scores, there, sent)
         if shadows:
-            train, spec = self.experiment.train, self._spec
-            parts = halves(len(labels), shadows, rng)
-            trained = shadow_models(
-                lambda: spec.model.build_for(spec.data, spec.outputs),
-                x,
-                y,
-                parts,
-                train,
-                max(1, round(self._rounds * train.local_epochs * train.participation)),
-                self.experiment.seed,
-                self.fed.device,
-                spec.objective.loss,
-            )
-            values = []
-            means = {name: np.zeros((2, *sent.shape)) for name, sent in maps.items()}
-            for s, network in enumerate(trained):
+            parts, values = halves(len(labels), shadows, rng), []
+            means = {key: np.zeros((2, *sent.shape)) for key, sent in maps.items()}
+            for s, network in enumerate(self._shadow_models(x, y, parts, self.passes)):
                 of_shadow = explained(network, s)
                 values.append(compared(network, of_shadow))
-                for name, sent in of_shadow.items():
-                    for mean, where in zip(means[name], (parts, ~parts), strict=True):
+                for key, sent in of_shadow.items():
+                    for mean, where in zip(means[key], (parts, ~parts), strict=True):
                         mean += sent * (where[s] / where.sum(axis=0))[:, np.newaxis]
-            for name, target in compared(self._network, maps).items():
-                scores[name] = lira_scores(target, np.stack([v[name] for v in values]), parts)
-            for name, sent in maps.items():
-                scores[f"{name}/map_lira"] = map_scores(sent, *means[name])
-        by_model_first = sorted(scores, key=lambda name: "/" in name)
-        return {n: outcome(scores[n][inside], scores[n][~inside]) for n in by_model_first}
+                on_shadow(s + 1)
+            for key, target in compared(self._network, maps).items():
+                likelier = lira_scores(target, np.stack([v[key] for v in values]), parts)
+                if key.explainer:
+                    scores[key.noise][f"{key.explainer}/norm_lira"] = likelier
+                else:
+                    of_model["lira"] = likelier
+            for key, sent in maps.items():
+                scores[key.noise][f"{key.explainer}/map_lira"] = map_scores(sent, *means[key])
+
+        def outcomes(found: Mapping[str, Scores]) -> dict[str, Outcome]:
+            return {n: outcome(each[inside], each[~inside]) for n, each in found.items()}
+
+        once, names = outcomes(of_model), [explainer.name for explainer in explainers]
+
+        def place(name: str) -> int:
+            return names.index(name.rpartition("/")[0])
+
+        return {
+            noise: {**once, **outcomes({name: found[name] for name in sorted(found, key=place)})}
+            for noise, found in scores.items()
+        }
+
+    def _shadow_models(
+        self, x: Tensor, y: Tensor, parts: NDArray[np.bool_], passes: int
+    ) -> Iterator[nn.Module]:
+        spec = self._spec
+        return shadow_models(
+            lambda: spec.model.build_for(spec.data, spec.outputs),
+            x,
+            y,
+            parts,
+            self.experiment.train,
+            passes,
+            self.experiment.seed,
+            self.fed.device,
+            spec.objective.loss,
+        )
+
+    @property
+    def members(self) -> int:
+        """How many training examples are examined, and as many test examples."""
+        return min(MEMBERS, len(self._splits.train.values), len(self._dataset.test_y))
+
+    @property
+    def passes(self) -> int:
+        """How often a shadow model sees its examples: as often as the run's last phase did."""
+        train = self.experiment.train
+        return max(1, round(self._rounds * train.local_epochs * train.participation))
+
+    def plan(
+        self,
+        shadows: int = 0,
+        explainers: Sequence[FeatureExplainer] = (),
+        noises: Sequence[float | None] = (None,),
+    ) -> str:
+        """What `audit` would do with these, and about how long it would take, in lines.
+
+        The time is estimated by explaining and training on a few examples.
+        """
+        section = [
+            f"membership of {self.members:,} training examples beside as many test examples"
+        ]
+        section.append("by loss and entropy")
+        if shadows:
+            often = f"{self.passes} pass{'es' * (self.passes > 1)}"
+            section.append(f"by {shadows} shadow models, each trained for {often}")
+        names = " and ".join(explainer.name for explainer in explainers)
+        if explainers:
+            levels = " and ".join(f"{noise:g}" for noise in noises if noise is not None)
+            section.append(f"by explanations of {names}{f' with noise {levels}' * bool(levels)}")
+        lines = [", ".join(section)]
+        inverted = ["what clients shared"] * self.shares_images
+        inverted += [f"explanations of {names}"] * bool(explainers and self.explains_images)
+        if inverted:
+            lines.append(f"images from {' and from '.join(inverted)}, by a denoiser")
+        seconds = self._estimate(shadows, explainers, len(noises))
+        return "\n".join(["attacks on:", *(f"  {line}" for line in lines), _about(seconds)])
+
+    def _estimate(
+        self, shadows: int, explainers: Sequence[FeatureExplainer], levels: int
+    ) -> float:
+        """Seconds that attacks take, by what a few examples take."""
+        few = self._test_examples(np.arange(min(PROBE, len(self._dataset.test_y))))
+        n = len(few.y)
+        own, passes_of_denoiser = min(AUXILIARY, len(self._dataset.test_y)), 0
+        seconds = 0.0
+        if self.shares_images:
+            passes_of_denoiser += 1
+        for explainer in explainers:
+            each = _timed(partial(self._maps, explainer, self._network, few.x, 0)) / n
+            explained = 2 * self.members * (1 + shadows)
+            if self.explains_images:
+                explained += levels * (own + min(VICTIMS, len(self._splits.train.values)))
+                passes_of_denoiser += levels
+            seconds += each * explained
+        if shadows:
+            all_of_them = np.ones((1, n), np.bool_)
+            once = _timed(lambda: [*self._shadow_models(few.x, few.y, all_of_them, 1)])
+            seconds += once / n * self.members * self.passes * shadows
+        if passes_of_denoiser:
+            pixels = self._pixels(few.x)
+            once = _timed(lambda: train_denoiser(pixels, pixels, epochs=1, seed=0))
+            seconds += once / n * own * DRAWS * EPOCHS * passes_of_denoiser
+        return seconds
 
     def invert_shared(self) -> Inversion:
         """Reconstruct clients' images from what they share, by a denoiser.
@@ -242,6 +366,7 @@ class PrivacyAudit:
         sharing = self._sharing
         if sharing is None:
             raise RunFolderError(f"{self._path}: shares no images to invert")
+        check_fidelity()  # before the denoiser is trained, not after
         rng = keyed_rng(self.experiment.seed, "attack/inversion")
         originals, items, y = self._shared_pairs(sharing, rng)
         many = min(AUXILIARY, len(self._dataset.test_y))
@@ -276,7 +401,8 @@ class PrivacyAudit:
                 f"{self._path}: its inputs are no images of {SMALLEST} pixels a side or more, "
                 "which alone are reconstructed from explanations"
             )
-        self._check([explainer], noise)
+        self._check([explainer], [noise])
+        check_fidelity()
         rng = keyed_rng(self.experiment.seed, "attack/inversion")
         known, tests = self._splits.train.values, len(self._dataset.test_y)
         victims = self._training_examples(
@@ -303,11 +429,14 @@ class PrivacyAudit:
         originals, found = self._pixels(victims.x), reconstruct(denoiser, items)
         return self._inversion(originals, shown, found, victims.y.tolist(), own)
 
-    def _check(self, explainers: Sequence[FeatureExplainer], noise: float | None) -> None:
-        if noise is not None and not 0 <= noise < math.inf:
-            raise ExperimentError(
-                f"noise={noise:g}: must be 0 or more, as a share of an explanation's length"
-            )
+    def _check(
+        self, explainers: Sequence[FeatureExplainer], noises: Sequence[float | None]
+    ) -> None:
+        for noise in noises:
+            if noise is not None and not 0 <= noise < math.inf:
+                raise ExperimentError(
+                    f"noise={noise:g}: must be 0 or more, as a share of an explanation's length"
+                )
         for explainer in explainers:
             explainer.check(self._model, self._data)
 
@@ -362,3 +491,248 @@ def _sent(
 ) -> Scores:
     """(n, P) explanations as they are seen: 0 in parts that inputs lack."""
     return np.where(there, maps, 0) if noise is None else obscured(maps, there, noise, rng)
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    """Seconds that it takes once it is warm: what it needs has been imported."""
+    work()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _about(seconds: float) -> str:
+    if seconds < 100:
+        return f"this takes about {max(1, round(seconds))} s"
+    return f"this takes about {round(seconds / 60)} minutes"
+
+
+def _usual(section: Explain | None) -> Sequence[FeatureExplainer]:
+    return () if section is None else section.explainers
+
+
+@dataclass(frozen=True)
+class Audit:
+    """How a run withstands attacks. In a notebook it shows itself.
+
+    Args:
+        run: it.
+        membership: a row for each attack that tells training examples from others. Columns:
+            `attack`; `explainer` (empty of the model itself) and its `noise` (NaN of none); `auc`,
+            `balanced_accuracy` and `tpr` (at a false-positive rate of 1 %), as of
+            `fedsim.privacy.membership.Outcome`. Guessing has 0.5, 0.5 and 0.01.
+        reconstruction: a row for each attack that reconstructs images; empty if there is nothing
+            to reconstruct them from. Columns: `source` (`shared` images as they are,
+            `reconstructed` from these, `explanations`, or `mean image`, the attacker's guess
+            without either), `explainer`, `noise`, and how close they come to the originals:
+            `mse`, `psnr` (dB) and `ssim`.
+        inversions: their images, by the name of a file.
+    """
+
+    run: Run
+    membership: pd.DataFrame
+    reconstruction: pd.DataFrame
+    inversions: Mapping[str, Inversion]
+
+    def __repr__(self) -> str:
+        return f"<audit of {self.run.path}>"
+
+    def text(self) -> str:
+        """Both tables, as `fedsim attack` prints them."""
+        rows = [
+            [
+                _named("/".join(filter(None, (row["explainer"], row["attack"]))), row["noise"]),
+                *(f"{row[k]:.3f}" for k in ("auc", "balanced_accuracy", "tpr")),
+            ]
+            for row in self.membership.to_dict("records")
+        ]
+        rows.append(["guessing", "0.500", "0.500", "0.010"])
+        parts = [_table(["membership by", "AUC", "balanced accuracy", "TPR at 1 % FPR"], rows)]
+        if len(self.reconstruction):
+            rows = [
+                [
+                    _named(SOURCES[row["source"]].format(row["explainer"]), row["noise"]),
+                    *(f"{row['mse']:.4f}", f"{row['psnr']:.1f} dB", f"{row['ssim']:.3f}"),
+                ]
+                for row in self.reconstruction.to_dict("records")
+            ]
+            parts.append(_table(["images from", "MSE", "PSNR", "SSIM"], rows))
+        return "\n\n".join(parts)
+
+    def save(self, folder: str | Path | None = None) -> list[Path]:
+        """Write the tables as attacks.json, and draw the reconstructed images.
+
+        Args:
+            folder: where; it is made if it does not exist. By default the run's own folder, and
+                its `explanations` for pictures, which `fedsim report` shows.
+
+        Returns:
+            The paths.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        folder, pictures = (
+            (self.run.path, self.run.path / "explanations")
+            if folder is None
+            else (Path(folder), Path(folder))
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = {"membership": self.membership, "reconstruction": self.reconstruction}
+        content = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
+        paths = [folder / "attacks.json"]
+        atomic.write(paths[0], (json.dumps(content, indent=2) + "\n").encode())
+        return paths + self._draw(pictures)
+
+    def _draw(self, folder: Path) -> list[Path]:
+        paths = []
+        for stem, inversion in self.inversions.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            paths.append(folder / f"{stem}.png")
+            what = stem.removeprefix("reconstructed-").replace("-", " ")
+            t = self.run.experiment.train.rounds
+            title = f"the global model after round {t}: images reconstructed from {what}"
+            inversion.draw(what, paths[-1], title)
+        return paths
+
+    def _repr_html_(self) -> str:
+        with TemporaryDirectory() as folder:
+            pictures = self._draw(Path(folder))
+            return as_html("", pictures, self.membership, self.reconstruction)
+
+
+def audit(
+    run: Run,
+    explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None = None,
+    *,
+    shadows: int = 0,
+    noise: float | Sequence[float] | None = None,
+    progress: bool | Callable[[str], None] = True,
+) -> Audit:
+    """Attack a finished run: who was trained on, and what shared images and explanations show.
+
+    Args:
+        run: of a method with a global classifier.
+        explainers: whose explanations are attacked as well; names (`fedsim list explainers`) have
+            the settings of the run's `explain` section, if it has them. By default those of this
+            section; none if empty.
+        shadows: shadow models for the likelihood-ratio attack (LiRA), 2 or more, a training each;
+            it is left out with 0.
+        noise: in explanations before they are attacked: they are scaled to unit length, and that
+            share of it is added as noise. Several levels if a sequence, for which shadow models
+            are trained once. By default explanations are as they are.
+        progress: True prints what will be done, about how long it takes, and how far it is; False
+            nothing; a function is called with these lines.
+
+    Raises:
+        BadInput: the run is not finished, has no global classifier, or its data is not what it
+            was; an explainer is unknown or not for the model; a noise or number that cannot be.
+
+    Example:
+        >>> import fedsim
+        >>> run = fedsim.load(folder)
+        >>> found = fedsim.audit(run, "gradient", shadows=2, noise=[0, 1], progress=False)
+        >>> list(found.membership["attack"].unique())
+        ['loss', 'entropy', 'lira', 'variance', 'norm', 'norm_lira', 'map_lira']
+        >>> found.membership.query("explainer == 'gradient' and noise == 1").shape
+        (4, 6)
+    """
+    import pandas as pd
+
+    tell = _teller(progress)
+    shown = _explainers(explainers, run.experiment.explain)
+    levels: list[float | None] = [None]
+    if noise is not None:
+        levels = [noise] if isinstance(noise, int | float) else [*dict.fromkeys(noise)]
+        if not shown:
+            raise BadInput("noise is added to explanations; name an explainer")
+    attacked = PrivacyAudit(run)
+    attacked._check(shown, levels)
+    if attacked.shares_images or (shown and attacked.explains_images):
+        check_fidelity()
+    tell(attacked.plan(shadows, shown, levels))
+    steps = shadows + (
+        attacked.shares_images + len(shown) * len(levels) * attacked.explains_images
+    )
+
+    def done(step: int, what: str) -> None:
+        tell(f"[{step}/{steps}] {what}")
+
+    found = attacked.infer_membership(
+        shadows, shown, levels, lambda s: done(s, f"shadow model {s}")
+    )
+    membership = []
+    for level, outcomes in found.items():
+        for name, result in outcomes.items():
+            explainer, _, attack = name.rpartition("/")
+            if explainer or level == levels[0]:  # noise is in explanations alone
+                about = {"attack": attack, "explainer": explainer}
+                row = {**about, "noise": level if explainer else None, **asdict(result)}
+                membership.append(row)
+    images: list[dict[str, Any]] = []
+    inversions: dict[str, Inversion] = {}
+
+    def add(source: str, close: Fidelity, explainer: str = "", level: float | None = None) -> None:
+        about = {"source": source, "explainer": explainer, "noise": level}
+        images.append({**about, **asdict(close)})
+
+    step = shadows
+    if attacked.shares_images:
+        inversion = inversions["reconstructed-shared-images"] = attacked.invert_shared()
+        add("shared", inversion.shared)
+        add("reconstructed", inversion.reconstructed)
+        done(step := step + 1, "images from what was shared")
+    for one in shown if attacked.explains_images else ():
+        for level in levels:
+            name = one.name if level is None else f"{one.name}-noise-{level:g}"
+            inversion = inversions[f"reconstructed-{name}"] = attacked.invert_explanations(
+                one, level
+            )
+            add("explanations", inversion.reconstructed, one.name, level)
+            done(step := step + 1, f"images from {name.replace('-', ' ')}")
+    if images:
+        add("mean image", inversion.mean_image)
+    kinds = ["source", "explainer", "noise", "mse", "psnr", "ssim"]
+    tables = pd.DataFrame(membership), pd.DataFrame(images, columns=kinds)
+    for table in tables:
+        table["noise"] = table["noise"].astype(float)
+    return Audit(run, *tables, inversions)
+
+
+def _teller(progress: bool | Callable[[str], None]) -> Callable[[str], None]:
+    if callable(progress):
+        return progress
+    return print if progress else lambda line: None
+
+
+def _explainers(
+    wanted: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None,
+    section: Explain | None,
+) -> Sequence[FeatureExplainer]:
+    """These, as the run's section sets those that it has; by default all of the section's.
+
+    Raises:
+        BadInput: there is none of a name, or it gives no relevances.
+    """
+    usual = _usual(section)
+    if wanted is None:
+        return usual
+    each = [wanted] if isinstance(wanted, str | FeatureExplainer) else [*wanted]
+    known = {explainer.name: explainer for explainer in usual}
+    named = [known.get(one, one) if isinstance(one, str) else one for one in each]
+    try:
+        return Explain.model_validate({"explainers": named}).explainers if named else ()
+    except ValidationError as error:
+        raise BadInput(f"explainer: {error.errors()[0]['msg']}") from None
+
+
+def _named(name: str, noise: float) -> str:
+    """An attack in a table: «loss», «occlusion/norm, noise 1»."""
+    return name if math.isnan(noise) else f"{name}, noise {noise:g}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in text, its first column flush left."""
+    wide = max(len(row[0]) for row in [header, *rows])
+    first, *others = ([row[0].ljust(wide), *row[1:]] for row in [header, *rows])
+    return columns(first, others)

@@ -19,7 +19,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NoReturn
 
@@ -48,6 +48,7 @@ from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
 from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
 from fedsim.training import FlatModel
+from fedsim.words import short
 
 # Of a client: weights (size,) of the experiment's network, another network, or rules.
 ClientModel = Tensor | nn.Module | Rules
@@ -180,8 +181,9 @@ def replay(
 ) -> Replay:
     """The clients of a finished run, in this process, and the server's state.
 
-    Any client function can be called once more: what it draws depends on the round, which
-    `begin_round` sets. From here on this process computes with as many threads as the run did.
+    Any client function can be called once more: what it draws depends on the round, which is
+    `after` until `begin_round` sets another. From here on this process computes with as many
+    threads as the run did.
 
     Args:
         after: a round, 0 for none; by default the last one. From the latest checkpoint before it,
@@ -217,6 +219,7 @@ def replay(
     while again.after < after:
         on_round(again.after + 1)
         again.go_on()
+    fed.begin_round(again.after)  # a checkpoint knows nothing of the round in the federation
     return again
 
 
@@ -353,6 +356,11 @@ class ModelSnapshot:
         return splits.task, splits.labels[self.client]
 
     @property
+    def labels(self) -> tuple[int, ...] | None:
+        """Of a client in a stream of tasks: the classes that it chooses among; None for all."""
+        return self._task[1] if self._task else None
+
+    @property
     def title(self) -> str:
         """«client 3's model after round 7»."""
         whose = "the global" if self.client is None else f"client {self.client}'s"
@@ -365,10 +373,9 @@ class ModelSnapshot:
 
     @property
     def suffix(self) -> str:
-        """For names of files: whose model, and of which round, if not the last."""
-        whose = "" if self.client is None else f"-{self.client}"
-        last = self.again.after == self.again.experiment.train.rounds
-        return whose if last else f"{whose}-round-{self.again.after}"
+        """For names of files: whose model, and of which round."""
+        whose = "" if self.client is None else f"-client-{self.client}"
+        return f"{whose}-round-{self.again.after}"
 
     def explain(self, explainer: Explainer, inputs: Inputs | None = None) -> Explanation:
         """What an explainer says of it.
@@ -390,6 +397,7 @@ class ModelSnapshot:
         """It, without the run, as explainers take it."""
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
+        last = again.after == experiment.train.rounds
         sources = None  # of a client's rules: itself
         if self.client is None and isinstance(state, Sourced):
             sources = state.sources
@@ -410,7 +418,9 @@ class ModelSnapshot:
             sources=sources,
             beside=beside,
             scores=self.scores,
-            record=None if self.suffix else again.run.path / "explanations.parquet",
+            record=again.run.path / "explanations.parquet"
+            if self.client is None and last
+            else None,
         )
 
     def data(self) -> ExplainedData:
@@ -439,7 +449,7 @@ class ModelSnapshot:
             raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
         if isinstance(self.own, nn.Module):
             return self.own.eval()
-        return self._flat(self.own, self._task[1] if self._task else None).module.eval()
+        return self._flat(self.own, self.labels).module.eval()
 
     def _flat(self, weights: Tensor, labels: tuple[int, ...] | None = None) -> FlatModel:
         """Weights in a network of its own, apart from that which the run goes on with.
@@ -478,9 +488,10 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
 
     model = ExplainedModel(
         section=experiment.model,
-        title=str(run.path),
+        title=short(run.path),
         round=experiment.train.rounds,
         seed=experiment.seed,
+        suffix=f"-client{'s' * (len(whom) > 1)}-{'-'.join(map(str, whom))}" if clients else "",
         record=run.path / "explanations.parquet",
     )
     data = ExplainedData(
@@ -498,7 +509,7 @@ def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
     """Inputs of the central test set for an explainer to explain, if nobody says which."""
     n = explainer.usual_inputs if explainer.takes_inputs else 0
     spread = np.linspace(0, len(dataset.test_y) - 1, n).astype(int)
-    return Inputs.of_rows(dataset, np.unique(spread).tolist())
+    return replace(Inputs.of_rows(dataset, np.unique(spread).tolist()), suffix="")
 
 
 def _prepared(fed: Federation, x: NDArray[Any]) -> Tensor:

@@ -1,4 +1,8 @@
-"""The command line."""
+"""The command line.
+
+Its modules import no torch, Ray or pandas: each command imports what it needs when it is carried
+out, so that help and completion answer at once.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,15 @@ from pathlib import Path
 from typing import TextIO
 
 from fedsim.cli import runs as _runs  # they add their commands, in the order of the help
+
+# isort: split
+from fedsim.cli import new as _new
+
+# isort: split
+from fedsim.cli import components as _components
+
+# isort: split
+from fedsim.cli import results as _results
 
 # isort: split
 from fedsim.cli import look as _look
@@ -27,7 +40,7 @@ from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.modules import search_last
 
 __all__ = ["app", "main"]
-del _audit, _explain, _jobs, _look, _runs
+del _audit, _components, _explain, _jobs, _look, _new, _results, _runs
 
 
 MOST_LINES = 6  # of a message
@@ -59,7 +72,7 @@ def _warn(
 
 def _carry_out() -> None:
     try:
-        app()
+        app(prog_name="fedsim")  # by `python -m fedsim` as well
     except FedsimError as error:
         err.print(f"error: {_shortened(str(error))}", markup=False, highlight=False)
         sys.exit(error.exit_code)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+import fedsim
 from fedsim.errors import RunError
-from fedsim.explain.words import short as short
-from fedsim.units import size as size
+from fedsim.words import short as short
+from fedsim.words import size as size
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Explainable federated learning, simulated on Ray.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 # No emoji: «:100:» is a line number, not a pictogram.
 out = Console(
@@ -41,7 +43,37 @@ Trust = Annotated[
         "--trust", help="Run the code that the experiment of a folder from elsewhere names."
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 OutFolder = Annotated[Path, typer.Option("--out", help="Where runs lie.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"fedsim {fedsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_print_version),
+    ] = False,
+) -> None:
+    """Explainable federated learning, simulated on Ray."""
+
+
+def print_json(content: Any) -> None:
+    """Print what a script reads: strict JSON, in which numbers that are not finite are null."""
+    typer.echo(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 @contextmanager

@@ -1,69 +1,25 @@
-"""Commands that show things: components, data, the cluster, the report."""
+"""Commands that show things: data, the cluster, the report."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import psutil
 import typer
 from rich.table import Table
 
-from fedsim import atomic
-from fedsim.cli.console import File, Overrides, app, out, short, size, writing
-from fedsim.cluster.connection import connected
-from fedsim.cluster.placement import ACTOR_BYTES, Node, actors_on, plan_actors
-from fedsim.data import datasets, partitions
-from fedsim.data.labels import draw_labels, label_names, label_table
-from fedsim.errors import BadInput, RunError
-from fedsim.experiment import Experiment
-from fedsim.explain import explainers
-from fedsim.explain.attribution import attributions
-from fedsim.federation import cohort_size
-from fedsim.federation.cohort import cut_blocks
-from fedsim.methods import methods
-from fedsim.models import models
-from fedsim.objectives import objectives
-from fedsim.prepare import prepare
-from fedsim.registry import first_line, nearest
+from fedsim.cli.console import File, Overrides, app, out, say_written, short, size, writing
+
+if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
+    from fedsim.cluster.placement import Node
+    from fedsim.config_file import RawConfig
+    from fedsim.experiment import Experiment
 
 MOST_CLIENTS = 30  # rows of a table
-
-
-LISTS: dict[str, Any] = {
-    "methods": methods,
-    "datasets": datasets,
-    "models": models,
-    "partitions": partitions,
-    "objectives": objectives,
-    "attributions": attributions,
-    "explainers": explainers,
-}
-
-
-@app.command("list")
-def list_command(
-    sort: Annotated[str, typer.Argument(help=f"One of: {', '.join(LISTS)}.", show_default=False)],
-) -> None:
-    """List what an experiment can name, with the keys that each takes and their defaults."""
-    if sort not in LISTS:
-        raise BadInput(f"there is no list of '{sort}'{nearest(sort, LISTS)}")
-    registry = LISTS[sort]
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "keys", "what it is"):
-        table.add_column(column)
-    for name, component in registry.items():
-        keys = []
-        for key, field in component.model_fields.items():
-            if key != registry.key:
-                keys.append(key if field.is_required() else f"{key}={_plain(field.default)}")
-        table.add_row(name, "\n".join(keys), first_line(component), end_section=True)
-    out.print(table)
-    out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)
+MOST_VARIANTS = 6  # tables and pictures of a grid or a search
 
 
 @app.command("data")
@@ -74,8 +30,73 @@ def data_command(
         Path | None, typer.Option(help=r"Where to draw it. \[default: <name>-labels.png]")
     ] = None,
 ) -> None:
-    """Show who holds which labels, as a table and as a picture."""
-    experiment = Experiment.load(file, overrides or [])
+    """Show who holds which labels, as a table and as a picture.
+
+    Of a grid or a search, for each variant of its data and partition.
+    """
+    from fedsim.config_file import RawConfig
+
+    experiments = _experiments(RawConfig.read(file, overrides or []))
+    variants = _variants(experiments)
+    whole = picture or Path(f"{experiments[0].name}-labels.png")
+    for number, (heading, experiment) in enumerate(list(variants.items())[:MOST_VARIANTS], 1):
+        if heading:
+            out.print(f"{heading}:\n", markup=False)
+        several = len(variants) > 1
+        path = whole.with_stem(f"{whole.stem}-{number}") if several else whole
+        _show_labels(experiment, path)
+        if several:
+            out.print()
+    if len(variants) > MOST_VARIANTS:
+        more = list(variants)[MOST_VARIANTS:]
+        out.print(f"… and {len(more)} variants more: {'; '.join(more)}", markup=False)
+    seeds = {experiment.seed for experiment in experiments}
+    if len(seeds) > 1:
+        out.print(f"dealt out with seed {experiments[0].seed}, the first of {len(seeds)}")
+
+
+def _experiments(config: RawConfig) -> list[Experiment]:
+    """The experiment of a file, or those of its grid, or those that stand for its search."""
+    if "grid" in config.content:
+        from fedsim.sweep.grid import GridSweep
+
+        return [run.experiment for run in GridSweep(config).runs]
+    if "search" in config.content:
+        from fedsim.sweep.search import SearchSweep
+
+        return [trial.experiment for trial in SearchSweep(config).probe_trials]
+    from fedsim import Experiment
+
+    return [config.build(Experiment)]
+
+
+def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
+    """Those that differ in their data or partition, each by the keys in which they do."""
+    settings = [
+        _flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
+    ]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    differing = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    found: dict[str, Experiment] = {}
+    for experiment, each in zip(experiments, settings, strict=True):
+        words = ", ".join(f"{key}={each[key]}" for key in differing if key in each)
+        found.setdefault(words, experiment)
+    return found
+
+
+def _flat(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested keys as `section.key`."""
+    found: dict[str, Any] = {}
+    for key, value in section.items():
+        inner = _flat(value, f"{above}{key}.") if isinstance(value, dict) else None
+        found |= {f"{above}{key}": value} if inner is None else inner
+    return found
+
+
+def _show_labels(experiment: Experiment, path: Path) -> None:
+    from fedsim.data.labels import draw_labels, label_names, label_table
+    from fedsim.prepare import prepare
+
     dataset, splits, _ = prepare(experiment)
     counts, names = label_table(dataset, splits), label_names(dataset)
     table = Table(box=None, pad_edge=False)
@@ -98,7 +119,8 @@ def data_command(
         f"a client holds {sizes.min()} to {sizes.max()}, and "
         f"{(counts > 0).sum(axis=1).mean():.1f} of {len(names)} {groups} on average"
     )
-    path = picture or Path(f"{experiment.name}-labels.png")
+    if len(splits.held_out):
+        out.print(f"{len(splits.held_out):,} are held out for validation")
     with writing():
         draw_labels(counts, names, path, axis)
     out.print(f"drawn: {path}", markup=False)
@@ -122,28 +144,47 @@ def report_command(
             show_default=False,
         ),
     ] = None,
-    latex: Annotated[
-        Path | None, typer.Option(help="Write the results as a LaTeX table, too.")
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help=r"The axis of the rows of a table such as methods × α. \[default: the method]",
+            metavar="AXIS",
+            show_default=False,
+        ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the summary table, too.")] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="The axis of its columns, such as partition.alpha. "
+            r"\[default: the other axis, if two vary]",
+            metavar="AXIS",
+            show_default=False,
+        ),
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(help="Write the tables of results for a paper, too.")
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Write the summary, too; with --rows or --columns that table."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="A folder for each figure as PDF and PNG, a column wide."),
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Write the page anew until all has finished, or Ctrl-C."),
+    ] = False,
 ) -> None:
     """Show runs on one web page, with curves, tables and all that is known of them."""
-    from fedsim.results.report import Report
+    from fedsim.results.report import report
 
-    report = Report(folders)
-    files = {page or Path(folders[0] if len(folders) == 1 else "", "report.html"): report.html()}
-    if latex:
-        files[latex] = report.latex()
-    if csv:
-        files[csv] = report.csv()
-    for path, text in files.items():
-        if path.is_dir():
-            raise RunError(f"{path}: is a folder, not a file to write")
-        try:
-            atomic.write(path, text.encode())
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
-        out.print(f"written: {short(path.absolute())}", markup=False)
+    if watch:
+        out.print("the page is kept up to date until all has finished; Ctrl-C stops that")
+    written = report(*folders, out=page, rows=rows, columns=columns, latex=latex, csv=csv,
+                     figures=figures, watch=watch)  # fmt: skip
+    say_written(path for path in (written, latex, csv, figures) if path is not None)
 
 
 @app.command("verify")
@@ -195,11 +236,15 @@ def doctor_command(
     import ray
     import torch
 
+    from fedsim import Experiment
+    from fedsim.cluster.connection import connected
+    from fedsim.cluster.placement import Node
+
     experiment = Experiment.load(file, overrides or []) if file else None
     out.print(f"python {sys.version.split()[0]}, torch {torch.__version__}, ray {ray.__version__}")
     cards = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     out.print(f"GPUs that torch sees in this process: {', '.join(cards) or 'none'}")
-    with connected(experiment.engine if experiment else None):
+    with connected(experiment.engine if experiment else None, out.print):
         nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
         out.print(f"Ray at {ray.get_runtime_context().gcs_address}: {len(nodes)} node(s)")
         for node in nodes:
@@ -210,7 +255,14 @@ def doctor_command(
 
 def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     """What the experiment would get. Raises what would stop it."""
+    import numpy as np
+    import psutil
     import ray
+
+    from fedsim.cluster.placement import ACTOR_BYTES, actors_on, plan_actors
+    from fedsim.federation import cohort_size
+    from fedsim.federation.cohort import cut_blocks
+    from fedsim.prepare import prepare
 
     dataset, splits, spec = prepare(experiment)
     cohort = cohort_size(experiment.train.participation, len(splits))
@@ -243,7 +295,3 @@ def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
     out.print(f"{blocks} blocks of clients a round, about {cohort / actors:.1f} clients an actor")
     if blocks < actors:
         out.print(f"{actors - blocks} actor(s) will idle: a round has {blocks} blocks only")
-
-
-def _plain(value: Any) -> str:
-    return "" if value is None else str(value)

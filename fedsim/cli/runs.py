@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from fedsim.cli.console import File, OutFolder, Overrides, Trust, app, err, out, short, size
+from fedsim.cli.console import (
+    AsJson,
+    File,
+    OutFolder,
+    Overrides,
+    Trust,
+    app,
+    err,
+    out,
+    print_json,
+    short,
+    size,
+)
 from fedsim.errors import ClientError, MethodError, RunError
-from fedsim.experiment import Experiment
-from fedsim.launch import run
-from fedsim.objectives.continual import continual
-from fedsim.progress import RoundLine
-from fedsim.results.folder import Folder, RunFolder
-from fedsim.results.run import Run
-from fedsim.results.summary import digits, in_words
-from fedsim.results.sweeps import Grid, Search, open_folder
-from fedsim.simulate import Progress
-from fedsim.sweep.start import grid, resume, tune
+
+if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
+    from fedsim import Grid, Run, Search
+    from fedsim.results.folder import Folder, RunFolder
+    from fedsim.simulate import Progress
 
 
 @app.command("run")
@@ -39,12 +46,21 @@ def run_command(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the complete experiment, and stop.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an experiment."""
+    from fedsim import Experiment, run
+
     changes = [*(overrides or []), *([f"name={json.dumps(name)}"] if name else [])]
     experiment = Experiment.load(file, changes)
     if print_config:
         out.print(experiment.to_yaml(), end="", markup=False)
+        return
+    if as_json:  # without progress
+        from fedsim.analysis.comparison import figures
+
+        done = run(experiment, out_folder, progress=False)
+        print_json({"folder": str(done.path), **figures(done)})
         return
     with _Screen() as screen:
         done = run(experiment, out_folder, screen.show, screen.start)
@@ -60,6 +76,10 @@ def resume_command(
     trust: Trust = False,
 ) -> None:
     """Go on with a run, a grid or a search that broke off."""
+    from fedsim import resume
+    from fedsim.results.folder import RunFolder
+    from fedsim.results.sweeps import open_folder
+
     opened = open_folder(folder)
     if trust:
         opened.trust()
@@ -73,6 +93,8 @@ def grid_command(
     file: File, overrides: Overrides = None, out_folder: OutFolder = Path("runs")
 ) -> None:
     """Run every cell of an experiment file's grid section."""
+    from fedsim import grid
+
     with _Lines() as lines:
         done = grid(file, overrides or [], out_folder, lines.show, lines.start)
     _conclude(done)
@@ -83,6 +105,8 @@ def tune_command(
     file: File, overrides: Overrides = None, out_folder: OutFolder = Path("runs")
 ) -> None:
     """Tune the hyper-parameters of an experiment file's search section."""
+    from fedsim import tune
+
     with _Lines() as lines:
         done = tune(file, overrides or [], out_folder, lines.show, lines.start)
     _conclude(done)
@@ -90,6 +114,8 @@ def tune_command(
 
 def _conclude(done: Run | Grid | Search) -> None:
     """The end as a table; exit code 1 if runs of a grid or a search have failed."""
+    from fedsim import Grid, Run
+
     if isinstance(done, Run):
         _summary(done)
         return
@@ -118,8 +144,10 @@ class _Lines:
     def show(self, line: str) -> None:
         out.print(line, markup=False)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or self._folder is None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        if kind is None or self._folder is None or not _resumable(error):
             return
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         err.print(
@@ -133,6 +161,9 @@ class _Lines:
 
 def _grid_summary(folder: Grid) -> None:
     """The end of a grid as a table."""
+    from fedsim.objectives import VALIDATION
+    from fedsim.results.summary import in_words, mean_std
+
     summary = folder.summary
     if summary.empty:
         return
@@ -141,38 +172,39 @@ def _grid_summary(folder: Grid) -> None:
     figures = {"last": "last round", "best": "best round", "last5": "mean of last 5"}
     for column in (*axes, "seeds", *figures.values(), "sent"):
         table.add_column(column, justify="left" if column in axes else "right")
-    tested, aimed = "p_value" in summary, "reached" in summary
+    tested, aimed = "p_holm" in summary, "reached" in summary
     if aimed:
         table.add_column(f"sent to reach {folder.manifest['target']:g}", justify="right")
     if tested:
         table.add_column("p", justify="right")
     for row in summary.to_dict("records"):  # iterrows would make floats of counts
         cells = [str(row[axis]) for axis in axes] + [str(row["seeds"])]
-        cells += [_spread(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
+        cells += [mean_std(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
         cells.append(size(row["total_bytes_mean"]))
         if aimed:
             reached = f"({row['reached']}/{row['seeds']})"
             some = row["reached"] > 0
             cells.append(f"{size(row['bytes_to_target_mean'])} {reached}" if some else "never")
         if tested:
-            cells.append("" if np.isnan(row["p_value"]) else f"{row['p_value']:.3f}")
+            cells.append("" if math.isnan(row["p_holm"]) else f"{row['p_holm']:.3f}")
         table.add_row(*cells)
     out.print(table)
-    done = [run for run in folder.runs if run.manifest["status"] == "finished"]
-    metrics = list(dict.fromkeys(run.primary_metric for run in done))
+    runs = [run for run in folder.runs if run.status == "finished"]
+    metrics = list(dict.fromkeys(run.primary_metric for run in runs))
     words = f"{in_words(metrics)}: mean ± standard deviation over seeds"
+    if any(VALIDATION + run.primary_metric.column in run.rounds for run in runs):
+        words += "; best round: by its score on the validation set"
     if tested:
         against = ", ".join(f"{k}={v}" for k, v in folder.manifest["baseline"].items())
         better = " or ".join(
             dict.fromkeys({"max": "above", "min": "below"}[m.best] for m in metrics)
         )
-        words += f"; p: one-tailed Welch test, mean of last 5 {better} that of {against}"
+        words += (
+            f"; p: one-tailed Welch test, mean of last 5 {better} that of {against}, corrected "
+            "for all comparisons (Holm)"
+        )
     out.print(words, markup=False)
     out.print(f"grid folder: {short(folder.path)}", markup=False)
-
-
-def _spread(mean: float, std: float) -> str:
-    return digits(mean) if np.isnan(std) else f"{digits(mean)} ± {digits(std)}"
 
 
 def _search_summary(folder: Search) -> None:
@@ -208,7 +240,7 @@ def _search_summary(folder: Search) -> None:
         words = ", ".join(
             f"{key} {share:.2f}"
             for key, share in zip(ranked["hyper-parameter"], ranked[objective], strict=True)
-            if not np.isnan(share)
+            if not math.isnan(share)
         )
         if words:
             out.print(f"importance for {objective}: {words}", markup=False)
@@ -223,6 +255,11 @@ def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
         raise RunError(f"{len(failed)} run(s) failed:{lines}")
 
 
+def _resumable(error: BaseException | None) -> bool:
+    """Whether what broke off may end otherwise when it is resumed."""
+    return not isinstance(error, RunError) or error.resumable
+
+
 class _Screen:
     """Progress of a run: one live line on a terminal, plain lines elsewhere."""
 
@@ -235,8 +272,10 @@ class _Screen:
         return self
 
     def start(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._rounds, self._line = folder.experiment.train.rounds, RoundLine(folder)
+        from fedsim.progress import RoundLine
+
+        self._folder, self._line = folder, RoundLine(folder)
+        self._rounds = folder.experiment.train.rounds
         out.print(f"run folder: {short(folder.path)}", markup=False)
         if out.is_terminal:
             self._bar = Bar(
@@ -266,7 +305,7 @@ class _Screen:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        if kind is None or self._folder is None:
+        if kind is None or self._folder is None or not _resumable(error):
             return
         how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         when = f" after round {self._latest}" if self._latest else ""
@@ -286,6 +325,9 @@ class _Screen:
 
 def _summary(done: Run) -> None:
     """The end of a run as a small table."""
+    from fedsim.objectives.continual import continual
+    from fedsim.results.summary import best_round, chosen_by, digits
+
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -294,18 +336,22 @@ def _summary(done: Run) -> None:
     evaluated = metric.column in rounds
     scores = rounds[metric.column].dropna() if evaluated else rounds["round"][:0]
     if len(scores):
-        best = int(scores.argmax() if metric.best == "max" else scores.argmin())
+        best = best_round(rounds, metric)
+        by = " by validation" if chosen_by(rounds, metric) != metric.column else ""
         table.add_row(f"{metric.label}, last round", digits(scores.iloc[-1]))
         table.add_row(f"{metric.label}, mean of last 5", digits(scores.iloc[-5:].mean()))
-        table.add_row(
-            f"{metric.label}, best",
-            f"{digits(scores.iloc[best])} (round {rounds.loc[scores.index[best], 'round']})",
-        )
+        if best is not None:
+            row = rounds.iloc[best]
+            score = f"{digits(row[metric.column])} (round {int(row['round'])})"
+            table.add_row(f"{metric.label}, best{by}", score)
     if "accuracy" in done.tasks:
         found = continual(done.tasks)
         table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")
     last = rounds.iloc[-1]
     table.add_row("sent up, down", f"{size(last.total_bytes_up)}, {size(last.total_bytes_down)}")
+    privacy = done.experiment.privacy
+    if privacy is not None:
+        table.add_row("privacy", f"ε {last.epsilon:.3g}, δ {privacy.delta:g}")
     table.add_row("time", f"{done.manifest['wall_seconds']:.1f} s")
     table.add_row("result hash", done.result_hash)
     table.add_row("run folder", short(done.path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,12 +23,15 @@ TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
 
 
 @contextmanager
-def planned_actors(settings: EngineSettings, worker_bytes: float, most: int) -> Iterator[int]:
+def planned_actors(
+    settings: EngineSettings, worker_bytes: float, most: int, tell: Callable[[str], None]
+) -> Iterator[int]:
     """Have a Ray cluster, as `connected`, and plan the client actors of a run on it.
 
     Args:
         worker_bytes: memory of a worker's arrays.
         most: clients of a round; `engine.actors=auto` makes no more actors.
+        tell: is called with lines for the user.
 
     Yields:
         How many client actors to make.
@@ -48,13 +51,15 @@ def planned_actors(settings: EngineSettings, worker_bytes: float, most: int) -> 
         return
     import ray
 
-    with connected(settings):
+    with connected(settings, tell):
         nodes = [Node.of(node) for node in ray.nodes() if node["Alive"]]
         yield plan_actors(settings, nodes, ACTOR_BYTES + worker_bytes, most)
 
 
 @contextmanager
-def connected(settings: EngineSettings | None) -> Iterator[None]:
+def connected(
+    settings: EngineSettings | None, tell: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
     """Have a Ray cluster: the one at hand, or a private one for as long as the context lasts.
 
     A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or this user
@@ -64,6 +69,7 @@ def connected(settings: EngineSettings | None) -> Iterator[None]:
 
     Args:
         settings: what a private one must have room for.
+        tell: is called with lines for the user: starting a private Ray takes seconds.
 
     Raises:
         ClusterError: the cluster cannot be reached.
@@ -82,6 +88,7 @@ def connected(settings: EngineSettings | None) -> Iterator[None]:
         variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
     address = _cluster_address()
     if address is None:
+        tell("starting Ray …")
         with private_ray(_cpus(settings), variables):
             yield
         return

@@ -11,6 +11,7 @@ Python's own library.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import random
@@ -29,6 +30,18 @@ TIMEOUT = 5.0  # seconds in which a command must have been passed on
 DONE = b"1"  # answers a command
 # How soon Linux ends the process for want of memory: Ray has workers end before itself.
 BADNESS = Path("/proc/self/oom_score_adj")
+# What Ray, client actors and drivers import besides, one by one.
+NEEDED = (
+    "google.protobuf.reflection",
+    "jsonschema",
+    "requests",
+    "filelock",
+    "wcwidth",
+    "pydantic.v1",
+    "scipy.linalg",
+    "pandas",
+    "pyarrow.dataset",
+)
 # Variables of an environment that nothing heeds when it is imported: Ray Tune gives one to trials.
 LATE = {"PL_DISABLE_FORK"}
 
@@ -70,9 +83,10 @@ def serve(listener: socket.socket) -> None:
     """Fork a worker for each command that arrives, until the standard input is closed."""
     gc.disable()  # imports make no garbage
     # Not Ray: the ids that it draws would be the same in all workers.
-    import fedsim
-
-    assert fedsim
+    importlib.import_module("fedsim.launch")  # and with it all that carries runs out
+    for module in NEEDED:
+        with suppress(ImportError):  # Ray may have come to do without
+            importlib.import_module(module)
     gc.freeze()  # what was imported stays shared: collecting would write to it
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended

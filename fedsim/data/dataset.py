@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import psutil
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.data.stored import AnyArray
+from fedsim.data.stored import AnyArray, select
+from fedsim.data.subset import Indices, take_stratified
 from fedsim.errors import DataError, FedsimError, in_own_code
 from fedsim.registry import Component, Registry, called, check_keywords, import_object
+from fedsim.rng import keyed_rng
 
 if TYPE_CHECKING:
     from fedsim.data.partition import ClientSplits
@@ -76,6 +78,8 @@ class Dataset:
         std: what the difference is divided by; as long as `mean`.
         columns: further facts of each training example, (N,) each, by name: what a partition by
             column (writer, hospital, ...) goes by.
+        unread_columns: names of columns that the source's file has as well; `data.columns` loads
+            them.
         features: the names of a table's inputs; empty if they have none.
         target: the name of what is predicted, if it has one.
         words: for documents the word of each token id: "" for id 0, which pads, and "<unknown>"
@@ -93,7 +97,6 @@ class Dataset:
             label is about.
         scaling: what `x` was made with of the numbers in the source's files; not of uint8.
         target_scaling: what a regression's `y` was made with.
-        resized: images of any size were resized to that of `x`.
         copies: how many training examples at the end are changed copies of others, for clients
             that drift; no partition deals them out.
     """
@@ -106,6 +109,7 @@ class Dataset:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    unread_columns: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     target: str = ""
     words: tuple[str, ...] = ()
@@ -117,7 +121,6 @@ class Dataset:
     truth: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED
-    resized: bool = False
     copies: int = 0
 
     @classmethod
@@ -238,10 +241,31 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(-1).reshape(array.shape)
 
 
+def _count_or_share(asked: int | float | None) -> int | float | None:
+    if asked is not None and (asked <= 0 or (isinstance(asked, float) and asked >= 1)):
+        raise PydanticCustomError(
+            "count_or_share",
+            "must be a number of examples, 1 or more, or a share of them between 0 and 1",
+        )
+    return asked
+
+
+CountOrShare = Annotated[int | float | None, AfterValidator(_count_or_share)]
+
+
 class Source(Component):
-    """Where a data set comes from: a component of the `data` section."""
+    """Where a data set comes from: a component of the `data` section.
+
+    Args:
+        subset: how many training examples to take, or the share of them; all if not given. Drawn
+            at random, of each class in proportion, and the same ones whatever the experiment's
+            seed, so that all runs learn from the same data.
+        test_subset: the same of the central test set.
+    """
 
     name: str
+    subset: CountOrShare = None
+    test_subset: CountOrShare = None
 
     def load(self) -> Dataset:
         """The whole data set.
@@ -327,10 +351,11 @@ datasets = _Datasets("data set", Source)
 
 
 def load_dataset(source: Source) -> Dataset:
-    """What a source loads.
+    """What a source loads, or the subset of it that its section asks for.
 
     Raises:
-        DataError: it cannot be loaded, for want of memory or whatever else the source raises.
+        DataError: it cannot be loaded, for want of memory or whatever else the source raises; or
+            a subset of more examples than there are is asked for.
     """
     where = f"data.name={source.name}"
     try:
@@ -343,7 +368,40 @@ def load_dataset(source: Source) -> Dataset:
         raise DataError(f"{where}: cannot be loaded: {in_own_code(error)}") from error
     if not isinstance(found, Dataset):
         raise DataError(f"{where}: load() must return a Dataset, not {type(found).__name__}")
+    if source.subset is not None:
+        found = _subset(found, source.subset)
+    if source.test_subset is not None:
+        found = _test_subset(found, source.test_subset)
     return found
+
+
+def _subset(data: Dataset, asked: int | float) -> Dataset:
+    """With so many of the training examples."""
+    rows = _drawn("subset", asked, data.strata, "training examples")
+    columns = {name: column[rows] for name, column in data.columns.items()}
+    return replace(data, x=select(data.x, rows), y=data.y[rows], columns=columns)
+
+
+def _test_subset(data: Dataset, asked: int | float) -> Dataset:
+    """With so many of the test examples."""
+    y = data.test_y
+    strata = y if data.classes else np.zeros(len(y), dtype=np.int64)
+    rows = _drawn("test_subset", asked, strata, "test examples")
+    return replace(
+        data,
+        test_x=select(data.test_x, rows),
+        test_y=y[rows],
+        test_columns={name: column[rows] for name, column in data.test_columns.items()},
+        truth={kind: where[rows] for kind, where in data.truth.items()},
+    )
+
+
+def _drawn(key: str, asked: int | float, strata: NDArray[np.int64], what: str) -> Indices:
+    n = len(strata)
+    if asked > n:
+        raise DataError(f"data.{key}={asked}: there are {n:,} {what}")
+    share = asked / n if isinstance(asked, int) else max(asked, 1 / n)  # one at least
+    return take_stratified(np.arange(n), strata, share, keyed_rng(0, f"data/{key}"))[0]
 
 
 def check_memory(source: Source, nbytes: float) -> None:

@@ -22,8 +22,9 @@ from fedsim.data.dataset import (
     held_as_loaded,
     load_dataset,
 )
-from fedsim.data.partition import Change, ClientSplits, Indices, Ragged
+from fedsim.data.partition import Change, ClientSplits, Ragged
 from fedsim.data.stored import StoredArray, bounds
+from fedsim.data.subset import Indices
 from fedsim.errors import DataError
 from fedsim.registry import nearest
 from fedsim.rng import draw_clients, keyed_rng

@@ -374,28 +374,22 @@ def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int6
         return np.array(values, np.int64)
 
 
-def read_image(path: Path, shape: tuple[int, ...], resize: bool) -> NDArray[np.uint8]:
-    """An image of any format that Pillow reads, as pixels of that shape.
+def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """An image of any format that Pillow reads, converted and resized to that shape.
 
     Args:
         path: the file.
-        shape: (channels, height, width); 3 channels for colour, 1 for grey.
-        resize: to height and width, if it has others.
+        shape: (channels, height, width); 3 channels for colour, 1 for gray.
 
     Raises:
-        DataError: unreadable, or of another size and not to be resized.
+        DataError: unreadable.
     """
     from PIL import Image
 
     C, H, W = shape
     with reading(path), Image.open(path) as image:
-        if not resize and image.size != (W, H):
-            raise DataError(
-                f"{path}: is {image.size[0]} pixels wide and {image.size[1]} high; those of the "
-                f"data are {W} and {H}"
-            )
         found = image.convert("RGB" if C == 3 else "L")
-        pixels = np.asarray(found.resize((W, H), Image.Resampling.BILINEAR) if resize else found)
+        pixels = np.asarray(found.resize((W, H), Image.Resampling.BILINEAR))
     return pixels.reshape(H, W, C).transpose(2, 0, 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,9 @@ from fedsim.errors import DataError
 _ARRAYS = ("x", "y", "test_x", "test_y", "vectors", "known")
 _BY_NAME = ("columns", "test_columns", "truth")  # dicts of arrays
 _SCALINGS = ("scaling", "target_scaling")
-_PLAIN = (
-    *("classes", "mean", "std", "features", "target", "words"),
-    *("spaced", "sliced_by", "resized", "copies"),
-)
+_PLAIN = tuple(
+    field.name for field in fields(Dataset) if field.name not in (*_ARRAYS, *_BY_NAME, *_SCALINGS)
+)  # words, numbers and flags
 
 
 @datasets.register
@@ -52,19 +52,19 @@ class FromPython(Source):
         with files.reading(path), np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
         plain: dict[str, Any] = json.loads(str(arrays.pop("plain")))
-        fields: dict[str, Any] = {
+        found: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()
         }
-        fields |= {field: {} for field in _BY_NAME}
+        found |= {field: {} for field in _BY_NAME}
         for key, array in arrays.items():
             field, _, name = key.partition("/")
             if name:
-                fields.setdefault(field, {})[name] = array
+                found.setdefault(field, {})[name] = array
             else:
-                fields[field] = array
+                found[field] = array
         for field in _SCALINGS:
-            fields[field] = Scaling(**fields[field]) if field in fields else UNSCALED
-        return Dataset(**fields)
+            found[field] = Scaling(**found[field]) if field in found else UNSCALED
+        return Dataset(**found)
 
 
 def keep(dataset: Dataset) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedsim.data.dataset import Dataset
@@ -47,6 +48,18 @@ def label_table(dataset: Dataset, splits: ClientSplits) -> NDArray[np.int64]:
         cells = clients * num_labels + labels[part.values]
         table += np.bincount(cells, minlength=table.size).reshape(table.shape)
     return table
+
+
+def label_rows(dataset: Dataset, splits: ClientSplits) -> pa.Table:
+    """The same as a table of three columns, a row for each label that a client holds.
+
+    Columns: `client`, `label` (its name; the dictionary has those that nobody holds, too) and
+    `examples`, how many.
+    """
+    table = label_table(dataset, splits)
+    clients, labels = np.nonzero(table)
+    names = pa.DictionaryArray.from_arrays(labels.astype(np.int32), list(label_names(dataset)))
+    return pa.table({"client": clients, "label": names, "examples": table[clients, labels]})
 
 
 def _edges(y: NDArray[np.float64]) -> NDArray[np.float64]:

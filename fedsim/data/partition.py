@@ -17,11 +17,12 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.data.dataset import Dataset
 from fedsim.data.stored import select
+from fedsim.data.subset import Indices, take_stratified
 from fedsim.errors import DataError
 from fedsim.registry import Component, Registry, nearest
 from fedsim.rng import keyed_rng
 
-Indices = NDArray[np.int64]
+NONE = np.empty(0, dtype=np.int64)
 
 # Numbers drawn for a Dirichlet partition before it is called impossible: a few seconds' worth.
 MAX_DRAWN = 10**8
@@ -115,6 +116,7 @@ class ClientSplits:
         unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
         test: examples kept aside to evaluate a model on the client's own distribution.
         server: examples that the server holds, and no client (empty unless `server_fraction` > 0).
+        held_out: examples to choose models by, which nobody trains on (`evaluate.validation`).
         sequence: the tasks that `train` comes in, if it does not all come at once.
         task: the one that all this is of, 0 ≤ task < T; see `at`.
         labels: its classes by client; None where a model chooses among all classes.
@@ -126,7 +128,8 @@ class ClientSplits:
     train: Ragged
     unlabelled: Ragged
     test: Ragged
-    server: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    server: Indices = field(default_factory=lambda: NONE)
+    held_out: Indices = field(default_factory=lambda: NONE)
     sequence: TaskSequence | None = None
     task: int = 0
     labels: tuple[tuple[int, ...], ...] | None = None
@@ -235,15 +238,19 @@ class Partition(Component):
         """
         raise NotImplementedError
 
-    def deal(self, data: Dataset, seed: int) -> ClientSplits:
+    def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
         """Split, then cut each client's share into train, unlabelled and test examples.
+
+        Args:
+            seed: of the experiment.
+            held_out: training examples that nobody gets.
 
         Raises:
             DataError: the data set cannot be split as asked, or a client is left without a
                 training example.
         """
         strata = data.strata
-        rest, server = self.taking_part(data, seed), np.empty(0, dtype=np.int64)
+        rest, server = self.taking_part(data, seed, held_out), NONE
         if self.server_fraction:
             rng = keyed_rng(seed, "server share")
             server, rest = take_stratified(rest, strata, self.server_fraction, rng)
@@ -255,8 +262,8 @@ class Partition(Component):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} is dealt no example")
         if self.test_fraction == 0 and self.labelled_fraction == 1:
-            nothing = Ragged.of([np.empty(0, dtype=np.int64)] * len(shares))
-            return ClientSplits(Ragged.of(shares), nothing, nothing, server)
+            nothing = Ragged.of([NONE] * len(shares))
+            return ClientSplits(Ragged.of(shares), nothing, nothing, server, held_out)
         train, unlabelled, test = [], [], []
         for client, share in enumerate(shares):
             rng = keyed_rng(seed, "split", client=client)
@@ -272,11 +279,12 @@ class Partition(Component):
             train.append(labelled)
             unlabelled.append(hidden)
             test.append(aside)
-        return ClientSplits(Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test), server)
+        parts = Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test)
+        return ClientSplits(*parts, server, held_out)
 
-    def taking_part(self, data: Dataset, seed: int) -> Indices:
+    def taking_part(self, data: Dataset, seed: int, held_out: Indices = NONE) -> Indices:
         """The examples that are dealt out at all, sorted."""
-        everything = np.arange(data.num_loaded)
+        everything = np.setdiff1d(np.arange(data.num_loaded), held_out)
         if self.train_fraction == 1:
             return everything
         rng = keyed_rng(seed, "train share")
@@ -284,26 +292,6 @@ class Partition(Component):
 
 
 partitions: Registry[Partition] = Registry("partition", Partition, key="kind")
-
-
-def take_stratified(
-    share: Indices, labels: NDArray[np.int64], fraction: float, rng: np.random.Generator
-) -> tuple[Indices, Indices]:
-    """Draw round(fraction·n) of `share`, each class in proportion (largest remainders).
-
-    Returns:
-        (taken, rest), both sorted.
-    """
-    share = np.sort(share)
-    present, inverse, counts = np.unique(labels[share], return_inverse=True, return_counts=True)
-    exact = fraction * counts
-    quota = np.floor(exact + 1e-9).astype(np.int64)
-    missing = round(fraction * len(share)) - int(quota.sum())
-    quota[np.argsort(quota - exact, kind="stable")[:missing]] += 1
-    chosen = np.zeros(len(share), dtype=bool)
-    for c in range(len(present)):
-        chosen[rng.permutation(np.flatnonzero(inverse == c))[: quota[c]]] = True
-    return share[chosen], share[~chosen]
 
 
 def _by_class(data: Dataset, kind: str) -> None:
@@ -316,10 +304,16 @@ def _by_class(data: Dataset, kind: str) -> None:
 
 def _by_column(data: Dataset, column: str) -> list[Indices]:
     """The examples of each value of a column, both in ascending order."""
+    if column in data.unread_columns:
+        columns = ", ".join([*data.columns, column])
+        raise DataError(
+            f"partition.column='{column}': the column has not been loaded; add "
+            f"data.columns=[{columns}]"
+        )
     if column not in data.columns:
         raise DataError(
             f"partition.column='{column}': the data set has no such column"
-            f"{nearest(column, data.columns)}"
+            f"{nearest(column, (*data.columns, *data.unread_columns))}"
         )
     values = data.columns[column]
     if values.dtype.kind == "f" and (missing := np.flatnonzero(np.isnan(values))).size:
@@ -341,7 +335,11 @@ def _enough(data: Dataset, clients: int) -> None:
 
 @partitions.register
 class Iid(Partition):
-    """Examples shuffled and dealt out evenly."""
+    """Examples shuffled and dealt out evenly.
+
+    Args:
+        clients: how many there are.
+    """
 
     kind: str = "iid"
     clients: int = Field(ge=1, le=MOST_CLIENTS)
@@ -358,6 +356,11 @@ class Dirichlet(Partition):
     For each class c: q_c ~ Dir(α·1_K), and the shuffled examples of c are cut at
     cumsum(q_c)·n_c. Drawn again until every client holds `min_samples` (Hsu et al. 2019; the
     minimum as in MOON, Li et al. 2021).
+
+    Args:
+        clients: how many there are.
+        alpha: α, concentration: the smaller, the more the clients' labels differ.
+        min_samples: fewest training examples of a client.
     """
 
     kind: str = "dirichlet"
@@ -405,6 +408,10 @@ class Pathological(Partition):
 
     Every client gets exactly `classes_per_client` different classes, every class as nearly as
     possible the same number of clients, and each class is dealt evenly to those who hold it.
+
+    Args:
+        clients: how many there are.
+        classes_per_client: different classes that each client holds.
     """
 
     kind: str = "pathological"
@@ -448,6 +455,9 @@ class Quantile(Partition):
 
     Examples in order of their target, ties at random, are cut into parts as nearly equal in size
     as possible; client 0 holds the lowest targets.
+
+    Args:
+        clients: how many there are.
     """
 
     kind: str = "quantile"
@@ -469,6 +479,11 @@ class Quantity(Partition):
     """Quantity skew: client sizes follow a log-normal law, labels are iid.
 
     Size shares ∝ exp(σ·N(0, 1)); every client holds at least `min_samples`.
+
+    Args:
+        clients: how many there are.
+        sigma: σ, spread of the sizes; 0 makes all clients equally large.
+        min_samples: training examples that each client holds at least.
     """
 
     kind: str = "quantity"
@@ -564,6 +579,9 @@ class File(Partition):
     """Index arrays of the user's own: a JSON list of lists, or an .npz with one array a client.
 
     Arrays of an .npz are taken in the order of their names, as numbers where they are numbers.
+
+    Args:
+        path: the .json or .npz file.
     """
 
     kind: str = "file"
@@ -577,6 +595,14 @@ class File(Partition):
                 "a file says who holds what; server_fraction must be 0 and train_fraction 1",
             )
         return self
+
+    def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
+        if len(held_out):
+            raise DataError(
+                "evaluate.validation: partition.kind=file says who holds what, so nothing can be "
+                "held out; leave it out"
+            )
+        return super().deal(data, seed)
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         if not self.path.is_file():

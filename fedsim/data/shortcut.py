@@ -25,8 +25,9 @@ from fedsim.data.dataset import (
     held_as_loaded,
     load_dataset,
 )
-from fedsim.data.partition import ClientSplits, Indices
+from fedsim.data.partition import ClientSplits
 from fedsim.data.stored import StoredArray, bounds
+from fedsim.data.subset import Indices
 from fedsim.data.text import PADDING, SPECIAL, random_vectors
 from fedsim.errors import DataError
 from fedsim.rng import draw_clients, keyed_rng

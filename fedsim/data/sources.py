@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import string
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim._torchvision import import_torchvision
 from fedsim.data import files
 from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, check_memory, datasets
 from fedsim.data.stored import (
@@ -29,6 +29,7 @@ from fedsim.data.stored import (
     select,
 )
 from fedsim.errors import DataError
+from fedsim.extras import require
 from fedsim.registry import nearest
 from fedsim.rng import keyed_rng
 
@@ -71,6 +72,9 @@ CIFAR100_COARSE = word_list(
     non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2
     """
 )
+
+# As torchvision.datasets.folder.IMG_EXTENSIONS.
+IMAGE_SUFFIXES = word_list(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp")
 
 OPENFL_COLLABORATORS, OPENFL_COLUMNS = 5, 15
 
@@ -330,9 +334,10 @@ class _Fetched(_Files):
         raise NotImplementedError
 
     def _fetch(self, **arguments: str) -> None:
+        require("torchvision", f"data.download: fetching {self.data_set}")
         folder = files.data_root(self.root)
         fetch = getattr(
-            import_torchvision("torchvision.datasets"),
+            importlib.import_module("torchvision.datasets"),
             files.LAYOUTS[self.data_set].torchvision,
         )
         try:
@@ -682,15 +687,14 @@ class Folder(Source):
         classes = _class_folders(train)
         x, y = self._read(train, classes, of_each=True)
         if not tests:
-            data = _split_dataset(x, y, classes, self.test_fraction, str(train))
-            return replace(data, resized=True)
+            return _split_dataset(x, y, classes, self.test_fraction, str(train))
         for name in _class_folders(tests[0]):
             if name not in classes:
                 raise DataError(f"{tests[0] / name}: no class of {train}{nearest(name, classes)}")
         test_x, test_y = self._read(tests[0], classes, of_each=False)
         if len(test_x) == 0:
             raise DataError(f"{tests[0]}: holds no image")
-        return Dataset(x, y, test_x, test_y, classes, resized=True)
+        return Dataset(x, y, test_x, test_y, classes)
 
     def _read(
         self, folder: Path, classes: Sequence[str], of_each: bool
@@ -707,7 +711,7 @@ class Folder(Source):
             return ImageFiles(paths, shape), y
         x = np.empty((len(paths), *shape), np.uint8)
         for row, path in zip(x, paths, strict=True):
-            row[:] = files.read_image(path, shape, resize=True)
+            row[:] = files.read_image(path, shape)
         return x, y
 
 
@@ -716,12 +720,11 @@ def _images(folder: Path) -> list[Path]:
 
     Links to folders are not followed: they may go round in circles.
     """
-    suffixes = import_torchvision("torchvision.datasets.folder").IMG_EXTENSIONS
     return [
         Path(below, name)
         for below, _, names in sorted(os.walk(folder))
         for name in sorted(names)
-        if name.lower().endswith(suffixes)
+        if name.lower().endswith(IMAGE_SUFFIXES)
     ]
 
 
@@ -944,9 +947,13 @@ class Table(Source):
         frame = self._read(path)
         columns = {name: _column(path, frame, name) for name in self.columns}
         if self.target is not None:
-            return self._load_numbers(path, frame, self.target, columns)
-        assert self.label is not None  # as validated
-        return self._load_classes(path, frame, self.label, columns)
+            data = self._load_numbers(path, frame, self.target, columns)
+        else:
+            assert self.label is not None  # as validated
+            data = self._load_classes(path, frame, self.label, columns)
+        names = map(str, (empty_table(path) if self.in_place else frame).columns)
+        unread = [name for name in names if name not in (self.label, self.target, *self.columns)]
+        return replace(data, unread_columns=tuple(unread))
 
     def _load_classes(
         self,

@@ -262,4 +262,4 @@ def latest() -> LRUCache[Any, Any]:
 
 @cached(latest())
 def _decoded(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(files.read_image(path, shape, resize=True))
+    return np.ascontiguousarray(files.read_image(path, shape))

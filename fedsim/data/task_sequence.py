@@ -14,13 +14,14 @@ from pydantic_core import PydanticCustomError
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import (
     MOST_CLIENTS,
+    NONE,
     ClientSplits,
-    Indices,
     Partition,
     Ragged,
     TaskSequence,
     partitions,
 )
+from fedsim.data.subset import Indices
 from fedsim.errors import DataError
 from fedsim.registry import nearest
 from fedsim.rng import keyed_rng
@@ -73,7 +74,12 @@ class TaskPartition(Partition):
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         raise NotImplementedError("a stream deals by task")
 
-    def deal(self, data: Dataset, seed: int) -> ClientSplits:
+    def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
+        if len(held_out):
+            raise DataError(
+                f"evaluate.validation: partition.kind={self.kind} keeps examples of each task "
+                "aside (partition.validation_fraction); leave it out"
+            )
         if not data.classes:
             raise DataError(
                 f"partition.kind={self.kind} deals by class, and the target here is a number"

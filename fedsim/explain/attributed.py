@@ -115,7 +115,7 @@ class Attributed(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the inputs, the first ones if there are many, with what is owed to their parts."""
-        path = folder / f"{self.file}.png"
+        path, title = folder / f"{self.file}.png", f"{self.title}, {self.attribution}"
         data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
         titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]
         if data.words:
@@ -129,11 +129,11 @@ class Attributed(Explanation):
                 )
                 for k, words in enumerate(self.inputs.words[:MOST_DRAWN])
             ]
-            draw_weighed(documents, path)
+            draw_weighed(documents, path, title)
         elif self._images:
             captions = [title.replace(": ", "\n", 1) for title in titles]
-            draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path)
+            draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path, title)
         else:
             rows = relevance.reshape(len(x), -1).astype(np.float64)
-            draw_bars(rows, self._parts(0), titles, path)
+            draw_bars(rows, self._parts(0), titles, path, title=title)
         return [path]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,6 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from fedsim._torchvision import import_torchvision
 from fedsim.errors import ExperimentError
 from fedsim.explain.attributed import Attributed
 from fedsim.explain.explainer import (
@@ -38,6 +38,7 @@ from fedsim.explain.explainer import (
 from fedsim.explain.faithfulness import without
 from fedsim.explain.groups import group_parts
 from fedsim.explain.inputs import Inputs
+from fedsim.extras import require
 from fedsim.models.networks import ResidualBlock
 from fedsim.models.rationale import RationaleClassifier
 from fedsim.registry import Registry, import_object
@@ -71,8 +72,14 @@ class OfDecision(FeatureExplainer, ABC):
             values = data.dataset.target_scaling.undo(outputs[:, 0].double().numpy())
             chances, decisions = (), tuple(f"{value:.6g}" for value in values)
         return Attributed(
-            *(model.title, f"{self.name}{model.suffix}", self.name, data.dataset, inputs),
-            *(relevance, decisions, chances),
+            title=model.title,
+            file=f"{self.name}{model.suffix}{inputs.suffix}",
+            attribution=self.name,
+            dataset=data.dataset,
+            inputs=inputs,
+            relevance=relevance,
+            decisions=decisions,
+            probabilities=chances,
         )
 
 
@@ -598,8 +605,8 @@ _LAYERS = (
 
 
 def _zennit(part: str) -> Any:
-    import_torchvision("zennit")
-    return import_torchvision(f"zennit.{part}")
+    require("zennit", "layer-wise relevance propagation (lrp)")
+    return importlib.import_module(f"zennit.{part}")
 
 
 def _own_canonizer(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
+_NARROWEST, _LETTER = 4.0, 0.083  # inches: the lines of a title, one of its letters
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -30,8 +32,25 @@ def place(figure: Figure, left: float, top: float, width: float, height: float) 
     return figure.add_axes((left / W, 1 - (top + height) / H, width / W, height / H))
 
 
-def save(figure: Figure, path: Path) -> None:
-    """As a PNG file, with all that was drawn and no more."""
+def save(figure: Figure, path: Path, title: str = "") -> None:
+    """As a PNG file, with all that was drawn and no more.
+
+    Args:
+        title: above all of it: whose model, after which round, by which explainer.
+    """
+    if title:
+        figure.draw_without_rendering()  # what a layout moves is where it will be
+        box = figure.get_tightbbox()  # in inches
+        W, H = figure.get_size_inches()
+        letters = int(max(box.width, _NARROWEST) / _LETTER)
+        figure.text(
+            *(box.x0 / W, (box.y1 + 0.12) / H),
+            textwrap.fill(title[:1].upper() + title[1:], letters),
+            fontsize=10,
+            weight="bold",
+            va="bottom",
+            parse_math=False,
+        )
     figure.savefig(path, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fedsim.errors import ExperimentError
-from fedsim.explain.canvas import class_colours
+from fedsim.explain.canvas import class_colours, save
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def draw_embeddings(
     labels: NDArray[np.integer[Any]],
     class_names: Sequence[str],
     path: Path,
+    title: str = "",
 ) -> None:
     """Draw embeddings of the same examples side by side, coloured by class.
 
@@ -82,6 +83,7 @@ def draw_embeddings(
         labels: (n,) classes.
         class_names: their names.
         path: of the PNG file.
+        title: of the picture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -98,4 +100,4 @@ def draw_embeddings(
         axes.set(xticks=(), yticks=())
         axes.set_title(f"{name}\nKL {embedding.divergence:.3f} nats", fontsize=10)
     figure.legend(loc="outside right center", fontsize=8, frameon=False, markerscale=2)
-    figure.savefig(path)
+    save(figure, path, title)

@@ -44,6 +44,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -53,6 +54,7 @@ from torch import Tensor, nn
 
 from fedsim.data import Dataset
 from fedsim.explain.inputs import Inputs
+from fedsim.explain.notebook import as_html
 from fedsim.models import Model, Rules
 from fedsim.models.rules import RuleModel
 from fedsim.registry import Config, Registry
@@ -72,7 +74,8 @@ class ExplainedModel:
         round: after which it is as it is.
         seed: the experiment's.
         client: whose; None for the global model, and for a run as a whole.
-        suffix: for names of files, so that pictures of several models lie side by side.
+        suffix: for names of files, so that pictures of several models lie side by side:
+            `-client-3-round-7`; that of inputs is `inputs.suffix`.
         network: prepared inputs (B, ...) to logits (B, classes), or numbers (B, 1); in
             evaluation. None for rules.
         rules: the arrays of a rule base; None for a network.
@@ -157,7 +160,7 @@ class ExplainedData:
 
 
 class Explanation(ABC):
-    """What an explainer has found."""
+    """What an explainer has found. In a notebook it shows itself."""
 
     @abstractmethod
     def text(self) -> str:
@@ -174,6 +177,10 @@ class Explanation(ABC):
         Raises:
             OSError: they cannot be written.
         """
+
+    def _repr_html_(self) -> str:
+        with TemporaryDirectory() as folder:
+            return as_html(self.text(), self.save(Path(folder)))
 
 
 @runtime_checkable

@@ -33,7 +33,9 @@ _PANEL, _PANEL_OF_FEW, _GAP, _ROW = (1.65, 1.05), (2.6, 1.7), 0.2, 0.2  # inches
 _PALE, _SOLID, _NONE = "#a9c6e3", "#1f4e79", "#d95f02"
 
 
-def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str], path: Path) -> None:
+def draw_partitions(
+    rules: Sequence[Rule], x: Array, names: Sequence[str], path: Path, title: str = ""
+) -> None:
     """Draw what the conditions mean: a panel for each feature, over a histogram of its values.
 
     Fuzzy conditions are drawn as their membership functions. Crisp ones are boxes along which they
@@ -45,8 +47,9 @@ def draw_partitions(rules: Sequence[Rule], x: Array, names: Sequence[str], path:
         x: (n, F) examples.
         names: of the F features.
         path: of the PNG file.
+        title: of the picture.
     """
-    save(_partitions(rules, x, names), path)
+    save(_partitions(rules, x, names), path, title)
 
 
 def draw_rules(
@@ -55,6 +58,7 @@ def draw_rules(
     names: Sequence[str],
     path: Path,
     most: int = 40,
+    title: str = "",
 ) -> None:
     """Draw rules as a heat map: a row for each rule, the weightiest first, a column a feature.
 
@@ -69,18 +73,20 @@ def draw_rules(
         names: of the F features.
         path: of the PNG file.
         most: rules to draw; lighter ones are left out.
+        title: of the picture.
     """
-    save(_rules(rules, sources, names, most), path)
+    save(_rules(rules, sources, names, most), path, title)
 
 
-def draw_activations(found: Prediction, path: Path) -> None:
+def draw_activations(found: Prediction, path: Path, title: str = "") -> None:
     """Draw how often each rule fires and decides, and how many rules are active per example.
 
     Args:
         found: what R rules, numbered from 1, make of n examples.
         path: of the PNG file.
+        title: of the picture.
     """
-    save(_activations(found), path)
+    save(_activations(found), path, title)
 
 
 @dataclass(frozen=True)
@@ -448,7 +454,12 @@ def _many(count: int, what: str) -> str:
 
 
 def draw_bars(
-    relevance: Array, names: Sequence[str], titles: Sequence[str], path: Path, most: int = 12
+    relevance: Array,
+    names: Sequence[str],
+    titles: Sequence[str],
+    path: Path,
+    most: int = 12,
+    title: str = "",
 ) -> None:
     """Draw what predictions owe to features, the most first (red for them, blue against them).
 
@@ -458,6 +469,7 @@ def draw_bars(
         titles: of the n predictions.
         path: of the PNG file.
         most: features of each that are drawn.
+        title: of the picture.
 
     Raises:
         OSError: it cannot be written.
@@ -465,7 +477,7 @@ def draw_bars(
     shown = min(most, len(names))
     high, gap = 0.22 * shown, 0.75
     figure = new_figure(6.0, len(relevance) * (high + gap))
-    for k, (row, title) in enumerate(zip(relevance, titles, strict=True)):
+    for k, (row, caption) in enumerate(zip(relevance, titles, strict=True)):
         order = np.argsort(-np.abs(row), kind="stable")[:shown][::-1]
         axes = place(figure, 1.6, k * (high + gap) + 0.35, 4.2, high)
         colours = ["#c62828" if row[i] > 0 else "#1565c0" for i in order]
@@ -473,5 +485,5 @@ def draw_bars(
         axes.set_yticks(range(shown), [plain(names[i]) for i in order], fontsize=8)
         axes.tick_params(axis="x", labelsize=7)
         axes.axvline(0, color="black", linewidth=0.6)
-        axes.set_title(plain(title), fontsize=9)
-    save(figure, path)
+        axes.set_title(plain(caption), fontsize=9)
+    save(figure, path, title)

@@ -72,8 +72,13 @@ class Weighed(Document):
     relevance: tuple[float, ...]
 
 
-def draw_rationales(documents: Sequence[Chosen], path: Path) -> None:
+def draw_rationales(documents: Sequence[Chosen], path: Path, title: str = "") -> None:
     """Draw documents: chosen words on yellow, marked ones in blue and underlined.
+
+    Args:
+        documents: with the words.
+        path: of the PNG file.
+        title: of the picture.
 
     Raises:
         OSError: it cannot be written.
@@ -81,11 +86,16 @@ def draw_rationales(documents: Sequence[Chosen], path: Path) -> None:
     marked = any(document.marked for document in documents)
     note = "on yellow: chosen" + "; blue, underlined: what the label is about" * marked
     grounds = [[CHOSEN if chosen else None for chosen in d.chosen] for d in documents]
-    _draw(documents, grounds, [d.marked for d in documents], note, path)
+    _draw(documents, grounds, [d.marked for d in documents], note, path, title)
 
 
-def draw_weighed(documents: Sequence[Weighed], path: Path) -> None:
+def draw_weighed(documents: Sequence[Weighed], path: Path, title: str = "") -> None:
     """Draw documents, the words that speak for a decision on red, those against it on blue.
+
+    Args:
+        documents: with the words.
+        path: of the PNG file.
+        title: of the picture.
 
     Raises:
         OSError: it cannot be written.
@@ -99,7 +109,7 @@ def draw_weighed(documents: Sequence[Weighed], path: Path) -> None:
         shades = (0.5 + 0.3 * r / largest for r in document.relevance)
         grounds.append([mpl.colormaps["RdBu_r"](shade) for shade in shades])
     note = "on red: words that speak for the decision; on blue: against it"
-    _draw(documents, grounds, [() for _ in documents], note, path)
+    _draw(documents, grounds, [() for _ in documents], note, path, title)
 
 
 def _draw(
@@ -108,6 +118,7 @@ def _draw(
     marked: Sequence[Sequence[bool]],
     note: str,
     path: Path,
+    title: str,
 ) -> None:
     """Draw documents, each word on its ground, and some underlined."""
     lines = [_lines(document.words) for document in documents]
@@ -138,7 +149,7 @@ def _draw(
             y += LINE
         y += 0.7 * LINE
     axes.text(0, height, note, fontsize=7, va="top")
-    save(figure, path)
+    save(figure, path, title)
 
 
 def _lines(words: Sequence[str]) -> list[list[tuple[int, float]]]:

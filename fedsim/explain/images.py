@@ -16,11 +16,13 @@ from fedsim.explain.canvas import new_figure, place, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float32]
 
 _SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the names of rows, between clients
-_DPI, _FONT = 130, 8  # points
+_FONT = 8  # points
+_ACROSS = 8  # explained images in a line
 _ROWS = ("held", "relevance", "kept", "shared")
 
 
@@ -45,7 +47,9 @@ class Example:
     shared: Array
 
 
-def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -> None:
+def draw_shared(
+    examples: Sequence[Example], names: Sequence[str], path: Path, title: str = ""
+) -> None:
     """Draw what clients share: for each client four rows, and a column for each class.
 
     The rows: the image, its relevances (red for the class, blue against it), the mask, and what is
@@ -55,6 +59,7 @@ def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -
         examples: at most one for each client and class.
         names: of the classes.
         path: of the PNG file.
+        title: of the picture.
     """
     clients = sorted({e.client for e in examples})
     labels = sorted({e.label for e in examples})
@@ -88,7 +93,8 @@ def draw_shared(examples: Sequence[Example], names: Sequence[str], path: Path) -
         )
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
-    figure.savefig(path, dpi=_DPI)
+    _add_scale(figure, _LEFT, height, "relevance for the class; each map goes to its largest")
+    save(figure, path, title)
 
 
 def as_pixels(x: NDArray[Any], data: Dataset) -> Array:
@@ -98,31 +104,56 @@ def as_pixels(x: NDArray[Any], data: Dataset) -> Array:
 
 
 def draw_relevances(
-    images: Sequence[Array], heatmaps: Sequence[Array], captions: Sequence[str], path: Path
+    images: Sequence[Array],
+    heatmaps: Sequence[Array],
+    captions: Sequence[str],
+    path: Path,
+    title: str = "",
 ) -> None:
     """Draw images, below each what a decision owes to its pixels (red for it, blue against it).
+
+    The colours of a map go to the largest of its relevances, which is named below it.
 
     Args:
         images: (C, H, W) each, pixels in [0, 1].
         heatmaps: (H, W) each, signed relevances.
         captions: of each, a line or more.
         path: of the PNG file.
+        title: of the picture.
 
     Raises:
         OSError: it cannot be written.
     """
-    side, above = 1.3, 0.5
-    figure = new_figure(side * len(images), above + 2 * side)
+    side, above, below = 1.3, 0.4, 0.2
+    down = above + 2 * side + below
+    lines = -(-len(images) // _ACROSS)
+    figure = new_figure(side * min(len(images), _ACROSS), lines * down)
     for k, (image, heatmap, caption) in enumerate(zip(images, heatmaps, captions, strict=True)):
+        left, top = k % _ACROSS * side, k // _ACROSS * down + above
         for row in range(2):
-            axes = place(figure, k * side, above + row * side, 0.94 * side, 0.94 * side)
+            axes = place(figure, left, top + row * side, 0.94 * side, 0.94 * side)
             axes.set_axis_off()
             if row == 0:
                 _show(axes, image)
                 axes.set_title(plain(caption), fontsize=_FONT, pad=3)
             else:
-                _show_relevance(axes, heatmap)
-    save(figure, path)
+                largest = _show_relevance(axes, heatmap)
+                axes.text(
+                    *(0.5, -0.03),
+                    f"±{largest:.3g}",
+                    transform=axes.transAxes,
+                    ha="center",
+                    va="top",
+                    fontsize=_FONT - 1,
+                    color="0.35",
+                )
+    _add_scale(
+        figure,
+        0,
+        lines * down + 0.05,
+        "relevance for the decision; each map goes to its largest (±)",
+    )
+    save(figure, path, title)
 
 
 def _show(axes: Axes, image: Array) -> None:
@@ -134,6 +165,21 @@ def _show(axes: Axes, image: Array) -> None:
         axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
 
 
-def _show_relevance(axes: Axes, heatmap: Array) -> None:
-    largest = float(np.abs(heatmap).max()) or 1.0
-    axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest, vmax=largest)
+def _show_relevance(axes: Axes, heatmap: Array) -> float:
+    """A map; the largest of its relevances, to which its colours go."""
+    largest = float(np.abs(heatmap).max())
+    axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest or -1, vmax=largest or 1)
+    return largest
+
+
+def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:
+    """A bar of the colours of all maps, at a place in inches."""
+    from matplotlib.cm import ScalarMappable
+
+    bar = place(figure, left, top, 2.4, 0.12)
+    colours = ScalarMappable(cmap="RdBu_r")
+    colours.set_clim(-1, 1)
+    figure.colorbar(colours, cax=bar, orientation="horizontal", ticks=(-1, 0, 1))
+    bar.set_xticks((-1, 0, 1), labels=("against", "0", "for"))
+    bar.tick_params(labelsize=_FONT - 1, length=2)
+    bar.set_xlabel(words, fontsize=_FONT - 1, loc="left")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,15 @@ from numpy.typing import NDArray
 from fedsim.data import Dataset, files
 from fedsim.data.dataset import feature_names
 from fedsim.data.sources import read_table, table_features
+from fedsim.data.stored import bounds
 from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
+
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+MOST_ROWS = 8  # that are named in the name of a file
+MOST_LETTERS = 40  # of a text or a file, likewise
+MOST_SIZES = 5  # of pictures in a folder that are named
+MOST_WORDS = 20  # that are named as unknown
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,8 @@ class Inputs:
         words: of documents, each as far as the model reads it; else empty.
         marks: of documents, which of these words the label is about; empty where that is not
             known.
+        suffix: for names of files, so that pictures of other inputs lie beside theirs: `-row-3`.
+        notes: what a person should know of how they were read, a line each.
     """
 
     x: NDArray[Any]
@@ -37,6 +49,8 @@ class Inputs:
     labels: tuple[str | None, ...]
     words: tuple[tuple[str, ...], ...] = ()
     marks: tuple[tuple[bool, ...], ...] = ()
+    suffix: str = ""
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
@@ -64,7 +78,8 @@ class Inputs:
             labels = tuple(data.classes[y] for y in truth)
         else:
             labels = tuple(f"{y:.6g}" for y in data.target_scaling.undo(truth))
-        return cls(x, tuple(f"row {row}" for row in rows), labels, words, marks)
+        names = tuple(f"row {row}" for row in rows)
+        return cls(x, names, labels, words, marks, _suffix_of_rows(rows))
 
     @classmethod
     def of_texts(cls, data: Dataset, texts: Sequence[str], names: Sequence[str]) -> Inputs:
@@ -80,43 +95,39 @@ class Inputs:
         # As long as the data's documents: networks may read padding, too.
         x = np.pad(ids, ((0, 0), (0, data.shape[0] - ids.shape[1])))
         words = tuple(tuple(own[: data.shape[0]]) for own in tokens)
-        unknown = (None,) * len(words)
-        return cls(x, tuple(names), unknown, words, ((),) * len(words))
-
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """The words of documents that the data have not."""
-        found = [
-            word
-            for words, ids in zip(self.words, self.x, strict=False)  # no words of other inputs
-            for word, i in zip(words, ids, strict=False)
-            if i == UNKNOWN
-        ]
-        return tuple(dict.fromkeys(found))
+        labels, marks = (None,) * len(words), ((),) * len(words)
+        suffix = f"-text{_as_suffix(texts[0])}" if len(texts) == 1 else "-texts"
+        return cls(x, tuple(names), labels, words, marks, suffix, _unknown_words(words, x))
 
     @classmethod
     def of_file(cls, data: Dataset, path: Path) -> Inputs:
-        """From a file: documents as .txt, rows of a table as .csv, others as .npy, images as .png.
+        """From a file, or a folder of pictures.
 
-        All are as in the source's own files, and what the source does to these is done to them:
-        numbers of a table before `scale`, digits from 0 to 16, images of any size if the source
-        resizes them. Only EMNIST's, which lie on their side in its files, are expected upright.
+        Documents are .txt, one a line; rows of a table .csv, with the names of the features in its
+        first line; arrays of one input or several, (n, ...), .npy. All are as in the source's own
+        files, and what the source does to these is done to them: numbers of a table before
+        `scale`, digits from 0 to 16.
 
-        A .txt has a document a line; a .csv the names of the features in its first line; a .npy
-        an input or several, (n, ...); a .png an image.
+        Pictures are of any format of `PICTURES`, colours and size: they are converted to those of
+        the data, black being the least and white the greatest value of a training image's pixels,
+        and `notes` says so. (EMNIST's images lie on their side in its files; pictures stand
+        upright.)
 
         Raises:
             DataError: it cannot be read, or holds something else.
         """
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file")
+        ending = path.suffix.lower()
         if data.words:
             _expect(path, ".txt", "documents are .txt, one a line")
             lines = files.read_lines(path, "utf-8-sig")
             names = [f"line {k}" for k in range(1, len(lines) + 1)]
             found = cls.of_texts(data, lines, names)
-        elif path.suffix == ".csv" and len(data.shape) == 1:
+        elif ending == ".csv" and len(data.shape) == 1:
             found = cls.of_arrays(_rows(path, data), "row")
-        elif path.suffix == ".png" and _has_pictures(data):
-            found = cls.of_arrays(files.read_image(path, data.shape, data.resized)[None], "image")
+        elif _has_pictures(data) and (ending in PICTURES or path.is_dir()):
+            found = cls._of_pictures(data, path)
         else:
             _expect(path, ".npy", _ways(data))
             found = cls.of_arrays(_array(path, data), "input")
@@ -124,7 +135,34 @@ class Inputs:
             raise DataError(f"{path}: there is nothing in it")
         if not np.isfinite(found.x).all():
             raise DataError(f"{path}: holds missing or infinite numbers")
-        return found
+        return replace(found, suffix=_as_suffix(path.name if path.is_dir() else path.stem))
+
+    @classmethod
+    def _of_pictures(cls, data: Dataset, path: Path) -> Inputs:
+        """A picture, or all of a folder in the order of their names."""
+        paths = [path]
+        if path.is_dir():
+            paths = sorted(
+                each
+                for each in path.iterdir()
+                if each.suffix.lower() in PICTURES and not each.name.startswith(".")
+            )
+            if not paths:
+                raise DataError(f"{path}: has no pictures in it ({', '.join(PICTURES)})")
+        changes = Counter(_change(each, data) for each in paths)
+        x = np.stack([files.read_image(each, data.shape) for each in paths])
+        if data.x.dtype != np.uint8:
+            low, high = bounds(data.x)
+            x = (low + (high - low) * (x / np.float64(255))).astype(data.x.dtype)
+        notes = []
+        for change, count in changes.most_common(MOST_SIZES):
+            if change:
+                several = f"{count} picture{'s' * (count > 1)} of " if path.is_dir() else ""
+                notes.append(f"{path.name}: {several}{change}")
+        if len(changes) > MOST_SIZES:
+            notes.append(f"{path.name}: … and pictures of {len(changes) - MOST_SIZES} more sizes")
+        names = tuple(each.name for each in paths)
+        return cls(x, names, (None,) * len(x), notes=tuple(notes))
 
     @classmethod
     def of_arrays(cls, x: NDArray[Any], name: str) -> Inputs:
@@ -134,7 +172,56 @@ class Inputs:
 
 
 def _has_pictures(data: Dataset) -> bool:
-    return len(data.shape) == 3 and data.shape[0] in (1, 3) and data.x.dtype == np.uint8
+    return len(data.shape) == 3 and data.shape[0] in (1, 3)
+
+
+def _change(path: Path, data: Dataset) -> str:
+    """What is done to a picture: «640×480 RGB, resized to 8×8 gray»; empty if nothing is.
+
+    Raises:
+        DataError: it cannot be read, or has more than 8 bits a channel.
+    """
+    from PIL import Image
+
+    with files.reading(path), Image.open(path) as image:
+        (width, height), mode = image.size, image.mode
+    if mode.startswith(("I", "F")):  # which Pillow would cut off at 255
+        raise DataError(f"{path}: has more than 8 bits a pixel ({mode}); save it with 8")
+    C, H, W = data.shape
+    wanted = "RGB" if C == 3 else "gray"
+    own = {"L": "gray", "LA": "gray with transparency", "P": "palette"}.get(mode, mode)
+    if (width, height) != (W, H):
+        return f"{width}×{height} {own}, resized to {W}×{H} {wanted}"
+    return "" if own == wanted else f"{width}×{height} {own}, converted to {wanted}"
+
+
+def _suffix_of_rows(rows: Sequence[int]) -> str:
+    """«-row-3», «-rows-0-7»; of many how many, and a few letters that tell them from others."""
+    numbers = "-".join(map(str, rows))
+    if len(rows) > MOST_ROWS:
+        told = hashlib.sha256(numbers.encode()).hexdigest()[:6]
+        numbers = f"{rows[0]}-and-{len(rows) - 1}-more-{told}"
+    return f"-row{'s' * (len(rows) > 1)}-{numbers}" if rows else ""
+
+
+def _as_suffix(words: str) -> str:
+    """Words as part of a file's name: letters and digits, by hyphens."""
+    found = "-".join(re.findall(r"\w+", words))[:MOST_LETTERS].rstrip("-")
+    return f"-{found}" if found else ""
+
+
+def _unknown_words(documents: Sequence[Sequence[str]], ids: NDArray[Any]) -> tuple[str, ...]:
+    """A line that names the words that the run's data lack, if there are any."""
+    unknown = dict.fromkeys(
+        word
+        for words, own in zip(documents, ids, strict=True)
+        for word, i in zip(words, own, strict=False)
+        if i == UNKNOWN
+    )
+    if not unknown:
+        return ()
+    rest = f" … and {len(unknown) - MOST_WORDS} more" if len(unknown) > MOST_WORDS else ""
+    return (f"words that the run's data lack: {' '.join([*unknown][:MOST_WORDS])}{rest}",)
 
 
 def _ways(data: Dataset) -> str:
@@ -142,7 +229,7 @@ def _ways(data: Dataset) -> str:
     if len(data.shape) == 1:
         return "rows of a table are .csv or .npy"
     if _has_pictures(data):
-        return "images are .png or .npy"
+        return f"images are {', '.join(PICTURES)} or .npy, or a folder of pictures"
     return "inputs of these data are .npy"
 
 

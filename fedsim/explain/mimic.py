@@ -229,17 +229,18 @@ class Mimicked(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the tree, where it and the model differ, and the embeddings."""
-        dataset, mimic = self.dataset, self.mimic
+        dataset, mimic, title = self.dataset, self.mimic, f"{self.title}, mimicked by a tree"
         paths = [folder / f"{n}{self.suffix}.png" for n in ("tree", "confusion", "embedding")]
         shape = None
         if len(dataset.shape) == 3:
             C, H, W = dataset.shape
             shape = (C, H, W)
-        draw_tree(mimic.tree, dataset.classes, paths[0], shape)
+        draw_tree(mimic.tree, dataset.classes, paths[0], shape, title=title)
         by_tree = mimic.tree.predict(mimic.images)
         counts = confusion(mimic.predicted, by_tree, len(dataset.classes))
-        draw_confusion(counts, dataset.classes, paths[1])
+        draw_confusion(counts, dataset.classes, paths[1], title)
         if not self.embeddings:
             return paths[:2]
-        draw_embeddings(self.embeddings, self.labels, dataset.classes, paths[2])
+        title = f"{self.title}: features of the test set, t-SNE"
+        draw_embeddings(self.embeddings, self.labels, dataset.classes, paths[2], title)
         return paths

@@ -99,9 +99,14 @@ class ClassPrior(Explanation):
         """Draw it: of images below the mean test image of each class, the first ones if many."""
         path, data, classes = folder / "prior.png", self.dataset, self._classes[:MOST_DRAWN]
         names = [data.classes[c] for c in classes]
+        title = f"{self.title}: what clients agree matters to each class"
         if len(data.shape) == 1:
             draw_bars(
-                self.prior[classes], feature_names(data.shape[0], data.features), names, path
+                self.prior[classes],
+                feature_names(data.shape[0], data.features),
+                names,
+                path,
+                title=title,
             )
             return [path]
         images = []
@@ -109,7 +114,7 @@ class ClassPrior(Explanation):
             own = as_pixels(data.test_x[data.test_y == c], data)
             images.append(own.mean(axis=0) if len(own) else np.zeros(data.shape, np.float32))
         heatmaps = [self.prior[c].astype(np.float32)[self.groups.index] for c in classes]
-        draw_relevances(images, heatmaps, names, path)
+        draw_relevances(images, heatmaps, names, path, title)
         return [path]
 
     def _name(self, group: int) -> str:

@@ -68,7 +68,8 @@ class RationaleExplainer(FeatureExplainer):
                     inputs.marks[k],
                 )
             )
-        return Rationales(model.title, model.suffix, inputs.names, tuple(found), model.scores())
+        suffix = f"{model.suffix}{inputs.suffix}"
+        return Rationales(model.title, suffix, inputs.names, tuple(found), model.scores())
 
     @torch.no_grad()
     def relevances(
@@ -90,7 +91,8 @@ class Rationales(Explanation):
     """Documents with the words that a model decides by.
 
     Args:
-        title, suffix: of the model; see `ExplainedModel`.
+        title: of the model.
+        suffix: for names of files.
         names: of the documents.
         documents: with the words.
         scores: of the model on the central test set; of tasks in turn, `loss` and `accuracy`
@@ -132,7 +134,7 @@ class Rationales(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the documents, the first ones if there are many, with the words chosen."""
         path = folder / f"rationales{self.suffix}.png"
-        draw_rationales(self.documents[:MOST_DRAWN], path)
+        draw_rationales(self.documents[:MOST_DRAWN], path, f"{self.title}: the words it chooses")
         return [path]
 
 

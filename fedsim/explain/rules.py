@@ -30,7 +30,6 @@ from fedsim.explain.explainer import (
 )
 from fedsim.explain.figures import draw_activations, draw_partitions, draw_rules
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.words import short
 from fedsim.models.rules import (
     Array,
     Prediction,
@@ -41,6 +40,7 @@ from fedsim.models.rules import (
     quality,
 )
 from fedsim.models.tsk import Tsk, write_published
+from fedsim.words import short
 
 NEGLIGIBLE = 1e-9  # a coefficient, relative to the greatest of its rule
 
@@ -398,9 +398,12 @@ class RuleBase(Explanation):
         """Draw partitions, rules and activations."""
         names = ("partitions", "rules", "activations")
         paths = [folder / f"{name}{self.about.suffix}.png" for name in names]
-        draw_partitions(self.readable, self.test_x, self.names, paths[0])
-        draw_rules(self.readable, self.sources, self.names, paths[1])
-        draw_activations(self.prediction, paths[2])
+        title = self.about.title
+        draw_partitions(
+            self.readable, self.test_x, self.names, paths[0], f"{title}: what its conditions mean"
+        )
+        draw_rules(self.readable, self.sources, self.names, paths[1], title=f"{title}: its rules")
+        draw_activations(self.prediction, paths[2], f"{title}: which rules fire on the test set")
         return paths
 
     def export(self, folder: Path) -> None:

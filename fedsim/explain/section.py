@@ -30,7 +30,7 @@ from fedsim.explain.explainer import (
 )
 from fedsim.explain.share import QUALITY, Share
 from fedsim.objectives import Metric
-from fedsim.registry import Config, located, nearest
+from fedsim.registry import OWN, Config, located, nearest
 from fedsim.rng import keyed_rng
 
 Models = Literal["global", "cohort", "personal"]
@@ -97,19 +97,30 @@ SCORES: Mapping[str, Score] = {
 }
 
 
+def _fitting() -> list[str]:
+    """Names of the explainers that give a number to each part of an input."""
+    return [name for name, each in explainers.items() if issubclass(each, FeatureExplainer)]
+
+
+def _names_in_schema(node: dict[str, Any]) -> None:
+    node["anyOf"] = [{"enum": _fitting()}, {"pattern": OWN}]
+
+
+_Name = Annotated[str, Field(json_schema_extra=_names_in_schema)]
+
+
 def _by_name(value: Any) -> Any:
     """Explainers as a file lists them: names, or sections."""
     if not isinstance(value, list | tuple):
         return value
     found = [explainers.parse({"name": one} if isinstance(one, str) else one) for one in value]
-    fitting = [name for name, e in explainers.items() if issubclass(e, FeatureExplainer)]
     for one in found:
         if isinstance(one, Explainer) and not isinstance(one, FeatureExplainer):
             raise PydanticCustomError(
                 "no_relevances",
                 "explainer '{name}' gives no number to each part of an input; those that do: "
                 "{fitting}",
-                {"name": one.name, "fitting": ", ".join(fitting)},
+                {"name": one.name, "fitting": ", ".join(_fitting())},
             )
     return tuple(found)
 
@@ -153,7 +164,7 @@ class Explain(Config):
 
     explainers: Annotated[
         tuple[SerializeAsAny[FeatureExplainer], ...],
-        BeforeValidator(_by_name),
+        BeforeValidator(_by_name, json_schema_input_type=tuple[_Name | FeatureExplainer, ...]),
     ]
     every: int = Field(5, ge=1)
     of: tuple[Models, ...] | None = None
@@ -162,7 +173,7 @@ class Explain(Config):
     inputs: int = Field(16, ge=1)
     target: Literal["decision", "label"] = "decision"
     slice: str | None = None
-    scores: tuple[str, ...] | None = None
+    scores: tuple[Annotated[str, Field(json_schema_extra={"enum": [*SCORES]})], ...] | None = None
     top_k: int | None = Field(None, ge=1)
     maps: bool = False
     share: Share | None = None
@@ -238,13 +249,22 @@ class Explain(Config):
         return t % self.every == 0 or t == last
 
     def resolved(
-        self, dataset: Dataset, rounds: int, *, has_global: bool, keeps_models: bool
+        self,
+        dataset: Dataset,
+        rounds: int,
+        *,
+        has_global: bool,
+        trains_clients: bool,
+        keeps_models: bool,
     ) -> Explain:
         """The section with what it leaves to the method and the data filled in.
+
+        Where clients train no models, without those of the cohort, and scores that compare them.
 
         Args:
             rounds: of the run.
             has_global: whether the method has a global model.
+            trains_clients: whether its clients train models.
             keeps_models: whether its clients keep models of their own.
 
         Raises:
@@ -253,7 +273,16 @@ class Explain(Config):
         usual: tuple[Models, ...] = ("cohort",)
         if has_global and self.inputs_from == "test":
             usual = ("global", "cohort")
-        of = self.of or usual
+        of, wanted = self.of or usual, self.scores
+        if not trains_clients:
+            of = tuple(whose for whose in of if whose != "cohort")
+            if of == ("global",) and wanted is not None:
+                wanted = tuple(name for name in wanted if not _of_clients([name]))
+            if not of or wanted == () or self.share is not None:
+                raise ExperimentError(
+                    "explain.of: clients of this method train no models; of: [global], with "
+                    "scores of that model alone, and no `share`"
+                )
         if "global" in of and not has_global:
             raise ExperimentError("explain.of: the method has no global model; of: [cohort]")
         if "personal" in of and not keeps_models:
@@ -274,10 +303,10 @@ class Explain(Config):
             for name, score in SCORES.items()
             if self._admits(score, of, dataset) and not (once and score.about == "before")
         }
-        for name in self.scores or ():
+        for name in wanted or ():
             if name not in able:
                 raise ExperimentError(f"explain.scores: {name}: {_obstacle(name, dataset)}")
-        names = self.scores or tuple(n for n, s in SCORES.items() if n in able and s.usual)
+        names = wanted or tuple(n for n, s in SCORES.items() if n in able and s.usual)
         return self.model_copy(update={"of": of, "scores": names})
 
     def _admits(self, score: Score, of: Sequence[Whose], dataset: Dataset) -> bool:

@@ -20,7 +20,7 @@ from fedsim.explain.explainer import (
 )
 from fedsim.explain.images import Example, draw_shared
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.words import MOST_ROWS, columns
+from fedsim.words import MOST_ROWS, columns
 
 
 @explainers.register
@@ -56,7 +56,10 @@ class SharedImagesExplainer(Explainer):
         pool = np.zeros((shared.clients, len(data.dataset.classes)), dtype=np.int64)
         table = data.tables["explanations"][["client", "class", "images"]].astype(int)
         pool[table["client"], table["class"]] = table["images"]
-        return SharedImages(tuple(examples), pool, data.dataset.classes, shared.words)
+        return SharedImages(
+            *(model.title, model.suffix, tuple(examples), pool, data.dataset.classes),
+            shared.words,
+        )
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,15 @@ class SharedImages(Explanation):
     """What clients shared, beside what they held.
 
     Args:
+        title, suffix: of the run; see `ExplainedModel`.
         examples: for each client asked for and each class that it shared, its first image.
         pool: (K, classes) how many images of each class each client shared.
         classes: their names.
         words: how the images came about, and what noise guarantees.
     """
 
+    title: str
+    suffix: str
     examples: tuple[Example, ...]
     pool: NDArray[np.int64]
     classes: tuple[str, ...]
@@ -95,7 +101,7 @@ class SharedImages(Explanation):
 
     def save(self, folder: Path) -> list[Path]:
         """Draw the images, and who shared how many of which class."""
-        images, pool = folder / "shared_images.png", folder / "pool.png"
-        draw_shared(self.examples, self.classes, images)
+        images, pool = folder / f"shared_images{self.suffix}.png", folder / "pool.png"
+        draw_shared(self.examples, self.classes, images, f"{self.title}: what clients shared")
         draw_labels(self.pool, self.classes, pool)
         return [images, pool]

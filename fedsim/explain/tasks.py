@@ -20,8 +20,8 @@ from fedsim.explain.explainer import (
     explainers,
 )
 from fedsim.explain.inputs import Inputs
-from fedsim.explain.words import MOST_ROWS, columns, short
 from fedsim.objectives.continual import continual
+from fedsim.words import MOST_ROWS, columns, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,11 +30,13 @@ SIDE = 0.32  # inches, of a cell
 MOST_DRAWN = 12  # clients whose curves are drawn
 
 
-def draw_curves(tasks: pd.DataFrame, path: Path) -> None:
+def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
     """Draw accuracy on each task over the rounds, a row for each of the first clients.
 
     Args:
         tasks: of a run, at least one row.
+        path: of the PNG file.
+        title: of the picture.
 
     Raises:
         OSError: it cannot be written.
@@ -63,7 +65,7 @@ def draw_curves(tasks: pd.DataFrame, path: Path) -> None:
         if row == len(clients) - 1:
             axes.set_xlabel("round", fontsize=8)
     figure.legend(loc="upper left", bbox_to_anchor=((0.8 + width) / (width + 1.6), 1), fontsize=7)
-    save(figure, path)
+    save(figure, path, title)
 
 
 def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np.float64]]:
@@ -85,11 +87,13 @@ def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np
     return ([f"{c}/{t}" for c, t in receivers], [f"{c}/{t}" for c, t in sources], table)
 
 
-def draw_transfer(rows: pd.DataFrame, path: Path) -> None:
+def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
     """Draw that table; in each cell stands how many classes both tasks have in common.
 
     Args:
         rows: as for `transfer_table`, at least one.
+        path: of the PNG file.
+        title: of the picture.
 
     Raises:
         OSError: it cannot be written.
@@ -120,7 +124,7 @@ def draw_transfer(rows: pd.DataFrame, path: Path) -> None:
     figure.text(
         0.02, 0, "numbers: classes in common; white: not given", fontsize=7, ha="left", va="top"
     )
-    save(figure, path)
+    save(figure, path, title)
 
 
 @explainers.register
@@ -145,7 +149,7 @@ class TasksExplainer(Explainer):
         given = data.tables["explanations"]
         if not given.empty:
             given = given[given["explainer"] == "transfer"]
-        return Tasks(data.tables["tasks"], given, model.record)
+        return Tasks(model.title, data.tables["tasks"], given, model.record)
 
 
 @dataclass(frozen=True)
@@ -153,11 +157,13 @@ class Tasks(Explanation):
     """Tasks that clients have learnt in turn.
 
     Args:
+        title: of the run.
         tasks: accuracy on them, as the run has it on record; at least one row.
         given: rows of explainer `transfer`, in explanations.parquet.
         record: this file, if there is one.
     """
 
+    title: str
     tasks: pd.DataFrame
     given: pd.DataFrame
     record: Path | None
@@ -208,8 +214,8 @@ class Tasks(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the curves, and who learns from whom, if anyone does."""
         paths = [folder / "tasks.png"]
-        draw_curves(self.tasks, paths[0])
+        draw_curves(self.tasks, paths[0], f"{self.title}: accuracy on tasks")
         if not self.given.empty:
             paths.append(folder / "transfer.png")
-            draw_transfer(self.given, paths[1])
+            draw_transfer(self.given, paths[1], f"{self.title}: who learns from whom")
         return paths

@@ -27,6 +27,7 @@ def draw_tree(
     path: Path,
     shape: tuple[int, int, int] | None = None,
     most_levels: int = 4,
+    title: str = "",
 ) -> None:
     """Draw the upper levels of a tree, and for images the pixels that the whole tree asks about.
 
@@ -41,23 +42,25 @@ def draw_tree(
             numbered.
         most_levels: levels of nodes to draw, the root's included; of a node whose children are
             left out it is said how many nodes are below.
+        title: of the picture.
 
     Raises:
         ExperimentError: a shape without a feature that the tree asks about, or no levels.
     """
     require_positive(most_levels=most_levels)
-    save(_drawn_tree(tree, class_names, shape, most_levels), path)
+    save(_drawn_tree(tree, class_names, shape, most_levels), path, title)
 
 
-def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path) -> None:
+def draw_confusion(matrix: Ints, class_names: Sequence[str], path: Path, title: str = "") -> None:
     """Draw how often the model predicts the row's class and the tree the column's.
 
     Args:
         matrix: (C, C) see `confusion`. The colour says which share of its row a cell has.
         class_names: of the C classes.
         path: of the PNG file.
+        title: of the picture.
     """
-    save(_drawn_confusion(matrix, class_names), path)
+    save(_drawn_confusion(matrix, class_names), path, title)
 
 
 def _drawn_tree(
@@ -260,7 +263,10 @@ def _drawn_confusion(matrix: Ints, class_names: Sequence[str]) -> Figure:
     figure = new_figure(C * cell, C * cell)
     axes = place(figure, 0, 0, C * cell, C * cell)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    bar = place(figure, C * cell + 0.15, 0, 0.12, C * cell)
+    figure.colorbar(image, cax=bar).set_label("share of the row", fontsize=_SMALL)
+    bar.tick_params(labelsize=_SMALL, length=2)
     if with_numbers:
         for (row, column), count in np.ndenumerate(matrix):
             if count:

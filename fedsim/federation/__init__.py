@@ -13,6 +13,7 @@ from fedsim.federation.engine import (
 )
 from fedsim.federation.federation import Federation, Vector
 from fedsim.federation.reduction import (
+    DivergedUpdate,
     Gather,
     InvalidUpdate,
     Mean,
@@ -27,6 +28,7 @@ __all__ = [
     "Aggregation",
     "Client",
     "Cohort",
+    "DivergedUpdate",
     "Engine",
     "EngineSettings",
     "Examples",

@@ -23,9 +23,11 @@ class Aggregation:
 
     Attributes:
         independent_draws: each client is drawn for a cohort by itself.
+        column_names: of the further columns of a round's record.
     """
 
     independent_draws: ClassVar[bool] = False
+    column_names: ClassVar[tuple[str, ...]] = ()
 
     def mean(
         self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
@@ -65,6 +67,7 @@ class PrivateAggregation(Aggregation):
     """
 
     independent_draws: ClassVar[bool] = True
+    column_names: ClassVar[tuple[str, ...]] = ("epsilon",)
 
     def __init__(self, privacy: Privacy) -> None:
         self.privacy = privacy

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.data import ClientSplits
 from fedsim.federation.context import Examples, WorkerContext
 from fedsim.models import Model
-from fedsim.objectives import Batch, Objective, evaluate, scores_of
+from fedsim.objectives import Batch, Objective, evaluate, of_validation, scores_of
 from fedsim.rng import keyed_rng
 from fedsim.training import (
     Context,
@@ -48,7 +48,7 @@ def client_function(rng: str) -> Callable[[F], F]:
 
 
 # Tables beside those of rounds and of clients, whose rows methods put on record.
-RECORDED = ("explanations", "tasks")
+RECORDED = ("explanations", "tasks", "confusion")
 
 # Columns of clients.parquet that are filled for every client.
 RESERVED = frozenset(
@@ -207,6 +207,11 @@ class Client:
         """The central test set, which a real client would not have: for diagnostics."""
         return self._context.central_test
 
+    @property
+    def central_validation(self) -> Examples:
+        """The validation set, which a real client would not have either."""
+        return self._context.examples(self.splits.held_out)
+
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream of this client's own, for one purpose in this round.
 
@@ -297,6 +302,8 @@ class Client:
     def score(self, weights: Tensor) -> dict[str, float]:
         """The scores of a network on the central test set, for diagnostics.
 
+        If there is a validation set, those on it as well, as `validation_<score>`.
+
         Where clients learn tasks one after another, those of each of its tasks go on record
         instead, in tasks.parquet.
         """
@@ -309,6 +316,10 @@ class Client:
         for table, added in rows.items():
             for row in added:
                 self.record(table, **row)
+        if len(self.splits.held_out):
+            batch = self._context.validation_batch(slice(None))
+            totals = evaluate(self.objective, model.module, batch)
+            scores = {**scores, **of_validation(scores_of(self.objective, totals))}
         return scores
 
     def report(self, **scalars: float | int) -> None:

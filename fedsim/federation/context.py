@@ -181,6 +181,12 @@ class WorkerContext:
         y = torch.tensor(self._dataset.test_y[part], device=self.device)
         return Batch(self.test_examples(part).x, y, facts=self._facts(part))
 
+    def validation_batch(self, part: slice) -> Batch:
+        """A part of the validation set to score models on, targets in full precision."""
+        rows = self.splits.held_out[part]
+        y = torch.tensor(self._dataset.y[rows], device=self.device)
+        return Batch(self.examples(rows).x, y)
+
     def raw(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Inputs of training examples as the data set has them."""
         return self._dataset.x[indices]

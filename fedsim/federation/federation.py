@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ClientError, RunError
+from fedsim.errors import ClientError, Diverged, RunError
 from fedsim.explain.compare import Key, recorded
 from fedsim.explain.measure import Explained
 from fedsim.explain.section import PREFIXES, Explain, Whose
@@ -38,7 +38,7 @@ from fedsim.federation.sums import ExactSum, check_block
 from fedsim.federation.wire import NotCounted, PerClient, nbytes
 from fedsim.federation.worker import Call
 from fedsim.models import Model
-from fedsim.objectives import Metric, Objective
+from fedsim.objectives import Batch, Metric, Objective, Totals, of_validation, scores_of
 from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel
 
@@ -96,7 +96,10 @@ class Federation:
         self._data = dataset
         self._context = WorkerContext(spec, dataset, splits, device)
         self._initial = self._context.model.weights()
-        self._shards = range(math.ceil(len(dataset.test_y) / TEST_SHARD))
+        self._shards = {
+            "evaluate": range(math.ceil(len(dataset.test_y) / TEST_SHARD)),
+            "validate": range(math.ceil(len(splits.held_out) / TEST_SHARD)),
+        }
         self._engine = engine
         self._states: dict[int, Handle] = {}
         self._serial = 0
@@ -183,6 +186,15 @@ class Federation:
     def test_data(self) -> Examples:
         """The central test set."""
         return self._context.central_test
+
+    @property
+    def validation_data(self) -> Examples:
+        """The validation set, held out of the training examples (`evaluate.validation`)."""
+        return self._context.examples(self._splits.held_out)
+
+    def test_batch(self, part: slice) -> Batch:
+        """A part of the central test set to score models on."""
+        return self._context.test_batch(part)
 
     def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         """An array as a tensor of its own on the server's device."""
@@ -292,7 +304,8 @@ class Federation:
             factors: what each n_k is multiplied with, by client.
 
         Raises:
-            RunError: there is none, because every client was skipped; or one is out of range.
+            RunError: there is none, because every client was skipped.
+            Diverged: one is out of range.
         """
         self._aggregation.allow("averages models by how many examples each client holds")
         if not models:
@@ -304,10 +317,8 @@ class Federation:
                 block = counted[k] * w.astype(np.float64)
                 check_block(block)
             except OverflowError:
-                raise RunError(
-                    f"round {self.round}: the model of client {k} has weights out of range; "
-                    "a smaller learning rate may help"
-                ) from None
+                what = f"the weights of client {k}'s model are out of range"
+                raise Diverged(self.round, what) from None
             total.add(block)
         weight = math.fsum(counted.values())
         mean: Vector = (total.value() / weight).astype(np.float32)
@@ -322,18 +333,30 @@ class Federation:
     def evaluate(self, weights: Vector) -> dict[str, float]:
         """The scores of a network on the central test set, by the run's objective.
 
-        The test set is cut into shards of a fixed size, which the engine spreads. Scores of tasks
-        that clients learn one after another go on record as well, in tasks.parquet.
+        If there is a validation set, those on it as well, as `validation_<score>`. The sets are
+        cut into shards of a fixed size, which the engine spreads. Scores of tasks that clients
+        learn one after another go on record as well, in tasks.parquet.
         """
-        call = self._next_call("evaluate", MergeTotals(), "shards")
-        arguments = {"weights": weights}
-        _freeze(arguments)
-        found = self._engine.run(call, [[shard] for shard in self._shards], arguments, {})
-        totals = found.partial.result({}, {})
+        totals = self._totals("evaluate", weights)
         scores, rows = self._context.slices.scores(totals, self._splits.task)
         for table, added in rows.items():
             self.record(table, added)
+        if self._shards["validate"]:
+            found = scores_of(self.objective, self._totals("validate", weights)[""])
+            scores = {**scores, **of_validation(found)}
         return scores
+
+    def _totals(
+        self, function: Literal["evaluate", "validate"], weights: Vector
+    ) -> dict[str, Totals]:
+        call = self._next_call(function, MergeTotals(), "shards")
+        arguments = {"weights": weights}
+        _freeze(arguments)
+        blocks = [[shard] for shard in self._shards[function]]
+        totals: dict[str, Totals] = self._engine.run(call, blocks, arguments, {}).partial.result(
+            {}, {}
+        )
+        return totals
 
     def log(self, **scalars: float | int | str) -> None:
         """Put scalars of this round on record, in rounds.parquet.

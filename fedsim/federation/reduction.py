@@ -32,6 +32,10 @@ class InvalidUpdate(Exception):
         self.client = client
 
 
+class DivergedUpdate(InvalidUpdate):
+    """Numbers of a client that are NaN, infinite or too large, as when training diverges."""
+
+
 class NothingToReduce(Exception):
     """No client has sent what the result is to be made of."""
 
@@ -357,8 +361,10 @@ def _check_range(name: str, vector: Tensor, weight: float) -> None:
     low, high = (float(bound) for bound in torch.aminmax(vector))
     largest = max(-low, high)
     if not math.isfinite(largest):
-        raise InvalidUpdate(_not_finite(f"'{name}'", math.isnan(low)))
+        raise DivergedUpdate(_not_finite(f"'{name}'", math.isnan(low)))
     if largest * max(weight, 1.0) >= CLIENT_LIMIT:
+        if largest >= weight:
+            raise DivergedUpdate(f"values up to {largest:.3g} in '{name}'")
         raise InvalidUpdate(
             f"'{name}' is out of range: |value| up to {largest:.3g} with weight {weight:.3g}; "
             "weight × value must stay under 2^30"
@@ -369,7 +375,7 @@ def check_finite(message: Any) -> None:
     """Refuse a nest of arrays and tensors that holds NaN or infinite values.
 
     Raises:
-        InvalidUpdate: it does.
+        DivergedUpdate: it does.
     """
     if isinstance(message, Mapping):
         message = list(message.values())
@@ -378,15 +384,14 @@ def check_finite(message: Any) -> None:
             check_finite(part)
     elif isinstance(message, Tensor):
         if message.is_floating_point() and not bool(torch.isfinite(message).all()):
-            raise InvalidUpdate(_not_finite("its message", bool(message.isnan().any())))
+            raise DivergedUpdate(_not_finite("its message", bool(message.isnan().any())))
     elif (
         isinstance(message, np.ndarray)
         and message.dtype.kind == "f"
         and not np.isfinite(message).all()
     ):
-        raise InvalidUpdate(_not_finite("its message", bool(np.isnan(message).any())))
+        raise DivergedUpdate(_not_finite("its message", bool(np.isnan(message).any())))
 
 
 def _not_finite(where: str, is_nan: bool) -> str:
-    kind = "NaN" if is_nan else "infinite"
-    return f"{kind} values in {where}; a smaller learning rate may help"
+    return f"{'NaN' if is_nan else 'infinite'} values in {where}"

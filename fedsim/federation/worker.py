@@ -12,12 +12,12 @@ from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
-from fedsim.errors import ClientError, RunError, in_own_code
+from fedsim.errors import ClientError, Diverged, RunError, in_own_code
 from fedsim.explain.measure import Explained
 from fedsim.federation.client import Client
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.explaining import explain_client, explain_global
-from fedsim.federation.reduction import InvalidUpdate, Reduction
+from fedsim.federation.reduction import DivergedUpdate, InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
 from fedsim.federation.wire import (
     NotCounted,
@@ -28,6 +28,7 @@ from fedsim.federation.wire import (
     to_arrays,
     to_tensors,
 )
+from fedsim.objectives import evaluate
 from fedsim.rng import keyed_torch_rng
 from fedsim.training import choose_stack_size
 
@@ -37,12 +38,13 @@ class Call:
     """One request of the server to a cohort, or to score a model.
 
     Attributes:
-        function: the name of the client function; `evaluate` for shards.
+        function: the name of the client function; for shards `evaluate` or `validate`.
         reduction: what becomes of its results; each worker folds them into a copy.
         round: t.
         serial: a number for the call, so that partial results of an earlier one cannot mix in.
         clients_per_step: V, how many clients are trained at once.
-        unit: what blocks hold: `clients`, `shards` of the central test set, or `explainers`.
+        unit: what blocks hold: `clients`, `shards` of the central test set or of the validation
+            set, or `explainers`.
         explained: clients whose models are explained once the function has trained them; they are
             few.
     """
@@ -133,6 +135,7 @@ class Worker:
 
         Raises:
             ClientError: a client failed and the experiment says `on_client_error: stop`.
+            Diverged: its numbers are NaN, infinite or too large; likewise.
             RunError: one changed an argument.
         """
         if call.serial != self._serial:
@@ -321,7 +324,7 @@ class Worker:
         clients = [id for block in blocks for id in block]
         for block in blocks:
             self._begin(call, arguments)
-            with suppress(ClientError):
+            with suppress(ClientError, Diverged):
                 self._run_block(call, block, states)
             if self._spoilt():
                 clients = list(block)
@@ -340,19 +343,25 @@ class Worker:
         stop = self.context.spec.train.on_client_error == "stop"
         if isinstance(error, SharedInputMutated):  # who did it is known, and nobody goes on
             self._lent, stop = to_tensors(self._arguments, self.context.device), True
+        if stop and isinstance(error, DivergedUpdate):
+            raise Diverged(call.round, f"client {id}: {cause}") from None
         if stop:
             raise failure from None
         result.failures[id] = "\n".join([str(failure), *getattr(failure, "__notes__", ())])
 
     def _score(self, call: Call, shard: int) -> dict[str, Any]:
-        """The totals of a shard of the central test set, by slice."""
+        """The totals of a shard of the central test set, by slice, or of the validation set."""
         context, start = self.context, shard * TEST_SHARD
-        batch = context.test_batch(slice(start, start + TEST_SHARD))
+        part, network = slice(start, start + TEST_SHARD), context.model.module
         context.model.load(self._lent["weights"])
         context.model.restrict_classes(None)
+        purpose = "test/torch" if call.function == "evaluate" else "validation/torch"
         # For networks that draw in evaluation as well.
-        with keyed_torch_rng(context.spec.seed, "test/torch", call.round, shard, context.device):
-            return dict(context.slices.totals(context.model.module, batch, start))
+        with keyed_torch_rng(context.spec.seed, purpose, call.round, shard, context.device):
+            if call.function == "validate":
+                batch = context.validation_batch(part)
+                return {"": evaluate(context.spec.objective, network, batch)}
+            return dict(context.slices.totals(network, context.test_batch(part), start))
 
 
 def _versions(tree: Any) -> list[int]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.data.partition import take_stratified
+from fedsim.data.subset import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
 from fedsim.explain.explainer import Explainer, SharedItems

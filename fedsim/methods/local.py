@@ -7,7 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
+from fedsim.federation import (
+    Client,
+    DivergedUpdate,
+    Federation,
+    NotCounted,
+    Vector,
+    client_function,
+)
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
 
@@ -36,7 +43,7 @@ class Local(Method[State]):
         """(client) Go on training the client's own model."""
         trained = client.train(client.state.get("weights", initial))
         if not torch.isfinite(trained).all():
-            raise ValueError("NaN or infinite weights; a smaller learning rate may help")
+            raise DivergedUpdate("NaN or infinite weights")
         client.state["weights"] = trained
 
     def evaluate(self, fed: Federation, state: State) -> None:

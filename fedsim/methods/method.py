@@ -51,11 +51,13 @@ class Method(Component, ABC, Generic[S]):
     Attributes:
         learns: which models, objectives and sequences of tasks it can learn.
         has_global_model: whether the server ends up with a model.
+        trains_clients: whether clients train models of the experiment.
     """
 
     name: str
     learns: ClassVar[Learns] = Learns()
     has_global_model: ClassVar[bool] = True
+    trains_clients: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, fed: Federation) -> S:

@@ -16,9 +16,9 @@ from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.dataset import feature_names
-from fedsim.errors import ExperimentError, RunError
+from fedsim.errors import DataError, ExperimentError, RunError
 from fedsim.explain.rules import global_explanation, measures
-from fedsim.federation import Client, Federation, NotCounted, client_function
+from fedsim.federation import Client, Examples, Federation, NotCounted, client_function
 from fedsim.federation.wire import to_arrays
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, log_means, methods
@@ -28,7 +28,7 @@ from fedsim.models.rules import (
     check_table,
     count,
 )
-from fedsim.objectives import Regression
+from fedsim.objectives import Regression, of_validation
 from fedsim.training import Train
 
 
@@ -63,9 +63,16 @@ class RuleMethod(Method[RuleState]):
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        check_table(
-            np.asarray(dataset.x), dataset.y, feature_names(dataset.shape[0], dataset.features)
-        )
+        names = feature_names(dataset.shape[0], dataset.features)
+        x, n = np.asarray(dataset.x), dataset.num_loaded
+        check_table(x[:n], dataset.y[:n], names)
+        drifted = x[n:]
+        outside = np.flatnonzero(((drifted < 0) | (drifted > 1)).any(axis=0))
+        if len(outside):
+            raise DataError(
+                f"input '{names[outside[0]]}' of clients that drift leaves [0, 1], and rules are "
+                "learnt from inputs in [0, 1]; data.kind=shuffle stays within"
+            )
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
         """Scores on the central test set, how interpretable the rules are, and all of them."""
@@ -73,6 +80,7 @@ class RuleMethod(Method[RuleState]):
         model = rule_model(fed)
         found, rules = model.predict(state.rules, x), model.explain(state.rules, names)
         fed.log(**regression(fed).scores_of(found.values, y))
+        fed.log(**validated(fed, state.rules, fed.validation_data))
         fed.log(**measures(rules, found, state.sources))
         target = fed.data.target or "y"
         rows = global_explanation(rules, found, y, state.sources, names, target)
@@ -127,6 +135,7 @@ class CentralisedRules(RuleMethod):
     """The same rule learner on all clients' examples together; no federation could run it."""
 
     name: str = "centralised_rules"
+    trains_clients: ClassVar[bool] = False
 
     def round(self, fed: Federation, state: RuleState, t: int) -> RuleState:
         rules = rule_model(fed).train(*fed.labelled_data.table, fed.rng("rules"))
@@ -171,6 +180,7 @@ class LocalRules(RuleMethod):
         nobody = np.zeros(count(rules), dtype=np.int64)
         scores = regression(client).scores_of(found.values, y)
         client.report(r2=scores["r2"])
+        scores |= validated(client, rules, client.central_validation)
         return scores | measures(model.explain(rules, names), found, nobody)
 
     def evaluate_clients(self, fed: Federation, state: RuleState) -> None:
@@ -193,6 +203,14 @@ def regression(of: Federation | Client) -> Regression:
     """The run's objective; methods of rules are refused on others."""
     assert isinstance(of.objective, Regression)
     return of.objective
+
+
+def validated(of: Federation | Client, rules: Rules, examples: Examples) -> dict[str, float]:
+    """The scores of rules on the validation set; none if there is no such set."""
+    if not len(examples):
+        return {}
+    x, y = examples.table
+    return of_validation(regression(of).scores_of(rule_model(of).predict(rules, x).values, y))
 
 
 def learn(client: Client) -> Rules:

@@ -3,7 +3,9 @@
 from fedsim.data import Dataset
 from fedsim.objectives.classification import Classification
 from fedsim.objectives.objective import (
+    VALIDATION,
     Batch,
+    FurtherMetric,
     Metric,
     Objective,
     Slice,
@@ -12,14 +14,17 @@ from fedsim.objectives.objective import (
     evaluate_slices,
     merged,
     objectives,
+    of_validation,
     scores_of,
 )
 from fedsim.objectives.rationales import Rationales
 from fedsim.objectives.regression import Regression
 
 __all__ = [
+    "VALIDATION",
     "Batch",
     "Classification",
+    "FurtherMetric",
     "Metric",
     "Objective",
     "Rationales",
@@ -31,6 +36,7 @@ __all__ = [
     "evaluate_slices",
     "merged",
     "objectives",
+    "of_validation",
     "scores_of",
 ]
 

@@ -6,11 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import PrivateAttr
 from torch import Tensor, nn
 
 from fedsim.data import Dataset
@@ -24,6 +25,11 @@ Totals = dict[str, Any]
 
 # (outputs (B, ...), y (B, ...)) -> losses (B,), and the gradient of their mean at the outputs.
 OutputGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+# (outputs (n, ...), targets (n, ...)) -> a score, or several by name.
+ScoreFunction = Callable[[NDArray[Any], NDArray[Any]], Any]
+VALIDATION = "validation_"  # before the column of a score on the validation set
+_OUTPUTS, _TARGETS = "further/outputs", "further/targets"  # among totals
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,33 @@ class Metric:
     best: Literal["max", "min"] = "max"
     primary: bool = False
     sliced: bool = False
+
+
+@dataclass(frozen=True)
+class FurtherMetric:
+    """A metric beside those of the objective: a function of all outputs and their targets.
+
+    Args:
+        name: of its column; of scores by name the columns are `<name>/<score>`.
+        score: the function. It sees all outputs (n, ...) of what is scored at once; where the
+            model chooses among some classes only, outputs of the others are −inf.
+        shown: how reports show it, if they do.
+        is_table: what the function returns are rows of the run's table of that name.
+    """
+
+    name: str
+    score: ScoreFunction
+    shown: Metric | None = None
+    is_table: bool = False
+
+    def columns(self, outputs: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
+        """Its scores, by column; none if it makes a table."""
+        if self.is_table:
+            return {}
+        found = self.score(outputs, targets)
+        if isinstance(found, Mapping):
+            return {f"{self.name}/{name}": score for name, score in found.items()}
+        return {self.name: found}
 
 
 @dataclass(frozen=True)
@@ -95,6 +128,22 @@ class Objective(Component, ABC):
     """
 
     name: str
+    _further: tuple[FurtherMetric, ...] = PrivateAttr(())
+
+    @property
+    def further(self) -> tuple[FurtherMetric, ...]:
+        """Metrics that the experiment asks for besides, in `evaluate.metrics`."""
+        return self._further
+
+    def with_further(self, further: Sequence[FurtherMetric]) -> Self:
+        """The same objective, with further metrics."""
+        measuring = self.model_copy()
+        measuring._further = tuple(further)
+        return measuring
+
+    def shown(self, data: Dataset) -> tuple[Metric, ...]:
+        """All that is shown: its own metrics, and further ones."""
+        return *self.metrics(data), *(f.shown for f in self._further if f.shown is not None)
 
     @abstractmethod
     def num_outputs(self, data: Dataset) -> int:
@@ -128,6 +177,14 @@ class Objective(Component, ABC):
     def outputs(self, network: nn.Module, x: Tensor) -> Any:
         """What `totals` needs of a network in evaluation: a tensor (B, ...), or several."""
         return network(x)
+
+    def predictions(self, outputs: Any) -> Tensor:
+        """What the network predicts, (B, ...), logits or numbers, of what `outputs` returned.
+
+        Metrics of `evaluate.metrics` and `fedsim.predictions` go by it.
+        """
+        found: Tensor = outputs
+        return found
 
     @abstractmethod
     def totals(self, outputs: Any, batch: Batch) -> Totals:
@@ -170,16 +227,49 @@ def merged(parts: Iterable[Totals]) -> Totals:
 
 
 def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
-    """The scores that an objective makes of totals.
+    """The scores that an objective and further metrics make of totals.
 
     Raises:
-        TypeError: one is no number.
+        TypeError: one is not a number.
+        ValueError: two have the same name.
     """
     found = objective.scores(totals)
+    for further in objective.further:
+        added = further.columns(totals[_OUTPUTS], totals[_TARGETS])
+        if taken := sorted(found.keys() & added.keys()):
+            raise ValueError(f"'{taken[0]}' is a score of the objective; take another name")
+        found = {**found, **added}
     for name, score in found.items():
         if not isinstance(score, int | float | np.number | Tensor):
             raise TypeError(f"scores: '{name}' is {score!r}, not a number")
     return found
+
+
+def of_validation(scores: Mapping[str, float]) -> dict[str, float]:
+    """Scores under the names of their columns if they are those on the validation set."""
+    return {f"{VALIDATION}{name}": score for name, score in scores.items()}
+
+
+def tables_of(objective: Objective, totals: Totals) -> dict[str, list[dict[str, Any]]]:
+    """The rows of tables that further metrics make of totals, by table."""
+    return {
+        further.name: list(further.score(totals[_OUTPUTS], totals[_TARGETS]))
+        for further in objective.further
+        if further.is_table
+    }
+
+
+def totals_of(objective: Objective, outputs: Any, batch: Batch) -> Totals:
+    """What the objective's scores and further metrics are made of."""
+    found = objective.totals(outputs, batch)
+    if not objective.further:
+        return found
+    predicted = objective.predictions(outputs)
+    if batch.labels is not None:
+        known = torch.zeros(predicted.shape[1], dtype=torch.bool, device=predicted.device)
+        known[list(batch.labels)] = True
+        predicted = predicted.masked_fill(~known, -math.inf)
+    return {**found, _OUTPUTS: predicted.cpu().numpy(), _TARGETS: batch.y.cpu().numpy()}
 
 
 @dataclass(frozen=True)
@@ -218,7 +308,7 @@ def evaluate_slices(
         part = batch.at(slice(start, start + EVALUATION_BATCH))
         outputs = objective.outputs(network, part.x)
         if slices is None:
-            found.setdefault("", []).append(objective.totals(outputs, part))
+            found.setdefault("", []).append(totals_of(objective, outputs, part))
             continue
         for one in slices:
             inside = (one.rows >= start) & (one.rows < start + len(part))
@@ -226,7 +316,7 @@ def evaluate_slices(
             if not len(rows):
                 continue
             own = replace(part.at(rows), labels=one.labels)
-            found.setdefault(one.name, []).append(objective.totals(_take(outputs, rows), own))
+            found.setdefault(one.name, []).append(totals_of(objective, _take(outputs, rows), own))
     return {name: merged(parts) for name, parts in found.items()}
 
 

@@ -78,6 +78,10 @@ class Rationales(Classification):
         )
         return full, chosen, rest, z
 
+    def predictions(self, outputs: Outputs) -> Tensor:
+        """Logits (n, C) of the chosen words."""
+        return outputs[1]
+
     def totals(self, outputs: Outputs, batch: Batch) -> Totals:  # type: ignore[override]
         """Sums over documents: `words` and `chosen` places; `full`, `chosen_only`, `rest_only`,
         the probability of the class decided upon by these words; by class c `right/c` and `of/c`;

@@ -63,7 +63,10 @@ class Regression(Objective):
         """The scores of (n,) predictions of targets, in full precision."""
         errors = predictions - y
         squared, absolute = float(np.square(errors).sum()), float(np.abs(errors).sum())
-        return self.scores({"squared": squared, "absolute": absolute, "y": y})
+        found = self.scores({"squared": squared, "absolute": absolute, "y": y})
+        for further in self.further:
+            found |= further.columns(predictions, y)
+        return found
 
     def scores(self, totals: Totals) -> dict[str, float]:
         y, n = totals["y"], len(totals["y"])

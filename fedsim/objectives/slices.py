@@ -25,6 +25,7 @@ from fedsim.objectives.objective import (
     evaluate_slices,
     merged,
     scores_of,
+    tables_of,
 )
 
 Rows = dict[str, list[dict[str, Any]]]  # of further tables, by the table's name
@@ -39,6 +40,7 @@ class Slices(ABC):
 
     # Whether the model chooses among some of its classes only, slice by slice.
     restricts = False
+    columns: Sequence[str] = ()  # of scores that are on record for a slice alone
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -80,7 +82,7 @@ class Whole(Slices):
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        return scores_of(self.objective, totals[""]), {}
+        return scores_of(self.objective, totals[""]), _tables(self.objective, totals[""], client)
 
 
 class ByColumn(Slices):
@@ -95,6 +97,8 @@ class ByColumn(Slices):
         super().__init__(objective)
         names, self._numbers = np.unique(values, return_inverse=True)
         self._names, self._sliced = [str(name) for name in names], sliced
+        if len(self._names) > 1:
+            self.columns = [f"{column}/{name}" for name in self._names for column in sliced]
 
     def totals(
         self, network: nn.Module, batch: Batch, start: int, client: int | None = None
@@ -110,12 +114,20 @@ class ByColumn(Slices):
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        found = scores_of(self.objective, merged(totals.values()))
+        whole = merged(totals.values())
+        found = scores_of(self.objective, whole)
         if len(totals) > 1:
             for name, own in totals.items():
                 scores = scores_of(self.objective, own)
                 found |= {f"{c}/{name}": scores[c] for c in self._sliced if c in scores}
-        return found, {}
+        return found, _tables(self.objective, whole, client)
+
+
+def _tables(objective: Objective, totals: Totals, client: int | None) -> Rows:
+    return {
+        table: [{"client": client, **row} for row in rows]
+        for table, rows in tables_of(objective, totals).items()
+    }
 
 
 class ByTask(Slices):

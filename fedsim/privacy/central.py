@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedsim.extras import require
 from fedsim.registry import Config
 
 # (q, r): r sums over one and the same cohort of that sampling rate, in one round.
@@ -50,6 +51,15 @@ class Privacy(Config):
     noise_multiplier: float = Field(ge=0)
     delta: float = Field(1e-5, gt=0, lt=1)
 
+    def check(self) -> None:
+        """See that ε can be worked out here.
+
+        Raises:
+            NotInstalled: dp-accounting is not.
+        """
+        if self.noise_multiplier:
+            require("dp_accounting", "privacy: the privacy budget ε")
+
     def epsilon(self, releases: Mapping[Release, int]) -> float:
         """ε of all that was released, for neighbours that differ by one client's absence.
 
@@ -63,6 +73,7 @@ class Privacy(Config):
             return 0.0
         if self.noise_multiplier == 0:
             return math.inf
+        self.check()
         # Here, because they are slow to import.
         import dp_accounting
         from dp_accounting.rdp import RdpAccountant

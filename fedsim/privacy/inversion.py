@@ -26,6 +26,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, interpolate, m
 
 from fedsim.errors import ExperimentError
 from fedsim.explain.canvas import new_figure, plain, save
+from fedsim.extras import require
 from fedsim.rng import keyed_torch_rng, torch_seed
 from fedsim.training.flat import named
 
@@ -61,6 +62,15 @@ class Fidelity:
     ssim: float
 
 
+def check_fidelity() -> None:
+    """See that images can be compared here.
+
+    Raises:
+        NotInstalled: scikit-image is not.
+    """
+    require("skimage", "comparing reconstructed images")
+
+
 def fidelity(original: Images, reconstructed: Images) -> Fidelity:
     """Compare reconstructions with their originals, image by image, by scikit-image.
 
@@ -72,8 +82,10 @@ def fidelity(original: Images, reconstructed: Images) -> Fidelity:
         reconstructed: (n, C, H, W); it is clamped to [0, 1] first.
 
     Raises:
+        NotInstalled: scikit-image is not.
         ExperimentError: no images, or smaller ones, shapes that differ, or originals out of range.
     """
+    check_fidelity()
     from skimage import metrics  # here, because it is slow to import
 
     measures: Any = metrics  # its functions have no types
@@ -344,6 +356,7 @@ def draw_reconstructions(
     originals: Tensor,
     labels: Sequence[str],
     path: Path,
+    title: str = "",
 ) -> None:
     """Draw images, what mechanisms make of them, and what an attack makes of that.
 
@@ -356,12 +369,13 @@ def draw_reconstructions(
         originals: (n, C, H, W) with pixels in [0, 1], of 7 a side or more.
         labels: n words, above the columns.
         path: of the PNG file.
+        title: of the picture.
 
     Raises:
         ExperimentError: shapes that differ, images of other sizes or channels, or originals out
             of range.
     """
-    save(_picture(rows, originals, labels), path)
+    save(_picture(rows, originals, labels), path, title)
 
 
 def _picture(

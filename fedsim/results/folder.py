@@ -11,8 +11,8 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cached_property
-from importlib.metadata import version
+from functools import cache, cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -26,6 +26,7 @@ from fedsim.registry import importing
 from fedsim.results import manifest as manifests
 
 FINAL_WEIGHTS = "weights/final.safetensors"  # of a run's global model
+LABELS = "labels.parquet"  # who holds which labels
 PACKAGES = ("fedsim", "torch", "numpy", "ray", "pydantic", "scikit-learn", "pandas", "pyarrow")
 
 
@@ -305,6 +306,10 @@ def _signature(experiment: bytes) -> str | None:
     return hmac.new(key, experiment, "sha256").hexdigest()[:32]
 
 
+version = cache(metadata.version)  # of a package; reading it takes milliseconds
+
+
+@cache
 def _git_revision() -> str | None:
     """The revision of the source that runs, if it is a git checkout."""
     here = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow, for experiments that name them under `loggers`.
+"""TensorBoard, MLflow and Weights & Biases, for experiments that name them under `loggers`.
 
 They are told what the run's own tables hold, and no run depends on them: a logger that fails is
 left out from then on, with a line for the user.
@@ -11,13 +11,14 @@ import json
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Generator, Iterator, Mapping
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.errors import ExperimentError
 from fedsim.experiment import Experiment
+from fedsim.extras import require
 from fedsim.results.folder import RunFolder
 
 # How MLflow behaves unless the user has said otherwise: a server that is away costs a run seconds
@@ -47,12 +48,10 @@ def check_loggers(experiment: Experiment) -> None:
     """See that what the experiment's loggers need is installed.
 
     Raises:
-        ExperimentError: it is not.
+        NotInstalled: it is not.
     """
-    if "mlflow" in experiment.loggers and find_spec("mlflow") is None:
-        raise ExperimentError(
-            "loggers: MLflow is not installed here; to have it: pip install 'fedsim[mlflow]'"
-        )
+    for name in experiment.loggers:
+        require(_PACKAGES[name], f"loggers: {name}")
 
 
 def environment() -> dict[str, str]:
@@ -60,7 +59,9 @@ def environment() -> dict[str, str]:
 
     They may hold a password, and so reach it as an argument: Ray logs the variables that it sets.
     """
-    return {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    return {
+        name: value for name, value in os.environ.items() if name.startswith(("MLFLOW_", "WANDB_"))
+    }
 
 
 def with_loggers(
@@ -149,10 +150,7 @@ class MLflow:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        # A run of a grid or search lies within the folder of that, which has these files, too.
-        files = ("experiment.yaml", "manifest.json")
-        at = (folder.path, *folder.path.parents)
-        out = [path for path in at if all((path / f).exists() for f in files)][-1].parents[1]
+        out = _among(folder.path)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{out / 'mlflow.db'}"
         held = os.open(out, os.O_RDONLY)
         try:  # alone, because several processes that make one database spoil it for each other
@@ -205,7 +203,59 @@ class MLflow:
         self._client.set_terminated(self._run, words[status])
 
 
-_LOGGERS: dict[str, type[Logger]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
+class Wandb:
+    """Logs to Weights & Biases, or with WANDB_MODE=offline to files, in `wandb/` among runs.
+
+    A project is named as the experiment, a run as its folder below that of all runs. WANDB_DIR,
+    WANDB_PROJECT, WANDB_ENTITY and other variables of its own are heeded.
+    """
+
+    def begin(self, folder: RunFolder) -> None:
+        import wandb
+
+        self._last, out = 0, _among(folder.path)
+        known = folder.manifest.get("wandb_run")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or folder.experiment.name,
+            name=str(folder.path.relative_to(out)),
+            id=known or secrets.token_hex(4),
+            resume="allow",
+            # Not into the run's folder: it makes links there.
+            dir=os.environ.get("WANDB_DIR") or out,
+            config=parameters(folder.experiment),
+            reinit="create_new",  # beside a run of the user's own
+            settings=wandb.Settings(silent=True, console="off", save_code=False),
+        )
+        if known is None:
+            folder.update(wandb_run=self._run.id)
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        t = row["round"]
+        if t > self._last:  # else the same once more; wandb takes steps in ascending order alone
+            self._run.log(metrics(row), step=t)
+            self._last = t
+
+    def end(self, status: str, result_hash: str | None) -> None:
+        self._run.summary["status"] = status
+        if result_hash is not None:
+            self._run.summary["result_hash"] = result_hash
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+_LOGGERS: dict[str, type[Logger]] = {
+    "mlflow": MLflow,
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+}
+_PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
+
+
+def _among(path: Path) -> Path:
+    """The folder of all runs, which one at `path` is below."""
+    # A run of a grid or search lies within the folder of that, which has these files, too.
+    files = ("experiment.yaml", "manifest.json")
+    at = (path, *path.parents)
+    return [above for above in at if all((above / f).exists() for f in files)][-1].parents[1]
 
 
 def metrics(row: Mapping[str, Any]) -> dict[str, float]:

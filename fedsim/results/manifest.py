@@ -25,6 +25,7 @@ from pydantic import (
 from fedsim import atomic
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.objectives import Metric
+from fedsim.words import short
 
 NAMES = ("manifest.json", "manifest.copy.json")
 FORMAT = 1  # raised whenever a folder of an earlier version can no longer be read
@@ -106,6 +107,7 @@ class RunManifest(Manifest):
         halved: after which round there was no memory for more, and how many it had been.
         checkpoints: the rounds after which there are some.
         session: of the search or grid in which it failed last.
+        hopeless: it failed as all trials of its search would.
         last: what a trial that was stopped early had come to.
     """
 
@@ -124,7 +126,9 @@ class RunManifest(Manifest):
     wall_seconds: float = 0.0
     result_hash: str = ""
     mlflow_run: str = ""
+    wandb_run: str = ""
     session: str = ""
+    hopeless: bool = False
     last: dict[str, float] = {}
 
     @model_validator(mode="after")
@@ -185,6 +189,21 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted({path.parent for path in folder.glob("*/**/manifest*.json")})
 
 
+def did_you_mean(folder: Path, kind: str | None = None) -> str:
+    """«; did you mean <folder of the latest results below>?», for a message; empty without any.
+
+    Args:
+        folder: below which, or below whose sub-folders, there may be some.
+        kind: of results; any if not given.
+    """
+    for pattern in ("*/manifest*.json", "*/*/manifest*.json", "*/*/*/manifest*.json"):
+        found = {path.parent for path in folder.glob(pattern)}
+        fitting = [path for path in found if kind in (None, kind_of(path))]
+        if fitting:  # their names begin with when they were started
+            return f"; did you mean {short(max(fitting, key=lambda path: (path.name, path)))}?"
+    return ""
+
+
 def kind_of(folder: Path) -> str | None:
     """What lies in a folder; None if no results do."""
     for name in NAMES:
@@ -212,7 +231,10 @@ def read(folder: Path, kind: str, schema: type[Manifest]) -> tuple[dict[str, Any
         except Damaged as damage:
             wrong.append(str(damage))
     if all(line.endswith("is missing") for line in wrong):
-        raise RunFolderError(f"{folder}: not a {kind} folder (no readable {NAMES[0]} in it)")
+        raise RunFolderError(
+            f"{folder}: not a {kind} folder (no readable {NAMES[0]} in it)"
+            f"{did_you_mean(folder, kind)}"
+        )
     raise Damaged(wrong[1] if wrong[0].endswith("is missing") else wrong[0])
 
 
@@ -265,7 +287,10 @@ def _read(path: Path, kind: str, schema: type[Manifest]) -> dict[str, Any]:
     if checksum not in (None, hash_of(_as_json(manifest))):
         raise Damaged(f"{path}: is damaged: its checksum is another one")
     if found != kind:
-        raise RunFolderError(f"{path.parent}: the folder of a {found}, not of a {kind}")
+        raise RunFolderError(
+            f"{path.parent}: the folder of a {found}, not of a {kind}"
+            f"{did_you_mean(path.parent, kind)}"
+        )
     try:
         schema.model_validate_json(json.dumps(manifest))
     except ValidationError as error:

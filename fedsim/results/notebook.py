@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from fedsim.config_file import RawConfig
 from fedsim.results.report.figures import STYLES, Line, draw_lines, swatch
-from fedsim.results.summary import digits
-from fedsim.units import size
+from fedsim.results.summary import best_round, cell_label, chosen_by, digits, mean_std
+from fedsim.words import size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +47,7 @@ def run_html(run: Run) -> str:
         scores = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
         if len(scores):
             facts += _scores(scores, metric)
-            curve = _curve(metric, [_line(scores, metric.column, 0)])
+            curve = _curve(metric, [_line(scores, metric.column, 0, metric.label)])
         last = rounds.iloc[-1]
         facts.append(("sent up", size(last["total_bytes_up"])))
         facts.append(("sent down", size(last["total_bytes_down"])))
@@ -59,7 +59,7 @@ def run_html(run: Run) -> str:
 
 def grid_html(grid: Grid) -> str:
     """A grid: what it is, a row for each cell, their curves."""
-    done = [run for run in grid.runs if run.manifest["status"] == "finished"]
+    done = [run for run in grid.runs if run.status == "finished"]
     title = Markup("{}: grid over {}").format(grid.name, ", ".join(grid.axes))
     how = f"{grid.status}; {len(done)} of {len(grid.manifest['cells'])} runs finished"
     if not done:
@@ -73,9 +73,11 @@ def grid_html(grid: Grid) -> str:
         style = number if len(summary) <= STYLES else None
         cell = tuple(row[axis] for axis in grid.axes)
         if cell in parts:
-            lines.append(_line(parts[cell], metric.column, style))
+            label = cell_label(dict(zip(grid.axes, cell, strict=True)))
+            lines.append(_line(parts[cell], metric.column, style, label))
         mark = swatch(style) if style is not None else ""
-        rows.append((mark, *cell, row["seeds"], _spread(row, "last"), _spread(row, "best")))
+        scores = (mean_std(row[f"{f}_mean"], row[f"{f}_std"]) for f in ("last", "best"))
+        rows.append((mark, *cell, row["seeds"], *scores))
     header = ("", *grid.axes, "seeds", f"{metric.label}, last round", "best")
     return _page(
         title,
@@ -116,20 +118,21 @@ def _key(cell: Any) -> tuple[Any, ...]:
 
 
 def _scores(rounds: pd.DataFrame, metric: Metric) -> list[tuple[str, str]]:
-    scores = rounds[metric.column]
-    best = int(scores.argmax() if metric.best == "max" else scores.argmin())
-    when = rounds["round"].iloc[best]
-    return [
-        (f"{metric.label}, last round", digits(scores.iloc[-1])),
-        (f"{metric.label}, best", f"{digits(scores.iloc[best])} (round {when})"),
-    ]
+    found = [(f"{metric.label}, last round", digits(rounds[metric.column].iloc[-1]))]
+    best = best_round(rounds, metric)
+    if best is not None:
+        row = rounds.iloc[best]
+        words = f"{digits(row[metric.column])} (round {int(row['round'])})"
+        by = " by validation" if chosen_by(rounds, metric) != metric.column else ""
+        found.append((f"{metric.label}, best{by}", words))
+    return found
 
 
-def _line(rounds: pd.DataFrame, column: str, style: int | None) -> Line:
+def _line(rounds: pd.DataFrame, column: str, style: int | None, label: str) -> Line:
     by_round = rounds.groupby("round")[column]
     mean, std = by_round.mean(), by_round.std(ddof=1).fillna(0)
     x, y, s = (np.asarray(v, dtype=float) for v in (mean.index, mean, std))
-    return Line(style, x, y, y - s, y + s)
+    return Line(label, style, x, y, y - s, y + s)
 
 
 def _curve(metric: Metric, lines: Sequence[Line]) -> Markup:
@@ -139,12 +142,7 @@ def _curve(metric: Metric, lines: Sequence[Line]) -> Markup:
     figure = draw_lines(
         f"{metric.label} by round", lines, xlabel="round", limits=(low - margin, high + margin)
     )
-    return Markup('<div style="{}">{}{}</div>').format(_STYLE, metric.label, figure)
-
-
-def _spread(row: Mapping[Any, Any], figure: str) -> str:
-    mean, std = row[f"{figure}_mean"], row[f"{figure}_std"]
-    return digits(mean) if np.isnan(std) else f"{digits(mean)} ± {digits(std)}"
+    return Markup('<div style="{}">{}{}</div>').format(_STYLE, metric.label, figure.svg())
 
 
 def _value(value: Any) -> str:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.data import load_dataset
-from fedsim.data.labels import label_names, label_table, plot_labels
+from fedsim.data.labels import plot_labels
 from fedsim.errors import BadInput
 from fedsim.registry import nearest
 from fedsim.results.pareto import draw_pair, front
@@ -93,12 +92,13 @@ def _run_clients(run: Run, ax: Axes, metric: str | None) -> None:
 
 
 def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
-    experiment = run.experiment
-    dataset = load_dataset(experiment.data)
-    splits = experiment.partition.deal(dataset, experiment.seed)
-    dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
-    axis = "class" if dataset.classes else dataset.target or "target"
-    plot_labels(ax, label_table(dataset, splits), label_names(dataset), axis)
+    held = run.labels
+    if not len(held):
+        raise BadInput(f"plot: {run.path}: who holds which labels is not on record")
+    names = tuple(held["label"].cat.categories)
+    table = held.astype({"label": str}).pivot(index="client", columns="label", values="examples")
+    counts = table.reindex(columns=names).fillna(0).to_numpy(dtype=np.int64)
+    plot_labels(ax, counts, names, "label")
 
 
 def _grid_metric(grid: Grid, metric: str | None) -> tuple[str, str]:
@@ -107,7 +107,7 @@ def _grid_metric(grid: Grid, metric: str | None) -> tuple[str, str]:
     Raises:
         BadInput: no run has finished.
     """
-    done = [run for run in grid.runs if run.manifest["status"] == "finished"]
+    done = [run for run in grid.runs if run.status == "finished"]
     if not done:
         raise BadInput(f"plot: {grid.path}: no run has finished")
     metric = metric or done[0].primary_metric.column

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedsim import atomic
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain.section import MODELS, OF_ALL
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.tables import Table
 
@@ -36,8 +37,9 @@ _OF_CLASSIFICATION = (
 
 # Columns of numbers, wherever they are; those of scores come with these prefixes.
 _NUMBERS = {"seconds", "samples", "steps", "loss", "train_loss", "clients", "failed", "epsilon"}
-_PREFIXES = ("", "test_", "client_", "worst_client_")
+_PREFIXES = ("", "test_", "client_", "worst_client_", VALIDATION)
 _CURVES = ("deletion", "insertion")  # of maps.parquet
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # as torch calls them
 
 _METRICS = TypeAdapter(tuple[Metric, ...])
 
@@ -60,7 +62,7 @@ class Run:
         self._folder = folder
 
     def __repr__(self) -> str:
-        return f"<Run {str(self.path)!r}: {self.manifest['status']}>"
+        return f"<Run {str(self.path)!r}: {self.status}>"
 
     def _repr_html_(self) -> str:
         from fedsim.results.notebook import run_html
@@ -75,7 +77,7 @@ class Run:
         Args:
             figure: `curves` (a column of `rounds` by round), `clients` (each client's score on
                 its own test examples in the last round that has some) or `labels` (who holds how
-                many examples of each class; loads the data).
+                many examples of each class, or of each bin of targets).
             metric: a column of `rounds`; by default the primary metric.
             ax: what to draw on; by default a figure is made.
 
@@ -88,6 +90,11 @@ class Run:
         from fedsim.results import plots
 
         return plots.plot(plots.RUN, self, figure, ax, metric)
+
+    @property
+    def status(self) -> str:
+        """`running`, `finished`, `interrupted`, `failed` or `stopped` (early, in a search)."""
+        return str(self.manifest["status"])
 
     @property
     def experiment(self) -> Experiment:
@@ -132,6 +139,37 @@ class Run:
         return self._of_numbers("clients", ["round", "client"])
 
     @cached_property
+    def labels(self) -> pd.DataFrame:
+        """Who holds which labels; empty of runs from before that was put on record.
+
+        Columns: `client`, `label` (a class, or a bin of a regression's targets, as a categorical
+        of all there are) and `examples`, how many of any kind, at least one.
+        """
+        return self._table("labels", fault=_fault_of_labels)
+
+    @property
+    def num_parameters(self) -> int | None:
+        """How many parameters the global model has; None before the run has finished.
+
+        The running statistics of batch norm are none of them.
+
+        Raises:
+            RunFolderError: its weights cannot be read.
+        """
+        path = self.path / FINAL_WEIGHTS
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="np") as file:
+                names = file.keys()
+                shapes: dict[str, list[int]] = {n: file.get_slice(n).get_shape() for n in names}
+        except (OSError, SafetensorError) as error:
+            raise RunFolderError(f"{path}: cannot be read: {error}") from error
+        return sum(
+            math.prod(shape) for name, shape in shapes.items() if not name.endswith(_STATISTICS)
+        )
+
+    @cached_property
     def tasks(self) -> pd.DataFrame:
         """A row per evaluated round, client and task, where tasks are learnt in turn.
 
@@ -139,6 +177,19 @@ class Run:
         `classes` (how many it is about), and the scores of the model that the client has for it.
         """
         return self._of_numbers("tasks", ["round", "client", "task"])
+
+    @cached_property
+    def confusion(self) -> pd.DataFrame:
+        """Which classes are taken for which, where `evaluate.metrics` asks for `confusion`.
+
+        Columns: `round`, `client` (whose model; NaN for the global one), `target`, `prediction`
+        (names of classes) and `count`, of the examples of the test set; pairs that never occur
+        have no row. As a matrix, the last round's:
+
+            last = run.confusion[run.confusion["round"] == run.confusion["round"].max()]
+            last.pivot(index="target", columns="prediction", values="count").fillna(0)
+        """
+        return self._table("confusion", fault=_fault_of_confusion)
 
     @cached_property
     def explanations(self) -> pd.DataFrame:
@@ -239,6 +290,10 @@ def _fault(frame: pd.DataFrame, keys: Sequence[str], scores: Sequence[str]) -> s
     return None
 
 
+def _fault_of_confusion(frame: pd.DataFrame) -> str | None:
+    return _fault_of_keys(frame, ["round", "count"], ["target", "prediction"])
+
+
 def _fault_of_explanations(frame: pd.DataFrame) -> str | None:
     if fault := _fault_of_keys(frame, ["round"], ["explainer"]):
         return fault
@@ -247,6 +302,16 @@ def _fault_of_explanations(frame: pd.DataFrame) -> str | None:
             return f"column '{column}' has values that are no numbers or words"
     if "model" in frame and "client" not in frame:
         return "it has no column 'client'"
+    return None
+
+
+def _fault_of_labels(frame: pd.DataFrame) -> str | None:
+    if fault := _fault_of_keys(frame, ["client", "examples"]):
+        return fault
+    if "label" not in frame or not all(isinstance(v, str) for v in frame["label"]):
+        return "column 'label' has values that are no words"
+    if frame["label"].dtype != "category":
+        return "column 'label' does not say which labels there are"
     return None
 
 

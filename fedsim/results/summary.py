@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.run import Run
 
 if TYPE_CHECKING:  # it takes long to import, and so does scipy.stats: only where they are needed
@@ -30,6 +32,40 @@ def sign(metric: Metric) -> int:
 def digits(score: float) -> str:
     """A score as a person reads it: four decimals, unless it is far from 0."""
     return f"{score:.4f}" if abs(score) < 1000 else f"{score:.6g}"
+
+
+def mean_std(mean: float, std: float) -> str:
+    """Mean and standard deviation as papers round them: by two digits of the deviation.
+
+    No more than four decimals. Without a deviation (NaN) it is the mean alone; see `digits`.
+    """
+    if not np.isfinite(std):
+        return digits(mean)
+    if max(abs(mean), std) >= 1e6:
+        return f"{digits(mean)} ± {digits(std)}"
+    decimals = 4 if std == 0 else min(max(1 - math.floor(math.log10(std)), 0), 4)
+    return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+
+
+def chosen_by(rounds: pd.DataFrame, metric: Metric) -> str:
+    """The column by which the best round is chosen: of the validation set, if there is one."""
+    column = VALIDATION + metric.column
+    return column if column in rounds else metric.column
+
+
+def best_round(rounds: pd.DataFrame, metric: Metric) -> int | None:
+    """The row of the best round, the first of equals; None if no round was evaluated.
+
+    Args:
+        rounds: a run's table.
+        metric: by which it is judged: on the validation set, if there is one, or else on the test
+            set.
+    """
+    column = chosen_by(rounds, metric)
+    if column not in rounds:
+        return None
+    scores = sign(metric) * rounds[column].to_numpy(dtype=float)
+    return None if np.isnan(scores).all() else int(np.nanargmax(scores))
 
 
 def tidy(
@@ -65,24 +101,28 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
         target: a score to be reached.
 
     Returns:
-        The score in the last round (`last`), the `best`, the mean of the last five evaluated
-        (`last5`); `total_bytes` sent both ways; with a target `bytes_to_target`, what had been
-        sent by the end of the first round that reached it, NaN if none did.
+        The score in the last round (`last`), that in the best (`best`; see `best_round`), the
+        mean of the last five evaluated (`last5`); `total_bytes` sent both ways; with a target
+        `rounds_to_target`, the first round that reached it, and `bytes_to_target`, what had been
+        sent by the end of that round, NaN if none did.
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]
     known = metric.column in rounds
     scores = rounds[metric.column].dropna() if known else sent[:0]
     found = dict.fromkeys(("last", "best", "last5"), np.nan)
     if len(scores):
+        best = best_round(rounds, metric)
         found = {
             "last": float(scores.iloc[-1]),
-            "best": float(scores.max() if metric.best == "max" else scores.min()),
+            "best": np.nan if best is None else float(rounds[metric.column].iloc[best]),
             "last5": float(scores.iloc[-LAST:].mean()),
         }
     found["total_bytes"] = float(sent.iloc[-1])
     if target is not None:
         reached = scores.index[scores >= target if metric.best == "max" else scores <= target]
-        found["bytes_to_target"] = float(sent.loc[reached[0]]) if len(reached) else np.nan
+        first = reached[:1]
+        for figure, values in (("rounds_to_target", rounds["round"]), ("bytes_to_target", sent)):
+            found[figure] = float(values.loc[first[0]]) if len(first) else np.nan
     return found
 
 
@@ -104,20 +144,25 @@ def summarise(
 
     Returns:
         The axes' columns, `seeds` (how many), `<figure>_mean` and `<figure>_std` for the figures
-        of `of_run` (standard deviations of samples, ddof 1; NaN for a single seed); with a target
-        `reached`, how many seeds reached it (the mean of bytes is over these); with a baseline
-        `p_value` of the one-tailed Welch t-test that the mean of the last five rounds is better
-        than the baseline's.
+        of `of_run` (standard deviations of samples, ddof 1; NaN for a single seed). With a target
+        `reached`: how many seeds reached it; the means of rounds and bytes are over these. With a
+        baseline, by the mean of the last five rounds: `difference_mean` and `difference_std`, of
+        the cell's score less the baseline's, paired by seed; `p_value` of the one-tailed Welch
+        t-test that the score is better than the baseline's; `p_holm`, the same corrected by Holm's
+        method for all cells that are compared.
     """
     import pandas as pd
 
-    by_cell: dict[tuple[Any, ...], list[Run]] = {}
-    for cell, _, run in runs:
+    by_cell: dict[tuple[Any, ...], list[tuple[int, Run]]] = {}
+    for cell, seed, run in runs:
         if len(run.rounds):
-            by_cell.setdefault(tuple(cell[axis] for axis in axes), []).append(run)
-    metrics = {key: of_cell[0].primary_metric for key, of_cell in by_cell.items()}
+            by_cell.setdefault(tuple(cell[axis] for axis in axes), []).append((seed, run))
+    metrics = {key: of_cell[0][1].primary_metric for key, of_cell in by_cell.items()}
     by_run = {
-        key: pd.DataFrame([of_run(run.rounds, metrics[key], target) for run in of_cell])
+        key: pd.DataFrame(
+            [of_run(run.rounds, metrics[key], target) for _, run in of_cell],
+            index=[seed for seed, _ in of_cell],
+        )
         for key, of_cell in by_cell.items()
     }
     table = []
@@ -131,14 +176,22 @@ def summarise(
             row["reached"] = int(figures["bytes_to_target"].notna().sum())
         if baseline is not None:
             other = tuple({**cell, **baseline}[axis] for axis in axes)
-            tested = other != key and metrics.get(other) == metrics[key]
-            row["p_value"] = (
-                _welch(figures["last5"], by_run[other]["last5"], metrics[key])
-                if tested
-                else np.nan
-            )
+            row |= dict.fromkeys(("difference_mean", "difference_std", "p_value"), np.nan)
+            if other != key and metrics.get(other) == metrics[key]:
+                theirs = by_run[other]["last5"]
+                differences = _by_seed(figures["last5"]) - _by_seed(theirs)  # NaN: one lacks it
+                row["difference_mean"] = differences.mean()
+                row["difference_std"] = differences.std(ddof=1)
+                row["p_value"] = _welch(figures["last5"], theirs, metrics[key])
         table.append(row)
-    return pd.DataFrame(table)
+    found = pd.DataFrame(table)
+    if baseline is not None and len(found):
+        found["p_holm"] = _holm(found["p_value"].to_numpy(dtype=float))
+    return found
+
+
+def _by_seed(scores: pd.Series[float]) -> pd.Series[float]:
+    return scores.groupby(level=0).mean()
 
 
 def cell_label(cell: Mapping[str, Any]) -> str:
@@ -160,3 +213,12 @@ def _welch(runs: pd.Series[float], against: pd.Series[float], metric: Metric) ->
         warnings.simplefilter("ignore", RuntimeWarning)  # nearly equal seeds cost it precision
         test = ttest_ind(runs, against, equal_var=False, alternative=better)
     return float(test.pvalue)
+
+
+def _holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """P-values corrected for how many there are (Holm 1979); NaN stands for no test."""
+    order = np.argsort(p)[: np.isfinite(p).sum()]  # NaN comes last
+    corrected = np.full(len(p), np.nan)
+    steps = p[order] * np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1)
+    return corrected

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
+from fedsim.extras import require
 from fedsim.registry import importing
 from fedsim.results.folder import Folder, RunFolder
-from fedsim.results.manifest import GridManifest, SearchManifest, is_at, kind_of
+from fedsim.results.manifest import GridManifest, SearchManifest, did_you_mean, is_at, kind_of
 from fedsim.results.run import Run
 from fedsim.results.summary import of_run, summarise, tidy
 from fedsim.results.tables import Table
@@ -57,7 +58,7 @@ class Grid(Sweep):
     schema = GridManifest
 
     def __repr__(self) -> str:
-        done = sum(run.manifest["status"] == "finished" for run in self.runs)
+        done = sum(run.status == "finished" for run in self.runs)
         of = len(self.manifest["cells"])
         return f"<Grid {str(self.path)!r}: {self.status}, {done} of {of} runs finished>"
 
@@ -132,8 +133,9 @@ class Grid(Sweep):
 
         Columns: the axes, `seeds` (how many), `<figure>_mean` and `<figure>_std` (of samples,
         ddof=1; NaN for one seed) of the figures that `cells` has; with a target `reached` (how
-        many seeds reached it); with a baseline `p_value` of a one-tailed Welch test that the mean
-        of `last5` is better than the baseline's.
+        many seeds reached it); with a baseline, of `last5`: `difference_mean` and
+        `difference_std` (paired by seed), `p_value` (one-tailed Welch test that it is better than
+        the baseline's) and `p_holm` (corrected for all cells).
         """
         if self._concluded:
             return self._table("summary")
@@ -160,7 +162,7 @@ class Grid(Sweep):
         return [
             (about["cell"], about["seed"], run)
             for about, run in self._rows
-            if run is not None and run.manifest["status"] == "finished"
+            if run is not None and run.status == "finished"
         ]
 
 
@@ -267,6 +269,7 @@ class Search(Sweep):
 
     def study(self) -> optuna.Study:
         """Optuna's own study, for its plots and tools."""
+        require("optuna", "a search")
         import optuna
 
         return optuna.load_study(study_name=STUDY, storage=storage(self.path))
@@ -317,9 +320,7 @@ def open_folder(path: Path) -> RunFolder | Grid | Search:
             return folder.open(path)
     if is_at(path):
         return RunFolder.open(path)  # which says what is wrong with its manifest
-    below = sorted(found.parent for found in path.glob("*/manifest*.json"))
-    hint = f"; did you mean {below[-1]}?" if below else ""
     raise RunFolderError(
         f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
-        f"{hint}"
+        f"{did_you_mean(path)}"
     )

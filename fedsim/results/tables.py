@@ -214,6 +214,15 @@ def check_tables(folder: Path, t: int, progress: Mapping[str, Any]) -> None:
         Table(folder, name).check(t, chain)
 
 
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table that is complete.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write(path, [table], table.schema)
+
+
 def _chained(chain: str, part: Path) -> str:
     return hashlib.sha256(f"{chain}{atomic.checksum(part)}".encode()).hexdigest()[:32]
 

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ COLUMNS = (
     *("rmse", "mae", "r2", "client_r2", "worst_client_r2"),
     *("worst_client_accuracy", "train_loss", "samples", "steps", "seconds", "phase"),
     *("bytes_up", "bytes_down", "total_bytes_up", "total_bytes_down", "one_off_up"),
-    *("one_off_down", "epsilon", "seeds", "reached", "p_value"),
+    *("one_off_down", "epsilon", "seeds", "reached", "p_value", "p_holm"),
 )
 
 MOST_CELLS = 100_000
@@ -80,16 +80,20 @@ class GridSettings(Config):
             if len(set(self.values(axis))) < len(given):
                 raise ExperimentError(f"grid.axes.{axis}: has a value twice")
         self._axes_are_apart()
-        for what, cells in (("exclude", self.exclude), ("baseline", [self.baseline or {}])):
-            for cell in cells:
-                for axis, wanted in cell.items():
-                    if axis not in self.axes:
-                        hint = nearest(axis, self.axes)
-                        raise ExperimentError(f"grid.{what}: '{axis}' is not an axis{hint}")
-                    if self.show(axis, wanted) not in self.values(axis):
-                        hint = nearest(self.show(axis, wanted), map(str, self.values(axis)))
-                        raise ExperimentError(f"grid.{what}: {axis} has no value {wanted!r}{hint}")
         return self
+
+    def check_part(self, part: Mapping[str, Any]) -> None:
+        """Refuse values, of `exclude` or `baseline`, that no axis has.
+
+        Raises:
+            ExperimentError: with the nearest axis, or value.
+        """
+        for axis, wanted in part.items():
+            if axis not in self.axes:
+                raise ExperimentError(f"'{axis}' is not an axis{nearest(axis, self.axes)}")
+            if self.show(axis, wanted) not in self.values(axis):
+                hint = nearest(self.show(axis, wanted), map(str, self.values(axis)))
+                raise ExperimentError(f"{axis} has no value {wanted!r}{hint}")
 
     def _axes_are_apart(self) -> None:
         """No two axes set the same key, or the one would undo the other unseen."""
@@ -130,8 +134,8 @@ class GridSettings(Config):
             return None
         return {axis: self.show(axis, value) for axis, value in self.baseline.items()}
 
-    def cells(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Every cell that is not excluded: its value on each axis, and what that sets."""
+    def cells(self) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
+        """Every cell, excluded or not: its value on each axis, and what each axis sets."""
         options = []
         for axis, given in self.axes.items():
             if isinstance(given, dict):
@@ -143,17 +147,17 @@ class GridSettings(Config):
             raise ExperimentError(
                 f"grid.axes: {count:,} cells, a run or more each; {MOST_CELLS:,} are the most"
             )
-        found = []
-        for combination in itertools.product(*options):
-            cell = {axis: shown for axis, shown, _ in combination}
-            if not any(self.within(left_out, cell) for left_out in self.exclude):
-                changes: dict[str, Any] = {}
-                for _, _, sets in combination:
-                    changes |= sets
-                found.append((cell, changes))
-        if not found:
-            raise ExperimentError("grid.exclude: leaves no cell")
-        return found
+        return [
+            (
+                {axis: shown for axis, shown, _ in combination},
+                {axis: sets for axis, _, sets in combination},
+            )
+            for combination in itertools.product(*options)
+        ]
+
+    def excludes(self, cell: Mapping[str, Any]) -> bool:
+        """Whether a cell is left out."""
+        return any(self.within(left_out, cell) for left_out in self.exclude)
 
 
 def _kind(value: Any) -> str:
@@ -191,15 +195,35 @@ class GridSweep(SweepRunner[Grid]):
 
     def __init__(self, config: RawConfig) -> None:
         self.grid, base = read_section(config, "grid", GridSettings)
+
+        def sheet_of(values: dict[str, Any], settings: dict[str, dict[str, Any]]) -> RawConfig:
+            sheet = base
+            for axis, sets in settings.items():
+                line = config.where(("grid", "axes", axis))
+                sheet = sheet.changed(sets, f"{line}: cell {cell_label(values)}")
+            return sheet
+
         try:
             cells = self.grid.cells()
         except ExperimentError as error:
             raise ExperimentError(f"{config.where(('grid',))}: {error}") from None
+        for what, parts in (("exclude", self.grid.exclude), ("baseline", [self.grid.baseline])):
+            for part in parts:
+                try:
+                    self.grid.check_part(part or {})
+                except ExperimentError as error:
+                    # If an axis is misspelt rather than its name here, no cell can be built.
+                    _insist_on_one(sheet_of(*cell) for cell in cells)
+                    where = config.where(("grid", what))
+                    raise ExperimentError(f"{where}: grid.{what}: {error}") from None
         self.runs: list[CellRun] = []
-        for number, (values, changes) in enumerate(cells):
-            label = cell_label(values)
-            cell = base.changed(changes, f"{config.where(('grid', 'axes'))}: cell {label}")
-            name = re.sub(r"[^\w.=+-]+", "_", label)[:60]
+        kept = [cell for cell in cells if not self.grid.excludes(cell[0])]
+        if not kept:
+            where = config.where(("grid", "exclude"))
+            raise ExperimentError(f"{where}: grid.exclude: leaves no cell")
+        for number, (values, settings) in enumerate(kept):
+            cell = sheet_of(values, settings)
+            name = re.sub(r"[^\w.=+-]+", "_", cell_label(values))[:60]
             for seed in self.grid.seeds or [cell.content.get("seed", 0)]:
                 experiment = cell.changed({"seed": seed}, "grid.seeds").build(Experiment)
                 folder = f"cells/{number:03d}-{name}/seed-{seed}"
@@ -270,6 +294,20 @@ class GridSweep(SweepRunner[Grid]):
         left = "failed" if "failed" in states else "finished"
         status = "interrupted" if "missing" in states else left
         return {"rounds": rounds, "summary": summary}, {"status": status, "cells": known}
+
+
+def _insist_on_one(sheets: Iterable[RawConfig]) -> None:
+    """Refuse experiments none of which can be built, by what is wrong with the first."""
+    first = None
+    for sheet in sheets:
+        try:
+            sheet.build(Experiment)
+        except ExperimentError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
 
 
 def _trial_of(trials: Sequence[Trial], config: Mapping[str, Any]) -> Trial:

@@ -13,28 +13,27 @@ runs/<name>/<id>/
 (tables also as .csv)
 """
 
+# ruff: noqa: E402  # Optuna, which not every installation has, is asked for before it is imported
 from __future__ import annotations
 
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
+
+import pandas as pd
+
+from fedsim.extras import require
+
+require("optuna", "a search")
 
 import optuna
-import pandas as pd
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
 from optuna.exceptions import OptunaError
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
@@ -42,14 +41,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedsim import atomic
 from fedsim.config_file import RawConfig
+from fedsim.data import load_dataset
 from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
-from fedsim.registry import Config, Registry
+from fedsim.objectives import VALIDATION
 from fedsim.results import pareto
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import load
 from fedsim.results.sweeps import STUDY, Search, storage
-from fedsim.sweep.sampler import AGAIN, SamplerByPlace
+from fedsim.sweep.sampler import AGAIN
+from fedsim.sweep.settings import SearchSettings
 from fedsim.sweep.sweep import SweepRunner, read_section
 from fedsim.sweep.trials import (
     SweepPlan,
@@ -62,163 +63,10 @@ from fedsim.sweep.trials import (
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
 
 
-class Range(Config):
-    """The values that a hyper-parameter may take."""
-
-    type: str
-
-    def distribution(self) -> BaseDistribution:
-        """As Optuna knows it.
-
-        Raises:
-            ValueError: there are no such values.
-        """
-        raise NotImplementedError
-
-    def probe_values(self) -> list[Any]:
-        """Values that stand for all: what the experiment must take."""
-        raise NotImplementedError
-
-
-ranges: Registry[Range] = Registry("range", Range, key="type")
-
-
-@ranges.register
-class Float(Range):
-    """Numbers between two bounds.
-
-    Args:
-        low, high: the bounds, both within.
-        log: look for the order of magnitude.
-        step: only low, low + step, ...
-    """
-
-    type: str = "float"
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = Field(None, gt=0)
-
-    def distribution(self) -> BaseDistribution:
-        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-
-    def probe_values(self) -> list[Any]:
-        return [self.low, self.high]
-
-
-@ranges.register
-class Int(Range):
-    """Whole numbers between two bounds; see `Float`."""
-
-    type: str = "int"
-    low: int
-    high: int
-    log: bool = False
-    step: int = Field(1, ge=1)
-
-    def distribution(self) -> BaseDistribution:
-        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
-
-    def probe_values(self) -> list[Any]:
-        return [self.low, self.high]
-
-
-@ranges.register
-class Choice(Range):
-    """One of some values; a plain list is a choice, too."""
-
-    type: str = "choice"
-    values: list[str | bool | int | float] = Field(min_length=1)
-
-    def distribution(self) -> BaseDistribution:
-        return CategoricalDistribution(self.values)
-
-    def probe_values(self) -> list[Any]:
-        return list(self.values)
-
-
-def _parse_range(given: Any) -> Any:
-    return ranges.parse({"type": "choice", "values": given} if isinstance(given, list) else given)
-
-
-class Asha(Config):
-    """Stop early what falls behind (Li et al., A System for Massively Parallel Hyperparameter
-    Tuning, MLSys 2020).
-
-    Args:
-        grace: rounds that every trial gets.
-        reduction: η; of the trials at a rung the best 1/η go on, and the next is η times as far.
-
-    After an interruption the rungs start empty: the first trial to reach one goes on.
-    """
-
-    grace: int = Field(5, ge=1)
-    reduction: float = Field(3, gt=1)
-
-
-class SearchSettings(Config):
-    """The `search` section: which hyper-parameters to tune, and for what.
-
-    Args:
-        space: for each `section.key` a range, `{type: float, low: 0.001, high: 1, log: true}`,
-            `{type: int, low: 1, high: 8}`, or a list of values to choose from.
-        objectives: what a trial's last round is judged by, and whether it shall be `max` or
-            `min`: any number that the rounds table has, and `total_bytes`, sent up and down.
-        trials: how many to try.
-        sampler: how the next trial is chosen, by Optuna's TPE, NSGA-II, Gaussian processes, or
-            at random.
-        seed: of the sampler. With trials side by side what it proposes depends on which of them
-            ends first.
-        asha: stop early what falls behind; for a single objective.
-        concurrent: trials at the same time; `auto` is as many as the cluster can hold.
-    """
-
-    space: dict[str, Annotated[SerializeAsAny[Range], BeforeValidator(_parse_range)]] = Field(
-        min_length=1
-    )
-    objectives: dict[str, Literal["max", "min"]] = Field(min_length=1)
-    trials: int = Field(20, ge=1)
-    sampler: Literal["tpe", "nsga2", "gp", "random"] = "tpe"
-    seed: int = Field(0, ge=0)
-    asha: Asha | None = None
-    concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-
-    @model_validator(mode="after")
-    def _can_be_carried_out(self) -> SearchSettings:
-        for key, given in self.space.items():
-            if key.partition(".")[0] == "engine":
-                raise ExperimentError(
-                    f"search.space.{key}: where a run is carried out changes the last bits of its "
-                    "result at most"
-                )
-            try:
-                given.distribution()
-            except ValueError as error:
-                raise ExperimentError(f"search.space.{key}: {error}") from error
-        if self.asha is not None and len(self.objectives) > 1:
-            raise ExperimentError(
-                f"search.asha: stops trials by one objective, and there are "
-                f"{len(self.objectives)} (a trial that is behind in one may be ahead in another); "
-                "leave out search.asha, or all objectives but one"
-            )
-        return self
-
-    def make_sampler(self) -> SamplerByPlace:
-        """Optuna's sampler."""
-        samplers: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
-            "tpe": optuna.samplers.TPESampler,
-            "nsga2": optuna.samplers.NSGAIISampler,
-            "gp": optuna.samplers.GPSampler,
-            "random": optuna.samplers.RandomSampler,
-        }
-        return SamplerByPlace(samplers[self.sampler], self.seed)
-
-
 class SearchSweep(SweepRunner[Search]):
     """The search section of an experiment file, and trials that stand for all of its space.
 
     Attributes:
-        settings: the section.
         probe_trials: at the bounds of its ranges; each must be an experiment that can be built.
     """
 
@@ -226,7 +74,7 @@ class SearchSweep(SweepRunner[Search]):
 
     def __init__(self, config: RawConfig) -> None:
         search, self._base = read_section(config, "search", SearchSettings)
-        self.settings = search
+        self._given, self._config = search, config
         first: dict[str, Any] = {}
         others: list[dict[str, Any]] = []
         for key, given in search.space.items():
@@ -254,10 +102,22 @@ class SearchSweep(SweepRunner[Search]):
             for name in search.objectives:
                 if name.removeprefix("worst_").startswith("client_"):
                     raise ExperimentError(
-                        f"{config.where(('search', 'objectives', name))}: "
-                        f"search.objectives.{name}: needs evaluate.clients=true and "
+                        f"{self._place(name)}: needs evaluate.clients=true and "
                         "partition.test_fraction above 0"
                     )
+
+    @cached_property
+    def settings(self) -> SearchSettings:
+        """The section, with objectives; if it has none, this loads the data."""
+        if self._given.objectives:
+            return self._given
+        primary = _primary(self.probe_trials[0].experiment)
+        return self._given.model_copy(update={"objectives": primary})
+
+    def _place(self, objective: str) -> str:
+        """Of an objective, for messages."""
+        where = self._config.where(("search", "objectives", objective))
+        return f"{where}: search.objectives.{objective}"
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -273,7 +133,7 @@ class SearchSweep(SweepRunner[Search]):
             count=self.settings.trials,
             finished=len(_ended(path)),
             concurrent=self.settings.concurrent,
-            objectives=list(self.settings.objectives),
+            objectives={name: self._place(name) for name in self.settings.objectives},
             every_round=self.settings.asha is not None,
         )
 
@@ -364,6 +224,15 @@ class SearchSweep(SweepRunner[Search]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return super()._run(path, begin, tell)
+
+
+def _primary(experiment: Experiment) -> dict[str, Literal["max", "min"]]:
+    """The primary metric as an objective, on the validation set if there is one."""
+    data = load_dataset(experiment.data)
+    objective = experiment.objective or experiment.model.objective(data)
+    metric = next(metric for metric in objective.metrics(data) if metric.primary)
+    prefix = VALIDATION if experiment.evaluate.validation else ""
+    return {prefix + metric.column: metric.best}
 
 
 def _trials(path: Path) -> list[FrozenTrial]:

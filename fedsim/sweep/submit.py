@@ -248,14 +248,14 @@ def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
     Raises:
         ExperimentError: the file does not fit the schema.
     """
-    # Tune and Optuna, which nothing else here wants.
-    from fedsim.sweep.grid import GridSweep
-    from fedsim.sweep.search import SearchSweep
-
     config = RawConfig.read(file, overrides)
     if "grid" in config.content:
+        from fedsim.sweep.grid import GridSweep  # here, for Tune, which nothing else here wants
+
         return "grid", GridSweep(config).name
     if "search" in config.content:
+        from fedsim.sweep.search import SearchSweep  # here, for Optuna
+
         return "tune", SearchSweep(config).name
     return "run", Experiment.load(file, overrides).name
 

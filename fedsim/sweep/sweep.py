@@ -145,7 +145,11 @@ class SweepRunner(ABC, Generic[F]):
         plan = self.plan(path)
         errors: dict[Path, str] = {}
         if plan.finished < plan.count:
-            errors = run_trials(plan, path, begin, partial(self.make_tuner, path, plan), tell)
+            try:
+                errors = run_trials(plan, path, begin, partial(self.make_tuner, path, plan), tell)
+            except RunError:
+                self.folder_type.open(path).update(status="failed")
+                raise
         folder = self.folder_type.open(path)
         tables, facts = self.conclude(folder, plan, errors)
         files = write_tables(path, tables)

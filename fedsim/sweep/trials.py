@@ -6,15 +6,16 @@ a crash or by a resumption, finds the folder and goes on from there, or is done 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import logging
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
@@ -27,23 +28,26 @@ from ray.tune.error import TuneError
 
 from fedsim.cluster.connection import connected
 from fedsim.cluster.placement import ACTOR_BYTES
-from fedsim.cluster.private import scratch
+from fedsim.cluster.private import environment, scratch
 from fedsim.config_file import RawConfig
 from fedsim.data import Dataset, Source, load_dataset
-from fedsim.errors import BadInput, ExperimentError, RunError
+from fedsim.errors import BadInput, ExperimentError, RunError, UnknownObjective
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
 from fedsim.launch import check_disk, drive
 from fedsim.modules import search_here_last
-from fedsim.prepare import prepare
+from fedsim.objectives import VALIDATION
+from fedsim.prepare import defined_here, prepare
+from fedsim.records import known_columns
 from fedsim.results.folder import RunFolder, alone
-from fedsim.results.loggers import environment
+from fedsim.results.loggers import environment as loggers_environment
 from fedsim.results.manifest import is_at
 from fedsim.results.run import load
 from fedsim.results.summary import digits
 from fedsim.simulate import Progress
 from fedsim.sweep.preflight import Allocation, Watchdog, allocate, cluster, placement
 
+SLIP = 0.85  # of its letters in common with a known name, and a name is taken for a slip
 MAX_FAILURES = 2  # times that a trial whose process was lost is started again
 
 
@@ -99,22 +103,30 @@ class TrialFactory:
         return Trial(label, self.path / "trials" / folder, partial(changed.build, Experiment))
 
 
+TOTAL_BYTES = "total_bytes"  # an objective: sent up and down
+
+
 def objective_value(row: Mapping[Any, Any], objective: str) -> float:
     """What a round's record says of an objective; `total_bytes` are those of both ways.
 
     Raises:
-        RunError: it says nothing of it.
+        UnknownObjective: it has no such column.
+        RunError: there is no number in it.
     """
-    if objective == "total_bytes":
+    if objective == TOTAL_BYTES:
         return float(row["total_bytes_up"] + row["total_bytes_down"])
     found = row.get(objective)
-    if not isinstance(found, Real) or math.isnan(found):
-        known = sorted(k for k, v in row.items() if isinstance(v, Real) and not math.isnan(v))
-        raise RunError(
-            f"objective '{objective}' is not a number that a round of this experiment reports; "
-            f"it reports {', '.join(known)}, and total_bytes"
+    if isinstance(found, Real) and not math.isnan(found):
+        return float(found)
+    known = sorted(k for k, v in row.items() if isinstance(v, Real) and not math.isnan(v))
+    there = f"this experiment's rounds report {', '.join(known)} and {TOTAL_BYTES}"
+    if objective not in row:
+        raise UnknownObjective(
+            f"search.objectives.{objective}: is not on record after round {row['round']}; {there}"
         )
-    return float(found)
+    raise RunError(
+        f"search.objectives.{objective}: is not a number in round {row['round']}; {there}"
+    )
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,7 @@ class SweepPlan:
         count: how many trials there are in all.
         finished: how many of them finished in an earlier session, and are not run again.
         concurrent: how many are to run at the same time.
-        objectives: what each trial reports of its last round.
+        objectives: what each trial reports of its last round, and where each is asked for.
         every_round: report it of every evaluated round, for a scheduler to decide on.
     """
 
@@ -136,7 +148,7 @@ class SweepPlan:
     count: int
     finished: int = 0
     concurrent: int | Literal["auto"] = "auto"
-    objectives: Sequence[str] = ()
+    objectives: Mapping[str, str] = field(default_factory=dict)
     every_round: bool = False
 
     @property
@@ -169,10 +181,10 @@ def run_trials(
         BadInput: an experiment cannot be carried out, or its trial never placed.
         RunError: Tune cannot go on.
     """
-    datasets, sizes = _load_data(plan.examples, path)
+    datasets, sizes, tested = _load_data(plan, path)
     engines = [example.experiment.engine for example in plan.examples]
     largest = max(engines, key=lambda e: 0 if e.actors == "auto" else e.actors * e.cpus_per_actor)
-    with connected(largest):
+    with connected(largest, tell):
         nodes, here, pin = cluster()
         allocations = {
             _resource_key(engine): allocate(
@@ -198,7 +210,7 @@ def run_trials(
                 allocations=allocations,
                 data=data,
                 session=secrets.token_hex(4),
-                variables=environment(),
+                variables=loggers_environment(),
             ),
             place,
         )
@@ -209,8 +221,15 @@ def run_trials(
         actors = max(each.actors for each in allocations.values())
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
         tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
+        if by_test_set := [name for name in plan.objectives if name in tested]:
+            tell(
+                f"{', '.join(by_test_set)}: of the test set, on which what is chosen by it looks "
+                "better than it is; evaluate.validation=0.1 holds out examples to choose by, "
+                f"search.objectives={VALIDATION}{by_test_set[0]}"
+            )
         with (
             scratch("fstune-") as state,
+            environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # those of trials that are stopped
             Watchdog(tell) as watchdog,
             TrialReporter.reporting(plan, watchdog, tell) as errors,
         ):
@@ -232,6 +251,7 @@ def run_config(path: Path) -> tune.RunConfig:
         storage_path=str(path),
         failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
         callbacks=[TrialReporter()],
+        stop=_OnceHopeless(),
         verbose=0,
     )
 
@@ -255,39 +275,62 @@ def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
 
 
 def _load_data(
-    examples: Sequence[Trial], path: Path
-) -> tuple[dict[str, Dataset], dict[tuple[Any, ...], float]]:
-    """Check the examples, and load their data.
+    plan: SweepPlan, path: Path
+) -> tuple[dict[str, Dataset], dict[tuple[Any, ...], float], set[str]]:
+    """Check the plan's examples, and load their data.
 
     Args:
         path: of the sweep's folder.
 
     Returns:
-        The data by data section; the memory of a client actor by what of the engine decides.
+        The data by data section; the memory of a client actor by what of the engine decides; the
+        columns of scores on the test set.
 
     Raises:
         BadInput: an experiment cannot be carried out.
     """
     loaded: dict[str, Dataset] = {}
     sizes: dict[tuple[Any, ...], float] = {}
-    for trial in examples:
-        if found := trial.experiment.defined_in_main:
+    tested: set[str] = set()
+    for trial in plan.examples:
+        if found := defined_here(trial.experiment):
             raise ExperimentError(
-                f"{found} is defined in a notebook or a script, which the processes of trials "
-                "cannot import; put it into a file and import it from there"
+                f"{found} is defined in a notebook or in the script that is running, where the "
+                "processes of trials do not find it; put it into a file of its own"
             )
         try:
             key = _data_key(trial.experiment.data)
             if key not in loaded:
                 loaded[key] = load_dataset(trial.experiment.data)
-            _, _, spec = prepare(trial.experiment, loaded[key])
+            dataset, splits, spec = prepare(trial.experiment, loaded[key])
+            tested |= {metric.column for metric in spec.objective.shown(dataset)}
             check_disk(trial.experiment, spec, path)
             engine = trial.experiment.engine
             place, each = _resource_key(engine), spec.worker_bytes(engine.clients_per_step)
             sizes[place] = max(sizes.get(place, 0), ACTOR_BYTES + each)
         except BadInput as error:
             raise type(error)(f"{trial.label}: {error}") from error
-    return loaded, sizes
+        tests_clients = trial.experiment.evaluate.clients
+        _check_objectives(plan, known_columns(dataset, splits, spec, tests_clients))
+    return loaded, sizes, tested
+
+
+def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
+    """Refuse an objective that is nearly the name of a column: a slip of the pen.
+
+    Another one may be what the method itself puts on record; the first evaluated round tells.
+
+    Raises:
+        ExperimentError: with the objectives there are.
+    """
+    known = [*columns, TOTAL_BYTES]
+    for name, where in plan.objectives.items():
+        close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
+        if close and name not in known:
+            raise ExperimentError(
+                f"{where}: is not on record; did you mean '{close[0]}'? An objective can be "
+                f"{', '.join(known)}, and what the method itself reports"
+            )
 
 
 def _data_key(source: Source) -> str:
@@ -300,7 +343,7 @@ def _metrics(path: Path, kind: str) -> tuple[str, ...]:
     return tuple(metric["column"] for metric in RunFolder.open(path).manifest.get(kind, ()))
 
 
-def _judged(row: Mapping[Any, Any], path: Path, objectives: Sequence[str]) -> bool:
+def _judged(row: Mapping[Any, Any], path: Path, objectives: Iterable[str]) -> bool:
     """Whether that round of the run at `path` tells what the trial is worth.
 
     The model was tested in it, which some metric tells; and if objectives are scores of
@@ -354,12 +397,23 @@ def _trial(
     actors = allocations[_resource_key(experiment.engine)].actors
     try:
         run = drive(experiment, trial.path, actors, reference, follow)
-    except Exception:
+    except Exception as error:
         if is_at(trial.path):
+            hopeless = isinstance(error, UnknownObjective)
             with alone(trial.path):
-                RunFolder.open(trial.path).update(session=session)
+                RunFolder.open(trial.path).update(session=session, hopeless=hopeless)
         raise
     report(dict(run.rounds.iloc[-1]))
+
+
+class _OnceHopeless(tune.Stopper):  # type: ignore[misc]
+    """Stops all trials as soon as one has shown that none can succeed."""
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return bool(TrialReporter.broken)
 
 
 class TrialReporter(tune.Callback):  # type: ignore[misc]
@@ -396,6 +450,12 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._completed)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        path = self.plan.trial_of(trial.config).path
+        manifest = RunFolder.open(path).manifest if is_at(path) else {}
+        if manifest.get("hopeless"):
+            self.broken.append(UnknownObjective(manifest["error"]))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._failed)

@@ -31,6 +31,7 @@ class Optimizer(Config):
     """The clients' local optimiser, made anew for each client and round.
 
     Args:
+        name: stochastic gradient descent, Adam, or AdamW.
         lr: learning rate η.
         momentum: of SGD.
         nesterov: Nesterov's form of SGD's momentum.
@@ -50,7 +51,8 @@ class Optimizer(Config):
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise PydanticCustomError(
                 "optimizer",
-                "momentum and nesterov belong to sgd; {name} has betas",
+                "momentum and nesterov belong to sgd, and {name} has betas; leave them out, or "
+                "set momentum=0 and nesterov=false",
                 {"name": self.name},
             )
         if self.nesterov and not self.momentum:
@@ -103,6 +105,7 @@ class Train(Config):
             lr·lr_decay^(t − 1).
         clip_norm: largest Euclidean norm of a local step's gradient, with the terms that the
             method adds and before weight decay; longer ones are scaled down to it.
+        optimizer: of each client's local steps.
         on_client_error: what a client that fails does to the run: `stop` ends it, `skip` leaves
             the client out of the round.
     """

@@ -116,7 +116,9 @@ def test_the_server_after_every_round(finish: Finish, name: str, keep: str) -> N
     done = finish(**sections, checkpoint={"every": 2, "keep": keep})
     begun: list[int] = []
     for t in (3, 5):
-        state = replay(done, t, begun.append).state
+        again = replay(done, t, begun.append)
+        assert (again.after, again.fed.round) == (t, t)  # of round 5 there is a checkpoint
+        state = again.state
         for f in fields(state):
             a, b = getattr(state, f.name), getattr(states[t], f.name)
             assert str(a) == str(b)

@@ -105,9 +105,11 @@ def test_a_private_one(
 ) -> None:
     if given is not None:
         monkeypatch.setenv("RAY_ADDRESS", given)
-    with connected(None):
+    lines: list[str] = []
+    with connected(None, lines.append):
         pass
     assert asked["address"] == "local"
+    assert lines == ["starting Ray …"]
 
 
 def test_the_one_that_is_named(
@@ -115,9 +117,11 @@ def test_the_one_that_is_named(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", head)
     monkeypatch.setenv("MKL_CBWR", "AVX2")
-    with connected(None):
+    lines: list[str] = []
+    with connected(None, lines.append):
         pass
     assert asked["address"] == head
+    assert lines == []
     assert asked["runtime_env"]["env_vars"]["MKL_CBWR"] == "AVX2"  # as in this process
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from fedsim.data import files, sources
+from fedsim.data import files, partitions, sources
 from fedsim.data.dataset import Dataset, datasets
 from fedsim.errors import DataError
 from fedsim.registry import first_line
@@ -471,7 +472,7 @@ def test_openfl_xai_errors(write, tmp_path):
 def offer(monkeypatch, **fetchers) -> None:
     """Let torchvision.datasets be what a test says: the tests touch no network."""
     module = SimpleNamespace(**fetchers)
-    monkeypatch.setattr(sources, "import_torchvision", lambda name: module)
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", module)
 
 
 def test_download(write, tmp_path, monkeypatch):
@@ -541,7 +542,7 @@ def test_torchvision_itself_finds_the_files_there(write, tmp_path, source, folde
 
 
 def test_torchvision_has_the_classes_that_download():
-    module = sources.import_torchvision("torchvision.datasets")
+    module = importlib.import_module("torchvision.datasets")
     for layout in files.LAYOUTS.values():
         assert not layout.torchvision or hasattr(module, layout.torchvision)
 
@@ -810,6 +811,26 @@ def test_table_labels_of_any_type(tmp_path, labels, classes):
     assert data.classes == classes
     expected = [classes.index(str(labels[int(x) % 3])) for x in data.x[:, 0]]
     assert data.y.tolist() == expected
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("of", [{"label": "y"}, {"target": "x"}], ids=["label", "target"])
+def test_a_column_of_a_table_that_was_not_loaded_is_no_partition(tmp_path, of, in_place):
+    table = pd.DataFrame({"x": np.arange(12.0), "y": [0, 1] * 6, "z": [0.5] * 12})
+    table = table.assign(site=["a", "b", "c"] * 4, ward=["d", "e"] * 6)
+    path = store(table, tmp_path / "a.parquet")
+    source = sources.Table(
+        path=path, **of, features=["z"], columns=["ward"], in_place=in_place, test_fraction=0.25
+    )
+    by_site = partitions.parse({"kind": "natural", "column": "site"})
+    with pytest.raises(
+        DataError,
+        match=r"^partition.column='site': the column has not been loaded; add "
+        r"data\.columns=\[ward, site\]$",
+    ):
+        by_site.deal(source.load(), 0)
+    loaded = source.model_copy(update={"columns": ("ward", "site")}).load()
+    assert len(by_site.deal(loaded, 0)) == 3
 
 
 def test_table_of_nullable_parquet_columns(tmp_path):

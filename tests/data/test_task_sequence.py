@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from experiments import small_experiment
 from fedsim.data import ClientSplits, Dataset, TaskSequence, datasets, partitions
-from fedsim.data.partition import Ragged, take_stratified
+from fedsim.data.partition import Ragged
+from fedsim.data.subset import take_stratified
 from fedsim.errors import DataError, ExperimentError
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng

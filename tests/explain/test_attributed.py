@@ -46,7 +46,7 @@ def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> N
     assert text.startswith(f"{found.text()}\nwritten: ")
     assert text.startswith("client 3's model after round 2, integrated_gradients:\n\nrow 5: ")
     assert "half of the relevance is in " in text
-    picture = done.path / "explanations" / "integrated_gradients-3-round-2.png"
+    picture = done.path / "explanations" / "integrated_gradients-client-3-round-2-rows-5-9.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -92,7 +92,7 @@ class TestDocuments:
         assert code == 0
         assert "line 1: " in text
         assert "line 2: " in text
-        assert (done.path / "explanations" / "occlusion-1.png").exists()
+        assert (done.path / "explanations" / "occlusion-client-1-round-2-some.png").exists()
 
     @pytest.mark.parametrize("name", ["fedweit", "fedseit"])
     def test_a_clients_network_of_its_last_task(self, finish: Finish, say: Say, name: str) -> None:
@@ -124,7 +124,7 @@ def test_rows_of_a_table(finish: Finish, say: Say) -> None:
     assert code == 0
     assert "\nrow 0: " in text
     assert any(f"{name} +" in text for name in features)
-    picture = done.path / "explanations" / "integrated_gradients.png"
+    picture = done.path / "explanations" / "integrated_gradients-round-2-rows.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -148,7 +148,8 @@ def test_a_row_of_the_file_is_the_row_of_the_test_set(
     _, of_rows, _ = say("explain", str(done.path), *chosen)
     code, of_file, _ = say("explain", str(done.path), "--input", "test.csv")
     assert code == 0
-    assert of_file == re.sub(r"(?<=\S), is .*", "", of_rows) != of_rows
+    unlabelled = re.sub(r"(?<=\S), is .*", "", of_rows)
+    assert of_file == unlabelled.replace("-rows-0-1-2-3-4-5.png", "-test.png")
     if "target" in predicts:
         said = re.findall(r"^row \d: (\S+), is (\S+)$", of_rows, re.MULTILINE)
         assert [float(truth) for _, truth in said] == [round(float(b), 4) for b in cells[:6]]
@@ -162,10 +163,14 @@ def test_a_row_of_the_file_is_the_row_of_the_test_set(
         (["--round", "7"], ": there is no round 7; it has 2"),
         (["--client", "10"], "there is no client 10; there are 10, counted from 0"),
         (["--row", "999"], "there is no row 999 in the test set"),
-        (["--input", "it.doc"], "it.doc: inputs of these data are .npy"),
+        (["--input", "it.doc"], "error: it.doc: there is no such file"),
+        (["--input", "."], "error: .: has no pictures in it (.bmp, .gif, .jpeg, .jpg, .png, "),
         (["--round", "0", "--client", "1"], ": there is no round 0; it has 2"),
-        (["--explainer", "no_such:Thing"], "--explainer no_such:Thing: "),
-        (["--input", "x.npy", "--row", "1"], "are three ways to say what is to be explained"),
+        (["--explainer", "no_such:Thing"], "explainer no_such:Thing: "),
+        (
+            ["--input", "x.npy", "--row", "1"],
+            "row, input and text are three ways to say what is explained; choose one",
+        ),
     ],
 )
 def test_what_cannot_be_explained(

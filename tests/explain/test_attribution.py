@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,6 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from fedsim._torchvision import import_torchvision
 from fedsim.errors import ExperimentError
 from fedsim.explain import attribution
 from fedsim.explain.attribution import (
@@ -138,8 +138,8 @@ def residual() -> nn.Module:
 
 def own_canonizer() -> Any:
     """The canonizer for `Residual` that a user would write."""
-    canonizers = import_torchvision("zennit.canonizers")
-    layer = import_torchvision("zennit.layer")
+    canonizers = importlib.import_module("zennit.canonizers")
+    layer = importlib.import_module("zennit.layer")
 
     def with_sum(name: str, module: nn.Module) -> dict[str, Any] | None:
         if not isinstance(module, Residual):
@@ -298,7 +298,7 @@ class TestGradients:
         found = explain("gradient", net, x, y)
         saliency = Saliency(net).attribute(x.clone().requires_grad_(), target=y, abs=False)
         torch.testing.assert_close(found, saliency)
-        theirs = import_torchvision("zennit.attribution").Gradient(model=net)
+        theirs = importlib.import_module("zennit.attribution").Gradient(model=net)
         _, gradient = theirs(x.clone(), F.one_hot(y, CLASSES).float())
         torch.testing.assert_close(found, gradient)
 
@@ -311,7 +311,9 @@ class TestGradients:
         self, case: tuple[nn.Module, Tensor, Tensor]
     ) -> None:
         net, x, y = case
-        theirs = import_torchvision("zennit.attribution").IntegratedGradients(model=net, n_iter=20)
+        theirs = importlib.import_module("zennit.attribution").IntegratedGradients(
+            model=net, n_iter=20
+        )
         _, integrated = theirs(x.clone(), F.one_hot(y, CLASSES).float())
         torch.testing.assert_close(
             explain("integrated_gradients", net, x, y), integrated, rtol=1e-3, atol=1e-6
@@ -542,7 +544,7 @@ class TestLrp:
     @pytest.mark.parametrize("composite", COMPOSITES)
     @pytest.mark.parametrize("block", ["BasicBlock", "Bottleneck"])
     def test_of_torchvisions_residual_networks(self, block: str, composite: str) -> None:
-        resnet = import_torchvision("torchvision.models.resnet")
+        resnet = importlib.import_module("torchvision.models.resnet")
         with torch.random.fork_rng():
             torch.manual_seed(0)
             net = resnet.ResNet(getattr(resnet, block), [1, 1, 1, 1], num_classes=CLASSES)

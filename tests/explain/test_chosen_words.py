@@ -116,7 +116,8 @@ def test_the_command_shows_documents_and_draws_them(done: Run, say: Say) -> None
     assert code == 0
     assert "chosen words against marked ones: F1" in said
     assert "row 3: " in said
-    picture = done.path / "explanations" / "rationales.png"
+    last = done.experiment.train.rounds
+    picture = done.path / "explanations" / f"rationales-round-{last}-row-3.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -124,7 +125,7 @@ def test_chosen_words_are_on_yellow_and_marked_ones_blue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Figure] = []
-    monkeypatch.setattr(highlight, "save", lambda figure, path: kept.append(figure))
+    monkeypatch.setattr(highlight, "save", lambda figure, *_: kept.append(figure))
     words = ("a", "lovely", "head", "bitter")
     document = Chosen(
         words, "positive", 0.9, "negative", (False, True, False, True), (False, True, True, False)
@@ -152,18 +153,18 @@ def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say)
     ((heading, _, pictures),) = explanations(Comparison([done.path]))
     assert heading == "fedrnl, seed 0"
     assert {picture.words for picture in pictures} == {
-        "rationales 0",
-        "rationales 3",
-        "rationales 0 round 1",
-        "rationales 3 round 1",
+        "rationales client 0 round 1",
+        "rationales client 3 round 1",
+        "rationales client 0 round 2",
+        "rationales client 3 round 2",
     }
 
 
 def test_words_that_it_does_not_know_are_named(done: Run, say: Say) -> None:
     _, said, _ = say("explain", str(done.path), "--text", "A lovely Head. A head")
-    assert said.startswith("words that the run's data have not: A Head.\n")
+    assert said.startswith("words that the run's data lack: A Head.\n")
     _, said, _ = say("explain", str(done.path), "--text", "lovely head")
-    assert "have not" not in said
+    assert "lack" not in said
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,10 @@ def test_words_that_it_does_not_know_are_named(done: Run, say: Say) -> None:
     [
         (["--row", "400"], "there is no row 400 in the test set; it has 40, counted from 0"),
         (["--npy", "x"], "--npy writes rules, and this explains no rules"),
-        (["--row", "1", "--text", "x"], "are three ways to say what is to be explained"),
+        (
+            ["--row", "1", "--text", "x"],
+            "row, input and text are three ways to say what is explained",
+        ),
         (["--explainer", "lrp"], "attribution lrp"),
         (["--explainer", "gradient"], "for documents: occlusion"),
     ],

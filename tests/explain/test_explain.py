@@ -71,7 +71,7 @@ def test_the_rules_in_words_and_in_pictures(say: Say) -> None:
         assert f"row {k}, where rate is {truth[k]:.6g}:" in text
         assert f"rate = {values[k]:.6g}, by rule {found.deciding[k] + 1}: " in text
     for name in ("partitions", "rules", "activations"):
-        picture = done.path / "explanations" / f"{name}.png"
+        picture = done.path / "explanations" / f"{name}-round-1.png"
         assert f"written: {picture.relative_to(Path.cwd())}" in text
         assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -93,7 +93,7 @@ def test_crisp_rules(say: Say) -> None:
     assert code == 0
     assert re.search(r"^  IF .*(≤|>).* THEN rate = \S+$", text, re.MULTILINE)
     assert "(the mean of all rules that fire; alone it says" in text
-    assert (done.path / "explanations" / "rules.png").exists()
+    assert (done.path / "explanations" / "rules-round-1.png").exists()
     code, _, complaint = say("explain", str(done.path), "--npy", "for_them")
     assert code == 2
     assert complaint == (
@@ -111,7 +111,9 @@ def test_the_report_shows_them(say: Say) -> None:
     assert [row[0].text for row in table.rows] == [
         str(number) for number in done.explanations["rule"].head(8)
     ]
-    assert [picture.words for picture in pictures] == ["activations", "partitions", "rules"]
+    assert [picture.words for picture in pictures] == [
+        *("activations round 1", "partitions round 1", "rules round 1")
+    ]
     assert curves(Comparison([done.path])) == []  # a single round
     code, _, _ = say("report", str(done.path))
     assert code == 0
@@ -123,11 +125,11 @@ def test_the_report_shows_scores_and_maps(finish: Callable[..., Run]) -> None:
     done = finish(train={"rounds": 2, "participation": 0.3}, explain=explain)
     compared = Comparison([done.path])
     ((_, (table,), pictures),) = explanations(compared)
-    assert [(row[0].text, row[1].text) for row in table.rows] == [
-        ("random", "global model"),
-        ("random", "models of clients"),
-        ("occlusion", "global model"),
-        ("occlusion", "models of clients"),
+    assert [tuple(datum.text for datum in row[:3]) for row in table.rows] == [
+        (explainer, model, t)
+        for explainer in ("random", "occlusion")
+        for model in ("global model", "models of clients")
+        for t in ("1", "2")
     ]
     assert [picture.words for picture in pictures] == [
         "Deletion and insertion, global model: median and middle half",
@@ -168,10 +170,10 @@ def test_what_cannot_be_explained_is_said(say: Say) -> None:
         assert (code, text) == (2, "")
         assert message in complaint
     (done.path / "explanations").mkdir()
-    (done.path / "explanations" / "rules.png").mkdir()
+    (done.path / "explanations" / "rules-round-1.png").mkdir()
     code, _, complaint = say("explain", str(done.path))
     assert code == 1
-    assert "explanations/rules.png: cannot be written: " in complaint
+    assert "explanations/rules-round-1.png: cannot be written: " in complaint
 
 
 def test_other_data_than_the_runs_is_refused(say: Say) -> None:
@@ -200,4 +202,4 @@ def test_a_clients_own_rules(say: Say, name: str) -> None:
     found = base.model.predict(base.rules, base.test_x[7:8])
     value = base.dataset.target_scaling.undo(found.values[0])
     assert f"rate = {value:.6g}, by rule {found.deciding[0] + 1}: " in text
-    assert (done.path / "explanations" / "rules-2.png").exists()
+    assert (done.path / "explanations" / "rules-client-2-round-1.png").exists()

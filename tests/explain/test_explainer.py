@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from own_explainer import GradientNorm
 
+import fedsim.analysis.explanations as analysis
+import fedsim.cli.explain as command
 from experiments import Say
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot, explain_run
@@ -73,11 +75,17 @@ def test_a_tree_mimics_classifiers(finish: Finish, say: Say) -> None:
     [
         (["--explainer", "tasks"], "its clients learn no tasks in turn"),
         (["--explainer", "shared_images"], "its method shares no masked images"),
-        (["--explainer", "tasks", "--round", "1"], "--round: --explainer=tasks explains the run"),
-        (["--explainer", "tasks", "--client", "1"], "--client: --explainer=tasks explains the"),
-        (["--explainer", "tree", "--row", "1"], "--explainer=tree takes none: a tree mimics all"),
-        (["--most", "3"], "--most is no setting of --explainer=integrated_gradients"),
-        (["--explainer", "own_explainer:nothing"], "--explainer own_explainer:nothing: "),
+        (
+            ["--explainer", "tasks", "--round", "1"],
+            "explainer tasks explains the run as a whole, not one round",
+        ),
+        (
+            ["--explainer", "tasks", "--client", "1"],
+            "explainer tasks explains the run as a whole, not one client",
+        ),
+        (["--explainer", "tree", "--row", "1"], "explainer tree takes none: a tree mimics all"),
+        (["--most", "3"], "most is no setting of explainer integrated_gradients"),
+        (["--explainer", "own_explainer:nothing"], "explainer own_explainer:nothing: "),
         (["--explainer", "own_explainer:Norms"], "it must be a class that extends Explainer"),
     ],
 )
@@ -128,9 +136,7 @@ def test_who_says_which_is_usual() -> None:
 
 
 def test_the_core_names_no_explainer() -> None:
-    import fedsim.cli.explain as command
-
-    source = Path(command.__file__).read_text()
+    source = "".join(Path(module.__file__).read_text() for module in (command, analysis))
     for registry in (explainers, methods, models):
         assert isinstance(registry, Registry)
         for _, component in registry.items():

@@ -70,8 +70,9 @@ def test_texts(tmp_path: Path) -> None:
     assert found.names == ("line 1", "line 2", "line 3")
     assert found.labels == (None, None, None)
     np.testing.assert_array_equal(Inputs.of_texts(documents(), ["what?"], ["it"]).x, [[1, 0, 0]])
-    assert Inputs.of_texts(documents(), ["what good what beyond"], ["it"]).unknown == ("what",)
-    assert Inputs.of_rows(images(), [0]).unknown == ()
+    notes = ("words that the run's data lack: what",)
+    assert Inputs.of_texts(documents(), ["what good what beyond"], ["it"]).notes == notes
+    assert Inputs.of_texts(documents(), ["good beer"], ["it"]).notes == ()
     as_they_stand = replace(documents(), spaced=True)
     found = Inputs.of_texts(as_they_stand, ["good beer !"], ["it"])
     assert found.words == (("good", "beer", "!"),)
@@ -85,7 +86,68 @@ def test_a_picture(tmp_path: Path, channels: int) -> None:
     Image.fromarray(pixels if channels == 3 else pixels[..., 0]).save(tmp_path / "it.png")
     found = Inputs.of_file(data, tmp_path / "it.png")
     np.testing.assert_array_equal(found.x, data.x[2:3])
-    assert found.names == ("image 0",)
+    assert found.names == ("it.png",)
+    assert found.notes == ()
+
+
+def scene(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
+    """Black on the left, white on the right."""
+    picture = Image.new(mode, size)
+    picture.paste("white", (size[0] // 2, 0, *size))
+    return picture
+
+
+def test_a_picture_of_another_kind_and_size_is_converted(tmp_path: Path) -> None:
+    """To gray pixels from the least to the greatest value that the data have."""
+    data = Digits().load()
+    for name, made, note in [
+        ("photo.png", scene((64, 48)), "photo.png: 64×48 RGB, resized to 8×8 gray"),
+        ("photo.JPG", scene((64, 48), "L"), "photo.JPG: 64×48 gray, resized to 8×8 gray"),
+        ("small.png", scene((8, 8), "RGBA"), "small.png: 8×8 RGBA, converted to gray"),
+    ]:
+        made.save(tmp_path / name)
+        found = Inputs.of_file(data, tmp_path / name)
+        assert found.notes == (note,)
+        assert (found.names, found.suffix) == ((name,), f"-{name[:5]}")
+        assert found.x.dtype == data.x.dtype
+        np.testing.assert_allclose(found.x[0, 0, :, [0, -1]], [[0] * 8, [1] * 8], atol=0.01)
+    colour = Inputs.of_file(images(3), tmp_path / "photo.JPG")
+    assert colour.notes == ("photo.JPG: 64×48 gray, resized to 5×4 RGB",)
+    assert (colour.x.shape, colour.x.dtype) == ((1, 3, 4, 5), np.uint8)
+    assert colour.x[0, :, :, -1].min() > 250
+
+
+def test_a_folder_of_pictures(tmp_path: Path) -> None:
+    folder = tmp_path / "my pictures"
+    folder.mkdir()
+    for name, size in {"b.jpg": (20, 10), "a.png": (20, 10), "c.png": (5, 4)}.items():
+        scene(size).save(folder / name)
+    (folder / "notes.txt").write_text("of the pictures")
+    (folder / ".a.png").write_bytes(b"what a file manager leaves")
+    found = Inputs.of_file(images(), folder)
+    assert found.names == ("a.png", "b.jpg", "c.png")
+    assert found.suffix == "-my-pictures"
+    assert found.notes == (
+        "my pictures: 2 pictures of 20×10 RGB, resized to 5×4 gray",
+        "my pictures: 1 picture of 5×4 RGB, converted to gray",
+    )
+    (folder / "d.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"d\.png: cannot be read: "):
+        Inputs.of_file(images(), folder)
+
+
+def test_other_inputs_have_other_names_of_files() -> None:
+    data = images()
+    assert Inputs.of_rows(data, []).suffix == ""
+    assert Inputs.of_rows(data, [3]).suffix == "-row-3"
+    assert Inputs.of_rows(data, [3, 0]).suffix == "-rows-3-0"
+    many = [Inputs.of_rows(data, [0] * 9 + [k]).suffix for k in (1, 2)]
+    assert many[0].startswith("-rows-0-and-9-more-")
+    assert many[0] != many[1]
+    text = Inputs.of_texts(documents(), ["good, / beer"], ["it"])
+    assert text.suffix == "-text-good-beer"
+    long = Inputs.of_texts(documents(), ["beer " * 99], ["it"]).suffix
+    assert 30 < len(long) < 50
 
 
 def test_arrays(tmp_path: Path) -> None:
@@ -245,15 +307,20 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         return tmp_path / name
 
     Image.new("L", (7, 4)).save(tmp_path / "wide.png")
+    Image.fromarray(np.zeros((4, 5), np.uint16)).save(tmp_path / "deep.png")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".hidden.png").write_bytes(b"")
     np.save(tmp_path / "wide.npy", np.zeros((2, 1, 4, 7), np.uint8))
     np.save(tmp_path / "real.npy", np.zeros((2, 1, 4, 5)))
     x, y = np.zeros((2, 2), np.uint8), np.arange(2)
     bytes_ = Dataset(x, y, x, y, ("no", "yes"))
     np.save(tmp_path / "none.npy", np.zeros((0, 1, 4, 5), np.uint8))
     for data, path, message in [
-        (images(), tmp_path / "nowhere.png", "cannot be read: "),
+        (images(), tmp_path / "nowhere.png", "there is no such file"),
         (images(), write("broken.png", b"no picture"), "cannot be read: "),
-        (images(), tmp_path / "wide.png", "is 7 pixels wide and 4 high; those of the data are 5"),
+        (images(), tmp_path / "deep.png", "has more than 8 bits a pixel .*; save it with 8"),
+        (images(), tmp_path / "empty", "has no pictures in it .*.png"),
+        (table(), tmp_path / "empty", "rows of a table are .csv or .npy"),
         (
             images(),
             tmp_path / "wide.npy",
@@ -266,7 +333,11 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         (table(), write("gaps.csv", b"a,b,c\n1,,3\n"), "column 'b' has no value in row 1"),
         (table(), write("long.csv", b"a,b,c\n1,2,3,4\n"), "cannot be read: Length of header"),
         (table(), write("none.csv", b"a,b,c\n"), "has no rows"),
-        (images(), write("it.jpeg", b""), "images are .png or .npy"),
+        (
+            images(),
+            write("it.svg", b""),
+            "images are .bmp, .*, .png, .* or .npy, or a folder of pic",
+        ),
         (table(), write("it.txt", b""), "rows of a table are .csv or .npy"),
         (table(), write("few.csv", b"a,b\n1,2\n"), "has no column 'c'; its first line must name"),
         (

@@ -51,10 +51,11 @@ def test_in_words_and_in_pictures(say: Say) -> None:
     done = personal(Path("runs"))
     code, text, _ = say("explain", str(done.path), "--client", "1", "--client", "4")
     assert code == 0
+    last = done.experiment.train.rounds
     for k in (1, 4):
         assert mimicked(done, k).text() in text
         for name in ("tree", "confusion", "embedding"):
-            picture = done.path / "explanations" / f"{name}-{k}.png"
+            picture = done.path / "explanations" / f"{name}-client-{k}-round-{last}.png"
             assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -80,5 +81,5 @@ def test_a_tree_of_any_classifier(say: Say) -> None:
         code, text, _ = say("explain", str(done.path), "--explainer", "tree", *words)
         assert code == 0
         assert text.startswith(title)
-    for name in ("tree", "embedding-1-round-2"):
+    for name in ("tree-round-3", "embedding-client-1-round-2"):
         assert (done.path / "explanations" / f"{name}.png").exists()

@@ -27,6 +27,7 @@ from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.section import SCORES, Explain
 from fedsim.models import Classifier
 from fedsim.prepare import prepare
+from fedsim.simulate import Progress
 
 Sections = dict[str, Any]
 
@@ -292,6 +293,20 @@ TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
             {"of": ["personal"]},
             "of: clients of this method keep no personal models; of: [cohort]",
         ),
+        *(
+            (
+                {**TABLE, "method": {"name": "centralised"}},
+                explain,
+                "of: clients of this method train no models; of: [global], with scores of that "
+                "model alone, and no `share`",
+            )
+            for explain in (
+                {"of": ["cohort"]},
+                {"inputs_from": "own"},
+                {"scores": ["agreement"]},
+                {"share": {}, "target": "label"},
+            )
+        ),
         (
             {**TABLE, "method": {"name": "local"}},
             {"of": ["global", "cohort"]},
@@ -367,6 +382,16 @@ def test_what_the_data_the_method_or_the_model_cannot_have(
     with pytest.raises(BadInput) as refused:
         prepare(small_experiment(**sections, explain=given))
     assert str(refused.value) == f"explain.{line}"
+
+
+def test_where_clients_train_nothing_the_global_model_alone_is_explained(tmp_path: Path) -> None:
+    explain = {"explainers": ["random"], "inputs": 3, "scores": ["deletion", "agreement"]}
+    lines: list[Progress] = []
+    one = small_experiment(**TABLE, method={"name": "centralised"}, explain=explain)
+    done = run(one, tmp_path, lines.append)
+    assert [metric.column for metric in done.explained] == ["random/deletion"]
+    assert done.rounds["random/deletion"].notna().any()
+    assert lines[0] == ("clients train no models with method.name=centralised; none are explained")
 
 
 def test_a_check_of_ones_own_that_fails() -> None:

@@ -78,7 +78,7 @@ def test_in_words_and_in_pictures(say: Say) -> None:
     assert "1,437 images are shared; of each, 75 % of the pixels are removed, the least " in text
     assert "at a Euclidean distance of 1, ε = 49.88 (analytic calibration)" in text
     assert "The mask depends on the image" in text
-    for name in ("shared_images", "pool"):
+    for name in ("shared_images-clients-0-2", "pool"):
         assert (done.path / "explanations" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     method = {**METHOD, "sigma": 0.0}
     code, text, _ = say("explain", str(shared(Path("runs"), method=method).path))

@@ -955,6 +955,7 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
         ({"partition": {"tasks": [[["a", "e"]]]}}, "there is no class 'e'"),
         ({"partition": {"tasks": [[["a", "b"]], [["a"], ["b"]]]}}, "client 1 has 2 tasks"),
         ({"train": {"participation": 0.1}}, "samples nobody"),
+        ({"evaluate": {"metrics": ["ece"]}}, "evaluate.metrics: method.name=fedseit scores task"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -963,7 +964,7 @@ def test_what_does_not_fit_is_refused(
     content = sections(path)
     with pytest.raises(BadInput, match=message):  # noqa: PT012
         for key, change in changes.items():
-            whole = key in ("privacy", "model")
+            whole = key in ("privacy", "model", "evaluate")
             content[key] = change if whole else {**content[key], **change}
         run(small_experiment(**content), tmp_path)
 

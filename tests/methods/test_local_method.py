@@ -12,7 +12,7 @@ from torch import nn
 
 from experiments import small_experiment
 from fedsim import Run
-from fedsim.errors import ClientError, RunError
+from fedsim.errors import Diverged, RunError
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
 
@@ -60,7 +60,9 @@ def test_clients_that_have_not_trained_do_not_count(finish: Finish) -> None:
 
 def test_a_model_that_diverges_is_told(finish: Finish) -> None:
     wild = {**LOCAL, "train": {**LOCAL["train"], "optimizer": {"lr": 1e20}}}
-    with pytest.raises(ClientError, match=r"client \d, round 1, (?s:.*)NaN or infinite weights"):
+    with pytest.raises(
+        Diverged, match=r"diverged in round 1: client \d: NaN or infinite weights; lo"
+    ):
         finish(**wild)
     wild["train"] = {**wild["train"], "on_client_error": "skip"}
     with pytest.raises(RunError, match="round 1: no client has a model: all were skipped"):

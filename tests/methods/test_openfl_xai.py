@@ -301,6 +301,8 @@ def test_a_client_may_have_a_single_example(finish: Callable[..., Run], clients:
 # what cannot be
 
 
+UNIT = {"name": "friedman", "samples": 60, "test_samples": 20}
+
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"method": {"name": "fedavg"}},
@@ -325,6 +327,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"data": {"name": "table", "path": "wide.csv", "target": "y"}},
         r"input 'a' is 30 in example \d+; rules are learnt from inputs in \[0, 1\] "
         r"\(data.scale=minmax scales a table's\)",
+    ),
+    (
+        {"data": {"name": "drift", "round": 1, "of": UNIT}},
+        r"input 'x\d+' of clients that drift leaves \[0, 1\], and rules are learnt from inputs in "
+        r"\[0, 1\]; data.kind=shuffle stays within",
     ),
     (
         {"model": {"name": "test_openfl_xai:Unfinished"}},

@@ -60,7 +60,7 @@ def test_what_is_unpacked_elsewhere_is_as_good(
     left = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
     assert {name for name in left if not re.match(r"weights/clients/|explanations/", name)} == {
         *("experiment.yaml", "manifest.json", "manifest.copy.json", "log.txt"),
-        *("rounds.parquet", "clients.parquet"),
+        *("rounds.parquet", "clients.parquet", "labels.parquet"),
         *("weights/final.safetensors", "weights/round-000003.safetensors"),
     }
     assert any(name.startswith("explanations/") for name in left)

@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow are told what the tables hold, and a run does not depend on them."""
+"""TensorBoard, MLflow and W&B are told what the tables hold, and a run does not depend on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mlflow
@@ -327,7 +329,7 @@ def test_drivers_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert (
         told.items() >= {"MLFLOW_TRACKING_PASSWORD": "secret", **loggers._MLFLOW_DEFAULTS}.items()
     )
-    assert all(name.startswith("MLFLOW_") for name in told)
+    assert all(name.startswith(("MLFLOW_", "WANDB_")) for name in told)
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
     spec: Any = None
     Driver(Path(), spec, 1, [], told)
@@ -464,6 +466,121 @@ def test_a_failure_while_a_run_breaks_off_is_logged(
     ]
 
 
+# Weights & Biases: a stand-in, because the package is large and its server is not ours
+
+
+class WandbRun:
+    """What the logger asks of a run of wandb's."""
+
+    def __init__(self, **given: Any) -> None:
+        self.id, self.given, self.summary = given["id"], given, {}
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.exit_code: int | None = None
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        if self.logged and step <= self.logged[-1][0]:
+            raise ValueError("steps must ascend")
+        self.logged.append((step, values))
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+    def history(self) -> dict[str, list[tuple[int, float]]]:
+        found: dict[str, list[tuple[int, float]]] = {}
+        for step, values in self.logged:
+            for name, value in values.items():
+                found.setdefault(name, []).append((step, value))
+        return found
+
+
+@pytest.fixture
+def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[WandbRun]:
+    """All that were begun."""
+    begun: list[WandbRun] = []
+
+    def init(**given: Any) -> WandbRun:
+        begun.append(WandbRun(**given))
+        return begun[-1]
+
+    module: Any = ModuleType("wandb")
+    module.__spec__ = ModuleSpec("wandb", None)
+    module.init, module.Settings = init, dict
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    return begun
+
+
+class TestWandb:
+    def test_it_is_told_what_the_tables_hold(
+        self, out: Path, plain: Run, wandb_runs: list[WandbRun]
+    ) -> None:
+        run = fedsim.run(experiment("wandb"), out)
+        (logged,) = wandb_runs
+        assert run.result_hash == plain.result_hash
+        assert alike(logged.history(), columns(run.rounds))
+        assert logged.summary == {"status": "finished", "result_hash": run.result_hash}
+        assert logged.exit_code == 0
+        assert logged.id == run.manifest["wandb_run"]
+        given = logged.given
+        assert (given["project"], given["dir"]) == ("small", out)
+        assert given["name"] == f"small/{run.path.name}"
+        assert given["config"]["train.optimizer.lr"] == 0.1
+
+    def test_it_goes_on_with_a_run_that_broke_off(
+        self, out: Path, wandb_runs: list[WandbRun]
+    ) -> None:
+        started: list[RunFolder] = []
+        with pytest.raises(KeyboardInterrupt):
+            fedsim.run(experiment("wandb"), out, interrupt(after=5), started.append)
+        run = fedsim.resume(started[0].path)
+        first, second = wandb_runs
+        assert first.id == second.id
+        assert first.given["resume"] == second.given["resume"] == "allow"
+        assert (first.exit_code, second.exit_code) == (1, 0)
+        assert first.summary == {"status": "interrupted"}
+        whole = second.history()
+        assert [t for t, _ in whole["train_loss"]] == [5, 6]
+        assert second.summary["result_hash"] == run.result_hash
+
+    def test_it_is_told_no_round_twice(self, out: Path, wandb_runs: list[WandbRun]) -> None:
+        folder = RunFolder.create(experiment("wandb"), out / "small" / "again", FACTS)
+        folder.update(result_hash="0")
+        told = [*map(record, (1, 2, 3)), "falling back", *map(record, (2, 3, 4))]
+        assert list(with_loggers(folder, iter(told))) == told
+        assert [step for step, _ in wandb_runs[0].logged] == [1, 2, 3, 4]
+
+    def test_its_own_variables_are_heeded(
+        self,
+        out: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        wandb_runs: list[WandbRun],
+    ) -> None:
+        monkeypatch.setenv("WANDB_PROJECT", "ours")
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+        monkeypatch.setenv("WANDB_API_KEY", "secret")
+        assert loggers.environment()["WANDB_API_KEY"] == "secret"  # for drivers elsewhere
+        folder = RunFolder.create(experiment("wandb"), out / "small" / "variables", FACTS)
+        folder.update(result_hash="0")
+        assert list(with_loggers(folder, iter([record(1)]))) == [record(1)]
+        given = wandb_runs[0].given
+        assert (given["project"], given["dir"]) == ("ours", str(tmp_path))
+
+    def test_a_run_does_not_depend_on_it(
+        self, out: Path, monkeypatch: pytest.MonkeyPatch, wandb_runs: list[WandbRun]
+    ) -> None:
+        def fail(**_: object) -> None:
+            raise RuntimeError("No API key configured. Use `wandb login` to log in.")
+
+        monkeypatch.setattr(sys.modules["wandb"], "init", fail)
+        folder = RunFolder.create(experiment("wandb"), out / "small" / "no-key", FACTS)
+        assert next(with_loggers(folder, iter([]))) == (
+            "wandb failed; the run goes on without this logger: "
+            "No API key configured. Use `wandb login` to log in."
+        )
+
+
 # what is refused
 
 
@@ -478,7 +595,8 @@ def test_mlflow_that_is_not_installed_is_refused_before_the_start(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        "error: loggers: MLflow is not installed here; to have it: pip install 'fedsim[mlflow]'\n"
+        "error: loggers: mlflow needs mlflow-skinny, which is not installed: "
+        "pip install 'fedsim[mlflow]'\n"
     )
     assert [p.name for p in tmp_path.iterdir()] == ["small.yaml"]
 
@@ -492,7 +610,7 @@ def test_mlflow_is_imported_by_runs_that_name_it_alone() -> None:
     ("names", "message"),
     [
         (["tensorbord"], "loggers: unknown logger 'tensorbord'; did you mean 'tensorboard'?"),
-        (["wandb"], "loggers: unknown logger 'wandb'; known: mlflow, tensorboard"),
+        (["aim"], "loggers: unknown logger 'aim'; known: mlflow, tensorboard, wandb"),
         (["mlflow", "mlflow"], "loggers: 'mlflow' is named twice"),
         ("mlflow", "loggers: must be a list, not 'mlflow'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import hashlib
 import io
 import itertools
@@ -22,17 +23,25 @@ import pytest
 import yaml
 from browser import Browser, needs_chromium
 from matplotlib.figure import Figure
+from PIL import Image
+from safetensors.numpy import save_file
 
+import fedsim
 from experiments import change_manifest, small_experiment
-from fedsim import Run, cli, run
+from fedsim import Run, cli, load, run
+from fedsim.data.labels import label_table
+from fedsim.errors import Damaged, RunFolderError
 from fedsim.objectives.regression import Regression
-from fedsim.results.report import Report
+from fedsim.prepare import prepare
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import Comparison
-from fedsim.results.report.curves import curves, legend, traffic
-from fedsim.results.report.figures import Line, draw_clients, draw_lines
-from fedsim.results.report.results import finding, missing, results
-from fedsim.results.summary import summarise
+from fedsim.results.report.curves import curves, legend, of_clients, traffic
+from fedsim.results.report.figures import Drawing, Line, draw_clients, draw_lines
+from fedsim.results.report.html import Report
+from fedsim.results.report.overview import hyper_parameters, label_counts, overview
+from fedsim.results.report.page import Datum, mark_best
+from fedsim.results.report.results import finding, missing, pivots, results
+from fedsim.results.summary import mean_std, summarise
 
 PROX = '<b onclick="alert(1)">prox & co</b>'  # a named variant of somebody who means no good
 # The metrics of a regression; they depend on no data.
@@ -228,9 +237,10 @@ class TestInChromium:
         self, browser: Browser, page: Path
     ) -> None:
         browser.open(page)
-        click = f"({COLUMN})('mean of last 5', 'Test acc').title.querySelector('button').click()"
-        order = f"({COLUMN})('mean of last 5', 'Test acc').texts"
-        state = f"({COLUMN})('mean of last 5', 'Test acc').title.getAttribute('aria-sort')"
+        column = f"({COLUMN})('mean of last 5', 'Test accuracy and')"
+        click = f"{column}.title.querySelector('button').click()"
+        order = f"{column}.texts"
+        state = f"{column}.title.getAttribute('aria-sort')"
         before = browser.run(order)
         assert len(set(before)) == 4
         assert browser.run(state) is None
@@ -246,15 +256,44 @@ class TestInChromium:
         self, browser: Browser, page: Path
     ) -> None:
         browser.open(page)
-        browser.run(f"({COLUMN})('p', 'Test acc').title.querySelector('button').focus()")
+        browser.run(f"({COLUMN})('p', 'Test accuracy and').title.querySelector('button').focus()")
         for order in ("ascending", "descending"):
             browser.press("Enter", 13)
-            state = browser.run(f"({COLUMN})('p', 'Test acc').title.getAttribute('aria-sort')")
+            state = browser.run(
+                f"({COLUMN})('p', 'Test accuracy and').title.getAttribute('aria-sort')"
+            )
             assert state == order
-            texts = browser.run(f"({COLUMN})('p', 'Test acc').texts")
-            assert texts[2:] == ["baseline", "baseline"]
+            texts = browser.run(f"({COLUMN})('p', 'Test accuracy and').texts")
+            assert texts[2:] == ["–", "–"]  # of the baseline itself
             numbers = [float(text.split()[0]) for text in texts[:2]]
             assert numbers == sorted(numbers, reverse=order == "descending")
+
+    def test_a_legend_hides_lines_and_shows_them_again(self, browser: Browser, page: Path) -> None:
+        browser.open(page)
+        shown = """[...document.querySelectorAll('svg.figure .line-2')]
+            .filter((line) => line.getBoundingClientRect().width > 0).length"""
+        pressed = """[...document.querySelectorAll('button[data-line="line-2"]')]
+            .map((button) => button.getAttribute('aria-pressed'))"""
+        lines, others = browser.run(shown), browser.run(shown.replace("line-2", "line-1"))
+        assert lines >= 7  # in each figure, with its band and its end
+        assert len(browser.run(pressed)) == 3  # each legend has it
+        browser.run("""document.querySelectorAll('button[data-line="line-2"]')[1].click()""")
+        assert browser.run(shown) == 0
+        assert set(browser.run(pressed)) == {"false"}
+        assert browser.run(shown.replace("line-2", "line-1")) == others
+        browser.run("""document.querySelector('button[data-line="line-2"]').focus()""")
+        browser.press("Enter", 13)
+        assert browser.run(shown) == lines
+        assert set(browser.run(pressed)) == {"true"}
+
+    def test_a_pivot_is_sorted_by_its_columns(self, browser: Browser, page: Path) -> None:
+        browser.open(page)
+        table = "document.querySelector('#pivot-1').closest('table')"
+        first = f"[...{table}.tBodies[0].rows].map((row) => row.cells[1].dataset.value)"
+        browser.run(f"{table}.tHead.rows[1].cells[1].querySelector('button').click()")
+        found = [float(value) for value in browser.run(first)]
+        assert found == sorted(found, reverse=True)
+        assert browser.run(f"{table}.tHead.rows[0].textContent.trim()") == "α"
 
     def test_words_are_sorted_as_words(self, browser: Browser, page: Path) -> None:
         browser.open(page)
@@ -267,16 +306,16 @@ class TestInChromium:
         images = browser.run("[...document.images].map((i) => [i.naturalWidth, i.alt])")
         assert len(images) == 2
         assert all(width > 0 for width, _ in images)
-        assert images[0][1] == "saliency client 3, fedavg, partition.alpha=0.3, seed 0"
+        assert images[0][1] == "saliency client 3, fedavg, α=0.3, seed 0"
         figures = browser.run(
             "[...document.querySelectorAll('svg.figure')].map((s) => [s.getBBox().width, "
             "s.getBoundingClientRect().width, s.querySelector('title').textContent])"
         )
-        assert len(figures) == 7  # five curves, one of communication, one of clients
+        assert len(figures) == 10  # 2 of labels, 3 curves, 1 of communication, 4 of clients
         for inner, outer, title in figures:
             assert inner > 300
             assert outer > 300
-            assert "fedavg, partition.alpha=0.3" in title
+            assert "fedavg, α=0.3" in title or "who holds which labels: α=" in title.lower()
 
     def test_lines_have_colours(self, browser: Browser, page: Path) -> None:
         """A colour that is not defined would leave lines out without any error."""
@@ -359,8 +398,147 @@ def test_the_table_is_the_summary(grid: Path, runs: Mapping[tuple[str, float, in
     pd.testing.assert_frame_equal(report.compared.summary, expected)
     row = [datum.text for datum in results(report.compared).rows[2]]
     values = expected.iloc[2]
-    assert row[:3] == [PROX, "0.3", f"{values.last5_mean:.4f} ± {values.last5_std:.4f}"]
-    assert row[3] == f"{values.p_value:.3f}"
+    assert row[:3] == [PROX, "0.3", mean_std(values.last5_mean, values.last5_std)]
+    difference = mean_std(values.difference_mean, values.difference_std)
+    assert row[3].replace("−", "-").removeprefix("+") == difference
+    assert row[4] == f"{values.p_holm:.3f}"
+
+
+def test_the_best_of_each_column_is_marked(grid: Path) -> None:
+    report = Report([grid])
+    (pivot,) = pivots(report.compared)
+    assert pivot.caption == "Test accuracy by method and α"
+    assert [column.title for column in pivot.columns] == ["method", "0.3", "10"]
+    means = report.compared.summary.set_index(["method", "partition.alpha"])["last5_mean"]
+    assert [row[0].text for row in pivot.rows] == ["fedavg", PROX]
+    for k, alpha in enumerate((0.3, 10), start=1):
+        of_column = [row[k] for row in pivot.rows]
+        assert [d.value for d in of_column] == [means["fedavg", alpha], means[PROX, alpha]]
+        assert {d.value for d in of_column if d.best} == {max(d.value for d in of_column)}
+    # The table of all cells marks the same ones.
+    marked = [row[2].value for row in results(report.compared).rows if row[2].best]
+    assert sorted(marked) == sorted(d.value for row in pivot.rows for d in row if d.best)
+
+
+def test_what_stands_there_as_equal_is_marked_alike() -> None:
+    texts = [("0.80 ± 0.02", 0.8014), ("0.801 ± 0.003", 0.8010), ("0.7 ± 0.1", 0.7), ("–", None)]
+    rows = [[Datum(text, value)] for text, value in texts]
+    mark_best(rows, {0: True}, [range(4)])
+    assert [row[0].best for row in rows] == [True, True, False, False]
+    mark_best(rows, {0: False}, [range(2, 4)])  # a single score is not the best of any
+    assert not rows[2][0].best
+
+
+def test_further_axes_make_further_pivots(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> None:
+    cells = [
+        ({"method": method, "skew": skew, "data": data}, 0, runs[method, alpha, 0].path)
+        for method in ("fedavg", "fedprox")
+        for skew, alpha in (("mild", 10), ("strong", 0.3))
+        for data in ("a", "b")
+        if (method, skew, data) != ("fedprox", "mild", "b")
+    ]
+    folder = make_grid(tmp_path / "three" / "1", cells)  # type: ignore[arg-type]
+    assert pivots(Comparison([folder])) == []
+    report = Report([folder], columns="skew")
+    captions = [pivot.caption for pivot in pivots(report.compared)]
+    assert captions == [f"Test accuracy by method and skew; data={data}" for data in "ab"]
+    assert [row[1].text for row in pivots(report.compared)[1].rows][1] == "–"  # left out
+    assert report.latex().count(r"\begin{tabular}") == 3
+    table = pd.read_csv(io.StringIO(report.csv()))
+    assert list(table.columns[:4]) == ["data", "method", "skew=mild", "skew=mild std"]
+    assert len(table) == 4
+
+
+def test_hyper_parameters_and_parameters(tmp_path: Path) -> None:
+    methods = [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.1}, {"name": "fedprox", "mu": 1}]
+    runs = [
+        run(small_experiment(method=method, train={"rounds": 1}), tmp_path) for method in methods
+    ]
+    compared = Comparison([done.path for done in runs])
+    rows = [[datum.text for datum in row] for row in hyper_parameters(compared).rows]
+    assert rows == [["fedprox", "μ (mu) = 0.1, 1.0"]]
+    assert dict(overview(compared))["Parameters"] == f"{64 * 32 + 32 + 32 * 10 + 10:,}"
+    assert dict(overview(compared))["μ (method.mu)"] == "0.1, 1.0"
+
+
+def test_running_statistics_are_no_parameters(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> None:
+    path = shutil.copytree(runs["fedavg", 10, 0].path, tmp_path / "run")
+    layers = {"0.weight": np.ones((3, 2)), "1.running_mean": np.ones(3), "1.bias": np.ones(3)}
+    save_file(layers, path / "weights" / "final.safetensors")
+    assert load(path).num_parameters == 9
+    (path / "weights" / "final.safetensors").write_bytes(b"no such thing")
+    with pytest.raises(RunFolderError, match=r"final\.safetensors: cannot be read"):
+        _ = load(path).num_parameters
+
+
+def test_who_holds_which_labels_is_on_record(runs: Mapping[tuple[str, float, int], Run]) -> None:
+    done = runs["fedavg", 0.3, 0]
+    dataset, splits, _ = prepare(done.experiment)
+    counts = done.labels.pivot_table("examples", "client", "label", observed=False, fill_value=0)
+    np.testing.assert_array_equal(counts, label_table(dataset, splits))
+    assert tuple(counts.columns) == dataset.classes
+    (plot,) = label_counts(Comparison([run.path for run in runs.values()]))
+    held = (label_table(dataset, splits) > 0).sum(axis=1).mean()
+    sizes = label_table(dataset, splits).sum(axis=1)
+    words = f"{held:.1f} of 10 labels a client, {sizes.min()} to {sizes.max()} examples"
+    assert plot.panels[0][0] == f"α=0.3; {words}"
+    assert len(plot.panels) == 2
+    (alone,) = label_counts(Comparison([done.path]))
+    assert alone.heading == f"Labels of the clients: {words}"
+
+
+def test_labels_that_no_reader_could_use(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path
+) -> None:
+    path = shutil.copytree(runs["fedavg", 10, 0].path, tmp_path / "run")
+    change_manifest(path, "files")
+    for column, fault in (("client", "no column 'client'"), ("label", "are no words")):
+        load(runs["fedavg", 10, 0].path).labels.drop(columns=column).to_parquet(
+            path / "labels.parquet"
+        )
+        with pytest.raises(Damaged, match=fault):
+            _ = load(path).labels
+    (path / "labels.parquet").unlink()  # as of runs from before it was put on record
+    assert load(path).labels.empty
+    assert label_counts(Comparison([path])) == []
+
+
+def test_the_worst_decile_of_clients(runs: Mapping[tuple[str, float, int], Run]) -> None:
+    folders = [runs["fedavg", 10, seed].path for seed in (0, 1)]
+    found = Comparison(folders).rounds.set_index(["seed", "round"])
+    clients = runs["fedavg", 10, 1].clients
+    scores = clients.loc[clients["round"] == 4, "test_accuracy"]
+    expected = np.quantile(scores, 0.1)
+    assert found.loc[(1, 4), "worst_decile_client_accuracy"] == pytest.approx(expected)
+
+
+def test_bands_are_a_standard_deviation_below_and_above(
+    runs: Mapping[tuple[str, float, int], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Line] = []
+    draw = lambda title, lines, **more: (drawn.extend(lines), draw_lines(title, lines, **more))[1]  # noqa: E731
+    monkeypatch.setattr("fedsim.results.report.curves.draw_lines", draw)
+    curves(Comparison([runs["fedavg", 10, seed].path for seed in (0, 1)]))
+    values = np.array([runs["fedavg", 10, seed].rounds["accuracy"] for seed in (0, 1)])
+    mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
+    np.testing.assert_allclose(drawn[0].low, mean - std)
+    np.testing.assert_allclose(drawn[0].high, mean + std)
+
+
+def test_many_runs_fold_their_hashes_away(
+    runs: Mapping[tuple[str, float, int], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is folded is not printed."""
+    monkeypatch.setattr(Drawing, "svg", lambda drawing: "")
+    for count, tag in ((10, "<details open>"), (11, "<details>")):
+        cells = [({"lr": lr}, 0, runs["fedavg", 10, 0].path) for lr in range(count)]
+        folder = make_grid(tmp_path / str(count) / "1", cells)  # type: ignore[arg-type]
+        summary = f"{tag}\n<summary>Status, time and hashes of all {count} runs</summary>"
+        assert summary in Report([folder]).html()
 
 
 def test_what_is_not_finished_is_named(page: Path) -> None:
@@ -392,10 +570,10 @@ def test_runs_that_differ_in_seed_alone_are_one_cell(
     report = Report([done.path for done in runs.values()])
     assert report.compared.axes == ["method", "partition.alpha"]
     assert [(cell.label, len(cell.entries)) for cell in report.compared.cells] == [
-        ("fedavg, partition.alpha=0.3", 2),
-        ("fedavg, partition.alpha=10.0", 2),
-        ("fedprox, partition.alpha=0.3", 2),
-        ("fedprox, partition.alpha=10.0", 2),
+        ("fedavg, α=0.3", 2),
+        ("fedavg, α=10.0", 2),
+        ("fedprox, α=0.3", 2),
+        ("fedprox, α=10.0", 2),
     ]
 
 
@@ -406,7 +584,7 @@ def test_a_setting_that_only_some_methods_have(tmp_path: Path) -> None:
         for method in methods
     ]
     labels = [cell.label for cell in Comparison(paths).cells]
-    assert labels == ["fedavg", "fedprox, method.mu=0.1", "fedprox, method.mu=1.0"]
+    assert labels == ["fedavg", "fedprox, μ=0.1", "fedprox, μ=1.0"]
     assert [row[1].text for row in results(Comparison(paths)).rows] == ["–", "0.1", "1.0"]
     assert [cell.label for cell in Comparison(paths[:2]).cells] == ["fedavg", "fedprox"]
 
@@ -455,10 +633,10 @@ def test_grids_of_other_bases_are_not_pooled(
     report = Report(folders)
     assert report.compared.axes == ["lr", "partition.alpha"]
     assert [(cell.label, len(cell.entries)) for cell in report.compared.cells] == [
-        ("lr=1, partition.alpha=0.3", 1),
-        ("lr=2, partition.alpha=0.3", 1),
-        ("lr=1, partition.alpha=10.0", 1),
-        ("lr=2, partition.alpha=10.0", 1),
+        ("lr=1, α=0.3", 1),
+        ("lr=2, α=0.3", 1),
+        ("lr=1, α=10.0", 1),
+        ("lr=2, α=10.0", 1),
     ]
     assert report.compared.summary["seeds"].tolist() == [1, 1]
 
@@ -517,7 +695,7 @@ def test_runs_of_a_resumed_grid_say_themselves_how_they_are(
 
 def test_labels_in_figures_are_left_as_they_are() -> None:
     label, values = 'alpha=0.12345 "q=0.98765" #0000f1', np.array([0.1, 0.2, 0.3])
-    svg = draw_clients("t", {label: (0, values, "client 3")}, limits=(0.0, 1.0))
+    svg = draw_clients("t", {label: (0, values, "client 3")}, limits=(0.0, 1.0)).svg()
     assert f">{label}</text>" in svg
     tags = "".join(re.findall(r"<[^>]*>", svg))
     assert not re.search(r"\.\d{3}|#0000", tags)
@@ -599,11 +777,11 @@ def test_too_many_lines_for_one_figure(
     report = Report([make_grid(tmp_path / "two" / "1", by_two)])  # type: ignore[arg-type]
     figures = curves(report.compared)
     assert [panel for panel, _ in figures[0].panels] == ["lr=1", "lr=2"]
-    assert [line for _, line in legend(report.compared)] == list("abcde")
+    assert [line for _, _, line in legend(report.compared)] == list("abcde")
     by_one = [({"lr": lr}, 0, source) for lr in range(11)]
     report = Report([make_grid(tmp_path / "one" / "1", by_one)])  # type: ignore[arg-type]
     assert len(curves(report.compared)[0].panels) == 1
-    assert [line for _, line in legend(report.compared)][7:] == ["lr=7", "3 others"]
+    assert [line for _, _, line in legend(report.compared)][7:] == ["lr=7", "3 others"]
 
 
 @pytest.fixture
@@ -650,7 +828,7 @@ class TestRegression:
         assert "R² against communication" in words
         assert results(report.compared).caption == "Test R² and communication"
         assert finding(report.compared).startswith(
-            "Highest test R², as mean of the last 5 rounds evaluated: 0.0900 ±"
+            "Highest test R², as mean of the last 5 rounds evaluated: 0.090 ± 0.014, by fedavg."
         )
         assert (
             ClientScores(report.compared).judged
@@ -662,7 +840,10 @@ class TestRegression:
             "Test error, root mean square (RMSE) by round (logarithmic)",
             "Test error, mean absolute (MAE) by round (logarithmic)",
             "Training loss, mean over examples by round",
-            "R² on the clients’ own tests, mean by round",
+        ]
+        assert [figure.heading for figure in of_clients(report.compared)] == [
+            "R², mean over clients by round",
+            "R² of the worst decile of clients by round",
             "R² of the worst client by round",
         ]
         assert "R² is mean ± standard deviation over seeds" in report.latex()
@@ -677,13 +858,13 @@ class TestRegression:
         report = Report(folders)
         (curve,) = traffic(report.compared)
         assert curve.heading == "Test R² by bytes sent (from −1 up)"
-        ((_, svg),) = curve.panels
+        svg = curve.panels[0][1].svg()
         heights = [float(y) for y in re.findall(r"[ML] -?[\d.]+ (-?[\d.]+)", svg)]
         assert 3e4 < max(map(abs, heights)) < 1e6  # browsers can draw that, and it is cut off
         assert {"−1.0", "0.0", "0.4"} <= set(re.findall(r">([−\d.]+)</text>", svg))
         (clients,) = ClientScores(report.compared).figures()
         assert clients.heading == "Clients by test R² (from −1 up)"
-        assert "worst: client 3 (seed 0), -1e+30" in clients.panels[0][1]
+        assert "worst: client 3 (seed 0), -1e+30" in clients.panels[0][1].svg()
         row = [datum.text for datum in ClientScores(report.compared).table().rows[0]]
         assert row[2] == "-1e+30"
 
@@ -693,7 +874,7 @@ class TestRegression:
         report = Report([as_regression("fedavg", 0, [-60, -50, -40, -30, -20, -10])])
         curve = curves(report.compared)[0]
         assert curve.heading == "Test R² by round"
-        assert {"−60", "−20"} <= set(re.findall(r">([−\d.]+)</text>", curve.panels[0][1]))
+        assert {"−60", "−20"} <= set(re.findall(r">([−\d.]+)</text>", curve.panels[0][1].svg()))
         assert finding(report.compared) == (
             "Test R²: -10.0000 in the last round, -30.0000 as mean of the last 5 evaluated."
         )
@@ -733,7 +914,7 @@ class TestRegression:
         events = [event["method"] for event in browser.events]
         assert "Log.entryAdded" not in events
         assert "Runtime.exceptionThrown" not in events
-        assert browser.run("document.querySelectorAll('svg.figure').length") == 9
+        assert browser.run("document.querySelectorAll('svg.figure').length") == 11
 
 
 @pytest.fixture
@@ -802,12 +983,15 @@ class TestLessIsBetter:
             "Test Hamming loss by round",
             "Test macro F1 by round",
             "Training loss, mean over examples by round",
-            "Hamming loss on the clients’ own tests, mean by round",
+        ]
+        assert [figure.heading for figure in of_clients(report.compared)] == [
+            "Hamming loss, mean over clients by round",
+            "Hamming loss of the worst decile of clients by round",
             "Hamming loss of the worst client by round",
         ]
         (plot,) = traffic(report.compared)
         assert plot.heading == "Test Hamming loss by bytes sent"
-        assert "target 0.2" in plot.panels[0][1]
+        assert "target 0.2" in plot.panels[0][1].svg()
 
     def test_the_worst_client_has_the_highest(self, by_error: Callable[..., Path]) -> None:
         clients = ClientScores(Comparison([by_error({"a": 0.4})]))
@@ -816,7 +1000,7 @@ class TestLessIsBetter:
         row = dict(zip([c.title for c in table.columns], table.rows[0], strict=True))
         assert (row["worst"].text, row["worst client"].text) == ("0.5000", "client 5 (seed 0)")
         assert "90 % quantile" in row
-        assert "worst: client 5 (seed 0), 0.5" in clients.figures()[0].panels[0][1]
+        assert "worst: client 5 (seed 0), 0.5" in clients.figures()[0].panels[0][1].svg()
 
     def test_of_too_many_lines_the_lowest_are_told_apart(
         self, by_error: Callable[..., Path]
@@ -834,19 +1018,22 @@ class TestLessIsBetter:
 
 def test_a_target_far_out_of_sight_leaves_the_figure_as_it_is() -> None:
     values = np.array([0.090, 0.095, 0.1])
-    line = Line(0, np.arange(3.0), values, values, values)
+    line = Line("a", 0, np.arange(3.0), values, values, values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib's, of axes without any room
-        svg = draw_lines("t", [line], xlabel="round", limits=(0.09, 0.1), target=0.9)
+        svg = draw_lines("t", [line], xlabel="round", limits=(0.09, 0.1), target=0.9).svg()
     assert "target" not in svg
-    assert "target 0.095" in draw_lines(
-        "t", [line], xlabel="round", limits=(0.09, 0.1), target=0.095
-    )
+    near = draw_lines("t", [line], xlabel="round", limits=(0.09, 0.1), target=0.095)
+    assert "target 0.095" in near.svg()
 
 
 def test_a_search(tmp_path: Path) -> None:
     folder = make_folder(
-        tmp_path / "tuned" / "1", "search", status="interrupted", objectives={}, space=[]
+        tmp_path / "tuned" / "1",
+        "search",
+        status="interrupted",
+        objectives={"accuracy": "max", "total_bytes": "min"},
+        space=[],
     )
     assert "No round" not in Report([folder]).html()
     trials = pd.DataFrame(
@@ -876,6 +1063,162 @@ def test_a_search(tmp_path: Path) -> None:
     assert "name: the-best" in text
 
 
+def test_a_search_for_one_thing_has_a_history(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tuned" / "1", "search", objectives={"loss": "min"}, space=[])
+    losses = [0.9, np.nan, 0.5, 0.7]
+    trials = pd.DataFrame({"trial": range(4), "lr": [0.1, 0.2, 0.3, 0.4], "loss": losses})
+    trials.to_parquet(folder / "trials.parquet")
+    trials[2:3].to_parquet(folder / "pareto.parquet")
+    pd.DataFrame({"hyper-parameter": ["lr", "mu"], "loss": [0.25, 0.75]}).to_parquet(
+        folder / "importance.parquet"
+    )
+    (search,) = Report([folder]).searches
+    history, importance = search.figures
+    assert history.heading == "Loss by trial, and the best so far"
+    assert history.panels[0][1].title.endswith(": 0.5 in the end")
+    assert importance.heading == "Importance for loss"
+    assert re.findall(r">(0\.\d\d)</text>", importance.panels[0][1].svg()) == ["0.75", "0.25"]
+    assert search.importance is None  # the figure has it all
+    assert search.trials is not None
+    assert search.trials.caption == "Trials; the best in bold"
+    assert "Importance for loss" in Report([folder]).html()
+    (folder / "importance.parquet").unlink()
+    (folder / "trials.parquet").unlink()
+    assert Report([folder]).searches[0].figures == []
+
+
+def test_figures_for_papers(runs: Mapping[tuple[str, float, int], Run], tmp_path: Path) -> None:
+    folders = [runs[method, 10, 0].path for method in ("fedavg", "fedprox")]
+    for name in ("one", "other"):
+        drawing = Report(folders).plots["curves"][0].panels[0][1]
+        assert drawing.save(tmp_path / name) == [tmp_path / f"{name}.{k}" for k in ("pdf", "png")]
+    with Image.open(tmp_path / "one.png") as image:
+        assert image.width == pytest.approx(3.3 * 400, abs=3)  # 3.3 inches, 400 dpi
+        assert 600 < image.height < 1000
+    pdf = (tmp_path / "one.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF")
+    assert pdf == (tmp_path / "other.pdf").read_bytes()  # the same data, the same bytes
+
+
+def test_the_command_writes_every_figure(
+    runs: Mapping[tuple[str, float, int], Run], say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(drawing: Drawing, stem: Path) -> list[Path]:
+        stem.with_suffix(".pdf").touch()
+        return [stem.with_suffix(".pdf")]
+
+    monkeypatch.setattr(Drawing, "save", save)
+    folders = [runs[method, 10, 0].path for method in ("fedavg", "fedprox")]
+    assert say("report", *folders, "--figures", "figures")[1].endswith("written: figures\n")
+    assert {path.stem for path in Path("figures").iterdir()} == {
+        "labels-of-the-clients",
+        "test-accuracy-by-round",
+        "test-loss-by-round",
+        "training-loss-mean-over-examples-by-round",
+        "test-accuracy-by-bytes-sent",
+        "clients-by-test-accuracy",
+        "accuracy-mean-over-clients-by-round",
+        "accuracy-of-the-worst-decile-of-clients-by-round",
+        "accuracy-of-the-worst-client-by-round",
+    }
+
+
+def test_files_are_called_so_that_latex_takes_them(
+    runs: Mapping[tuple[str, float, int], Run],
+) -> None:
+    compared = Comparison([done.path for done in runs.values()])
+    names = [name for plot in label_counts(compared) for name, _ in plot.files()]
+    assert names == ["labels-of-the-clients-alpha-0_3", "labels-of-the-clients-alpha-10_0"]
+
+
+class TestWatch:
+    """A page that follows a run."""
+
+    @pytest.fixture
+    def folder(self, runs: Mapping[tuple[str, float, int], Run], tmp_path: Path) -> Path:
+        path = shutil.copytree(runs["fedavg", 10, 0].path, tmp_path / "run")
+        change_manifest(path, status="running")
+        return path
+
+    @pytest.fixture
+    def quickly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Pages that are not drawn."""
+        page = lambda report, refresh=None: f"refresh: {refresh}"  # noqa: E731
+        monkeypatch.setattr(Report, "html", page)
+
+    def test_ends_when_the_run_does(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, say: Say
+    ) -> None:
+        pages = []
+
+        def wait(seconds: float) -> None:
+            pages.append((folder / "report.html").read_text())
+            if len(pages) == 2:
+                change_manifest(folder, status="finished")
+
+        monkeypatch.setattr("time.sleep", wait)
+        code, text, _ = say("report", folder, "--watch", "--csv", "a.csv")
+        assert code == 0
+        assert text.startswith("the page is kept up to date until all has finished; Ctrl-C")
+        assert len(pages) == 2
+        assert all('<meta http-equiv="refresh" content="5">' in page for page in pages)
+        last = (folder / "report.html").read_text()
+        assert "refresh" not in last
+        assert "Not finished" not in last
+        assert Path("a.csv").exists()
+
+    @pytest.mark.usefixtures("quickly")
+    def test_ctrl_c_leaves_a_page_that_stands_still(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, say: Say
+    ) -> None:
+        def wait(seconds: float) -> None:
+            assert (folder / "report.html").read_text() == "refresh: 5"
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("time.sleep", wait)
+        assert say("report", folder, "--watch")[0] == 0
+        assert (folder / "report.html").read_text() == "refresh: None"
+
+    @pytest.mark.usefixtures("quickly")
+    def test_a_folder_that_is_being_written_to_is_looked_at_again(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, say: Say
+    ) -> None:
+        rounds = folder / "rounds.parquet"
+        content = rounds.read_bytes()
+        change_manifest(folder, "files", status="running")
+        looks = []
+
+        def wait(seconds: float) -> None:
+            looks.append(seconds)
+            rounds.write_bytes(b"half" if len(looks) < 3 else content)
+            if len(looks) == 3:
+                change_manifest(folder, status="finished")
+
+        monkeypatch.setattr("time.sleep", wait)
+        assert say("report", folder, "--watch")[0] == 0
+        assert len(looks) == 3
+
+    @pytest.mark.usefixtures("quickly")
+    def test_one_that_stays_damaged_is_not_watched_for_ever(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, say: Say
+    ) -> None:
+        change_manifest(folder, "files", status="running")
+        rounds = folder / "rounds.parquet"
+        monkeypatch.setattr("time.sleep", lambda seconds: rounds.write_bytes(b"half"))
+        code, _, complaint = say("report", folder, "--watch")
+        assert code == 2
+        assert "rounds.parquet: is damaged" in complaint
+
+
+def test_the_example_of_its_docstring_runs(tmp_path: Path) -> None:
+    experiment = small_experiment(train={"rounds": 1})
+    globs = {"fedsim": fedsim, "experiment": experiment, "folder": tmp_path}
+    (test,) = doctest.DocTestFinder(recurse=False).find(fedsim.report, globs=globs)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
+    assert (tmp_path / "table.tex").exists()
+
+
 def test_the_command_writes_page_and_tables(say: Say, grid: Path, page: Path) -> None:
     code, text, _ = say("report", grid, "--out", "a.html", "--latex", "a.tex", "--csv", "a.csv")
     assert code == 0
@@ -884,13 +1227,16 @@ def test_the_command_writes_page_and_tables(say: Say, grid: Path, page: Path) ->
     pd.testing.assert_frame_equal(
         pd.read_csv("a.csv"), Comparison([grid]).summary, check_dtype=False
     )
-    lines = Path("a.tex").read_text().splitlines()
-    assert lines[1:3] == [r"\begin{tabular}{lrrrrrrrr}", r"\toprule"]
+    pivot, summary = Path("a.tex").read_text().split("\n\n")
+    lines = summary.splitlines()
+    assert lines[2:4] == [r"\begin{tabular}{lrrrrrrrrrr}", r"\toprule"]
     row = next(line for line in lines if "prox" in line)
-    assert row.startswith(
-        r'\textless{}b onclick="alert(1)"\textgreater{}prox \& co\textless{}/b\textgreater{} & 0.3'
-    )
-    assert all(line.count(" & ") == 8 for line in lines if line.endswith(r"\\"))
+    prox = r'\textless{}b onclick="alert(1)"\textgreater{}prox \& co\textless{}/b\textgreater{}'
+    assert row.startswith(f"{prox} & 0.3")
+    assert all(line.count(" & ") == 10 for line in lines if line.endswith(r"\\"))
+    assert r"& \multicolumn{2}{c}{$\alpha$} \\" in pivot
+    assert r"method & 0.3 & 10 \\" in pivot
+    assert f"\n{prox} & " in pivot
 
 
 def test_where_the_page_goes_by_default(
@@ -929,6 +1275,21 @@ def test_where_the_page_goes_by_default(
             "{tmp}/nowhere/x.html: cannot be written: No such file or directory",
         ),
         (["{run}", "--csv", "{tmp}"], 1, "{tmp}: is a folder, not a file to write"),
+        (
+            ["{run}", "--figures", "{run}/log.txt"],
+            1,
+            "{run}/log.txt: cannot be written: File exists",
+        ),
+        (
+            ["{grid}", "--rows", "metod"],
+            2,
+            "rows: 'metod' is not an axis of these runs; did you mean 'method'?",
+        ),
+        (
+            ["{run}", "--columns", "method"],
+            2,
+            "columns: the runs differ in nothing but 'method'; leave it out",
+        ),
     ],
 )
 def test_bad_input(
@@ -945,7 +1306,7 @@ def test_bad_input(
     if "--out" not in words:
         words += ["--out", str(tmp_path / "page.html")]
     found, _, complaint = say("report", *words)
-    assert complaint == f"error: {message.format(tmp=tmp_path, grid=grid)}\n"
+    assert complaint == f"error: {message.format(tmp=tmp_path, grid=grid, run=a_run)}\n"
     assert found == code
 
 

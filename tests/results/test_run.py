@@ -85,7 +85,7 @@ def test_the_files_of_a_run(done: Run, folder: Path) -> None:
     assert done.path.parent == folder / "small"
     assert files(done.path) == {
         *("experiment.yaml", "manifest.json", "manifest.copy.json", "log.txt"),
-        *("rounds.parquet", "clients.parquet"),
+        *("rounds.parquet", "clients.parquet", "labels.parquet"),
         *("weights/final.safetensors", "weights/round-000002.safetensors"),
         "weights/round-000003.safetensors",
     }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedsim import Run
 from fedsim.objectives import Metric
-from fedsim.results.summary import cell_label, digits, in_words, of_run, summarise
+from fedsim.results.summary import cell_label, digits, in_words, mean_std, of_run, summarise
 
 ACCURACY = Metric("accuracy", "accuracy", primary=True)
 R2 = Metric("r2", "R²", primary=True)
@@ -60,6 +60,7 @@ class TestOneRun:
             "best": 0.9,
             "last5": pytest.approx(0.4),
             "total_bytes": 140,
+            "rounds_to_target": 2,
             "bytes_to_target": 40,  # twenty up and twenty down after the second round
         }
 
@@ -234,3 +235,54 @@ def test_a_target_is_reached_exactly_if_the_best_round_reaches_it(
 )
 def test_labels(cell: dict[str, Any], label: str) -> None:
     assert cell_label(cell) == label
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [
+        (0.50611, 0.06360, "0.506 ± 0.064"),
+        (0.63667, 0.11407, "0.64 ± 0.11"),
+        (0.78148, 0.00274, "0.7815 ± 0.0027"),
+        (0.81234, 0.00001, "0.8123 ± 0.0000"),
+        (0.5, 0.0, "0.5000 ± 0.0000"),
+        (12345.6, 321.0, "12346 ± 321"),
+        (-2e38, 1e38, "-2e+38 ± 1e+38"),
+        (0.5, math.nan, "0.5000"),
+    ],
+)
+def test_means_are_rounded_by_their_deviations(mean: float, std: float, text: str) -> None:
+    assert mean_std(mean, std) == text
+
+
+def test_differences_are_paired_by_seed_and_p_is_corrected_for_all() -> None:
+    scores = {
+        "fedavg": {0: 0.50, 1: 0.60, 2: 0.70},
+        "fedprox": {0: 0.52, 1: 0.63, 2: 0.71, 3: 0.1},  # of seed 3 there is no pair
+        "good": {0: 0.90, 1: 0.91, 2: 0.92},
+        "better": {0: 0.93, 1: 0.94, 2: 0.95},
+    }
+    runs: Runs = [
+        ({"method": method}, seed, a_run(rounds([score]), ACCURACY))
+        for method, seeds in scores.items()
+        for seed, score in seeds.items()
+    ]
+    found = summarise(runs, ["method"], {"method": "fedavg"}).set_index("method")
+    assert found["difference_mean"]["fedprox"] == pytest.approx(0.02)
+    assert found["difference_std"]["fedprox"] == pytest.approx(0.01)
+    assert found.loc["fedavg", ["difference_mean", "p_value", "p_holm"]].isna().all()
+    p, corrected = found["p_value"], found["p_holm"]
+    assert p["better"] < p["good"] < p["fedprox"]
+    assert corrected["better"] == pytest.approx(3 * p["better"])
+    assert corrected["good"] == pytest.approx(max(2 * p["good"], 3 * p["better"]))
+    assert corrected["fedprox"] == pytest.approx(p["fedprox"])
+
+
+def test_a_corrected_p_is_1_at_most_and_no_smaller_than_one_before() -> None:
+    scores = {"a": (0.5, 0.6), "b": (0.5, 0.6), "c": (0.49, 0.6)}
+    runs: Runs = [
+        ({"method": method}, seed, a_run(rounds([score]), ACCURACY))
+        for method, seeds in scores.items()
+        for seed, score in enumerate(seeds)
+    ]
+    found = summarise(runs, ["method"], {"method": "a"})["p_holm"]
+    assert found.tolist()[1:] == [1, 1]

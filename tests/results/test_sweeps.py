@@ -19,6 +19,7 @@ from fedsim import Grid, Run, Search, load
 from fedsim.errors import BadInput, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.results.folder import RunFolder
+from fedsim.results.summary import mean_std
 from fedsim.sweep.sweep import write_tables
 
 PROX = '<b onclick="alert(1)">prox'  # a named variant of somebody who means no good
@@ -112,7 +113,7 @@ class TestGrid:
         assert "<b onclick" not in page
         assert "&lt;b onclick" in page
         mean, std = grid.summary["last_mean"][0], grid.summary["last_std"][0]
-        assert f"{mean:.4f} ± {std:.4f}" in page
+        assert mean_std(mean, std) in page
         assert "<title>accuracy by round</title>" in page
         assert all(f"--line-{k}: " in page for k in re.findall(r"var\(--line-(\d)\)", page))
 

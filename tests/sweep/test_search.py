@@ -28,7 +28,7 @@ from ray.tune.schedulers import ASHAScheduler
 from experiments import Say, pickles, small_experiment
 from fedsim import Experiment, Run, Search, load, run, tune
 from fedsim.config_file import RawConfig
-from fedsim.errors import ClusterError
+from fedsim.errors import ClusterError, RunError, UnknownObjective
 from fedsim.results import pareto
 from fedsim.results.archive import pack
 from fedsim.results.verify import insist_on_whole
@@ -102,8 +102,13 @@ class TestOnRay:
         assert list(trials["status"]) == ["finished", "stopped", "stopped"]
         assert list(trials["rounds"]) == [6, 2, 2]
         assert trials["accuracy"][0] > trials["accuracy"][1] == trials["accuracy"][2]
-        assert [line[:5] for line in lines[1:]] == ["[1/3]", "[2/3]", "[3/3]"]
-        assert "stopped early, accuracy 0." in lines[3]
+        assert lines[1] == (
+            "accuracy: of the test set, on which what is chosen by it looks better than it is; "
+            "evaluate.validation=0.1 holds out examples to choose by, "
+            "search.objectives=validation_accuracy"
+        )
+        assert [line[:5] for line in lines[2:]] == ["[1/3]", "[2/3]", "[3/3]"]
+        assert "stopped early, accuracy 0." in lines[4]
         assert folder.manifest["status"] == "finished"
         best = Experiment.load(folder.path / "best.yaml")
         assert best.train.optimizer.lr == 0.3
@@ -116,10 +121,30 @@ class TestOnRay:
             archive.extractall(tmp_path / "elsewhere")
         assert insist_on_whole(tmp_path / "elsewhere" / folder.path.name) == 3
 
+    def test_an_objective_that_no_round_reports_ends_the_search_at_once(
+        self, tmp_path: Path, own_ray: None
+    ) -> None:
+        search = {
+            "space": {"train.optimizer.lr": [0.1, 0.2, 0.3]},
+            "objectives": {"pool": "max"},
+            "trials": 9,
+            "concurrent": 1,
+        }
+        lines: list[str] = []
+        with pytest.raises(
+            UnknownObjective,
+            match=r"^search\.objectives\.pool: is not on record after round 1; .* total_bytes$",
+        ):
+            tune(content(search), out=tmp_path, progress=lines.append)
+        assert len(lines) == 1  # no trial has been told of
+        assert len(list(tmp_path.glob("small/*/trials/*"))) == 1
+        (folder,) = (Search.open(path) for path in tmp_path.glob("small/*"))
+        assert folder.manifest["status"] == "failed"
+
     def test_a_regression_is_tuned_for_little_error(self, tmp_path: Path, own_ray: None) -> None:
         search = {
             "space": {"train.optimizer.lr": [0.05, 0.00001]},
-            "objectives": {"rmse": "min"},
+            "objectives": {"validation_rmse": "min"},
             "sampler": "random",
             "seed": 11,
             "trials": 2,
@@ -131,12 +156,13 @@ class TestOnRay:
         whole["data"] = {"name": "friedman", "samples": 200, "test_samples": 50}
         whole["partition"] = {"kind": "iid", "clients": 4}
         whole["method"] = {"name": "fedavg"}
+        whole["evaluate"] = {"validation": 0.1}
         folder = tune(whole, out=tmp_path, progress=lines.append)
         trials = folder.trials
         assert list(trials["status"]) == ["finished", "stopped"]
-        assert trials["rmse"][0] < trials["rmse"][1]
+        assert trials["validation_rmse"][0] < trials["validation_rmse"][1]
         assert re.search(r"train.optimizer.lr=0.05: R² -?\d\.\d{4} after round 4$", lines[1])
-        assert re.search(r"stopped early, rmse 0\.\d+ after round 2$", lines[2])
+        assert re.search(r"stopped early, validation_rmse 0\.\d+ after round 2$", lines[2])
         assert Experiment.load(folder.path / "best.yaml").train.optimizer.lr == 0.05
 
 
@@ -341,14 +367,18 @@ def test_objectives_are_columns_of_the_last_round() -> None:
     row = {"round": 3, "accuracy": 0.5, "total_bytes_up": 10, "total_bytes_down": 30, "loss": None}
     assert objective_value(row, "accuracy") == 0.5
     assert objective_value(row, "total_bytes") == 40
-    with pytest.raises(Exception, match="objective 'los' is not a number that a round of this"):
+    with pytest.raises(
+        UnknownObjective, match=r"^search\.objectives\.los: is not on record after "
+    ):
         objective_value(row, "los")
-    with pytest.raises(Exception, match="it reports accuracy, round, total_bytes_down"):
+    with pytest.raises(
+        RunError, match=r"loss: is not a number in round 3; .* report accuracy, ro"
+    ):
         objective_value(row, "loss")
 
 
 def test_an_r2_of_constant_targets_is_no_objective() -> None:
-    row = {"rmse": 0.5, "r2": float("nan"), "total_bytes_up": 10, "total_bytes_down": 30}
+    row = {"round": 1, "rmse": 0.5, "r2": float("nan")}
     assert objective_value(row, "rmse") == 0.5
-    with pytest.raises(Exception, match=r"'r2' is not .* reports rmse, total_bytes_down, total_"):
+    with pytest.raises(RunError, match=r"r2: is not .* rounds report rmse, round and total_bytes"):
         objective_value(row, "r2")

@@ -63,9 +63,26 @@ GRIDS = [
         "small.yaml:8: cell train.batchsize=8: train.batchsize: unknown key; did you mean "
         "'batch_size'?",
     ),
+    *(
+        (
+            "grid:\n  axes:\n    train.batchsize: [8, 16]\n  " + named,
+            "small.yaml:10: cell train.batchsize=8: train.batchsize: unknown key; did you mean "
+            "'batch_size'?",
+        )
+        for named in ("exclude: [{train.batch_size: 8}]", "baseline: {train.batch_size: 8}")
+    ),
+    (
+        "grid:\n  axes: {method.mu: [-1, 0.1, 1]}\n  exclude: [{mu: -1}]",
+        "small.yaml:10: grid.exclude: 'mu' is not an axis; known: method.mu",
+    ),
     (
         "grid: {axes: {method: {a: {method.name: fedavg}, b: {method.name: fedprx}}}}",
         "small.yaml:8: cell b: method.name: unknown method 'fedprx'; did you mean 'fedprox'?",
+    ),
+    (
+        "grid: {axes: {model: {a: {model.name: cnn}}}}",
+        "small.yaml:4: model.hidden: is not a key of cnn; to replace the whole section: "
+        "'model: {name: cnn}'",
     ),
     (
         "grid: {axes: {partition.clients: [4, 100]}}",
@@ -111,6 +128,12 @@ SEARCHES = [
     (
         SPACE + "  objectives: {worst_client_accuracy: max}",
         "small.yaml:10: search.objectives.worst_client_accuracy: needs evaluate.clients=true",
+    ),
+    (
+        SPACE + "  objectives: {acuracy: max}",
+        "small.yaml:10: search.objectives.acuracy: is not on record; did you mean 'accuracy'? An "
+        "objective can be accuracy, loss, train_loss, bytes_up, bytes_down, total_bytes_up, "
+        "total_bytes_down, total_bytes, and what the method itself reports",
     ),
     (
         SPACE + "  objectives: {client_r2: max}",

@@ -46,7 +46,7 @@ from fedsim.methods.fedweit.knowledge import (
 from fedsim.methods.fedweit.memory import TaskMemory, begin, pruned, thetas
 from fedsim.methods.fedweit.objective import Plateau, decay, drift, sparsity
 from fedsim.methods.fedweit.tasks import Documents, TaskNetwork, evaluate, read_documents
-from fedsim.methods.learns import Learns
+from fedsim.methods.learns import Learns, Problem
 from fedsim.methods.method import Method, State, methods
 from fedsim.models.decomposed import Layout, Rest
 from fedsim.models.text import Reader, TextFeatures
@@ -142,6 +142,14 @@ class FedWeIT(Method[FedWeITState]):
             raise ExperimentError(
                 f"method.name={self.name} has a rule of its own for the learning rate, and clips "
                 "no gradients: leave out train.lr_decay and train.clip_norm"
+            )
+
+    def check_fit(self, problem: Problem) -> None:
+        super().check_fit(problem)
+        if problem.objective is not None and problem.objective.further:
+            raise ExperimentError(
+                f"evaluate.metrics: method.name={self.name} scores tasks by loss and accuracy "
+                "alone; leave it out"
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:

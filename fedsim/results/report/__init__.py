@@ -1,5 +1,110 @@
 """The report: runs and grids on one HTML page that needs nothing but a browser."""
 
-from fedsim.results.report.report import Report
+from __future__ import annotations
 
-__all__ = ["Report"]
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsim import atomic
+from fedsim.errors import Damaged, RunError
+
+if TYPE_CHECKING:  # it imports pandas and matplotlib, which take long
+    from fedsim.results.report.html import Report
+
+INTERVAL = 5  # seconds between two looks at what is watched
+_PATIENCE = 5  # looks in a row at a folder that is being written to
+
+__all__ = ["report"]
+
+
+def report(
+    *folders: str | Path,
+    out: str | Path | None = None,
+    rows: str | None = None,
+    columns: str | None = None,
+    latex: str | Path | None = None,
+    csv: str | Path | None = None,
+    figures: str | Path | None = None,
+    watch: bool = False,
+) -> Path:
+    """Show runs on one web page, with curves, tables and all that is known of them.
+
+    Args:
+        folders: of runs, grids and searches; several are compared.
+        out: the page. By default `report.html`, in the folder if there is only one.
+        rows, columns: two axes of a table of results such as methods × α, by key
+            (`partition.alpha`), symbol (`α`) or last part (`alpha`). By default those of a grid
+            with two axes that vary, methods as rows.
+        latex: write the tables of results for a paper, too; they want the package booktabs.
+        csv: write the summary, too: a row for each cell, in full precision. If `rows` or
+            `columns` are given, a row for each of the rows instead.
+        figures: a folder in which to write each figure as PDF and PNG, in a size for one column
+            of a paper.
+        watch: write the page anew every few seconds, until nothing is marked as running or
+            Ctrl-C (KeyboardInterrupt) ends it. A browser that shows it follows.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunFolderError: a folder is not one of a run, a grid or a search; or there are no results
+            to be written to a table or a figure.
+        BadInput: there is no axis that is called `rows` or `columns`.
+        RunError: a file cannot be written.
+
+    Example:
+        >>> run = fedsim.run(experiment, out=folder)
+        >>> page = fedsim.report(run.path, latex=folder / "table.tex")
+        >>> page.name
+        'report.html'
+    """
+    from fedsim.results.report.html import Report
+
+    page = Path(out or Path(folders[0] if len(folders) == 1 else "", "report.html"))
+    found = Report(folders, rows, columns)
+    if watch and found.compared.unfinished:
+        found = _watch(page, found, lambda: Report(folders, rows, columns))
+    _write(page, found.html())
+    if latex is not None:
+        _write(Path(latex), found.latex())
+    if csv is not None:
+        _write(Path(csv), found.csv())
+    if figures is not None:
+        try:
+            found.save_figures(Path(figures))
+        except OSError as error:
+            raise RunError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    return page
+
+
+def _watch(page: Path, found: Report, look: Callable[[], Report]) -> Report:
+    """Write the page again and again, until nothing is marked as running.
+
+    Returns:
+        What was found last.
+    """
+    failed = 0
+    try:
+        while found.compared.unfinished:
+            _write(page, found.html(refresh=INTERVAL))
+            time.sleep(INTERVAL)
+            try:
+                found, failed = look(), 0
+            except Damaged:  # a run has moved its files meanwhile
+                failed += 1
+                if failed == _PATIENCE:
+                    raise
+    except KeyboardInterrupt:
+        pass  # that is how one stops watching
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    if path.is_dir():
+        raise RunError(f"{path}: is a folder, not a file to write")
+    try:
+        atomic.write(path, text.encode())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error

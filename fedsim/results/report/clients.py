@@ -21,6 +21,7 @@ from fedsim.results.report.page import (
     capital,
     cell_data,
     datum,
+    mark_best,
     number,
 )
 from fedsim.results.summary import digits, sign
@@ -83,8 +84,10 @@ class ClientScores:
             heading = f"Clients by {self.metric.label}"
             ends = "; ".join(f"{name}: worst {worst}" for name, (_, _, worst) in shown.items())
             limits = (low - margin, high + margin)
-            svg = draw_clients(f"{heading}. {ends}.", shown, limits=limits)
-            found.append(Plot(heading + cut, [("", svg)]))
+            drawing = draw_clients(
+                f"{heading}. {ends}.", shown, limits=limits, xlabel=capital(self.metric.label)
+            )
+            found.append(Plot(heading + cut, [("", drawing)]))
         return found
 
     def table(self) -> PageTable:
@@ -97,6 +100,13 @@ class ClientScores:
                    Column("mean", True, low_is_bad), Column("std", True), Column("worst client"),
                    Column("examples each", True)]  # fmt: skip
         rows = [self._row(self._compared.cells[k], rows) for k, rows in self.by_cell.items()]
+        first = len(self._compared.axes) + 1  # of the columns with scores
+        cells = [self._compared.cells[k].values for k in self.by_cell]
+        mark_best(
+            rows,
+            dict.fromkeys(range(first, first + 4), low_is_bad),
+            self._compared.layout.rivals(cells),
+        )
         return PageTable(f"{capital(self.metric.label)} over clients", columns, rows)
 
     def _row(self, cell: ComparedCell, rows: pd.DataFrame) -> list[Datum]:

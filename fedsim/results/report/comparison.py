@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.objectives import Metric
+from fedsim.objectives import VALIDATION, Metric
+from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import (
     Entry,
     Value,
@@ -27,6 +28,7 @@ from fedsim.results.sweeps import open_folder
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
 # What changes nothing in a result: names, logs, where data and processes are.
 _IGNORED = ("name", "seed", "loggers", "data.root", "data.download")
+WORST_DECILE = "worst_decile_client_"  # prefix of a column
 _LINES = 6  # cells in one figure, if there can be several
 
 
@@ -36,6 +38,7 @@ class ComparedCell:
 
     Attributes:
         entries: the finished ones; all, if none is: half a run says little beside whole ones.
+        label: all its values in a few words.
         panel: which of the figures it is drawn in, where there are several.
         line: what its line is called there.
         style: which of the styles its line has; None among lines too many to be told apart.
@@ -43,13 +46,10 @@ class ComparedCell:
 
     values: dict[str, Value]
     entries: list[Entry]
+    label: str
     panel: str = ""
     line: str = ""
     style: int | None = None
-
-    @property
-    def label(self) -> str:
-        return label(self.values)
 
     @property
     def metric(self) -> Metric:
@@ -67,25 +67,35 @@ class Comparison:
 
     Args:
         folders: of runs, grids and searches.
+        rows, columns: axes of the pivot; see `axes.layout`.
 
     Attributes:
         grids, searches: their folders.
         title: what all are called.
         entries: the runs, each once, however many copies of it were given.
         axes: what they differ in, seeds aside.
+        labels: what papers call these.
+        layout: which cells compete with each other, and the rows and columns of the pivot.
         cells: those together that differ in nothing but their seeds.
         metrics: what is shown of them, each once, the primary ones first.
         primary: what they are judged by; of each cell there is one.
         baseline: the values of some axes, of the cells that the others are tested against.
         target: a score to be reached.
-        rounds: the rounds of all.
+        rounds: the rounds of all; where clients were tested, `WORST_DECILE` and the primary
+            metric's column is the score that a tenth of them falls short of.
         summary: a row for each cell.
 
     Raises:
         RunFolderError: one of the folders is none of these.
+        BadInput: there is no axis that is called `rows` or `columns`.
     """
 
-    def __init__(self, folders: Sequence[str | Path]) -> None:
+    def __init__(
+        self,
+        folders: Sequence[str | Path],
+        rows: str | None = None,
+        columns: str | None = None,
+    ) -> None:
         opened = [
             open_folder(p) for p in dict.fromkeys(Path(os.path.realpath(f)) for f in folders)
         ]
@@ -101,7 +111,10 @@ class Comparison:
                 for entry in entries_of(folder, name)
             ]
         )
-        self.cells = cells_of(self.entries)
+        self.labels = axis_labels(self.axes, self.entries)
+        values = [entry.cell for entry in self.entries]
+        self.layout = layout(self.labels, values, rows, columns)
+        self.cells = cells_of(self.entries, self.labels)
         runs = [run for cell in self.cells for run in cell.runs]
         self.primary, self.metrics = _metrics_of([run for _, _, run in runs if len(run.rounds)])
         baseline = self._of_grids("baseline")
@@ -109,9 +122,24 @@ class Comparison:
         if isinstance(baseline, dict) and baseline.keys() <= set(self.axes):
             self.baseline = {axis: word(value) for axis, value in baseline.items()}
         self.target: float | None = self._of_grids("target")
-        self.rounds: pd.DataFrame = tidy(runs)
+        self.rounds = self._rounds(runs)
         self.summary: pd.DataFrame = summarise(runs, self.axes, self.baseline, self.target)
         _arrange(self)
+
+    def _rounds(self, runs: Sequence[tuple[Mapping[str, Any], int, Run]]) -> pd.DataFrame:
+        rounds, clients = tidy(runs), tidy(runs, "clients")
+        keys = [*self.axes, "seed", "round"]
+        for metric in self.primary:
+            if (tested := f"test_{metric.column}") in clients:
+                scores = clients.groupby(keys, sort=False)[tested]
+                worst = scores.quantile(0.1 if metric.best == "max" else 0.9)
+                rounds = rounds.join(worst.rename(f"{WORST_DECILE}{metric.column}"), on=keys)
+        return rounds
+
+    @property
+    def validated(self) -> bool:
+        """Whether best rounds are chosen by a validation set."""
+        return any(VALIDATION + metric.column in self.rounds for metric in self.primary)
 
     def _of_grids(self, fact: str) -> Any:
         """What all grids name alike."""
@@ -132,6 +160,12 @@ class Comparison:
     def going_on(self) -> list[str]:
         """Grids that do not know yet which runs they have."""
         return [grid.path.name for grid in self.grids if grid.manifest["status"] == "running"]
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run, a grid or a search is marked as running."""
+        folders = [folder.manifest["status"] for folder in (*self.grids, *self.searches)]
+        return "running" in (*folders, *(entry.status for entry in self.entries))
 
     @property
     def less_is_better(self) -> bool:
@@ -159,20 +193,21 @@ def _metrics_of(runs: Sequence[Run]) -> tuple[list[Metric], list[Metric]]:
 def _arrange(compared: Comparison) -> None:
     """Say which cells are drawn in which panel, and in which style.
 
-    If there are too many cells to be seen in one figure, there is a panel for each value of all
-    axes but one. If there are more lines than can be told apart even so, the best are, and the
+    If there are too many cells to be seen in one figure, those that compete with each other share
+    a panel. If there are more lines than can be told apart even so, the best are, and the
     baseline.
     """
-    cells = compared.cells
+    cells, rows = compared.cells, compared.layout.rows
     varied = [a for a in compared.axes if len({cell.values[a] for cell in cells}) > 1]
-    several = len(cells) > _LINES and len(varied) > 1
-    axis = "method" if "method" in varied else next(iter(varied), "")
+    several = len(cells) > _LINES and len(varied) > len(rows)
     merits: dict[str, float] = {}
     for cell in cells:
         cell.line = cell.label
         if several:
-            cell.line = str(cell.values[axis])
-            cell.panel = label({a: v for a, v in cell.values.items() if a != axis})
+            of_line = {axis: cell.values[axis] for axis in rows}
+            cell.line = label(of_line, compared.labels)
+            others = {a: v for a, v in cell.values.items() if a not in rows}
+            cell.panel = label(others, compared.labels)
         merits.setdefault(cell.line, -np.inf)
     for _, row in compared.summary.iterrows():
         cell = compared.cell(row)
@@ -185,9 +220,13 @@ def _arrange(compared: Comparison) -> None:
         cell.style = styles.get(cell.line)
 
 
-def label(values: Mapping[str, Value]) -> str:
-    """A cell in a few words, without the settings that it does not have."""
-    return cell_label({axis: value for axis, value in values.items() if value != DASH})
+def label(values: Mapping[str, Value], labels: Mapping[str, str]) -> str:
+    """A cell in a few words, without the settings that it does not have.
+
+    Args:
+        labels: what the axes are called.
+    """
+    return cell_label({labels[a]: value for a, value in values.items() if value != DASH})
 
 
 def tell_apart(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
@@ -247,13 +286,17 @@ def _setting(entry: Entry, key: str, entries: Sequence[Entry]) -> Value:
     return entry.settings.get(key, DASH)
 
 
-def cells_of(entries: Sequence[Entry]) -> list[ComparedCell]:
+def cells_of(entries: Sequence[Entry], labels: Mapping[str, str]) -> list[ComparedCell]:
     """The cells, in the order of their first runs."""
     by_values: dict[tuple[Value, ...], list[Entry]] = {}
     for entry in entries:
         by_values.setdefault(tuple(entry.cell.values()), []).append(entry)
     return [
-        ComparedCell(of_cell[0].cell, [e for e in of_cell if e.finished] or of_cell)
+        ComparedCell(
+            of_cell[0].cell,
+            [e for e in of_cell if e.finished] or of_cell,
+            label(of_cell[0].cell, labels),
+        )
         for of_cell in by_values.values()
     ]
 

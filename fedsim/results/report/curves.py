@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from fedsim.objectives import Metric
-from fedsim.results.report.comparison import ComparedCell, Comparison
-from fedsim.results.report.figures import Line, draw_lines, swatch
-from fedsim.results.report.page import capital
+from fedsim.objectives import VALIDATION, Metric
+from fedsim.results.report.comparison import WORST_DECILE, ComparedCell, Comparison
+from fedsim.results.report.figures import Drawing, Line, class_of, draw_lines, swatch
+from fedsim.results.report.page import capital, file_name
 
 _TRAINING_LOSS = Metric("train_loss", "training loss, mean over examples", best="min")
 
@@ -22,21 +23,31 @@ class Plot:
     """A figure, or a row of panels with the same vertical axis."""
 
     heading: str
-    panels: list[tuple[str, Markup]]
+    panels: list[tuple[str, Drawing]]
+
+    def files(self) -> Iterator[tuple[str, Drawing]]:
+        """Names for files, and what is to be drawn there."""
+        heading = re.sub(r" \(.*\)|:.*", "", self.heading)
+        for panel, drawing in self.panels:
+            yield file_name(f"{heading} {panel.partition(';')[0]}"), drawing
 
 
-def legend(compared: Comparison) -> list[tuple[Markup, str]]:
-    """The lines of the figures."""
+def legend(compared: Comparison) -> list[tuple[str, Markup, str]]:
+    """The lines of the figures: the class of each, its style, and what it is."""
     styles = {cell.line: cell.style for cell in compared.cells}
-    named = [(swatch(k), line) for line, k in styles.items() if k is not None]
+    named = [
+        (class_of(style), swatch(style), line)
+        for line, style in styles.items()
+        if style is not None
+    ]
     others = len(styles) - len(named)
-    return named + ([(swatch(None), f"{others} others")] if others else [])
+    return named + ([(class_of(None), swatch(None), f"{others} others")] if others else [])
 
 
 def band(compared: Comparison) -> str:
     """What the lines and bands of the figures are."""
     if compared.seeds > 1:
-        return "Line: mean over seeds; band: from the lowest seed to the highest."
+        return "Line: mean over seeds; band: one standard deviation below and above."
     return ""
 
 
@@ -46,15 +57,32 @@ def curves(compared: Comparison) -> list[Plot]:
     if len({cell.panel for cell in compared.cells}) > 1:  # each is a row of figures
         shown = shown[: len(compared.primary) + 1]
     else:
+        shown += [
+            replace(metric, column=VALIDATION + metric.column, label=f"validation {metric.label}")
+            for metric in compared.primary
+        ]
         shown.append(_TRAINING_LOSS)
-        for metric in compared.primary:
-            column, label = metric.column, metric.label
-            shown += [
-                replace(metric, column=f"client_{column}",
-                        label=f"{label} on the clients’ own tests, mean"),
-                replace(metric, column=f"worst_client_{column}",
-                        label=f"{label} of the worst client"),
-            ]  # fmt: skip
+    return [plot for metric in shown if (plot := draw(compared, metric))]
+
+
+def of_clients(compared: Comparison) -> list[Plot]:
+    """How the clients' scores on their own tests come along."""
+    shown = []
+    for metric in compared.primary:
+        column, label = metric.column, metric.label
+        worst = replace(
+            metric,
+            column=f"{WORST_DECILE}{column}",
+            label=f"{label} of the worst decile of clients",
+        )
+        if len({cell.panel for cell in compared.cells}) > 1:
+            shown.append(worst)
+            continue
+        shown += [
+            replace(metric, column=f"client_{column}", label=f"{label}, mean over clients"),
+            worst,
+            replace(metric, column=f"worst_client_{column}", label=f"{label} of the worst client"),
+        ]
     return [plot for metric in shown if (plot := draw(compared, metric))]
 
 
@@ -83,7 +111,7 @@ def draw(
             continue
         for key, rows in compared.rounds.groupby(compared.axes, sort=False):
             cell = compared.cell(dict(zip(compared.axes, key, strict=True)))
-            line = _line(rows, column, cell.style, in_bytes)
+            line = _line(rows, column, cell, in_bytes)
             if line is not None and (in_bytes or len(line.x) > 1):
                 panel = ", ".join(filter(None, [name, cell.panel]))
                 panels.setdefault(panel, []).append((cell, line))
@@ -91,8 +119,10 @@ def draw(
     if not lines:
         return None
     low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
-    middle = float(np.median(np.concatenate([line.mean for line in lines])))
-    log = low > 0 and high > 30 * middle  # a run that diverged would press all others flat
+    means = np.concatenate([line.mean for line in lines])
+    log = means.min() > 0 and high > 30 * np.median(means)  # one that diverged presses all flat
+    if log:
+        low = means.min()
     low, cut = in_sight(metric, low, high)
     margin = 0.04 * (high - low) or 0.01
     heading = capital(metric.label) + (" by bytes sent" if in_bytes else " by round")
@@ -100,20 +130,21 @@ def draw(
     found = []
     for panel, of_panel in panels.items():
         ends = [f"{c.line} {x.mean[-1]:.4g}" for c, x in of_panel if x.style is not None]
-        svg = draw_lines(
+        drawing = draw_lines(
             f"{', '.join(filter(None, [heading, panel]))}. At the end: {', '.join(ends)}.",
             [line for _, line in of_panel],
             xlabel="sent up and down by all clients" if in_bytes else "round",
             limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
+            ylabel=capital(metric.label),
             in_bytes=in_bytes,
             log=log,
             target=compared.target if is_score else None,
         )
-        found.append((panel, svg))
+        found.append((panel, drawing))
     return Plot(heading + (" (logarithmic)" if log else cut), found)
 
 
-def _line(rows: pd.DataFrame, measure: str, style: int | None, in_bytes: bool) -> Line | None:
+def _line(rows: pd.DataFrame, measure: str, cell: ComparedCell, in_bytes: bool) -> Line | None:
     """The line of a cell, over the rounds that all of its seeds have."""
     rows = rows.assign(
         sent=rows["total_bytes_up"] + rows["total_bytes_down"],
@@ -122,13 +153,14 @@ def _line(rows: pd.DataFrame, measure: str, style: int | None, in_bytes: bool) -
     if rows.empty:
         return None
     rounds = rows.groupby("round")
-    found = rounds["value"].agg(["mean", "min", "max", "count"]).assign(sent=rounds["sent"].mean())
+    found = rounds["value"].agg(["mean", "std", "count"]).assign(sent=rounds["sent"].mean())
     found = found[found["count"] == rows["seed"].nunique()]
     if found.empty:
         return None
     x = found["sent"] if in_bytes else found.index.to_series()
-    columns = (x, found["mean"], found["min"], found["max"])
-    return Line(style, *(column.to_numpy(dtype=float) for column in columns))
+    mean, std = found["mean"], found["std"].fillna(0)  # of a single seed
+    columns = (x, mean, mean - std, mean + std)
+    return Line(cell.line, cell.style, *(column.to_numpy(dtype=float) for column in columns))
 
 
 def in_sight(metric: Metric, low: float, high: float) -> tuple[float, str]:

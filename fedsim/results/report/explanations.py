@@ -21,7 +21,7 @@ from fedsim.results.run import Run
 _EXPLAINED = 6  # settings whose explanations are shown as tables
 _ROWS_EXPLAINED = 8  # rows of such a table
 _INPUTS = 4  # whose maps are shown
-_ROUNDS = 6  # of which they are shown
+_ROUNDS = 6  # of which maps and scores are shown
 # Scores that are drawn; the table has all.
 _DRAWN = ("deletion", "insertion", "relevance_mass", "agreement_rank", "drift_rank")
 
@@ -55,21 +55,27 @@ def explanations(compared: Comparison) -> list[tuple[str, list[PageTable], list[
             if not entry.run.maps.empty:
                 pictures = [*_maps(entry.run), *pictures]
         if pictures or tables:
-            found.append((f"{label(entry.cell)}, seed {entry.seed}", tables, pictures))
+            found.append(
+                (f"{label(entry.cell, compared.labels)}, seed {entry.seed}", tables, pictures)
+            )
     return found
 
 
 def _tables(run: Run) -> Iterator[PageTable]:
-    """The scores of the last explanations, and what the method itself has put on record."""
+    """The scores of explanations, and what the method itself has put on record."""
     rows = run.own_explanations
     scored = run.explanations.drop(index=rows.index)
     if len(scored):
-        last = scored[scored["round"] == scored["round"].max()]
-        means = last.drop(columns=["round", "client"]).groupby(
-            ["explainer", "model"], sort=False, as_index=False
+        shown = _spread(np.unique(scored["round"]))
+        means = scored[scored["round"].isin(shown)].drop(columns="client").groupby(
+            ["explainer", "model", "round"], as_index=False
         ).mean(numeric_only=True)  # fmt: skip
+        # The order of explainers and models is that in which they came.
+        means = means.merge(scored[["explainer", "model"]].drop_duplicates(), how="right")
         means["model"] = means["model"].map(MODELS)
-        yield plain("Scores of explanations after the last round, mean over models", means)
+        some = f"; {len(shown)} of {scored['round'].nunique()} rounds"
+        words = some if len(shown) < scored["round"].nunique() else ""
+        yield plain(f"Scores of explanations by round, mean over models{words}", means)
     if rows.empty:
         return
     last = rows[rows["round"] == rows["round"].max()].drop(columns=["round", "explainer"])
@@ -108,13 +114,20 @@ def _maps(run: Run) -> Iterator[Picture]:
 
 
 def _drift(run: Run, explainer: str, rounds: NDArray[np.int64], shape: list[int]) -> bytes:
-    shown = rounds[np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)]
-    maps = {int(t): relevance_maps(run, explainer, int(t))["global"] for t in shown}
+    maps = {int(t): relevance_maps(run, explainer, int(t))["global"] for t in _spread(rounds)}
     inputs = sorted(set.intersection(*map(set, maps.values())))[:_INPUTS]
     return map_figures.draw_drift(
         {t: [of_inputs[i].reshape(shape) for i in inputs] for t, of_inputs in maps.items()},
         [f"row {i}" for i in inputs],
     )
+
+
+def _spread(rounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A few rounds, the first and the last among them."""
+    few: NDArray[np.int64] = rounds[
+        np.linspace(0, len(rounds) - 1, min(_ROUNDS, len(rounds))).round().astype(int)
+    ]
+    return few
 
 
 def _picture(words: str, png: bytes) -> Picture:

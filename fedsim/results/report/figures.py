@@ -1,7 +1,10 @@
-"""The figures of a report: SVG to stand in an HTML page that says which colours to take.
+"""The figures of a report: for its page, and as files for papers.
 
-Text stays text, and every colour is a CSS variable (`--line-1`, `--figure-text`, …), so that a
-figure is as legible on a dark page as on paper. The same data gives the same bytes.
+On the page they are SVG. Text stays text, every colour is a CSS variable (`--line-1`,
+`--figure-text`, …), so that a figure is as legible on a dark page as on paper, and lines have
+classes of the same names, so that a page can hide them. The same data gives the same bytes.
+
+For papers they are PDF and PNG, as wide as a column, with 8 pt type.
 """
 
 from __future__ import annotations
@@ -9,16 +12,21 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as MplPath
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
+
+from fedsim import atomic
 
 Array = NDArray[np.float64]
 
@@ -34,51 +42,144 @@ DASHES: tuple[tuple[float, ...], ...] = (
     (1.2, 3),
 )
 STYLES = len(DASHES)  # that many lines can be told apart in one figure
-_LINES = tuple(f"#0000{k + 1:02x}" for k in range(STYLES))  # stand-ins for variables
-_OTHER, _TEXT, _RULE = "#0000f0", "#0000f1", "#0000f2"
+
+
+@dataclass(frozen=True)
+class Look:
+    """Where a figure is to stand.
+
+    Args:
+        lines: the colours of the `STYLES`, and `other` of further lines, `text`, `rule`.
+        width: in points.
+        small, normal: sizes of type, in points.
+        scale: of the widths of lines and the sizes of dots.
+        alone: there is no page around it: it says itself what lines and axes are.
+    """
+
+    lines: tuple[str, ...]
+    other: str
+    text: str
+    rule: str
+    width: float
+    small: float
+    normal: float
+    scale: float
+    alone: bool
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """For matplotlib."""
+        return {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "fedsim",
+            "pdf.fonttype": 42,
+            "font.size": self.normal,
+            "legend.fontsize": self.small,
+            "text.color": self.text,
+            "axes.edgecolor": self.rule,
+            "axes.labelcolor": self.text,
+            "axes.linewidth": 0.8,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.grid.axis": "y",
+            "axes.axisbelow": True,
+            "axes.xmargin": 0.02,
+            "grid.color": self.rule,
+            "grid.linewidth": 0.7 * self.scale,
+            "xtick.color": self.rule,
+            "xtick.labelcolor": self.text,
+            "ytick.color": self.rule,
+            "ytick.labelcolor": self.text,
+            "ytick.major.size": 0,
+            "lines.scale_dashes": False,
+        }
+
+    def colour(self, style: int | None) -> str:
+        return self.other if style is None else self.lines[style]
+
+
+# Of the page: stand-ins for variables. A phone shows figures a little smaller.
+PAGE = Look(
+    lines=tuple(f"#0000{k + 1:02x}" for k in range(STYLES)),
+    other="#0000f0",
+    text="#0000f1",
+    rule="#0000f2",
+    width=400,
+    small=11,
+    normal=11.5,
+    scale=1,
+    alone=False,
+)
 _VARIABLES = {
-    **{colour: f"var(--line-{k + 1})" for k, colour in enumerate(_LINES)},
-    _OTHER: "var(--line-other)",
-    _TEXT: "var(--figure-text)",
-    _RULE: "var(--figure-rule)",
+    **{colour: f"var(--line-{k + 1})" for k, colour in enumerate(PAGE.lines)},
+    PAGE.other: "var(--line-other)",
+    PAGE.text: "var(--figure-text)",
+    PAGE.rule: "var(--figure-rule)",
 }
-_SETTINGS = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedsim",
-    "font.size": 11.5,
-    "text.color": _TEXT,
-    "axes.edgecolor": _RULE,
-    "axes.labelcolor": _TEXT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.xmargin": 0.02,
-    "grid.color": _RULE,
-    "grid.linewidth": 0.7,
-    "xtick.color": _RULE,
-    "xtick.labelcolor": _TEXT,
-    "ytick.color": _RULE,
-    "ytick.labelcolor": _TEXT,
-    "ytick.major.size": 0,
-    "lines.scale_dashes": False,
-}
-_WIDTH = 400  # of a figure, in units of its view box; a phone shows them a little smaller
+# Of a column of a paper, with the colours of the light page.
+PAPER = Look(
+    lines=("#0072b2", "#d55e00", "#00523b", "#c2579f", "#000000", "#8f86e8", "#8c7a3a", "#7a0a4e"),
+    other="#b4bac2",
+    text="#000000",
+    rule="#c8cdd3",
+    width=238,
+    small=7,
+    normal=8,
+    scale=0.65,
+    alone=True,
+)
 MAX_DOTS = 200  # of one cell in a figure of clients
 _LABEL = 60  # letters that fit across one
+_LEVELS = 8  # of shades
+_NAMES, _NAME = 30, 14  # labels that are named, and the letters of their names
 
 size = EngFormatter(unit="B", places=1)  # bytes as a person reads them
 
 
 @dataclass(frozen=True)
-class Line:
-    """One cell in a figure: its mean over seeds, and from the least seed to the greatest.
+class Drawing:
+    """A figure that can be drawn for the page and for papers.
 
     Attributes:
+        title: what it shows, for those who cannot see it.
+        draw: draws it, given where it is to stand.
+    """
+
+    title: str
+    draw: Callable[[Look], Figure]
+
+    def svg(self) -> Markup:
+        """An element of an HTML page."""
+        with mpl.rc_context(PAGE.settings):
+            return _svg(self.draw(PAGE), self.title)
+
+    def save(self, stem: Path) -> list[Path]:
+        """Write `<stem>.pdf` and `<stem>.png` (400 dpi).
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("pdf", "png")]
+        with mpl.rc_context(PAPER.settings):
+            figure = self.draw(PAPER)
+            for path in paths:
+                dated = {"CreationDate": None} if path.suffix == ".pdf" else None
+                with atomic.replacing(path) as aside:
+                    figure.savefig(aside, format=path.suffix[1:], dpi=400, metadata=dated)
+        return paths
+
+
+@dataclass(frozen=True)
+class Line:
+    """One cell in a figure: its mean over seeds, and a standard deviation below and above it.
+
+    Attributes:
+        label: what a legend calls it.
         style: which of the `STYLES`; None for a line that is there for comparison only.
     """
 
+    label: str
     style: int | None
     x: Array
     mean: Array
@@ -92,44 +193,37 @@ def draw_lines(
     *,
     xlabel: str,
     limits: tuple[float, float],
+    ylabel: str = "",
     in_bytes: bool = False,
     log: bool = False,
     target: float | None = None,
-) -> Markup:
+) -> Drawing:
     """Draw lines with their bands.
 
     Args:
         title: what the figure shows, for those who cannot see it.
         limits: of the vertical axis.
+        ylabel: of a figure that stands alone.
         in_bytes: the horizontal axis is of bytes, not of rounds.
         log: the vertical axis is logarithmic.
         target: a height to be marked, if it is within the limits.
     """
-    with mpl.rc_context(_SETTINGS):
-        figure, axes = _figure(265)
+
+    def draw(look: Look) -> Figure:
+        figure, axes = _figure(look, 265)
         if log:
             axes.set_yscale("log")
         for line in sorted(lines, key=lambda line: line.style is not None):  # grey ones below
-            colour = _OTHER if line.style is None else _LINES[line.style]
-            dashes = () if line.style is None else DASHES[line.style]
-            width = 0.9 if line.style is None else 1.9
-            axes.plot(
-                line.x, line.mean, color=colour, linewidth=width, dashes=dashes or (None, None)
-            )
-            if line.style is not None:
-                axes.plot(line.x[-1:], line.mean[-1:], "o", color=colour, markersize=4.5)
-                if not np.array_equal(line.low, line.high):
-                    low, high = _near(line.low, limits), _near(line.high, limits)
-                    axes.fill_between(line.x, low, high, color=colour, alpha=0.16, linewidth=0)
+            _draw_line(axes, line, look, limits)
         if target is not None and limits[0] <= target <= limits[1]:
-            axes.axhline(target, color=_TEXT, linewidth=0.9, dashes=(3, 3))
+            axes.axhline(target, color=look.text, linewidth=0.9 * look.scale, dashes=(3, 3))
             axes.annotate(
                 f"target {target:g}",
                 (0, target),
                 xycoords=("axes fraction", "data"),
                 xytext=(4, 3),
                 textcoords="offset points",
-                fontsize=11,
+                fontsize=look.small,
             )
         axes.set_ylim(limits)
         axes.set_xlabel(xlabel)
@@ -138,7 +232,49 @@ def draw_lines(
             axes.locator_params(axis="x", nbins=5)
         else:
             axes.locator_params(axis="x", integer=True, nbins=7)
-        return _svg(figure, title)
+        if look.alone:
+            axes.set_ylabel(ylabel)
+            _draw_legend(figure, [line for line in lines if line.style is not None], look)
+        return figure
+
+    return Drawing(title, draw)
+
+
+def _draw_line(axes: Axes, line: Line, look: Look, limits: tuple[float, float]) -> None:
+    colour = look.colour(line.style)
+    name = class_of(line.style)
+    dashes = [d * look.scale for d in (() if line.style is None else DASHES[line.style])]
+    width = (0.9 if line.style is None else 1.9) * look.scale
+    (drawn,) = axes.plot(
+        line.x, line.mean, color=colour, linewidth=width, dashes=dashes or (None, None), gid=name
+    )
+    if line.style is None:
+        return
+    drawn.set_label(line.label)
+    size = 4.5 * look.scale
+    axes.plot(line.x[-1:], line.mean[-1:], "o", color=colour, markersize=size, gid=name)
+    if not np.array_equal(line.low, line.high):
+        low, high = _near(line.low, limits), _near(line.high, limits)
+        if axes.get_yscale() == "log":
+            low = np.maximum(low, limits[0])  # a logarithm knows nothing below 0
+        axes.fill_between(line.x, low, high, color=colour, alpha=0.13, linewidth=0, gid=name)
+
+
+def _draw_legend(figure: Figure, lines: Sequence[Line], look: Look) -> None:
+    """Above the axes, in as few rows as labels of such lengths fit into."""
+    if len(lines) < 2:
+        return
+    longest = max(len(line.label) for line in lines)
+    fitting = look.width / (0.55 * look.small * longest + 34)
+    figure.legend(
+        loc="outside upper left", ncols=max(1, min(len(lines), int(fitting))), frameon=False,
+        handlelength=3, columnspacing=1.2, borderaxespad=0.2,
+    )  # fmt: skip
+
+
+def class_of(style: int | None) -> str:
+    """By which a page hides the lines of a cell."""
+    return "line-other" if style is None else f"line-{style + 1}"
 
 
 def draw_clients(
@@ -146,38 +282,45 @@ def draw_clients(
     cells: Mapping[str, tuple[int | None, Array, str]],
     *,
     limits: tuple[float, float],
-) -> Markup:
+    xlabel: str = "",
+) -> Drawing:
     """Draw a row for each cell: a dot a client, the quartiles, and the worst client's name.
 
     Args:
         title: what the figure shows, for those who cannot see it.
         cells: by label: style, a value for each client (the worst first), the worst's name.
         limits: of the horizontal axis.
+        xlabel: of a figure that stands alone.
     """
-    with mpl.rc_context(_SETTINGS):
-        figure, axes = _figure(36 + 68 * len(cells))
+
+    def draw(look: Look) -> Figure:
+        figure, axes = _figure(look, 36 + 68 * len(cells))
         for row, (label, (style, values, worst)) in enumerate(cells.items()):
-            colour = _TEXT if style is None else _LINES[style]
+            colour = look.text if style is None else look.lines[style]
             shown = np.sort(values)
             if len(values) > MAX_DOTS:
                 shown = shown[np.linspace(0, len(values) - 1, MAX_DOTS).round().astype(int)]
             # Neighbours in rank are put at different heights, so that dots cover each other less.
             heights = row + ((np.arange(len(shown)) * 0.618) % 1 - 0.5) * 0.3
             axes.plot(
-                shown, heights, "o", color=colour, markersize=4.2, alpha=0.5, markeredgewidth=0
-            )
+                shown, heights, "o", color=colour, markersize=4.2 * look.scale, alpha=0.5,
+                markeredgewidth=0,
+            )  # fmt: skip
             low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
             box = _near(np.array((low, high)), limits)
             axes.fill_between(box, row - 0.22, row + 0.22, color=colour, alpha=0.18, linewidth=0)
-            axes.plot((middle, middle), (row - 0.22, row + 0.22), color=colour, linewidth=2.4)
+            axes.plot(
+                (middle, middle), (row - 0.22, row + 0.22), color=colour,
+                linewidth=2.4 * look.scale,
+            )  # fmt: skip
             axes.plot(
                 values[:1], heights[:1] if values[0] == shown[0] else heights[-1:], "o",
-                markersize=6.5, markerfacecolor="none", markeredgecolor=_TEXT,
+                markersize=6.5 * look.scale, markerfacecolor="none", markeredgecolor=look.text,
             )  # fmt: skip
             short = label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"
             for height, text, side, points in (
-                (row - 0.3, short, 0, 11.5),
-                (row + 0.42, f"worst: {worst}", 1, 10),
+                (row - 0.3, short, 0, look.normal),
+                (row + 0.42, f"worst: {worst}", 1, look.small - 1),
             ):
                 axes.text(
                     side, height, text, transform=axes.get_yaxis_transform(), fontsize=points,
@@ -188,7 +331,97 @@ def draw_clients(
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.grid(True, axis="x")
-        return _svg(figure, title)
+        if look.alone:
+            axes.set_xlabel(xlabel)
+        return figure
+
+    return Drawing(title, draw)
+
+
+def draw_label_counts(title: str, counts: NDArray[np.int64], names: Sequence[str]) -> Drawing:
+    """Draw who holds which labels: the darker a square, the more examples.
+
+    Args:
+        title: what the figure shows, for those who cannot see it.
+        counts: (clients, labels) examples.
+        names: of the labels.
+    """
+
+    def draw(look: Look) -> Figure:
+        clients, labels = counts.shape
+        figure, axes = _figure(look, 70 + min(14.0 * labels, 320))
+        levels = np.ceil(counts / max(counts.max(), 1) * _LEVELS).astype(int)
+        for level in range(1, _LEVELS + 1):
+            held = np.argwhere(levels == level)
+            corners = np.array(((0, 0), (1, 0), (1, 1), (0, 1), (0, 0))) - 0.5
+            vertices = (held[:, None, :] + corners).reshape(-1, 2)
+            codes = [MplPath.MOVETO, *(MplPath.LINETO,) * 3, MplPath.CLOSEPOLY] * len(held)
+            if len(held):
+                axes.add_patch(PathPatch(MplPath(vertices, codes), color=look.lines[0],
+                                         alpha=level / _LEVELS, linewidth=0))  # fmt: skip
+        axes.set_xlim(-0.6, clients - 0.4)
+        axes.set_ylim(labels - 0.4, -0.6)
+        axes.set_xlabel("client")
+        axes.locator_params(axis="x", integer=True, nbins=8)
+        if labels <= _NAMES:
+            short = [n if len(n) <= _NAME else f"{n[: _NAME - 1]}…" for n in names]
+            axes.set_yticks(range(labels), labels=short, parse_math=False, fontsize=look.small)
+        else:
+            axes.set_ylabel("label")
+        axes.grid(False)
+        return figure
+
+    return Drawing(title, draw)
+
+
+def draw_history(title: str, values: Array, best: Array, *, ylabel: str) -> Drawing:
+    """Draw how a search went: a dot for each trial, and the best so far as a line.
+
+    Args:
+        title: what the figure shows, for those who cannot see it.
+        values: (trials,) NaN for those that have none.
+        best: (trials,) of those up to each trial.
+    """
+
+    def draw(look: Look) -> Figure:
+        figure, axes = _figure(look, 265)
+        numbers = np.arange(len(values))
+        axes.plot(numbers, values, "o", color=look.lines[0], markersize=5 * look.scale, alpha=0.6,
+                  markeredgewidth=0)  # fmt: skip
+        axes.plot(numbers, best, color=look.lines[1], linewidth=1.9 * look.scale,
+                  drawstyle="steps-post")  # fmt: skip
+        axes.set_xlabel("trial")
+        axes.locator_params(axis="x", integer=True, nbins=7)
+        if look.alone:
+            axes.set_ylabel(ylabel)
+        return figure
+
+    return Drawing(title, draw)
+
+
+def draw_bars(title: str, bars: Mapping[str, float], *, xlabel: str) -> Drawing:
+    """Draw a bar for each name, the longest above.
+
+    Args:
+        title: what the figure shows, for those who cannot see it.
+        bars: shares, 0 to 1.
+    """
+
+    def draw(look: Look) -> Figure:
+        figure, axes = _figure(look, 60 + 34 * len(bars))
+        lengths = dict(sorted(bars.items(), key=lambda bar: -bar[1]))
+        axes.barh(range(len(lengths)), list(lengths.values()), height=0.62, color=look.lines[0])
+        for row, length in enumerate(lengths.values()):
+            axes.annotate(f"{length:.2f}", (length, row), xytext=(5, 0), va="center",
+                          textcoords="offset points", fontsize=look.small)  # fmt: skip
+        axes.set_yticks(range(len(lengths)), labels=list(lengths), parse_math=False)
+        axes.set_ylim(len(lengths) - 0.4, -0.6)
+        axes.set_xlim(0, max(1.12 * max(lengths.values()), 0.01))
+        axes.set_xlabel(xlabel)
+        axes.grid(False)
+        return figure
+
+    return Drawing(title, draw)
 
 
 def swatch(style: int | None) -> Markup:
@@ -209,8 +442,14 @@ def _near(values: Array, limits: tuple[float, float]) -> Array:
     return near
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
+def _figure(look: Look, height: float) -> tuple[Figure, Axes]:
+    """A figure and its axes.
+
+    Args:
+        height: on the page, in points.
+    """
+    scale = look.width / PAGE.width
+    figure = Figure(figsize=(look.width / 72, height * scale / 72), layout="constrained")
     return figure, figure.subplots()
 
 
@@ -236,6 +475,7 @@ def _svg(figure: Figure, title: str) -> Markup:
     svg = svg[svg.index(">") + 1 :]
     svg = re.sub(r"<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)  # the page has it
     svg = re.sub(r"\s*\n\s*", "\n", _TAG.sub(_shortened, svg))
+    svg = re.sub(r'<g id="(line-\w+)">', r'<g class="\1">', svg)
     prefix = "f" + hashlib.sha256(svg.encode()).hexdigest()[:8]
     names = re.compile(r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)')
     svg = _TAG.sub(lambda tag: names.sub(f"{prefix}-", tag[0]), svg)

@@ -5,8 +5,26 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from fedsim.results.report.comparison import Comparison
-from fedsim.results.report.page import distinct, duration, listed
+import numpy as np
+
+from fedsim.results.report.axes import key_label
+from fedsim.results.report.comparison import ComparedCell, Comparison, label
+from fedsim.results.report.curves import Plot
+from fedsim.results.report.entries import Entry
+from fedsim.results.report.figures import draw_label_counts
+from fedsim.results.report.page import (
+    Column,
+    Datum,
+    PageTable,
+    datum,
+    distinct,
+    duration,
+    listed,
+)
+
+_PARTITIONS = 6  # that are drawn
+_CLIENTS = 60  # of which labels are drawn
+_LABELS = 100  # that are drawn
 
 
 def lead(compared: Comparison) -> str:
@@ -39,8 +57,10 @@ def overview(compared: Comparison) -> list[tuple[str, str]]:
     }
     for axis in compared.axes:
         if axis not in ("name", "folder") and axis.removesuffix(".name") not in keys.values():
-            keys[axis] = axis
+            called = compared.labels[axis]
+            keys[axis if called == axis else f"{called} ({axis})"] = axis
     found = {name: _settings(compared, key) for name, key in keys.items()}
+    found["Parameters"] = _parameters(compared)
     found["Clients"] = _facts(compared, "clients")
     found["Seeds"] = sorted({entry.seed for entry in compared.entries})
     finished = sum(entry.finished for entry in compared.entries)
@@ -50,6 +70,83 @@ def overview(compared: Comparison) -> list[tuple[str, str]]:
     seconds = [entry.manifest.get("wall_seconds", 0) for entry in compared.entries]
     found["Time"] = [duration(sum(seconds)) + (", all runs together" if len(seconds) > 1 else "")]
     return [(name, listed(values)) for name, values in found.items() if values]
+
+
+def _parameters(compared: Comparison) -> list[str]:
+    """How many parameters the models have."""
+    counts: dict[Any, list[int]] = {}
+    for cell in compared.cells:
+        for entry in cell.entries:
+            count = entry.run.num_parameters if entry.run is not None else None
+            if count is not None:
+                counts.setdefault(entry.settings.get("model"), []).append(count)
+                break
+    if len(counts) == 1:
+        return [f"{count:,}" for count in distinct(next(iter(counts.values())))]
+    return [
+        f"{model}: {' or '.join(f'{count:,}' for count in distinct(of_model))}"
+        for model, of_model in counts.items()
+    ]
+
+
+def hyper_parameters(compared: Comparison) -> PageTable:
+    """The methods with their hyper-parameters; no rows if they have none."""
+    by_method: dict[Any, list[Entry]] = {}
+    for entry in compared.entries:
+        if entry.run is not None:
+            method = entry.cell.get("method", entry.settings.get("method"))
+            by_method.setdefault(method, []).append(entry)
+    rows = []
+    for method, entries in by_method.items():
+        keys = distinct(key for e in entries for key in e.settings if key.startswith("method."))
+        words = []
+        for key in keys:
+            values = [v for e in entries if (v := e.settings.get(key, "null")) != "null"]
+            called = key_label(key, entries)
+            name = key.removeprefix("method.")
+            shown = name if called in (name, name.rpartition(".")[2]) else f"{called} ({name})"
+            if values:
+                words.append(f"{shown} = {listed(distinct(values))}")
+        if words:
+            rows.append([datum(method), Datum("; ".join(words), None)])
+    columns = [Column("method"), Column("hyper-parameters", prose=True)]
+    return PageTable("Hyper-parameters of the methods", columns, rows)
+
+
+def label_counts(compared: Comparison) -> list[Plot]:
+    """Who holds which labels: a panel for each data and partition, by its first seed."""
+    varied = [a for a in compared.axes if a.partition(".")[0] in ("data", "partition")]
+    first: dict[str, tuple[ComparedCell, Entry]] = {}
+    for cell in compared.cells:
+        for entry in cell.entries[:1]:
+            if entry.run is not None and len(entry.run.labels):
+                hashes = [entry.manifest.get(f"{what}_hash") for what in ("partition", "data")]
+                first.setdefault(str(hashes), (cell, entry))
+    panels = []
+    for cell, entry in list(first.values())[:_PARTITIONS]:
+        assert entry.run is not None
+        rows = entry.run.labels
+        names = [str(name) for name in rows["label"].cat.categories]
+        clients: int = entry.manifest["clients"]
+        shown = rows[rows["client"] < min(clients, _CLIENTS)]
+        table = np.zeros((min(clients, _CLIENTS), len(names)), dtype=np.int64)
+        table[shown["client"], shown["label"].cat.codes] = shown["examples"]
+        sizes = rows.groupby("client")["examples"].sum()
+        words = label({axis: cell.values[axis] for axis in varied}, compared.labels)
+        about = (
+            f"{len(rows) / clients:.1f} of {len(names)} labels a client, "
+            f"{sizes.min() if len(sizes) == clients else 0:,} to {sizes.max():,} examples"
+        )
+        some = f"the first {_CLIENTS} of {clients:,} clients" if clients > _CLIENTS else ""
+        panel = "; ".join(filter(None, [words, about, some]))
+        drawing = draw_label_counts(
+            f"Who holds which labels: {panel}", table[:, :_LABELS], names[:_LABELS]
+        )
+        panels.append((panel, drawing))
+    heading = "Labels of the clients"
+    if len(panels) == 1:  # which has no caption of its own
+        heading, panels = f"{heading}: {panels[0][0]}", [("", panels[0][1])]
+    return [Plot(heading, panels)] if panels else []
 
 
 def _settings(compared: Comparison, key: str) -> list[Any]:

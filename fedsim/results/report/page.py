@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable, Sequence
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ import pandas as pd
 from fedsim.results.report.comparison import DASH, ComparedCell, Comparison
 from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import size, swatch
-from fedsim.results.summary import digits
 
 _WORDS = 60  # letters; what is longer is prose
 
@@ -56,9 +57,18 @@ class Datum:
 
 @dataclass(frozen=True)
 class PageTable:
+    """A table.
+
+    Attributes:
+        spanner: what the last columns have in common, which stands above their titles.
+        spanned: how many these are.
+    """
+
     caption: str
     columns: list[Column]
     rows: list[list[Datum]]
+    spanner: str = ""
+    spanned: int = 0
 
     def latex(self, score: str) -> str:
         """The table for a paper; `score` says what its means are of."""
@@ -69,10 +79,16 @@ class PageTable:
                 [rf"\textbf{{{w}}}" if d.best else w for w, d in zip(words, row, strict=True)]
             )
         head, *body = [" & ".join(line) + r" \\" for line in lines]
+        above = []
+        if self.spanner:
+            first = len(self.columns) - self.spanned + 1
+            spanner = rf"\multicolumn{{{self.spanned}}}{{c}}{{{_tex(self.spanner)}}} \\"
+            above = ["& " * (first - 1) + spanner, rf"\cmidrule{{{first}-{len(self.columns)}}}"]
         parts = [
+            f"% {_tex(self.caption)}",
             rf"% wants \usepackage{{booktabs}}; {score} is mean ± standard deviation over seeds",
             rf"\begin{{tabular}}{{{''.join('lr'[column.figure] for column in self.columns)}}}",
-            *(r"\toprule", head, r"\midrule", *body, r"\bottomrule"),
+            *(r"\toprule", *above, head, r"\midrule", *body, r"\bottomrule"),
             r"\end{tabular}",
         ]
         return "\n".join(parts) + "\n"
@@ -131,7 +147,7 @@ def axis_columns(compared: Comparison) -> list[Column]:
     """The columns that say which cell a row is of."""
     return [
         Column(
-            axis,
+            compared.labels[axis],
             figure=not any(
                 isinstance(value, str) and value != DASH
                 for value in (cell.values[axis] for cell in compared.cells)
@@ -162,8 +178,28 @@ def sent(count: float, note: str = "") -> Datum:
     return number(size(count) if np.isfinite(count) else "", count, note=note)
 
 
-def mean_std(mean: float, std: float) -> str:
-    return f"{digits(mean)} ± {digits(std)}" if np.isfinite(std) else digits(mean)
+def mark_best(
+    rows: Sequence[list[Datum]],
+    columns: Mapping[int, bool],
+    groups: Iterable[Sequence[int]],
+) -> None:
+    """Mark the best of each group of rows, and what is equal to it as it stands there.
+
+    Args:
+        rows: of a table.
+        columns: by number, whether much is good.
+        groups: the numbers of the rows that compete; of a single one none is the best.
+    """
+    for group in groups:
+        for k, high in columns.items():
+            scores = {n: v for n in group if isinstance(v := rows[n][k].value, float)}
+            if len(scores) < 2:
+                continue
+            best = (max if high else min)(scores, key=scores.__getitem__)
+            decimals = len(rows[best][k].text.partition(" ")[0].partition(".")[2])
+            for n, score in scores.items():
+                if round(score, decimals) == round(scores[best], decimals):
+                    rows[n][k] = replace(rows[n][k], best=True)
 
 
 def duration(seconds: float) -> str:
@@ -189,10 +225,29 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def file_name(words: str) -> str:
+    """A name for a file: small letters, digits and hyphens, which LaTeX takes as it is."""
+    spelled = "".join(_GREEK.get(c, c) for c in words)
+    plain = unicodedata.normalize("NFKD", spelled).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9_]+", "-", plain.lower().replace(".", "_")).strip("-_")
+
+
+def _spelled(letter: str) -> str:
+    """The name of a Greek letter, as TeX has it."""
+    words = unicodedata.name(letter).split()  # «GREEK SMALL LETTER ALPHA»
+    name = {"LAMDA": "lambda"}.get(words[-1], words[-1].lower())
+    if "FINAL" in words:
+        return "varsigma"
+    return name.capitalize() if "CAPITAL" in words else name
+
+
+_GREEK = {letter: _spelled(letter) for letter in "αβγδεζηθικλμνξπρςστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", DASH: "--", "*": "$^{*}$"},
+    **{"−": "$-$", "²": "$^{2}$"},
+    **{letter: rf"$\{name}$" for letter, name in _GREEK.items()},
 }
 
 

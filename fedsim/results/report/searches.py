@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from fedsim.results.folder import Folder
-from fedsim.results.report.page import PageTable, Picture, plain
+from fedsim.results.report.curves import Plot
+from fedsim.results.report.figures import draw_bars, draw_history
+from fedsim.results.report.page import PageTable, Picture, capital, plain
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class SearchResult:
 
     title: str
     status: str
+    figures: list[Plot]
     trials: PageTable | None
     importance: PageTable | None
     pareto: Picture | None
@@ -29,21 +33,49 @@ class SearchResult:
             for name in ("trials", "importance", "pareto")
             if (path := folder.path / f"{name}.parquet").exists()
         }
+        objectives = folder.manifest["objectives"]
         trials, importance, picture = None, None, folder.path / "pareto.png"
         if "trials" in tables:
             front = set(tables["pareto"]["trial"]) if "pareto" in tables else set()
-            words = "; in bold what no other trial betters in every objective" if front else ""
+            several = "; in bold what no other trial betters in every objective"
+            words = (several if len(objectives) > 1 else "; the best in bold") if front else ""
             trials = plain(f"Trials{words}", tables["trials"], front)
-        if "importance" in tables:
+        if "importance" in tables and len(objectives) > 1:
             words = "Share of each objective’s variance that a hyper-parameter explains"
             importance = plain(words, tables["importance"])
         best = folder.path / "best.yaml"
         return cls(
             str(folder.manifest.get("name", folder.path.parent.name)),
             str(folder.manifest["status"]),
+            _figures(tables, objectives) if len(objectives) == 1 else [],
             trials,
             importance,
             Picture.read(picture) if picture.exists() else None,
             best.read_text(encoding="utf-8") if best.exists() else "",
             (folder.path / "experiment.yaml").read_text(encoding="utf-8"),
         )
+
+
+def _figures(tables: dict[str, pd.DataFrame], objectives: dict[str, str]) -> list[Plot]:
+    """How the search for one objective went, and what mattered."""
+    ((objective, mode),) = objectives.items()
+    found = []
+    name = objective.replace("_", " ")
+    if "trials" in tables and objective in tables["trials"]:
+        values = tables["trials"].sort_values("trial")[objective].to_numpy(dtype=float)
+        if np.isfinite(values).any():
+            best = (np.fmax if mode == "max" else np.fmin).accumulate(values)
+            extreme = best[np.isfinite(best)][-1]
+            words = f"{capital(name)} by trial, and the best so far"
+            drawing = draw_history(f"{words}: {extreme:.4g} in the end", values, best, ylabel=name)
+            found.append(Plot(words, [("", drawing)]))
+    if "importance" in tables:
+        table = tables["importance"].dropna()
+        shares = dict(zip(table["hyper-parameter"].astype(str), table[objective], strict=True))
+        if shares:
+            words = f"Importance for {name}"
+            ends = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
+            xlabel = "share of variance explained"
+            drawing = draw_bars(f"{words}: {ends}", shares, xlabel=xlabel)
+            found.append(Plot(words, [("", drawing)]))
+    return found

@@ -19,3 +19,11 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ("  ".join(map(str.rjust, row, widths)) for row in table)
     return "\n".join(lines)
+
+
+def size(count: float) -> str:
+    """Bytes, such as «1.5 MB»."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 1000 and len(units) > 1:
+        count, units = count / 1000, units[1:]
+    return f"{count:.3g} {units[0]}"

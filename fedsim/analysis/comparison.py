@@ -1,0 +1,191 @@
+"""How runs differ: in what was asked for, where it was computed, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedsim.config_file import RawConfig
+from fedsim.errors import BadInput
+from fedsim.records import VARYING
+from fedsim.results.folder import RunFolder
+from fedsim.results.manifest import runs_below
+from fedsim.results.report.entries import names_of
+from fedsim.results.run import Run
+from fedsim.results.summary import LAST, of_run
+from fedsim.results.sweeps import open_folder
+
+# Of a manifest, what may change the last bits of a result, or how long it takes.
+ENVIRONMENT = ("python", "git_revision", "packages", "hardware", "actors", "clients_per_step")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How runs differ. In all tables a row is a run, named by the end of its folder's path.
+
+    Attributes:
+        runs: at least two, by name. The first is what the others are compared with.
+        experiments: a column for each key (`train.rounds`) whose value is not the same in all
+            experiments; missing where an experiment has no such key.
+        environments: likewise of versions and hardware (`packages.torch`, `hardware.cpus`).
+        results: `status`; `rounds` computed; the last value of each metric (`accuracy`), and of
+            the primary one the `best` and the mean of the last five (`last5`) evaluated rounds;
+            `bytes_up` and `bytes_down` in total; `seconds`; `data_hash`, `partition_hash`,
+            `result_hash`; and `differs_from_round`, the first round whose records are not those
+            of the first run, times aside, missing if there is none.
+    """
+
+    runs: Mapping[str, Run]
+    experiments: pd.DataFrame
+    environments: pd.DataFrame
+    results: pd.DataFrame
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The three tables, by what they are about."""
+        return {
+            "experiments": self.experiments,
+            "environments": self.environments,
+            "results": self.results,
+        }
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for about, table in self.tables.items():
+            if table.columns.empty:
+                parts.append(f"<p><b>{about}</b>: the same</p>")
+            else:
+                parts.append(f"<p><b>{about}</b></p>{table.T.to_html(na_rep='–')}")
+        return "\n".join(parts)
+
+
+def compare(*runs: Run | str | Path) -> Comparison:
+    """Compare runs: their experiments, environments and results.
+
+    Args:
+        runs: at least two, as `Run` objects or as folders; the folder of a grid or a search
+            stands for all its runs.
+
+    Raises:
+        BadInput: they are fewer than two different runs, or a folder is not one of results.
+
+    Example:
+        >>> import fedsim
+        >>> from tempfile import TemporaryDirectory
+        >>> folder = TemporaryDirectory()
+        >>> def run(alpha):
+        ...     partition = {"kind": "dirichlet", "clients": 5, "alpha": alpha}
+        ...     sections = {"model": {"name": "mlp"}, "method": {"name": "fedavg"}}
+        ...     settings = {"train": {"rounds": 1}, "engine": {"kind": "local"}, **sections}
+        ...     content = {"data": {"name": "digits"}, "partition": partition, **settings}
+        ...     return fedsim.run(fedsim.Experiment.from_dict(content), out=folder.name)
+        >>> compared = fedsim.compare(run(alpha=0.1), run(alpha=10))
+        >>> compared.experiments["partition.alpha"].tolist()
+        [0.1, 10.0]
+        >>> compared.results["differs_from_round"].tolist()
+        [<NA>, 1]
+    """
+    found: dict[Path, Run] = {}
+    for given in runs:
+        for run in [given] if isinstance(given, Run) else _runs_in(Path(given)):
+            found.setdefault(run.path, run)
+    if len(found) < 2:
+        raise BadInput("give at least two different runs to compare")
+    named = dict(zip(names_of(list(found)), found.values(), strict=True))
+    return Comparison(
+        named,
+        _differences({name: _experiment(run) for name, run in named.items()}),
+        _differences({name: _environment(run) for name, run in named.items()}),
+        _results(named),
+    )
+
+
+def _runs_in(path: Path) -> list[Run]:
+    folder = open_folder(path)
+    if isinstance(folder, RunFolder):
+        return [Run(folder)]
+    return [Run(RunFolder.open(below)) for below in runs_below(folder.path)]
+
+
+def _experiment(run: Run) -> dict[str, Any]:
+    """The resolved experiment by `section.key`. Reading it runs no code."""
+    return dict(_flat(RawConfig.read(run.path / "experiment.yaml").content))
+
+
+def _environment(run: Run) -> dict[str, Any]:
+    return dict(_flat({key: run.manifest.get(key) for key in ENVIRONMENT}))
+
+
+def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _differences(facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """A row for each run, and a column for each fact that is not the same in all of them."""
+    keys = dict.fromkeys(key for each in facts.values() for key in each)
+    differing = []
+    for key in keys:
+        first, *others = (each.get(key) for each in facts.values())
+        if any(other != first for other in others):
+            differing.append(key)
+    columns = {key: [each.get(key) for each in facts.values()] for key in differing}
+    # Of objects, so that a whole number stays one beside a value that is missing.
+    return pd.DataFrame(columns, index=pd.Index(facts, name="run"), dtype=object)
+
+
+def _results(runs: Mapping[str, Run]) -> pd.DataFrame:
+    first, *_ = runs.values()
+    table = pd.DataFrame([figures(run) for run in runs.values()], index=pd.Index(runs, name="run"))
+    differs = [None if run is first else _first_difference(first, run) for run in runs.values()]
+    table["differs_from_round"] = pd.array(differs, dtype="Int64")
+    return table
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """What came out of a run, finished or not: its row of `Comparison.results`."""
+    rounds, manifest = run.rounds, run.manifest
+    found: dict[str, Any] = {"status": manifest["status"], "rounds": len(rounds)}
+    if len(rounds):
+        for metric in run.metrics:
+            if metric.column in rounds:
+                scores = rounds[metric.column].dropna()
+                found[metric.column] = float(scores.iloc[-1]) if len(scores) else None
+        reported = of_run(rounds, run.primary_metric)
+        found |= {"best": reported["best"], f"last{LAST}": reported[f"last{LAST}"]}
+        found["bytes_up"] = int(rounds["total_bytes_up"].iloc[-1])
+        found["bytes_down"] = int(rounds["total_bytes_down"].iloc[-1])
+    found["seconds"] = manifest.get("wall_seconds")
+    for key in ("data_hash", "partition_hash", "result_hash"):
+        found[key] = manifest.get(key) or None
+    return found
+
+
+def _first_difference(one: Run, other: Run) -> int | None:
+    """The first round in which two runs have other records; None if there is none."""
+    pairs = ((one.rounds, other.rounds), (one.clients, other.clients))
+    found = (_first_row(a, b) for a, b in pairs)
+    return min((t for t in found if t is not None), default=None)
+
+
+def _first_row(one: pd.DataFrame, other: pd.DataFrame) -> int | None:
+    if one.empty or other.empty:
+        return None if one.empty and other.empty else 1
+    a, b = _by_round(one).align(_by_round(other))
+    differs = ~((a == b) | (a.isna() & b.isna())).all(axis=1)
+    return int(differs.index[differs].get_level_values("round").min()) if differs.any() else None
+
+
+def _by_round(table: pd.DataFrame) -> pd.DataFrame:
+    """A table's records but for times, by round and client."""
+    keys: Sequence[str] = [key for key in ("round", "client") if key in table]
+    table = table.drop(columns=[column for column in VARYING if column in table])
+    again = table.groupby(list(keys)).cumcount()
+    return table.set_index([*(table[key] for key in keys), again], drop=False)

@@ -1,0 +1,270 @@
+"""Explanations of a finished run's models, or of the run as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from fedsim.analysis.replay import ModelSnapshot, explain_run, usual_inputs
+from fedsim.data import Dataset, load_dataset
+from fedsim.errors import BadInput
+from fedsim.explain import Explainer, Explanation, explainers
+from fedsim.explain.inputs import Inputs
+from fedsim.explain.notebook import as_html
+from fedsim.registry import first_line, nearest
+from fedsim.results.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Numbers = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """What an explainer says of models of a run, or of the run as a whole.
+
+    An iterable of `fedsim.explain.Explanation`, one for each model. In a notebook it shows itself.
+
+    Args:
+        run: it.
+        found: the explanations.
+        about: of each, the columns `round`, `client` (None for the global model) and `explainer`;
+            empty for the run as a whole.
+        notes: what a person should know of how the inputs were read, a line each.
+    """
+
+    run: Run
+    found: tuple[Explanation, ...]
+    about: tuple[Mapping[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, k: int) -> Explanation:
+        return self.found[k]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} explanation{'s' * (len(self) != 1)} of {self.run.path}>"
+
+    def text(self) -> str:
+        """In words, as `fedsim explain` prints them."""
+        notes = ["\n".join(self.notes)] if self.notes else []
+        return "\n\n".join([*notes, *(each.text() for each in self.found)])
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row for each input, rule or whatever an explanation is about.
+
+        Columns: `round`, `client` and `explainer`, unless it is of the run as a whole, and those
+        of the explainer; of attributions `input`, `decision`, `probability`, `label`, and what
+        the decision owes most to.
+        """
+        import pandas as pd
+
+        both = zip(self.about, self.found, strict=True)
+        return pd.DataFrame([{**about, **row} for about, each in both for row in each.rows()])
+
+    def save(self, folder: str | Path | None = None) -> list[Path]:
+        """Draw the pictures.
+
+        Args:
+            folder: where; it is made if it does not exist. By default the run's own folder
+                `explanations`, whose pictures `fedsim report` shows.
+
+        Returns:
+            Their paths, named like `occlusion-client-3-round-7-row-0.png`.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        folder = self.run.path / "explanations" if folder is None else Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return [path for each in self.found for path in each.save(folder)]
+
+    def _repr_html_(self) -> str:
+        with TemporaryDirectory() as folder:
+            return as_html(self.text(), self.save(folder), self.frame)
+
+
+def explanations(
+    run: Run,
+    explainer: str | Explainer | None = None,
+    *,
+    client: Numbers | None = None,
+    after: Numbers | None = None,
+    row: Numbers | None = None,
+    input: str | Path | Inputs | None = None,
+    text: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_round: Callable[[int], None] = lambda t: None,
+) -> Explanations:
+    """Explain the global model of a finished run, or clients' own, after any round.
+
+    The models of the last round come from the run's folder. Those of earlier rounds, and those
+    that clients did not keep, are made once more: rounds are carried out again from the latest
+    checkpoint before. Without arguments: what there is to see of the run as a whole, or else the
+    last global model.
+
+    Args:
+        run: it.
+        explainer: a name (`fedsim list explainers`), `package.module:Name` of your own, or an
+            Explainer. By default the usual one of the run's method or model.
+        client: whose model, or of which clients a run is to be shown; several if a sequence. By
+            default the global model.
+        after: the model after this round, or after several; by default after the last.
+        row: of the central test set, from 0 on; several if a sequence. The prediction for it is
+            explained. By default a few rows spread over the test set.
+        input: a file, or a folder of pictures, whose predictions are explained instead: see
+            `Inputs.of_file`; or inputs made by hand (`Inputs.of_arrays`).
+        text: a document, whose prediction is explained instead.
+        settings: fields of the explainer that are to be other than it has them.
+        on_round: called before each round that is carried out again.
+
+    Returns:
+        An explanation for each model: `text()`, `frame`, `save()` for the pictures.
+
+    Raises:
+        BadInput: the run is not finished, its data is not what it was, there is no such round,
+            client, row or explainer, the explainer does not apply, or a file cannot be read.
+
+    Example:
+        >>> import fedsim
+        >>> run = fedsim.load(folder)
+        >>> found = fedsim.explanations(run, "occlusion", client=3, after=1, row=[0, 7])
+        >>> found.frame[["round", "client", "input"]].to_dict("records")
+        [{'round': 1, 'client': 3, 'input': 'row 0'}, {'round': 1, 'client': 3, 'input': 'row 7'}]
+        >>> [path.name for path in found.save(folder / "pictures")]
+        ['occlusion-client-3-round-1-rows-0-7.png']
+    """
+    clients, times, rows = _several(client), _several(after), _several(row)
+    ways = sum(way is not None for way in (input, text, rows or None))
+    if ways > 1:
+        raise BadInput("row, input and text are three ways to say what is explained; choose one")
+    chosen = None
+    if explainer is None and not times and not ways:
+        chosen = _overview(run)
+        if chosen is not None and clients and not chosen.takes_clients:
+            chosen = None
+    chosen = _with(chosen or _find(run, explainer), settings or {})
+    if ways and not chosen.takes_inputs:
+        what = first_line(type(chosen))
+        raise BadInput(
+            "row, input and text say which inputs are explained, and explainer "
+            f"{chosen.name} takes none: {what[:1].lower()}{what[1:]}"
+        )
+    if chosen.whole_run:
+        if times or (clients and not chosen.takes_clients):
+            which = "round" if times else "client"
+            raise BadInput(f"explainer {chosen.name} explains the run as a whole, not one {which}")
+        return Explanations(run, (explain_run(run, chosen, clients),), ({},))
+    run.result_hash  # noqa: B018  # raises if it is not finished
+    dataset = load_dataset(run.experiment.data)
+    inputs = _inputs(dataset, chosen, rows, input, text)
+    found, about = [], []
+    asked: list[int | None] = [*times] or [None]
+    for t in asked:
+        whose = clients or ([] if explainer else _usual_clients(run, t))
+        if whose:
+            models = ModelSnapshot.of_clients(run, whose, t, on_round, dataset)
+        else:
+            models = [ModelSnapshot.of(run, None, t, on_round, dataset)]
+        for model in models:
+            found.append(model.explain(chosen, inputs))
+            when = {"round": model.again.after, "client": model.client}
+            about.append({**when, "explainer": chosen.name})
+    return Explanations(run, tuple(found), tuple(about), inputs.notes)
+
+
+def _several(numbers: Numbers | None) -> list[int]:
+    if numbers is None:
+        return []
+    return [*numbers] if isinstance(numbers, Iterable) else [numbers]
+
+
+def _overview(run: Run) -> Explainer | None:
+    """What shows the run as a whole, if its method or its partition has such an explainer."""
+    experiment = run.experiment
+    of_method: Explainer | None = experiment.method.overview()
+    of_partition = experiment.partition.overview
+    if of_method is not None or of_partition is None:
+        return of_method
+    found: Explainer = explainers.parse({"name": of_partition})
+    return found
+
+
+def _find(run: Run, wanted: str | Explainer | None) -> Explainer:
+    """The explainer of that name, or the usual one of the run, which has settings of its own.
+
+    Raises:
+        BadInput: there is none of that name.
+    """
+    if isinstance(wanted, Explainer):
+        return wanted
+    experiment = run.experiment
+    usual: Explainer = experiment.method.explainer() or explainers.parse(
+        {"name": experiment.model.explainer}
+    )
+    if wanted in (None, usual.name):
+        return usual
+    assert wanted is not None
+    known = [known for known, _ in explainers.items()]
+    if wanted not in known and ":" not in wanted:  # which names one of the user's own
+        raise BadInput(f"no explainer is called '{wanted}'{nearest(wanted, known)}")
+    try:
+        found: Explainer = explainers.parse({"name": wanted})
+    except ValidationError as error:
+        raise BadInput(f"explainer {wanted}: {error}") from None
+    return found
+
+
+def _with(explainer: Explainer, settings: Mapping[str, Any]) -> Explainer:
+    """The explainer with some fields changed.
+
+    Raises:
+        BadInput: it has no such field, or takes no such value.
+    """
+    known = type(explainer).model_fields
+    for key in settings:
+        if key not in known:
+            raise BadInput(
+                f"{key} is no setting of explainer {explainer.name}{nearest(key, known)}"
+            )
+    try:
+        return type(explainer).model_validate({**dict(explainer), **settings})
+    except ValidationError as error:
+        raise BadInput(f"explainer {explainer.name}: {error}") from None
+
+
+def _inputs(
+    dataset: Dataset,
+    explainer: Explainer,
+    rows: Sequence[int],
+    given: str | Path | Inputs | None,
+    text: str | None,
+) -> Inputs:
+    """What is named; else what the explainer usually explains."""
+    if isinstance(given, Inputs):
+        return given
+    if given is not None:
+        return Inputs.of_file(dataset, Path(given))
+    if text is not None:
+        return Inputs.of_texts(dataset, [text], ["text"])
+    return Inputs.of_rows(dataset, rows) if rows else usual_inputs(explainer, dataset)
+
+
+def _usual_clients(run: Run, t: int | None) -> list[int]:
+    """Whose models are explained after a round, if nobody says whose."""
+    rows = run.clients
+    if t is not None and not rows.empty:
+        rows = rows[rows["round"] <= t]
+    return run.experiment.method.explained_clients(rows)

@@ -1,0 +1,98 @@
+"""What models of a finished run predict for the test set."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.federation.context import TEST_SHARD
+from fedsim.models import RuleModel
+from fedsim.objectives.metrics import probabilities
+from fedsim.objectives.objective import EVALUATION_BATCH
+from fedsim.results.run import Run
+from fedsim.rng import keyed_torch_rng
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def predictions(run: Run, client: int | None = None, after: int | None = None) -> pd.DataFrame:
+    """What the global model of a finished run, or a client's own, predicts for the test set.
+
+    The model comes from the run's saved weights, the test set from where the run had it; rounds
+    are carried out once more only if the model of an earlier round, or one that a client did not
+    keep, is asked for.
+
+    Args:
+        run: it.
+        client: whose model; None for the global one.
+        after: the model after this round; the last one if not given.
+
+    Returns:
+        A row for each example of the central test set, `row` its place in it, and `target`. Of
+        classes, `target` and `prediction` are their names, and `probability/<class>` is the
+        softmax of the outputs. Of a number, `prediction` is one in the units of the data set (for
+        `scale: minmax`, `Dataset.target_scaling.undo` leads back to those of the file). Of other
+        targets, `target/<k>` and `output/<k>`, the network's outputs as they are. Where clients
+        learn tasks in turn, the examples of the client's task in that round.
+
+    Raises:
+        BadInput: the run is not finished, its data is not what it was, or there is no such model.
+
+    Example:
+        >>> import fedsim
+        >>> run = fedsim.load(folder)
+        >>> found = fedsim.predictions(run)
+        >>> accuracy = (found["target"] == found["prediction"]).mean()
+        >>> bool(accuracy == run.rounds["accuracy"].iloc[-1])
+        True
+        >>> wrong = found[found["target"] != found["prediction"]]  # the rows to look at
+        >>> own = fedsim.predictions(run, client=3)  # of the model that client 3 trained last
+    """
+    import pandas as pd
+
+    model = ModelSnapshot.of(run, client, after)
+    data, y = model.dataset, model.dataset.test_y
+    outputs = _outputs(model)
+    rows = np.arange(len(y))
+    if model.labels is not None:  # of the other classes it knows nothing
+        rows = np.flatnonzero(np.isin(y, model.labels))
+        outputs, y = outputs[rows], y[rows]
+    columns: dict[str, NDArray[Any]] = {"row": rows}
+    if data.classes:
+        names, p = np.array(data.classes), probabilities(outputs)
+        columns |= {"target": names[y], "prediction": names[outputs.argmax(axis=1)]}
+        columns |= {f"probability/{name}": p[:, c] for c, name in enumerate(data.classes)}
+    elif y.ndim == 1 and outputs.size == len(y):
+        columns |= {"target": y, "prediction": outputs.reshape(-1).astype(np.float64)}
+    else:
+        for what, array in (("target", y), ("output", outputs)):
+            flat = array.reshape(len(y), -1)
+            columns |= {f"{what}/{k}": flat[:, k] for k in range(flat.shape[1])}
+    return pd.DataFrame(columns)
+
+
+@torch.no_grad()
+def _outputs(model: ModelSnapshot) -> NDArray[Any]:
+    """(M, ...) what a model's evaluation goes by, of all test examples, in the same batches."""
+    again = model.again
+    if isinstance(again.spec.model, RuleModel):
+        assert isinstance(model.own, dict)
+        table, _ = again.fed.test_data.table
+        values: NDArray[Any] = again.spec.model.predict(model.own, table).values
+        return values
+    network, objective, found = model.network(), again.spec.objective, []
+    M, device = len(model.dataset.test_y), again.fed.device
+    for shard in range(math.ceil(M / TEST_SHARD)):
+        # What networks draw that draw in evaluation as well, as in the run.
+        with keyed_torch_rng(again.spec.seed, "test/torch", again.after, shard, device):
+            start = shard * TEST_SHARD
+            x = again.fed.test_batch(slice(start, start + TEST_SHARD)).x
+            for part in torch.split(x, EVALUATION_BATCH):
+                found.append(objective.predictions(objective.outputs(network, part)).cpu())
+    return torch.cat(found).numpy()

@@ -1,0 +1,182 @@
+"""Commands about what an experiment file can hold."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic_core import PydanticCustomError
+from rich.table import Table
+
+import fedsim
+from fedsim.cli.console import AsJson, app, out, print_json
+from fedsim.errors import BadInput
+from fedsim.registry import first_line, nearest, summary
+
+if TYPE_CHECKING:
+    from fedsim.registry import Config, Registry
+
+KINDS = {  # of components: where their registry is, and what they are
+    "methods": ("fedsim.methods", "federated algorithms"),
+    "datasets": ("fedsim.data", "data sets, and readers of your own files"),
+    "models": ("fedsim.models", "network architectures and rule models"),
+    "partitions": ("fedsim.data", "ways to deal the data out to clients"),
+    "objectives": ("fedsim.objectives", "losses and metrics"),
+    "attributions": ("fedsim.explain.attribution", "relevance maps of networks"),
+    "explainers": ("fedsim.explain", "explanations of models and of runs"),
+}
+
+
+METRICS = ("metrics", "scores beside those of the objective: evaluate.metrics")
+
+
+def registered(kind: str) -> list[str]:
+    """Names of fedsim's own components of a kind, for completion.
+
+    They are read from its source, because importing it takes seconds.
+    """
+    pattern = rf'^@{kind}\.register\n(?:@.+\n)*class .+:\n(?:    .*\n|\n)*?    \w+: str = "(\w+)"'
+    sources = Path(fedsim.__file__).parent.rglob("*.py")
+    return sorted(
+        name for source in sources for name in re.findall(pattern, source.read_text(), re.M)
+    )
+
+
+def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
+    kinds = [*((kind, what) for kind, (_, what) in KINDS.items()), METRICS]
+    return [(kind, what) for kind, what in kinds if kind.startswith(incomplete)]
+
+
+def complete_method(incomplete: str) -> list[str]:
+    return [name for name in registered("methods") if name.startswith(incomplete)]
+
+
+def complete_explainer(incomplete: str) -> list[str]:
+    return [name for name in registered("explainers") if name.startswith(incomplete)]
+
+
+def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
+    kind = context.params.get("kind")
+    return [name for name in registered(kind) if name.startswith(incomplete)] if kind else []
+
+
+@app.command("list")
+def list_command(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"One of: {', '.join([*KINDS, 'metrics'])}.", autocompletion=_complete_kind
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Of one of them.", autocompletion=_complete_name)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what an experiment can name; with a name, show its documentation and its keys."""
+    if kind is None:
+        _list_kinds(as_json)
+        return
+    if kind == "metrics" and name is None:
+        _list_metrics(as_json)
+        return
+    if kind not in KINDS:
+        if kind == "metrics":
+            raise BadInput("metrics have no keys; fedsim list metrics says what each is")
+        raise BadInput(f"there is no list of '{kind}'{nearest(kind, [*KINDS, 'metrics'])}")
+    registry: Registry[Any] = getattr(import_module(KINDS[kind][0]), kind)
+    if name is not None:
+        try:
+            component = registry.find(name)
+        except PydanticCustomError as error:
+            raise BadInput(error.message()) from None
+        _show_component(name, component, registry.key, as_json)
+    else:
+        _list_components(registry, as_json)
+
+
+def _list_kinds(as_json: bool) -> None:
+    if as_json:
+        from fedsim.objectives.metrics import KNOWN_METRICS
+
+        kinds = {kind: registered(kind) for kind in KINDS}
+        print_json({**kinds, "metrics": sorted(KNOWN_METRICS)})
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for kind, what in (*((kind, what) for kind, (_, what) in KINDS.items()), METRICS):
+        table.add_row(f"fedsim list {kind}", what)
+    out.print(table)
+
+
+def _list_components(registry: Registry[Any], as_json: bool) -> None:
+    if as_json:
+        print_json([{"name": n, "description": first_line(c)} for n, c in registry.items()])
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "keys", "what it is"):
+        table.add_column(column)
+    for name, component in registry.items():
+        keys = []
+        for key, field in component.model_fields.items():
+            if key != registry.key:
+                keys.append(key if field.is_required() else f"{key}={_plain(field.default)}")
+        table.add_row(name, "\n".join(keys), first_line(component), end_section=True)
+    out.print(table)
+    out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)
+
+
+def _list_metrics(as_json: bool) -> None:
+    """What `evaluate.metrics` can name."""
+    from fedsim.objectives.metrics import KNOWN_METRICS
+
+    if as_json:
+        print_json([{"name": n, "description": w} for n, w in sorted(KNOWN_METRICS.items())])
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "what it is"):
+        table.add_column(column)
+    for name, label in sorted(KNOWN_METRICS.items()):
+        table.add_row(name, label)
+    out.print(table)
+    out.print("\nand your own: package.module:function of (outputs, targets)", markup=False)
+
+
+def _show_component(name: str, component: type[Config], key: str, as_json: bool) -> None:
+    """The documentation of a component: its docstring, and a row for each of its keys."""
+    from fedsim.schema import component_schema, type_in_words
+
+    schema = component_schema(component)
+    if as_json:
+        print_json(schema)
+        return
+    out.print(f"{name} ({component.__module__}.{component.__qualname__})\n", markup=False)
+    out.print(summary(component), markup=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("key", "type", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    required = schema.get("required", [])
+    for each, node in schema["properties"].items():
+        if each != key:
+            default = "(required)" if each in required else _plain(node.get("default"))
+            words = type_in_words(node, schema["$defs"])
+            table.add_row(each, words, default, node.get("description", ""))
+    if table.row_count:
+        out.print("")
+        out.print(table)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict) and "name" in value:  # a component
+        return str(value["name"])
+    return "" if value is None else str(value)
+
+
+@app.command("schema")
+def schema_command() -> None:
+    """Print the JSON schema of experiment files, for editors to complete and check them."""
+    from fedsim.schema import experiment_schema
+
+    print_json(experiment_schema())

@@ -1,0 +1,82 @@
+"""`fedsim new`: a file to start from."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.console import app, out, say_written, writing
+from fedsim.errors import BadInput
+from fedsim.registry import nearest
+
+TEMPLATES = Path(__file__).with_name("templates")
+KINDS = ("method", "model", "data", "explainer", "experiment")
+# Of each template the file that is made of it.
+FILES = {
+    "{kind}.py": "{name}.py",
+    "{kind}.yaml": "{name}.yaml",
+    "test_{kind}.py": "test_{name}.py",
+}
+
+
+def _complete_kind(incomplete: str) -> list[str]:
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+@app.command("new")
+def new_command(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of: {', '.join(KINDS)}.", show_default=False, autocompletion=_complete_kind
+        ),
+    ],
+    name: Annotated[str, typer.Argument(help="Of the files, too.", show_default=False)],
+) -> None:
+    """Write a method, model, data set, explainer or experiment to start from, with a test."""
+    if kind not in KINDS:
+        raise BadInput(f"there is no '{kind}' to start{nearest(kind, KINDS)}")
+    _check_name(name)
+    files = {
+        TEMPLATES / template.format(kind=kind): Path(file.format(name=name))
+        for template, file in FILES.items()
+    }
+    files = {template: path for template, path in files.items() if template.exists()}
+    for path in files.values():
+        if path.exists():
+            raise BadInput(f"{path}: exists; nothing was written")
+    if importlib.util.find_spec(name) is not None:
+        raise BadInput(f"'{name}' is the name of a module that is installed; choose another one")
+    title = "".join(part.capitalize() for part in name.split("_"))
+    with writing():
+        for template, path in files.items():
+            text = template.read_text(encoding="utf-8")
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text.replace("template", name).replace("Template", title))
+    say_written(files.values())
+    out.print(f"\nto run it:\n  fedsim run {name}.yaml", markup=False)
+    if Path(f"test_{name}.py") in files.values():
+        out.print(f"to test it:\n  python -m pytest test_{name}.py", markup=False)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what Python could not import.
+
+    Raises:
+        BadInput: with a name that it could.
+    """
+    if re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name):
+        return
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    better = re.sub(r"\W+", "_", words, flags=re.ASCII).strip("_")
+    fits = re.fullmatch(r"[a-z][a-z0-9_]*", better) and not keyword.iskeyword(better)
+    hint = better if fits else f"my_{better}".rstrip("_")
+    raise BadInput(
+        f"'{name}' cannot be the name of a Python module: lower-case letters, digits and _; "
+        f"for example {hint}"
+    )

@@ -1,0 +1,164 @@
+"""Commands about what runs have left behind: which there are, and how they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedsim.cli.components import complete_method
+from fedsim.cli.console import AsJson, app, out, print_json, short, size
+from fedsim.errors import BadInput
+from fedsim.registry import nearest
+
+if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
+    import pandas as pd
+
+    from fedsim.results.listing import Listed
+
+
+def _goodness(row: Listed) -> float:
+    if row.score is None:
+        return float("-inf")
+    return row.score if row.best == "max" else -row.score
+
+
+# What a list can be sorted by. Without a score, or a start, a row comes last.
+ORDERS: dict[str, Callable[[Listed], Any]] = {
+    "started": lambda row: row.created,
+    "name": lambda row: (row.name, str(row.folder)),
+    "method": lambda row: (row.method, str(row.folder)),
+    "status": lambda row: (row.status, str(row.folder)),
+    "score": _goodness,
+}
+GREATEST_FIRST = {"started", "score"}
+MOST_SIDE_BY_SIDE = 4  # runs that are compared in columns; more are in rows
+
+
+@app.command("ls")
+def ls_command(
+    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    sort: Annotated[str, typer.Option(help=f"One of: {', '.join(ORDERS)}.")] = "started",
+    status: Annotated[
+        str | None,
+        typer.Option(help="Only these: finished, running, failed …", show_default=False),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Only those of this method.",
+            show_default=False,
+            autocompletion=complete_method,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs, grids and searches below a folder, the latest or best first."""
+    from fedsim.results.listing import list_results
+    from fedsim.results.summary import digits
+
+    if sort not in ORDERS:
+        raise BadInput(f"--sort: there is no order '{sort}'{nearest(sort, ORDERS)}")
+    rows = [
+        row
+        for row in list_results(folder)
+        if status in (None, row.status) and method in (None, row.method)
+    ]
+    rows.sort(key=ORDERS[sort], reverse=sort in GREATEST_FIRST)
+    if as_json:
+        print_json([{**asdict(row), "folder": str(folder / row.folder)} for row in rows])
+        return
+    if not rows:
+        out.print(f"{short(folder.absolute())}: nothing to list", markup=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("folder", "what", "method", "status", "done", "score", "started", "hash"):
+        table.add_column(column, no_wrap=column != "folder", overflow="fold")
+    for row in rows:
+        score = "" if row.score is None else f"{row.metric} {digits(row.score)}"
+        unit = {"run": "rounds", "grid": "runs", "search": "trials"}.get(row.kind, "")
+        done = f"{row.done}/{'?' if row.of is None else row.of} {unit}" if row.created else ""
+        started = row.created[:16].replace("T", " ")
+        place = short((folder / row.folder).absolute())
+        table.add_row(
+            *(place, row.kind, row.method, row.status, done, score, started, row.result_hash)
+        )
+    out.print(table)
+
+
+@app.command("compare")
+def compare_command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Of two runs or more; a grid or a search stands for all its runs.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: their experiments, versions and hardware, and results."""
+    from fedsim import compare
+
+    compared = compare(*folders)
+    if as_json:
+        tables = {about: _json_rows(table) for about, table in compared.tables.items()}
+        print_json({"runs": {n: str(run.path) for n, run in compared.runs.items()}, **tables})
+        return
+    labels = [f"[{number}]" for number in range(1, len(compared.runs) + 1)]
+    for label, run in zip(labels, compared.runs.values(), strict=True):
+        out.print(f"{label}  {short(run.path)}", markup=False)
+    for about, frame in compared.tables.items():
+        if frame.columns.empty:
+            out.print(f"\n{about}: the same", markup=False)
+        else:
+            out.print("")
+            _print_side_by_side(about, frame, labels)
+    first, *others = compared.results["result_hash"]
+    if first is not None and all(other == first for other in others):
+        out.print("\nthe results are the same, to the bit")
+
+
+def _json_rows(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """A table as nested dicts: of each run, what each column has."""
+    plain = frame.astype(object).where(frame.notna(), None)
+    rows = plain.to_dict("index").items()
+    return {str(run): {str(key): value for key, value in row.items()} for run, row in rows}
+
+
+def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) -> None:
+    """A column for each run. If they are many, a row for each, without what all share."""
+    rows = _json_rows(frame).values()
+    lines = [[key, *(_cell(key, row[key]) for row in rows)] for key in map(str, frame.columns)]
+    header, shared = [about, *labels], []
+    if len(labels) > MOST_SIDE_BY_SIDE:
+        shared = [line for line in lines if len(set(line[1:])) == 1]
+        varied = [line for line in lines if line not in shared]
+        header, *lines = (list(line) for line in zip(header, *varied, strict=True))
+    table = Table(box=None, pad_edge=False)
+    for title in header:
+        table.add_column(title.replace("[", r"\["), overflow="fold")
+    for line in lines:
+        table.add_row(*(cell.replace("[", r"\[") for cell in line))
+    out.print(table)
+    if shared:
+        out.print(
+            f"of all: {', '.join(f'{key} {cell}' for key, cell, *_ in shared)}", markup=False
+        )
+
+
+def _cell(key: str, value: Any) -> str:
+    from fedsim.results.summary import digits
+
+    if value is None:
+        return "–"
+    if key.startswith("bytes_"):
+        return size(value)
+    if key == "seconds":
+        return f"{value:.1f}"
+    return digits(value) if isinstance(value, float) and "." not in key else str(value)

@@ -1,0 +1,218 @@
+"""Metrics beside those of the objective, by name: the experiment's `evaluate.metrics`.
+
+A metric is a function of all outputs of a network and their targets. It is worked out once, from
+the outputs of the whole test set, so that the score does not depend on how the set was cut up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic_core import PydanticCustomError
+
+from fedsim.data import Dataset
+from fedsim.errors import ExperimentError
+from fedsim.objectives.objective import FurtherMetric, Metric, ScoreFunction
+from fedsim.registry import import_object, nearest
+
+Outputs = NDArray[Any]
+Labels = NDArray[np.int64]
+
+ECE_BINS = 15  # Guo et al. 2017
+CONFUSION = "confusion"
+
+_TOP_K = re.compile(r"top([1-9][0-9]*)_accuracy")
+
+
+def probabilities(logits: Outputs) -> NDArray[np.float64]:
+    """(n, C) softmax of logits (n, C), in double precision."""
+    e = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    shares: NDArray[np.float64] = e / e.sum(axis=1, keepdims=True)
+    return shares
+
+
+def confusion(outputs: Outputs, targets: Labels) -> NDArray[np.int64]:
+    """(C, C) how many examples of each class, by row, are taken for each class, by column."""
+    C = outputs.shape[1]
+    return np.bincount(targets * C + outputs.argmax(axis=1), minlength=C * C).reshape(C, C)
+
+
+def macro_f1(outputs: Outputs, targets: Labels) -> float:
+    """The mean of the classes' F1 scores, of classes that occur or are predicted."""
+    counts = confusion(outputs, targets)
+    right, occur = np.diag(counts), counts.sum(axis=0) + counts.sum(axis=1)
+    return float((2 * right[occur > 0] / occur[occur > 0]).mean())
+
+
+def class_accuracy(outputs: Outputs, targets: Labels) -> NDArray[np.float64]:
+    """(C,) the share of each class's examples that is recognised; NaN for classes without any."""
+    counts = confusion(outputs, targets)
+    with np.errstate(invalid="ignore"):
+        shares: NDArray[np.float64] = np.diag(counts) / counts.sum(axis=1)
+    return shares
+
+
+def balanced_accuracy(outputs: Outputs, targets: Labels) -> float:
+    """The mean of the accuracies of the classes that occur."""
+    return float(np.nanmean(class_accuracy(outputs, targets)))
+
+
+def accuracy_by_class(
+    classes: Sequence[str], outputs: Outputs, targets: Labels
+) -> dict[str, float]:
+    """The accuracy of each class that occurs, by its name."""
+    found = zip(classes, class_accuracy(outputs, targets).tolist(), strict=True)
+    return {name: share for name, share in found if share == share}
+
+
+def top_k_accuracy(k: int, outputs: Outputs, targets: Labels) -> float:
+    """The share of examples whose class is among the k most probable; of ties, the first count."""
+    best = np.argsort(-outputs, axis=1, kind="stable")[:, :k]
+    return float((best == targets[:, None]).any(axis=1).mean())
+
+
+def auroc(outputs: Outputs, targets: Labels) -> float:
+    """Area under the ROC curve of each class against the others, the mean of those that occur.
+
+    NaN where all examples are of one class.
+    """
+    from sklearn.metrics import roc_auc_score  # here, because scikit-learn is slow to import
+
+    p, present = probabilities(outputs), np.unique(targets)
+    if len(present) < 2:
+        return float("nan")
+    return float(np.mean([roc_auc_score(targets == c, p[:, c]) for c in present]))
+
+
+def ece(outputs: Outputs, targets: Labels) -> float:
+    """Expected calibration error: by how much confidence and accuracy differ, bin by bin.
+
+    Σ_b (n_b/n)·|accuracy of b − mean confidence of b|, over 15 bins of equal width, ]0, 1/15] to
+    ]14/15, 1], of the probability of the predicted class.
+
+    Source: Guo, Pleiss, Sun and Weinberger, On Calibration of Modern Neural Networks, ICML 2017,
+    Eq. 3.
+    """
+    p = probabilities(outputs)
+    confidence, right = p.max(axis=1), p.argmax(axis=1) == targets
+    bins = np.clip(np.ceil(confidence * ECE_BINS).astype(int) - 1, 0, ECE_BINS - 1)
+    gaps = np.bincount(bins, weights=right - confidence, minlength=ECE_BINS)
+    return float(np.abs(gaps).sum() / len(targets))
+
+
+def pearson(outputs: Outputs, targets: NDArray[np.float64]) -> float:
+    """The correlation of predictions and targets; NaN where either are all the same."""
+    x, y = outputs.reshape(-1).astype(np.float64), targets.astype(np.float64)
+    x, y = x - x.mean(), y - y.mean()
+    spread = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / spread) if spread else float("nan")
+
+
+def spearman(outputs: Outputs, targets: NDArray[np.float64]) -> float:
+    """The correlation of the ranks of predictions and targets, ties at their mean rank."""
+    from scipy.stats import rankdata  # here, because it is slow to import
+
+    return pearson(rankdata(outputs.reshape(-1)), rankdata(targets))
+
+
+_OF_CLASSES: dict[str, tuple[str, Literal["max", "min"], ScoreFunction]] = {
+    "auroc": ("area under the ROC curve, mean of classes", "max", auroc),
+    "balanced_accuracy": ("balanced accuracy", "max", balanced_accuracy),
+    "ece": ("expected calibration error", "min", ece),
+    "macro_f1": ("macro F1", "max", macro_f1),
+}
+_OF_NUMBERS: dict[str, tuple[str, Literal["max", "min"], ScoreFunction]] = {
+    "pearson": ("correlation (Pearson)", "max", pearson),
+    "spearman": ("rank correlation (Spearman)", "max", spearman),
+}
+# What each is, for lists.
+KNOWN_METRICS: dict[str, str] = {
+    **{name: label for name, (label, _, _) in {**_OF_CLASSES, **_OF_NUMBERS}.items()},
+    "class_accuracy": "accuracy of each class, in columns class_accuracy/<class>",
+    CONFUSION: "how often each class is taken for which, in the table confusion",
+    "top5_accuracy": "accuracy of the five most probable classes; top<k>_accuracy for any k",
+}
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is neither a metric nor a function at `package.module:function`.
+
+    Raises:
+        PydanticCustomError: it is not.
+    """
+    if ":" in name:
+        _own_function(name)
+    elif name not in KNOWN_METRICS and not _TOP_K.fullmatch(name):
+        raise PydanticCustomError(
+            "unknown_name",
+            "unknown metric '{name}'{hint}",
+            {"name": name, "hint": nearest(name, KNOWN_METRICS)},
+        )
+
+
+def further_metrics(names: Sequence[str], data: Dataset) -> tuple[FurtherMetric, ...]:
+    """The metrics of these names, for a data set.
+
+    Raises:
+        ExperimentError: one is not for such data.
+    """
+    return tuple(_further_metric(name, data) for name in names)
+
+
+def _further_metric(name: str, data: Dataset) -> FurtherMetric:
+    where, C = f"evaluate.metrics: {name}", len(data.classes)
+    if ":" in name:
+        function = _own_function(name)
+        column = name.partition(":")[2]
+        best: Any = getattr(function, "best", "max")
+        if best not in ("max", "min"):
+            raise ExperimentError(f"{where}.best must be 'max' or 'min', not {best!r}")
+        return FurtherMetric(column, function, Metric(column, column.replace("_", " "), best))
+    if name in _OF_NUMBERS:
+        if C or data.y.ndim > 1:
+            what = f"{C} classes" if C else f"{data.y.shape[1]} targets"
+            raise ExperimentError(f"{where} needs a number for a target, and the data has {what}")
+        label, best, score = _OF_NUMBERS[name]
+        return FurtherMetric(name, score, Metric(name, label, best))
+    if not C:
+        raise ExperimentError(f"{where} needs classes, and the target here is a number")
+    if name == CONFUSION:
+        return FurtherMetric(name, partial(_confusion_rows, data.classes), is_table=True)
+    if name == "class_accuracy":
+        return FurtherMetric(name, partial(accuracy_by_class, data.classes))
+    if top := _TOP_K.fullmatch(name):
+        k = int(top[1])
+        if k >= C:
+            raise ExperimentError(f"{where} is 1 for any model: the data has {C} classes")
+        score = partial(top_k_accuracy, k)
+        return FurtherMetric(name, score, Metric(name, f"top-{k} accuracy"))
+    label, best, score = _OF_CLASSES[name]
+    return FurtherMetric(name, score, Metric(name, label, best))
+
+
+def _confusion_rows(
+    classes: Sequence[str], outputs: Outputs, targets: Labels
+) -> list[Mapping[str, Any]]:
+    """Rows of the table `confusion`: pairs of classes that occur, and how often."""
+    counts = confusion(outputs, targets)
+    return [
+        {"target": classes[i], "prediction": classes[j], "count": int(counts[i, j])}
+        for i, j in np.argwhere(counts).tolist()
+    ]
+
+
+def _own_function(name: str) -> Callable[..., Any]:
+    found = import_object(name, "metric")
+    if not callable(found) or isinstance(found, type):
+        raise PydanticCustomError(
+            "not_a_function",
+            "metric '{name}' is not a function of (outputs, targets)",
+            {"name": name},
+        )
+    function: Callable[..., Any] = found
+    return function

@@ -1,0 +1,147 @@
+"""The runs, grids and searches below a folder, a line each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from fedsim.errors import FedsimError, RunFolderError
+from fedsim.results import manifest as manifests
+from fedsim.results.folder import Folder, RunFolder
+from fedsim.results.run import Run
+from fedsim.results.sweeps import open_folder
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a list shows of one folder of results. Empty words where nothing is known.
+
+    Attributes:
+        folder: its path, below the folder that was searched.
+        kind: `run`, `grid` or `search`.
+        name: of the experiment.
+        method: of the experiment; of a grid or a search, the one that all its runs share.
+        status: `finished`, or what became of it; `damaged` if it cannot be read.
+        done: rounds of a run, or finished runs of a grid or a search.
+        of: how many it is to have; None if that is not known.
+        metric: the primary one of a run.
+        score: in the last evaluated round; None if there is none.
+        best: whether `max` or `min` is the better score.
+        created: when it started, as in its manifest.
+        result_hash: of a finished run.
+    """
+
+    folder: Path
+    kind: str
+    status: str
+    name: str = ""
+    method: str = ""
+    done: int = 0
+    of: int | None = None
+    metric: str = ""
+    score: float | None = None
+    created: str = ""
+    result_hash: str = ""
+    best: Literal["max", "min"] = "max"
+
+
+def list_results(folder: Path) -> list[Listed]:
+    """The folders of results below a folder, the latest first; runs of a grid are not apart.
+
+    Raises:
+        RunFolderError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder}: there is no such folder")
+    found = [_listed(path, folder) for path in _folders(folder)]
+    return sorted(found, key=lambda listed: (listed.created, str(listed.folder)), reverse=True)
+
+
+def _folders(above: Path) -> Iterator[Path]:
+    if manifests.is_at(above):
+        yield above
+        return
+    with os.scandir(above) as entries:
+        below = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    for path in sorted(below):
+        yield from _folders(path)
+
+
+def _listed(path: Path, above: Path) -> Listed:
+    place = path.relative_to(above)
+    try:
+        folder = open_folder(path)
+        return _of_run(folder, place) if isinstance(folder, RunFolder) else _of_many(folder, place)
+    except FedsimError:
+        return Listed(place, manifests.kind_of(path) or "", "damaged")
+
+
+def _of_run(folder: RunFolder, place: Path) -> Listed:
+    run, content = Run(folder), _content(folder)
+    rounds, primary, score = run.rounds, run.primary_metric, None
+    if primary.column in rounds:
+        scores = rounds[primary.column].dropna()
+        score = float(scores.iloc[-1]) if len(scores) else None
+    return Listed(
+        place,
+        "run",
+        folder.manifest["status"],
+        content.get("name", ""),
+        _method(content),
+        len(rounds),
+        content.get("train", {}).get("rounds"),
+        primary.column,
+        score,
+        folder.manifest.get("created", ""),
+        folder.manifest.get("result_hash", ""),
+        primary.best,
+    )
+
+
+def _of_many(folder: Folder, place: Path) -> Listed:
+    content = _content(folder)
+    statuses = [_status(path) for path in manifests.runs_below(folder.path)]
+    cells = folder.manifest.get("cells")
+    trials = content.get("search", {}).get("trials")
+    return Listed(
+        place,
+        folder.kind,
+        folder.manifest["status"],
+        folder.manifest["name"],
+        "" if _varies_method(content) else _method(content),
+        statuses.count("finished"),
+        len(cells) if cells else trials,
+        created=folder.manifest.get("created", ""),
+    )
+
+
+def _status(path: Path) -> str:
+    try:
+        return str(manifests.read(path, "run", manifests.RunManifest)[0]["status"])
+    except RunFolderError:
+        return "damaged"
+
+
+def _content(folder: Folder) -> dict[str, Any]:
+    """Its experiment file. Reading it runs no code."""
+    found: dict[str, Any] = yaml.safe_load((folder.path / "experiment.yaml").read_bytes())
+    return found
+
+
+def _method(content: dict[str, Any]) -> str:
+    return str(content.get("method", {}).get("name", ""))
+
+
+def _varies_method(content: dict[str, Any]) -> bool:
+    """Whether an axis of a grid, or a hyper-parameter of a search, is the method itself."""
+    axes = content.get("grid", {}).get("axes", {})
+    keys = {*axes, *content.get("search", {}).get("space", {})}
+    for variants in axes.values():
+        if isinstance(variants, dict):
+            keys |= {key for sets in variants.values() for key in sets}
+    return not keys.isdisjoint({"method", "method.name"})

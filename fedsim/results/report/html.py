@@ -1,0 +1,165 @@
+"""The report as a whole: a page, and tables for papers."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup, escape
+
+from fedsim.errors import RunFolderError
+from fedsim.results.report import curves, explanations, overview, provenance, results
+from fedsim.results.report.clients import ClientScores
+from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.curves import Plot
+from fedsim.results.report.page import capital
+from fedsim.results.report.searches import SearchResult
+from fedsim.results.summary import LAST
+
+
+class Report:
+    """Runs and grids, compared; searches, shown.
+
+    Args:
+        folders: of runs, grids and searches.
+        rows, columns: axes of the table of results, such as `method` and `partition.alpha`. If
+            two axes vary, or one beside the method and its settings, these are the default.
+
+    Raises:
+        RunFolderError: one of the folders is none of these.
+        BadInput: there is no such axis.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[str | Path],
+        rows: str | None = None,
+        columns: str | None = None,
+    ) -> None:
+        self.compared = Comparison(folders, rows, columns)
+        self._pivot_wanted = rows is not None or columns is not None
+
+    def html(self, refresh: float | None = None) -> str:
+        """The page. The same folders give the same bytes.
+
+        Args:
+            refresh: seconds after which a browser loads it again; by default it does not.
+        """
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        environment.filters |= {"sha256": _sha256, "breakable": _breakable, "capital": capital}
+        compared = self.compared
+        return environment.get_template("report.html").render(
+            last=LAST,
+            refresh=refresh,
+            compared=compared,
+            lead=overview.lead(compared),
+            finding=results.finding(compared),
+            overview=overview.overview(compared),
+            hyper_parameters=overview.hyper_parameters(compared),
+            missing=results.missing(compared),
+            pivots=results.pivots(compared),
+            results=results.results(compared),
+            legend=curves.legend(compared),
+            band=curves.band(compared),
+            plots=self.plots,
+            clients=self.clients,
+            explanations=explanations.explanations(compared),
+            searches=self.searches,
+            grids=provenance.grids(compared),
+            experiments=provenance.experiments(compared),
+            provenance=provenance.provenance(compared),
+            environments=provenance.environments(compared),
+        )
+
+    @cached_property
+    def clients(self) -> ClientScores:
+        """How the clients fare."""
+        return ClientScores(self.compared)
+
+    @cached_property
+    def searches(self) -> list[SearchResult]:
+        """What the searches found."""
+        return [SearchResult.read(folder) for folder in self.compared.searches]
+
+    @cached_property
+    def plots(self) -> dict[str, list[Plot]]:
+        """The figures, by section of the page."""
+        compared = self.compared
+        return {
+            "labels": overview.label_counts(compared),
+            "curves": curves.curves(compared),
+            "traffic": curves.traffic(compared),
+            "of_clients": curves.of_clients(compared),
+            "clients": self.clients.figures(),
+            "explanations": explanations.curves(compared),
+        }
+
+    def save_figures(self, folder: Path) -> list[Path]:
+        """Write each figure as PDF and PNG for papers: as wide as a column (3.3 in), 8 pt type.
+
+        Returns:
+            The files.
+
+        Raises:
+            RunFolderError: there are none to write.
+            OSError: they cannot be written.
+        """
+        plots = [plot for of_section in self.plots.values() for plot in of_section]
+        plots += [plot for search in self.searches for plot in search.figures]
+        if not plots:
+            raise RunFolderError("no figure to write: no rounds and no trials are on disk")
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[Path] = []
+        for name, drawing in [file for plot in plots for file in plot.files()]:
+            stem, number = folder / name, 2
+            while stem.with_name(f"{stem.name}.pdf") in written:
+                stem, number = folder / f"{name}-{number}", number + 1
+            written += drawing.save(stem)
+        return written
+
+    def csv(self) -> str:
+        """The summary, a row for each cell, in full precision; the pivot if its axes were named.
+
+        Raises:
+            RunFolderError: there is none.
+        """
+        self._insist()
+        compared = self.compared
+        pivot = self._pivot_wanted and compared.layout.columns is not None
+        table = results.pivot_frame(compared) if pivot else compared.summary
+        return str(table.to_csv(index=False))
+
+    def latex(self) -> str:
+        """The tables of results for a paper: the pivots, if there are any, and the summary.
+
+        Raises:
+            RunFolderError: there are none.
+        """
+        self._insist()
+        tables = [*results.pivots(self.compared), results.results(self.compared)]
+        return "\n".join(table.latex(self.compared.score) for table in tables)
+
+    def _insist(self) -> None:
+        if self.compared.summary.empty:
+            raise RunFolderError("no table to write: no rounds of runs or grids are on disk")
+
+
+def _breakable(text: str) -> Markup:
+    """A name that may be broken between its parts («partition.alpha»)."""
+    return Markup(re.sub(r"\.(?=[A-Za-z])", ".<wbr>", escape(text)))
+
+
+def _sha256(text: str) -> str:
+    """As a content security policy wants it."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

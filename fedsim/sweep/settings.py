@@ -1,0 +1,194 @@
+"""The `search` section of an experiment file, which the schema knows where Optuna is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+
+from fedsim.errors import ExperimentError
+from fedsim.registry import Config, Registry
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+    from fedsim.sweep.sampler import SamplerByPlace
+
+
+class Range(Config):
+    """The values that a hyper-parameter may take."""
+
+    type: str
+
+    def distribution(self) -> BaseDistribution:
+        """As Optuna knows it.
+
+        Raises:
+            ValueError: there are no such values.
+        """
+        raise NotImplementedError
+
+    def probe_values(self) -> list[Any]:
+        """Values that stand for all: what the experiment must take."""
+        raise NotImplementedError
+
+
+ranges: Registry[Range] = Registry("range", Range, key="type")
+
+
+@ranges.register
+class Float(Range):
+    """Numbers between two bounds.
+
+    Args:
+        low, high: the bounds, both within.
+        log: look for the order of magnitude.
+        step: only low, low + step, ...
+    """
+
+    type: str = "float"
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = Field(None, gt=0)
+
+    def distribution(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution
+
+        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+
+    def probe_values(self) -> list[Any]:
+        return [self.low, self.high]
+
+
+@ranges.register
+class Int(Range):
+    """Whole numbers between two bounds.
+
+    Args:
+        low, high: the bounds, both within.
+        log: look for the order of magnitude.
+        step: only low, low + step, ...
+    """
+
+    type: str = "int"
+    low: int
+    high: int
+    log: bool = False
+    step: int = Field(1, ge=1)
+
+    def distribution(self) -> BaseDistribution:
+        from optuna.distributions import IntDistribution
+
+        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
+
+    def probe_values(self) -> list[Any]:
+        return [self.low, self.high]
+
+
+@ranges.register
+class Choice(Range):
+    """One of some values; a plain list is a choice, too.
+
+    Args:
+        values: to choose from.
+    """
+
+    type: str = "choice"
+    values: list[str | bool | int | float] = Field(min_length=1)
+
+    def distribution(self) -> BaseDistribution:
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.values)
+
+    def probe_values(self) -> list[Any]:
+        return list(self.values)
+
+
+def _parse_range(given: Any) -> Any:
+    return ranges.parse({"type": "choice", "values": given} if isinstance(given, list) else given)
+
+
+_AnyRange = Annotated[
+    SerializeAsAny[Range],
+    BeforeValidator(_parse_range, json_schema_input_type=Range | list[str | bool | int | float]),
+]
+
+
+class Asha(Config):
+    """Stop early what falls behind (Li et al., A System for Massively Parallel Hyperparameter
+    Tuning, MLSys 2020).
+
+    Args:
+        grace: rounds that every trial gets.
+        reduction: η; of the trials at a rung the best 1/η go on, and the next is η times as far.
+
+    After an interruption the rungs start empty: the first trial to reach one goes on.
+    """
+
+    grace: int = Field(5, ge=1)
+    reduction: float = Field(3, gt=1)
+
+
+class SearchSettings(Config):
+    """The `search` section: which hyper-parameters to tune, and for what.
+
+    Args:
+        space: for each `section.key` a range, `{type: float, low: 0.001, high: 1, log: true}`,
+            `{type: int, low: 1, high: 8}`, or a list of values to choose from.
+        objectives: what a trial's last round is judged by, and whether it shall be `max` or
+            `min`: any number that the rounds table has, and `total_bytes`, sent up and down. If
+            not given, the primary metric, on the validation set if there is one
+            (`evaluate.validation`): what is chosen by the test set looks better on it than it is.
+        trials: how many to try.
+        sampler: how the next trial is chosen, by Optuna's TPE, NSGA-II, Gaussian processes, or
+            at random.
+        seed: of the sampler. With trials side by side what it proposes depends on which of them
+            ends first.
+        asha: stop early what falls behind; for a single objective.
+        concurrent: trials at the same time; `auto` is as many as the cluster can hold.
+    """
+
+    space: dict[str, _AnyRange] = Field(min_length=1)
+    objectives: dict[str, Literal["max", "min"]] = Field({}, min_length=1, validate_default=False)
+    trials: int = Field(20, ge=1)
+    sampler: Literal["tpe", "nsga2", "gp", "random"] = "tpe"
+    seed: int = Field(0, ge=0)
+    asha: Asha | None = None
+    concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+
+    @model_validator(mode="after")
+    def _can_be_carried_out(self) -> SearchSettings:
+        for key, given in self.space.items():
+            if key.partition(".")[0] == "engine":
+                raise ExperimentError(
+                    f"search.space.{key}: where a run is carried out changes the last bits of its "
+                    "result at most"
+                )
+            try:
+                given.distribution()
+            except ValueError as error:
+                raise ExperimentError(f"search.space.{key}: {error}") from error
+        if self.asha is not None and len(self.objectives) > 1:
+            raise ExperimentError(
+                f"search.asha: stops trials by one objective, and there are "
+                f"{len(self.objectives)} (a trial that is behind in one may be ahead in another); "
+                "leave out search.asha, or all objectives but one"
+            )
+        return self
+
+    def make_sampler(self) -> SamplerByPlace:
+        """Optuna's sampler."""
+        from optuna import samplers
+
+        from fedsim.sweep.sampler import SamplerByPlace
+
+        named: dict[str, Callable[..., samplers.BaseSampler]] = {
+            "tpe": samplers.TPESampler,
+            "nsga2": samplers.NSGAIISampler,
+            "gp": samplers.GPSampler,
+            "random": samplers.RandomSampler,
+        }
+        return SamplerByPlace(named[self.sampler], self.seed)

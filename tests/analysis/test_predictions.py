@@ -1,0 +1,113 @@
+"""Predictions for the test set are those that a run was scored by."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from own_components import Tagged
+
+from experiments import small_experiment
+from fedsim import Run, predictions, replay, run
+from fedsim.errors import RunFolderError
+from fedsim.results.run import load
+
+Finish = Callable[..., Run]
+
+
+class TestOfClasses:
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        made = small_experiment(
+            train={"rounds": 3}, data={"name": "synthetic", "test_samples": 730, "shape": [6]}
+        )
+        return run(made, tmp_path_factory.mktemp("runs"))
+
+    def test_the_global_model(self, done: Run) -> None:
+        found = predictions(done)
+        data = replay(done).dataset
+        assert found["row"].tolist() == list(range(730))  # more than one shard
+        assert found["target"].tolist() == [data.classes[c] for c in data.test_y]
+        p = found.filter(like="probability/")
+        assert p.columns.tolist() == [f"probability/{name}" for name in data.classes]
+        np.testing.assert_allclose(p.sum(axis=1), 1)
+        assert found["prediction"].tolist() == [data.classes[c] for c in p.to_numpy().argmax(1)]
+        right = found["target"] == found["prediction"]
+        assert right.mean() == done.rounds["accuracy"].iloc[-1]
+        chosen = p.to_numpy()[np.arange(730), data.test_y]
+        assert -np.log(chosen).mean() == pytest.approx(done.rounds["loss"].iloc[-1], abs=1e-6)
+
+    def test_after_an_earlier_round(self, done: Run) -> None:
+        found = predictions(done, after=1)
+        assert (found["target"] == found["prediction"]).mean() == done.rounds["accuracy"].iloc[0]
+
+    def test_of_a_client(self, done: Run) -> None:
+        own = predictions(done, client=3)
+        assert len(own) == 730
+        assert not own.equals(predictions(done, client=4))
+        assert not own.equals(predictions(done))
+
+    def test_the_example_runs(self, done: Run) -> None:
+        (test,) = doctest.DocTestFinder().find(predictions, globs={"folder": done.path})
+        assert test.examples
+        assert doctest.DocTestRunner().run(test).failed == 0
+
+    def test_strangers_are_refused(self, done: Run, tmp_path: Path) -> None:
+        with pytest.raises(RunFolderError, match="there is no client 10; there are 10"):
+            predictions(done, client=10)
+        with pytest.raises(RunFolderError, match="there is no round 4; it has 3"):
+            predictions(done, after=4)
+
+
+def test_of_a_number(finish: Finish) -> None:
+    done = finish(
+        data={"name": "friedman", "samples": 200, "test_samples": 60},
+        partition={"kind": "iid", "clients": 2},
+        train={"rounds": 2, "optimizer": {"lr": 0.01}},
+    )
+    found = predictions(done)
+    assert found.columns.tolist() == ["row", "target", "prediction"]
+    mse = np.square(found["target"] - found["prediction"]).mean()
+    assert mse == pytest.approx(done.rounds["loss"].iloc[-1], rel=1e-6)
+
+
+def test_of_several_targets(finish: Finish) -> None:
+    done = finish(
+        data={"name": "own_components:Tagged"},
+        partition={"kind": "iid", "clients": 2},
+        objective={"name": "own_components:MultiLabel"},
+        train={"rounds": 2},
+    )
+    found = predictions(done)
+    outputs = found[[f"output/{k}" for k in range(3)]].to_numpy()
+    targets = found[[f"target/{k}" for k in range(3)]].to_numpy()
+    np.testing.assert_array_equal(targets, Tagged().load().test_y)
+    right = ((outputs > 0) == (targets > 0.5)).mean(axis=0)
+    for k, tag in enumerate(("round", "red", "heavy")):
+        assert done.rounds[f"accuracy/{tag}"].iloc[-1] == pytest.approx(right[k])
+
+
+class TestOfTasks:
+    TASKS: Any = ([["0", "1"], ["2", "3"]], [["4", "5"], ["6", "7"]])
+
+    def test_examples_are_those_of_the_task(self, finish: Finish) -> None:
+        done = finish(partition={"kind": "own_tasks", "tasks": [*self.TASKS]}, train={"rounds": 2})
+        found = predictions(done, client=1)
+        assert set(found["target"]) == set(found["prediction"]) == {"6", "7"}
+        others = found[[f"probability/{c}" for c in "01234589"]]
+        assert (others.to_numpy() == 0).all()
+
+
+def test_runs_that_are_not_finished_or_have_no_global_model(finish: Finish) -> None:
+    done = finish(method={"name": "local"}, train={"rounds": 1})
+    with pytest.raises(RunFolderError, match=r"method\.name=local has no global model"):
+        predictions(done)
+    assert len(predictions(done, client=0)) == 360
+    done.manifest.pop("result_hash")
+    with pytest.raises(RunFolderError, match="the run is not finished"):
+        predictions(done)
+    assert load(done.path).result_hash

@@ -1,0 +1,127 @@
+"""`data.subset` and `data.test_subset`: some of the examples, of any data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import small_experiment
+from fedsim import Run
+from fedsim.data import Dataset, datasets, load_dataset
+from fedsim.data.stored import StoredArray
+from fedsim.errors import DataError, ExperimentError
+from fedsim.prepare import prepare
+
+
+def load(**section: Any) -> Dataset:
+    return load_dataset(datasets.parse({"name": "digits", **section}))
+
+
+def rows_of(part: Any, whole: Any) -> list[int]:
+    """Where examples, none of which occurs twice, are in the whole."""
+    places = {np.asarray(x).tobytes(): i for i, x in enumerate(np.asarray(whole))}
+    return [places[np.asarray(x).tobytes()] for x in np.asarray(part)]
+
+
+@pytest.mark.parametrize(("asked", "count"), [(100, 100), (0.1, 144), (1437, 1437), (1, 1)])
+def test_so_many_training_examples(asked: float, count: int) -> None:
+    whole, part = load(), load(subset=asked)
+    rows = rows_of(part.x, whole.x)
+    assert len(rows) == len(part.y) == count
+    assert rows == sorted(set(rows))
+    np.testing.assert_array_equal(part.y, whole.y[rows])
+    np.testing.assert_array_equal(part.test_x, whole.test_x)
+    share = np.bincount(whole.y, minlength=10) * count / 1437
+    assert (np.abs(np.bincount(part.y, minlength=10) - share) < 1).all()
+
+
+def test_so_many_test_examples() -> None:
+    whole, part = load(), load(test_subset=0.25, subset=0.5)
+    rows = rows_of(part.test_x, whole.test_x)
+    assert len(part.test_y) == 90
+    assert len(part.y) == 718
+    np.testing.assert_array_equal(part.test_y, whole.test_y[rows])
+    share = np.bincount(whole.test_y) / 4
+    assert (np.abs(np.bincount(part.test_y) - share) < 1).all()
+
+
+def test_what_is_known_of_examples_goes_with_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((60, 3)).astype(np.float32), np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", x=x, y=y, site=x[:, 0])
+    section = {"name": "npz", "path": tmp_path / "own.npz", "subset": 12}
+    part = load(**section)
+    np.testing.assert_array_equal(part.columns["site"], part.x[:, 0])
+    stored = load(**section, in_place=True)
+    assert isinstance(stored.x, StoredArray)  # still in its file
+    np.testing.assert_array_equal(np.asarray(stored.x), part.x)
+
+    of = {"name": "synthetic", "shape": [1, 6, 6], "samples": 60, "test_samples": 20}
+    planted = {"name": "shortcut", "of": of}
+    whole, part = load(**planted), load(**planted, test_subset=10)
+    rows = rows_of(part.test_x, whole.test_x)
+    for name, column in whole.test_columns.items():
+        np.testing.assert_array_equal(part.test_columns[name], column[rows])
+    assert part.truth
+    for kind, where in whole.truth.items():
+        np.testing.assert_array_equal(part.truth[kind], where[rows])
+
+
+def test_a_number_is_drawn_from_all_alike() -> None:
+    whole, part = (
+        load(name="friedman", samples=100, test_samples=40, **s)
+        for s in ({}, {"subset": 30, "test_subset": 10})
+    )
+    assert len(set(rows_of(part.x, whole.x))) == 30
+    assert len(set(rows_of(part.test_x, whole.test_x))) == 10
+
+
+def test_nested_data_sets_have_subsets_of_their_own() -> None:
+    drifting = {"name": "drift", "of": {"name": "digits", "subset": 50}, "round": 2}
+    assert len(load(**drifting).y) == 50
+
+
+def test_the_same_examples_whatever_the_seed() -> None:
+    one, other = (
+        prepare(small_experiment(data={"subset": 300, "test_subset": 50}, seed=seed))
+        for seed in (0, 1)
+    )
+    np.testing.assert_array_equal(one[0].x, other[0].x)
+    np.testing.assert_array_equal(one[0].test_x, other[0].test_x)
+    assert not np.array_equal(one[1].train.values, other[1].train.values)
+
+
+def test_runs_differ_by_their_data_hash(finish: Callable[..., Run]) -> None:
+    runs = [
+        finish(data=data, train={"rounds": 1})
+        for data in ({}, {"subset": 500}, {"subset": 500}, {"test_subset": 100})
+    ]
+    hashes = [run.manifest["data_hash"] for run in runs]
+    assert hashes[1] == hashes[2]
+    assert runs[1].result_hash == runs[2].result_hash
+    assert len(set(hashes)) == 3
+    assert runs[1].clients["samples"].sum() == 500
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"subset": 1438}, "data.subset=1438: there are 1,437 training examples"),
+        ({"test_subset": 1000}, "data.test_subset=1000: there are 360 test examples"),
+    ],
+)
+def test_more_than_there_are_is_refused(section: dict[str, Any], told: str) -> None:
+    with pytest.raises(DataError) as refusal:
+        load(**section)
+    assert str(refusal.value) == told
+
+
+@pytest.mark.parametrize("key", ["subset", "test_subset"])
+@pytest.mark.parametrize("asked", [0, -3, 1.0, 2.5, 0.0])
+def test_what_is_no_number_of_examples_is_refused(key: str, asked: float) -> None:
+    with pytest.raises(ExperimentError, match=rf"data\.{key}.*: must be a number of examples, 1 "):
+        small_experiment(data={key: asked})

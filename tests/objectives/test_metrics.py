@@ -1,0 +1,301 @@
+"""Metrics that `evaluate.metrics` names: as scikit-learn has them, the same bits everywhere."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn import metrics as theirs
+
+from experiments import Say, small_experiment
+from fedsim import Run, predictions, run
+from fedsim.data import Dataset
+from fedsim.errors import ExperimentError, MethodError
+from fedsim.objectives import Batch, Classification, Rationales, Regression, merged, scores_of
+from fedsim.objectives import metrics as ours
+from fedsim.objectives.objective import totals_of
+
+Finish = Callable[..., Run]
+
+C = 7
+OF_CLASSES = ["macro_f1", "balanced_accuracy", "top3_accuracy", "auroc", "ece", "class_accuracy"]
+
+
+def examples(seed: int, n: int = 200, present: int = C) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Logits that know something of the labels; the last classes may not occur."""
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(0, present, size=n)
+    outputs = rng.standard_normal((n, C)) + 1.5 * np.eye(C)[targets]
+    return outputs.astype(np.float32), targets
+
+
+def data_of(classes: int) -> Dataset:
+    x, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int64 if classes else np.float64)
+    return Dataset(x, y, x, y, tuple(f"c{c}" for c in range(classes)))
+
+
+@pytest.mark.parametrize("present", [C, 4, 2])
+@pytest.mark.parametrize("seed", range(3))
+class TestOfClasses:
+    def test_scores_are_those_of_scikit_learn(self, seed: int, present: int) -> None:
+        outputs, y = examples(seed, present=present)
+        predicted = outputs.argmax(axis=1)
+        assert ours.macro_f1(outputs, y) == pytest.approx(
+            theirs.f1_score(y, predicted, average="macro"), abs=1e-12
+        )
+        with warnings.catch_warnings():  # of classes that are predicted and do not occur
+            warnings.simplefilter("ignore")
+            balanced = theirs.balanced_accuracy_score(y, predicted)
+        assert ours.balanced_accuracy(outputs, y) == pytest.approx(balanced, abs=1e-12)
+        recalls = theirs.recall_score(y, predicted, labels=range(C), average=None, zero_division=0)
+        found = ours.class_accuracy(outputs, y)
+        assert np.isnan(found[present:]).all()
+        np.testing.assert_allclose(found[:present], recalls[:present], atol=1e-12)
+        np.testing.assert_array_equal(
+            ours.confusion(outputs, y), theirs.confusion_matrix(y, predicted, labels=range(C))
+        )
+        for k in (1, 3):
+            expected = theirs.top_k_accuracy_score(y, outputs, k=k, labels=range(C))
+            assert ours.top_k_accuracy(k, outputs, y) == pytest.approx(expected, abs=1e-12)
+
+    def test_auroc_is_that_of_scikit_learn(self, seed: int, present: int) -> None:
+        outputs, y = examples(seed, present=present)
+        p = torch.tensor(outputs).double().softmax(dim=1).numpy()
+        if present == C:
+            expected = theirs.roc_auc_score(y, p, multi_class="ovr", average="macro")
+        else:
+            one_against_all = np.eye(C)[y][:, :present]
+            expected = theirs.roc_auc_score(one_against_all, p[:, :present], average="macro")
+        assert ours.auroc(outputs, y) == pytest.approx(expected, abs=1e-12)
+
+    def test_ece_is_the_sum_over_bins(self, seed: int, present: int) -> None:
+        outputs, y = examples(seed, present=present)
+        p = torch.tensor(outputs).double().softmax(dim=1).numpy()
+        found = 0.0
+        for b in range(15):
+            inside = [i for i in range(len(y)) if b / 15 < p[i].max() <= (b + 1) / 15]
+            if inside:
+                accuracy = np.mean([p[i].argmax() == y[i] for i in inside])
+                confidence = np.mean([p[i].max() for i in inside])
+                found += len(inside) / len(y) * abs(accuracy - confidence)
+        assert ours.ece(outputs, y) == pytest.approx(found, abs=1e-12)
+
+
+def test_ties_and_a_single_class() -> None:
+    tied = np.zeros((3, C), np.float32)
+    assert ours.top_k_accuracy(2, tied, np.array([0, 1, 2])) == pytest.approx(2 / 3)
+    assert np.isnan(ours.auroc(tied, np.array([1, 1, 1])))
+    certain = np.float32([[1000, 0], [-1000, 0]])
+    assert ours.ece(certain, np.array([0, 0])) == 0.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_correlations_are_those_of_scipy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    y = np.round(rng.standard_normal(50), 1)  # with ties
+    outputs = (y[:, None] + rng.standard_normal((50, 1))).astype(np.float32)
+    x = outputs[:, 0].astype(np.float64)
+    assert ours.pearson(outputs, y) == pytest.approx(stats.pearsonr(x, y)[0], abs=1e-12)
+    assert ours.spearman(outputs, y) == pytest.approx(stats.spearmanr(x, y)[0], abs=1e-12)
+    assert np.isnan(ours.pearson(np.ones((50, 1), np.float32), y))
+
+
+def test_any_cut_gives_the_same_bits() -> None:
+    objective = Classification().with_further(ours.further_metrics(OF_CLASSES, data_of(C)))
+    outputs, y = (torch.tensor(a) for a in examples(0))
+    found = []
+    for size in (200, 37, 1):
+        parts = (slice(i, i + size) for i in range(0, 200, size))
+        totals = merged(totals_of(objective, outputs[p], Batch(outputs[p], y[p])) for p in parts)
+        scores = scores_of(objective, totals)
+        found.append({name: scores[name] for name in scores.keys() - {"loss", "accuracy"}})
+    assert found[0] == found[1] == found[2]
+    assert {"macro_f1", "class_accuracy/c6", "ece"} < found[0].keys()
+
+
+def test_of_some_classes_the_others_have_no_part() -> None:
+    objective = Classification().with_further(
+        ours.further_metrics(["ece", "class_accuracy"], data_of(C))
+    )
+    outputs, y = examples(0)
+    rows = np.isin(y, [2, 5])
+    few, own = torch.tensor(outputs[rows]), torch.tensor(y[rows])
+    found = scores_of(objective, totals_of(objective, few, Batch(few, own, labels=(2, 5))))
+    assert {name for name in found if "/" in name} == {"class_accuracy/c2", "class_accuracy/c5"}
+    assert found["ece"] == ours.ece(outputs[rows][:, [2, 5]], (y[rows] == 5).astype(int))
+
+
+class TestRuns:
+    NAMES = ("macro_f1", "class_accuracy", "top5_accuracy", "auroc", "ece", "confusion")
+
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        return run(self.experiment(), tmp_path_factory.mktemp("runs"))
+
+    def experiment(self, **sections: Any) -> Any:
+        own = ["own_metrics:f2", "own_metrics:extremes", "own_metrics:error_rate"]
+        evaluate = {"metrics": [*self.NAMES, *own], "clients": True}
+        partition = {"kind": "iid", "clients": 4, "test_fraction": 0.2}
+        return small_experiment(
+            **{"train": {"rounds": 3}, "evaluate": evaluate, "partition": partition, **sections}
+        )
+
+    def test_rounds_have_what_the_predictions_say(self, done: Run) -> None:
+        found, last = predictions(done), done.rounds.iloc[-1]
+        y, predicted = found["target"], found["prediction"]
+        p = found.filter(like="probability/").to_numpy()
+        assert (y == predicted).mean() == last["accuracy"]
+        expected = {
+            "macro_f1": theirs.f1_score(y, predicted, average="macro"),
+            "top5_accuracy": theirs.top_k_accuracy_score(y, p, k=5),
+            "auroc": theirs.roc_auc_score(y, p, multi_class="ovr"),
+            "class_accuracy/3": theirs.recall_score(y, predicted, labels=["3"], average=None)[0],
+            "f2": theirs.fbeta_score(y, predicted, beta=2, average="macro"),
+            "error_rate": 1 - last["accuracy"],
+        }
+        for name, score in expected.items():
+            assert last[name] == pytest.approx(score, abs=1e-9), name
+        assert last["extremes/least"] < last["extremes/greatest"]
+
+    def test_confusion_is_a_table(self, done: Run) -> None:
+        found = predictions(done)
+        table = done.confusion
+        assert set(table["round"]) == {1, 2, 3}
+        assert table["client"].isna().all()
+        last = table[table["round"] == 3]
+        matrix = last.pivot(index="target", columns="prediction", values="count").fillna(0)
+        expected = theirs.confusion_matrix(found["target"], found["prediction"])
+        whole = matrix.reindex(index=list("0123456789"), columns=list("0123456789"), fill_value=0)
+        np.testing.assert_array_equal(whole, expected)
+
+    def test_clients_are_scored_by_them_too(self, done: Run) -> None:
+        last = done.clients[done.clients["round"] == 3]
+        assert last["test_macro_f1"].between(0, 1).all()
+        assert {"test_ece", "test_f2", "test_class_accuracy/0"} < set(last)
+
+    def test_reports_show_them(self, done: Run, tmp_path: Path, say: Say) -> None:
+        named = {metric.column: metric for metric in done.metrics}
+        assert named["error_rate"].best == named["ece"].best == "min"
+        assert done.primary_metric.column == "accuracy"
+        code, _, err = say("report", str(done.path), "--out", "page.html")
+        assert code == 0, err
+        page = Path("page.html").read_text()
+        for label in ("macro F1", "top-5 accuracy", "expected calibration error", "error rate"):
+            assert label in page
+
+    def test_nothing_else_changes(self, done: Run, finish: Finish) -> None:
+        plain = finish(
+            train={"rounds": 3},
+            partition={"kind": "iid", "clients": 4, "test_fraction": 0.2},
+            evaluate={"clients": True},
+        )
+        assert plain.confusion.empty
+        kept = [column for column in plain.rounds if column != "seconds"]
+        assert done.rounds[kept].equals(plain.rounds[kept])
+        for name, weights in plain.weights().items():
+            assert torch.equal(done.weights()[name], weights)
+
+    def test_models_of_clients_have_tables_of_their_own(self, tmp_path: Path) -> None:
+        done = run(self.experiment(method={"name": "local"}, train={"rounds": 1}), tmp_path)
+        counts = done.confusion.groupby("client")["count"].sum()
+        assert counts.to_dict() == dict.fromkeys(range(4), 360)
+        own = predictions(done, client=2)
+        right = int((own["target"] == own["prediction"]).sum())
+        table = done.confusion[done.confusion["client"] == 2]
+        assert table.loc[table["target"] == table["prediction"], "count"].sum() == right
+
+
+def test_rules_are_scored_by_them(finish: Finish) -> None:
+    done = finish(
+        data={"name": "friedman", "samples": 200, "test_samples": 50},
+        partition={"kind": "iid", "clients": 2},
+        model={"name": "tsk"},
+        method={"name": "openfl_xai"},
+        train={"rounds": 1},
+        evaluate={"metrics": ["pearson", "spearman"]},
+    )
+    found = predictions(done)
+    x, y = found["prediction"], found["target"]
+    assert done.rounds["pearson"].iloc[0] == pytest.approx(stats.pearsonr(x, y)[0])
+    assert done.rounds["spearman"].iloc[0] == pytest.approx(stats.spearmanr(x, y)[0])
+
+
+def test_documents_are_scored_by_the_words_chosen() -> None:
+    outputs = (*(torch.full((2, 3), float(k)) for k in range(3)), torch.ones(2, 4))
+    assert torch.equal(Rationales().predictions(outputs), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        (["macro_f2"], "evaluate.metrics: unknown metric 'macro_f2'; did you mean 'macro_f1'?"),
+        (["top0_accuracy"], "unknown metric 'top0_accuracy'; did you mean 'top5_accuracy'?"),
+        (["ece", "ece"], "evaluate.metrics: 'ece' is named twice"),
+        (["own_metrics:f3"], "metric 'own_metrics:f3' cannot be imported: "),
+        (["own_metrics:NUMBER"], "metric 'own_metrics:NUMBER' is not a function of (outputs, "),
+    ],
+)
+def test_unknown_names_are_refused(metrics: list[str], told: str) -> None:
+    with pytest.raises(ExperimentError) as refusal:
+        small_experiment(evaluate={"metrics": metrics})
+    assert told in str(refusal.value)
+
+
+TASKS = {"kind": "own_tasks", "tasks": [[["0", "1"]]]}
+FRIEDMAN = {"name": "friedman", "samples": 60, "test_samples": 20}
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"data": FRIEDMAN, "metrics": ["ece"]}, "ece needs classes, and the target here is a "),
+        ({"metrics": ["pearson"]}, "pearson needs a number for a target, and the data has 10 cla"),
+        ({"metrics": ["top10_accuracy"]}, "top10_accuracy is 1 for any model: the data has 10"),
+        ({"metrics": ["own_metrics:loss"]}, "there is a metric 'loss' already"),
+        ({"metrics": ["own_metrics:strange"]}, "best must be 'max' or 'min', not 'least'"),
+        (
+            {
+                "metrics": ["confusion"],
+                "partition": {"kind": "own_tasks", "tasks": [[["0", "1"]]]},
+            },
+            "confusion is not for clients that learn tasks one after another",
+        ),
+    ],
+)
+def test_metrics_that_do_not_fit_are_refused(
+    finish: Finish, sections: dict[str, Any], told: str
+) -> None:
+    metrics = sections.pop("metrics") if "metrics" in sections else []
+    plain = {"partition": {"kind": "iid", "clients": 2}}
+    with pytest.raises(ExperimentError) as refusal:
+        finish(**{**plain, **sections}, evaluate={"metrics": metrics})
+    assert f"evaluate.metrics: {metrics[0]}" in str(refusal.value)
+    assert told in str(refusal.value)
+
+
+def test_a_function_that_fails_is_named(finish: Finish) -> None:
+    with pytest.raises(MethodError, match=r"round 1, evaluation: .*\(own_metrics.py, line \d+\)"):
+        finish(evaluate={"metrics": ["own_metrics:fails"]})
+    with pytest.raises(MethodError, match="scores: 'word' is 'good', not a number"):
+        finish(evaluate={"metrics": ["own_metrics:word"]})
+
+
+def test_metrics_are_listed(say: Say) -> None:
+    code, text, _ = say("list", "metrics")
+    assert code == 0
+    for name in ours.KNOWN_METRICS:
+        assert name in text
+
+
+def test_regressions_know_nothing_of_them_unless_asked() -> None:
+    y = np.array([1.0, 2.0, 4.0])
+    assert "pearson" not in Regression().scores_of(y, y)
+    asked = Regression().with_further(ours.further_metrics(["pearson"], data_of(0)))
+    assert asked.scores_of(y, y)["pearson"] == pytest.approx(1)

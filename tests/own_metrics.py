@@ -1,0 +1,47 @@
+"""Metrics as a user would write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import fbeta_score
+
+
+def f2(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return float(fbeta_score(targets, outputs.argmax(axis=1), beta=2, average="macro"))
+
+
+def extremes(outputs: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
+    """Several at once."""
+    return {"least": float(outputs.min()), "greatest": float(outputs.max())}
+
+
+def error_rate(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return float((outputs.argmax(axis=1) != targets).mean())
+
+
+error_rate.best = "min"  # type: ignore[attr-defined]
+
+
+def strange(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return 0.0
+
+
+strange.best = "least"  # type: ignore[attr-defined]
+
+
+def loss(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return 0.0
+
+
+def fails(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return float(np.zeros(2)[3])
+
+
+def word(outputs: NDArray[Any], targets: NDArray[Any]) -> str:
+    return "good"
+
+
+NUMBER = 7

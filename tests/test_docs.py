@@ -1,0 +1,140 @@
+"""The documentation is built without a warning, is complete, and its snippets run."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from experiments import WRITTEN
+from fedsim import Experiment, load
+from fedsim.methods import methods
+from snippets import ROOT, run_page, snippets
+
+DOCS = ROOT / "docs"
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    if any(True for _ in snippets(text_of(path)))
+)
+# Those that run trials, which is the business of Ray Tune.
+ON_RAY = [
+    page
+    for page in PAGES
+    if any(
+        snippet.language == "console" and re.search(r"^fedsim (grid|tune) ", snippet.text, re.M)
+        for snippet in snippets(text_of(ROOT / page))
+    )
+]
+
+
+IN_PROCESS = [page for page in PAGES if page not in (*ON_RAY, "README.md")]
+
+
+@pytest.mark.parametrize("page", IN_PROCESS)
+def test_snippets_run(page: str, tmp_path: Path) -> None:
+    run_page(ROOT / page, tmp_path)
+
+
+class TestReadme:
+    README = text_of(ROOT / "README.md")
+
+    @pytest.fixture(scope="class")
+    def runs(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """What the snippets leave behind."""
+        folder = tmp_path_factory.mktemp("readme")
+        run_page(ROOT / "README.md", folder)
+        return folder / "runs"
+
+    def test_the_quickstart_learns_what_it_says(self, runs: Path) -> None:
+        accuracy = load(min((runs / "quickstart").iterdir())).rounds["accuracy"]
+        shown = re.search(r"^accuracy, mean of last 5  ([\d.]+)$", self.README, re.MULTILINE)
+        assert shown
+        assert accuracy.iloc[-5:].mean() == pytest.approx(float(shown[1]), abs=0.03)
+
+    def test_every_method_is_in_the_table(self) -> None:
+        (table,) = re.findall(r"^\| `method.name` .*?\n\n", self.README, re.MULTILINE | re.DOTALL)
+        rows = [row.split("|")[1] for row in table.splitlines()[2:-1]]
+        listed = re.findall(r"`(\w+)`", "".join(rows))
+        assert sorted(listed) == [name for name, _ in methods.items()]
+        assert f"{len(listed)} methods" in self.README
+
+    def test_its_links_lead_somewhere(self) -> None:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", self.README):
+            assert (ROOT / target).exists(), target
+
+    def test_the_make_targets_exist(self) -> None:
+        makefile = text_of(ROOT / "Makefile")
+        for target in re.findall(r"^make (\w+)", self.README, re.MULTILINE):
+            assert f"\n{target}:" in makefile
+
+    def test_it_is_short(self) -> None:
+        assert len(self.README.splitlines()) <= 150
+
+
+@pytest.mark.usefixtures("own_ray")
+class TestOnRay:
+    @pytest.fixture
+    def folder(self) -> Iterator[Path]:
+        """Where workers find modules as well."""
+        yield WRITTEN
+        for path in WRITTEN.iterdir():
+            path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+
+    @pytest.mark.parametrize("page", ON_RAY)
+    def test_snippets_run(self, page: str, folder: Path) -> None:
+        run_page(ROOT / page, folder)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The site, built strictly: a warning, such as a dead link, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    hooks = sys.path.copy()
+    logger = logging.getLogger("mkdocs")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
+    logger.setLevel(level)
+    sys.path[:] = hooks
+    yield folder
+
+
+class TestSite:
+    def test_it_loads_nothing_from_elsewhere(self, site: Path) -> None:
+        loads = re.compile(r'<(?:script|img|iframe)[^>]*\ssrc="(https?:[^"]+)|@import|url\(https?:')
+        links = re.compile(r'<link[^>]*rel="(?:stylesheet|preconnect|icon)"[^>]*href="https?:')
+        for page in site.rglob("*.html"):
+            text = text_of(page)
+            assert not loads.findall(text), page
+            assert not links.findall(text), page
+
+    def test_formulas_are_drawn(self, site: Path) -> None:
+        text = text_of(site / "methods" / "fedprox" / "index.html")
+        assert "<math" in text
+        assert "arithmatex" not in text
+
+    def test_the_reference_has_every_key(self, site: Path) -> None:
+        text = text_of(site / "reference" / "experiment-file" / "index.html")
+        shown = set(re.findall(r"<td><code>([\w.]+)</code>", text))
+        assert set(Experiment.model_fields) <= shown
+        assert {"train.optimizer.lr", "explain.share.noise", "grid.axes", "search.trials"} <= shown
+
+    def test_every_method_has_a_page(self, site: Path) -> None:
+        for name, method in methods.items():
+            text = text_of(site / "methods" / name / "index.html")
+            for key in method.model_fields:
+                assert key == "name" or f"<code>method.{key}</code>" in text, (name, key)

@@ -1,0 +1,49 @@
+"""What `import fedsim`, help and completion leave alone, because it takes seconds to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import fedsim
+
+HEAVY = {"torch", "ray", "numpy", "pandas", "matplotlib", "sklearn", "omegaconf", "optuna"}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> set[str]:
+    """What a new process has imported for all commands with their arguments, as help shows."""
+    program = """
+import sys
+from typer.main import get_command
+from fedsim.cli import app
+get_command(app)
+print(*sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_help_imports_nothing_heavy(loaded: set[str]) -> None:
+    assert "fedsim.cli.runs" in loaded
+    assert not HEAVY & loaded
+
+
+@pytest.mark.parametrize("name", fedsim.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert name in dir(fedsim)
+    assert getattr(fedsim, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'fedsim' has no attribute 'simulate_all'"):
+        fedsim.simulate_all  # noqa: B018
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert fedsim.__version__ == version("fedsim")

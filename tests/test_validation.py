@@ -1,0 +1,214 @@
+"""A validation set: held out of the training examples, scored beside the test set, chosen by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from experiments import Say, federation, grid_in_process, small_experiment
+from fedsim import Run, replay, run
+from fedsim.config_file import RawConfig
+from fedsim.errors import BadInput
+from fedsim.federation.context import TEST_SHARD
+from fedsim.objectives import Metric
+from fedsim.prepare import prepare
+from fedsim.results.summary import best_round, of_run
+from fedsim.sweep.search import SearchSweep
+
+Finish = Callable[..., Run]
+
+SHARE = 0.2
+EVALUATE = {"validation": SHARE, "metrics": ["macro_f1"]}
+
+
+class TestHeldOut:
+    def test_by_class_and_from_nobody(self) -> None:
+        plain, _, _ = prepare(small_experiment())
+        data, splits, _ = prepare(small_experiment(evaluate=EVALUATE))
+        np.testing.assert_array_equal(data.x, plain.x)
+        held_out = splits.held_out
+        assert len(held_out) == round(SHARE * len(data.y))
+        whole = np.bincount(data.y)
+        assert (np.abs(np.bincount(data.y[held_out]) - SHARE * whole) < 1).all()
+        dealt = np.concatenate([splits.train.values, held_out])
+        assert sorted(dealt.tolist()) == list(range(len(data.y)))
+
+    def test_drawn_by_the_seed(self) -> None:
+        first, again, other = (
+            prepare(small_experiment(evaluate=EVALUATE, seed=seed))[1].held_out
+            for seed in (0, 0, 1)
+        )
+        np.testing.assert_array_equal(first, again)
+        assert not np.array_equal(first, other)
+
+    @pytest.mark.parametrize(
+        "partition",
+        [
+            {"kind": "iid", "clients": 5, "train_fraction": 0.5},
+            {"kind": "pathological", "clients": 5, "server_fraction": 0.2},
+            {"kind": "quantity", "clients": 5, "test_fraction": 0.2, "labelled_fraction": 0.5},
+        ],
+    )
+    def test_no_part_has_any_of_it(self, partition: dict[str, Any]) -> None:
+        _, splits, _ = prepare(small_experiment(evaluate=EVALUATE, partition=partition))
+        parts = [splits.train, splits.unlabelled, splits.test]
+        dealt = np.concatenate([*(part.values for part in parts), splits.server])
+        assert len(dealt) > 100
+        assert not np.isin(splits.held_out, dealt).any()
+
+    def test_clients_that_drift_have_none_of_it(self) -> None:
+        drifting = {"name": "drift", "of": {"name": "digits"}, "round": 2}
+        data, splits, _ = prepare(small_experiment(data=drifting, evaluate=EVALUATE))
+        later = splits.held(2)
+        assert not np.isin(later.held_out, later.train.values).any()
+        assert later.held_out.max() < data.num_loaded
+
+
+class TestRuns:
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        data = {"name": "synthetic", "samples": 4000, "shape": [6]}
+        made = small_experiment(
+            evaluate=EVALUATE, data=data, train={"rounds": 4}, checkpoint={"every": 2}
+        )
+        return run(made, tmp_path_factory.mktemp("runs"))
+
+    def test_scores_are_those_of_the_examples_held_out(self, done: Run) -> None:
+        again = replay(done)
+        held_out = again.fed.validation_data
+        assert len(held_out) == 800 > TEST_SHARD
+        again.fed.model.load(again.fed.tensor(again.state.weights))
+        with torch.no_grad():
+            logits = again.fed.model.module.eval()(held_out.x)
+        last = done.rounds.iloc[-1]
+        right = (logits.argmax(dim=1) == held_out.y).double().mean()
+        assert last["validation_accuracy"] == float(right)
+        loss = torch.nn.functional.cross_entropy(logits.double(), held_out.y)
+        assert last["validation_loss"] == pytest.approx(float(loss), abs=1e-5)
+        assert {"validation_macro_f1", "macro_f1"} < set(done.rounds)
+
+    def test_the_best_round_is_chosen_by_it(self, done: Run) -> None:
+        rounds = done.rounds
+        best = rounds["validation_accuracy"].idxmax()
+        found = of_run(rounds, done.primary_metric)
+        assert found["best"] == rounds["accuracy"][best]
+
+    def test_rounds_can_be_carried_out_once_more(self, done: Run) -> None:
+        assert replay(done, after=3).after == 3  # compared with the record
+
+    def test_reports_show_it(self, done: Run, say: Say) -> None:
+        code, _, err = say("report", str(done.path), "--out", "page.html")
+        assert code == 0, err
+        page = Path("page.html").read_text()
+        assert "best by validation" in page
+        assert "Validation accuracy" in page
+
+    def test_the_summary_of_a_run_says_so(self, say: Say) -> None:
+        made = small_experiment(evaluate=EVALUATE, train={"rounds": 3})
+        Path("small.yaml").write_text(made.to_yaml())
+        code, text, _ = say("run", "small.yaml")
+        assert code == 0
+        assert re.search(r"accuracy, best by validation +0\.\d{4} \(round \d\)", text)
+        code, text, _ = say("data", "small.yaml")
+        assert "287 are held out for validation" in text
+
+    @pytest.mark.parametrize("method", ["local", "fedbabu"])
+    def test_other_methods(self, finish: Finish, method: str) -> None:
+        done = finish(method={"name": method}, evaluate=EVALUATE, train={"rounds": 1})
+        assert done.rounds["validation_accuracy"].between(0, 1).all()
+
+    @pytest.mark.parametrize("method", ["openfl_xai", "local_rules"])
+    def test_rules(self, finish: Finish, method: str) -> None:
+        done = finish(
+            data={"name": "friedman", "samples": 200, "test_samples": 50},
+            partition={"kind": "iid", "clients": 2},
+            model={"name": "tsk"},
+            method={"name": method},
+            train={"rounds": 1},
+            evaluate={"validation": 0.1},
+        )
+        row = done.rounds.iloc[0]
+        assert row["validation_r2"] < 1
+        assert row["validation_r2"] != row["r2"]
+
+
+def test_without_it_nothing_is_held_out() -> None:
+    made = small_experiment()
+    _, splits, _ = prepare(made)
+    assert len(splits.held_out) == 0
+    fed = federation(made)
+    assert not any(name.startswith("validation") for name in fed.evaluate(fed.initial_weights()))
+    assert len(fed.validation_data) == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "best", "expected"),
+    [("validation_s", "max", 2), ("validation_s", "min", 0), ("other", "max", 3)],
+)
+def test_the_best_round(column: str, best: Any, expected: int) -> None:
+    scores = pd.DataFrame({"s": [0.1, np.nan, 0.2, 0.4], column: [0.2, np.nan, 0.9, 0.3]})
+    assert best_round(scores, Metric("s", "s", best)) == (0 if best == "min" else expected)
+    assert best_round(scores, Metric("t", "t")) is None
+
+
+def test_grids_summarise_by_it(tmp_path: Path) -> None:
+    content = small_experiment(evaluate=EVALUATE, train={"rounds": 3}).model_dump(mode="json")
+    content["grid"] = {"axes": {"train.local_epochs": [1]}}
+    folder = grid_in_process(content, tmp_path)
+    rounds = pd.read_parquet(folder / "rounds.parquet")
+    best = rounds["validation_accuracy"].idxmax()
+    summary = pd.read_parquet(folder / "summary.parquet")
+    assert summary["best_mean"].tolist() == [rounds["accuracy"][best]]
+
+
+class TestSearches:
+    def sweep(self, **sections: Any) -> SearchSweep:
+        content = small_experiment(**sections).model_dump(mode="json")
+        content["search"] = {"space": {"train.optimizer.lr": [0.1, 0.2]}}
+        return SearchSweep(RawConfig(content))
+
+    @pytest.mark.parametrize(
+        ("sections", "objectives"),
+        [
+            ({}, {"accuracy": "max"}),
+            ({"evaluate": EVALUATE}, {"validation_accuracy": "max"}),
+            (
+                {"data": {"name": "friedman", "samples": 50}, "evaluate": EVALUATE}
+                | {"partition": {"kind": "iid", "clients": 2}},
+                {"validation_r2": "max"},
+            ),
+        ],
+    )
+    def test_look_at_it_by_themselves(self, sections: Any, objectives: Any) -> None:
+        sweep = self.sweep(**sections)
+        assert sweep.settings.objectives == sweep.facts()["objectives"] == objectives
+        assert list(sweep.plan(Path("none")).objectives) == list(objectives)
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        (
+            {"evaluate": {"validation": 0.0001}},
+            "of 1,437 training examples holds out none; 0",
+        ),
+        ({"evaluate": {"validation": 1}}, "evaluate.validation: must be less than 1"),
+        (
+            {"partition": {"kind": "own_tasks", "tasks": [[["0"], ["1"]]]}},
+            "partition.kind=own_tasks keeps examples of each task aside",
+        ),
+        ({"partition": {"kind": "file", "path": "own.json"}}, "kind=file says who holds what, so"),
+        ({"evaluate": {"validation": 0.95}}, "partition.min_samples=10 asks for 100 training"),
+    ],
+)
+def test_what_cannot_be_held_out_is_refused(sections: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        prepare(small_experiment(**{"evaluate": EVALUATE, **sections}))
+    assert told in str(refusal.value)
