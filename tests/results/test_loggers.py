@@ -344,7 +344,7 @@ def test_trials_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch, tmp_pa
         raise InterruptedError
 
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-    monkeypatch.setattr(trials, "connected", lambda _: nullcontext())
+    monkeypatch.setattr(trials, "connected", lambda *_: nullcontext())
     here = Node("here", 2, 0, math.inf)
     monkeypatch.setattr(trials, "cluster", lambda: ([here], here, None))
     monkeypatch.setattr(ray, "put", lambda what: what)
