@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import logging
 import os
@@ -107,6 +108,13 @@ def grid_in_process(content: Mapping[str, Any], out: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "run_trials", in_process)
         return grid(content, out=out).path
+
+
+def run_example(documented: Callable[..., Any], **known: Any) -> None:
+    """Run the example of a docstring, which may use the names that are known."""
+    (test,) = doctest.DocTestFinder(recurse=False).find(documented, globs=known)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def federation(experiment: Experiment) -> Federation:

@@ -59,6 +59,7 @@ from fedsim.privacy.membership import (
     confidence,
     entropy_scores,
     halves,
+    insist_on_several,
     lira_scores,
     log_norm,
     loss_scores,
@@ -71,7 +72,7 @@ from fedsim.privacy.membership import (
 from fedsim.results.run import Run
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
-from fedsim.words import columns
+from fedsim.words import columns, teller
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -504,7 +505,9 @@ def _timed(work: Callable[[], Any]) -> float:
 def _about(seconds: float) -> str:
     if seconds < 100:
         return f"this takes about {max(1, round(seconds))} s"
-    return f"this takes about {round(seconds / 60)} minutes"
+    if seconds < 6000:
+        return f"this takes about {round(seconds / 60)} min"
+    return f"this takes about {seconds / 3600:.1f} hours"
 
 
 def _usual(section: Explain | None) -> Sequence[FeatureExplainer]:
@@ -639,7 +642,7 @@ def audit(
     """
     import pandas as pd
 
-    tell = _teller(progress)
+    tell = teller(progress)
     shown = _explainers(explainers, run.experiment.explain)
     levels: list[float | None] = [None]
     if noise is not None:
@@ -648,6 +651,8 @@ def audit(
             raise BadInput("noise is added to explanations; name an explainer")
     attacked = PrivacyAudit(run)
     attacked._check(shown, levels)
+    if shadows:
+        insist_on_several(shadows)
     if attacked.shares_images or (shown and attacked.explains_images):
         check_fidelity()
     tell(attacked.plan(shadows, shown, levels))
@@ -697,12 +702,6 @@ def audit(
     for table in tables:
         table["noise"] = table["noise"].astype(float)
     return Audit(run, *tables, inversions)
-
-
-def _teller(progress: bool | Callable[[str], None]) -> Callable[[str], None]:
-    if callable(progress):
-        return progress
-    return print if progress else lambda line: None
 
 
 def _explainers(

@@ -18,6 +18,7 @@ from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
 from fedsim.registry import first_line, nearest
 from fedsim.results.run import Run
+from fedsim.words import teller
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +107,7 @@ def explanations(
     input: str | Path | Inputs | None = None,
     text: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    on_round: Callable[[int], None] = lambda t: None,
+    progress: bool | Callable[[str], None] = True,
 ) -> Explanations:
     """Explain the global model of a finished run, or clients' own, after any round.
 
@@ -128,7 +129,8 @@ def explanations(
             `Inputs.of_file`; or inputs made by hand (`Inputs.of_arrays`).
         text: a document, whose prediction is explained instead.
         settings: fields of the explainer that are to be other than it has them.
-        on_round: called before each round that is carried out again.
+        progress: True prints which round is carried out again, False nothing; a function is
+            called with these lines.
 
     Returns:
         An explanation for each model: `text()`, `frame`, `save()` for the pictures.
@@ -141,6 +143,7 @@ def explanations(
         >>> import fedsim
         >>> run = fedsim.load(folder)
         >>> found = fedsim.explanations(run, "occlusion", client=3, after=1, row=[0, 7])
+        making round 1 once more
         >>> found.frame[["round", "client", "input"]].to_dict("records")
         [{'round': 1, 'client': 3, 'input': 'row 0'}, {'round': 1, 'client': 3, 'input': 'row 7'}]
         >>> [path.name for path in found.save(folder / "pictures")]
@@ -171,6 +174,11 @@ def explanations(
     dataset = load_dataset(run.experiment.data)
     inputs = _inputs(dataset, chosen, rows, input, text)
     found, about = [], []
+    tell = teller(progress)
+
+    def on_round(t: int) -> None:
+        tell(f"making round {t} once more")
+
     asked: list[int | None] = [*times] or [None]
     for t in asked:
         whose = clients or ([] if explainer else _usual_clients(run, t))
@@ -223,8 +231,15 @@ def _find(run: Run, wanted: str | Explainer | None) -> Explainer:
     try:
         found: Explainer = explainers.parse({"name": wanted})
     except ValidationError as error:
-        raise BadInput(f"explainer {wanted}: {error}") from None
+        raise BadInput(f"explainer {wanted}: {_problem(error)}") from None
     return found
+
+
+def _problem(error: ValidationError) -> str:
+    """The first thing that is wrong, in a line."""
+    first = error.errors()[0]
+    what = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), what)))
 
 
 def _with(explainer: Explainer, settings: Mapping[str, Any]) -> Explainer:
@@ -242,7 +257,7 @@ def _with(explainer: Explainer, settings: Mapping[str, Any]) -> Explainer:
     try:
         return type(explainer).model_validate({**dict(explainer), **settings})
     except ValidationError as error:
-        raise BadInput(f"explainer {explainer.name}: {error}") from None
+        raise BadInput(f"explainer {explainer.name}: {_problem(error)}") from None
 
 
 def _inputs(

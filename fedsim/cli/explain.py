@@ -83,7 +83,7 @@ def explain_command(
             input=input,
             text=text,
             settings={} if most is None else {"most": most},
-            on_round=lambda t: status.update(f"making round {t} once more"),
+            progress=status.update,
         )
     if npy is not None:
         if len(found) > 1:

@@ -211,7 +211,7 @@ def lira_scores(
     """
     from scipy.stats import norm
 
-    _several(len(shadows))
+    insist_on_several(len(shadows))
     _finite(target=target, shadows=shadows)
     for where, word in (inside, "never"), (~inside, "always"):
         missing = np.flatnonzero(~where.any(axis=0))
@@ -267,7 +267,7 @@ def halves(n: int, shadows: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     Source:
         Carlini et al. (2022), who let half of the shadow models train on each example.
     """
-    _several(shadows)
+    insist_on_several(shadows)
     ones = np.arange(shadows) < shadows // 2
     return rng.permuted(np.tile(ones, (n, 1)), axis=1).T
 
@@ -325,7 +325,12 @@ def shadow_models(
         yield model.module.eval()
 
 
-def _several(shadows: int) -> None:
+def insist_on_several(shadows: int) -> None:
+    """Refuse a number of shadow models that LiRA cannot do with.
+
+    Raises:
+        ExperimentError: fewer than two, or too many.
+    """
     if shadows < 2:
         raise ExperimentError(
             f"shadows={shadows}: LiRA needs at least 2 shadow models, so that each example can be "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import Say, small_experiment
-from fedsim import Run, replay, run
-from fedsim.analysis.audit import PrivacyAudit, _sent
+from experiments import Say, run_example, small_experiment
+from fedsim import Run, audit, replay, run
+from fedsim.analysis.audit import PrivacyAudit, _about, _sent
 from fedsim.errors import BadInput
 from fedsim.explain.attribution import Gradient, IntegratedGradients, Random
+from fedsim.privacy import membership
 
 MODEL = {"name": "cnn", "channels": [4, 4]}
 FEDXDS: dict[str, Any] = {"name": "fedxds", "warmup_rounds": 1}
@@ -52,7 +55,7 @@ def noise(out: Path, rounds: int, epochs: int) -> PrivacyAudit:
 
 
 def test_members_are_told_from_others_where_they_are_learnt_by_heart(tmp_path: Path) -> None:
-    often = noise(tmp_path, rounds=4, epochs=20).infer_membership(4, [Gradient(), Random()])
+    often = noise(tmp_path, rounds=4, epochs=20).infer_membership(4, [Gradient(), Random()])[None]
     for name, least in {
         **{"loss": 0.85, "entropy": 0.6, "lira": 0.85},
         "gradient/map_lira": 0.7,
@@ -62,13 +65,16 @@ def test_members_are_told_from_others_where_they_are_learnt_by_heart(tmp_path: P
     # Three standard deviations of the AUC of chance, of 200 and 200: √(401/(12·200·200)) = 0.029.
     for how in "variance", "norm", "norm_lira", "map_lira":
         assert abs(often[f"random/{how}"].auc - 0.5) < 0.09
-    for found in noise(tmp_path, rounds=1, epochs=1).infer_membership(0, [Gradient()]).values():
+    once = noise(tmp_path, rounds=1, epochs=1).infer_membership(0, [Gradient()])[None]
+    for found in once.values():
         assert found.auc < 0.65
 
 
 def test_noise_keeps_explanations_from_telling_members(tmp_path: Path) -> None:
     attacked = noise(tmp_path, rounds=4, epochs=20)
-    scaled, noisy = (attacked.infer_membership(4, [Gradient()], noise) for noise in (0, 30))
+    scaled, noisy = attacked.infer_membership(4, [Gradient()], [0, 30]).values()
+    alone = attacked.infer_membership(4, [Gradient()], [30])
+    assert alone == {30: noisy}  # that shadow models are shared changes nothing
     assert scaled["gradient/map_lira"].auc > 0.7  # the scale of maps is not what tells
     for how in "variance", "norm", "norm_lira", "map_lira":
         assert abs(noisy[f"gradient/{how}"].auc - 0.5) < 0.09, how
@@ -212,64 +218,135 @@ def test_in_words_numbers_and_a_picture(say: Say) -> None:
     code, text, _ = say("attack", str(done.path), "--shadows", "2")
     assert code == 0
     found = json.loads((done.path / "attacks.json").read_text())
-    assert list(found["membership"]) == ["loss", "entropy", "lira"]
-    for name, numbers in found["membership"].items():
-        row = next(line for line in text.splitlines() if line.startswith(name))
-        assert row.split()[1:] == [f"{value:.3f}" for value in numbers.values()]
-    assert f"{found['reconstructed']['ssim']:.3f}" in text
-    picture = done.path / "explanations" / "reconstructed.png"
+    assert [row["attack"] for row in found["membership"]] == ["loss", "entropy", "lira"]
+    for row in found["membership"]:
+        said = next(line for line in text.splitlines() if line.startswith(row["attack"]))
+        numbers = (row[name] for name in ("auc", "balanced_accuracy", "tpr"))
+        assert said.split()[1:] == [f"{value:.3f}" for value in numbers]
+    sources = [row["source"] for row in found["reconstruction"]]
+    assert sources == ["shared", "reconstructed", "mean image"]
+    assert f"{found['reconstruction'][1]['ssim']:.3f}" in text
+    picture = done.path / "explanations" / "reconstructed-shared-images.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_explanations_in_words_numbers_and_a_picture(
-    say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By default those of the section `explain`, with its settings, also where they are named."""
-    for name, value in {"AUXILIARY": 60, "EPOCHS": 1, "VICTIMS": 10, "MEMBERS": 50}.items():
-        monkeypatch.setattr(f"fedsim.analysis.audit.{name}", value)
-    section = {"explainers": [{"name": "occlusion", "size": 2}], "inputs": 2}
-    done = trained(Path("runs"), {"name": "fedavg"}, 1, explain=section)
-    code, text, error = say("attack", str(done.path))
-    assert code == 0, error
-    found = json.loads((done.path / "attacks.json").read_text())
-    assert list(found["membership"]) == [
-        *("loss", "entropy", "occlusion/variance", "occlusion/norm")
+    plan, _, rest = text.partition("\nthis takes about ")
+    assert plan == (
+        "attacks on:\n  membership of 360 training examples beside as many test examples, by "
+        "loss and entropy, by 2 shadow models, each trained for 1 pass\n  images from what "
+        "clients shared, by a denoiser"
+    )
+    steps = re.findall(r"^\[.*", rest, re.M)
+    assert steps == [
+        *("[1/3] shadow model 1", "[2/3] shadow model 2", "[3/3] images from what was shared")
     ]
-    assert found["noise"] is None
-    for name, close in {
-        **found["from_explanations"],
-        "the mean image": found["mean_image"],
-    }.items():
-        (row,) = [line for line in text.splitlines() if line.split(" " * 2)[0] == name]
-        assert row.split()[-1] == f"{close['ssim']:.3f}"
-    picture = done.path / "explanations" / "reconstructed-occlusion.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
-    code, again, error = say("attack", str(done.path), "--explainer", "occlusion")
-    assert (code, again) == (0, text), error
-    ways = ("--explainer", "random", "--noise", "0.5", "--shadows", "2")
-    code, text, error = say("attack", str(done.path), *ways)
-    assert code == 0, error
-    found = json.loads((done.path / "attacks.json").read_text())
-    assert found["noise"] == 0.5
-    assert list(found["from_explanations"]) == ["random"]
-    assert {"random/norm_lira", "random/map_lira"} < set(found["membership"])
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.1, "about 1 s"), (99, "about 99 s"), (150, "about 2 min"), (9000, "about 2.5 hours")],
+)
+def test_how_long_attacks_take_in_words(seconds: float, words: str) -> None:
+    assert _about(seconds) == f"this takes {words}"
+
+
+class TestExplanations:
+    """Of a run of one round, whose section `explain` has one explainer."""
+
+    @pytest.fixture(autouse=True)
+    def _less(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"AUXILIARY": 60, "EPOCHS": 1, "VICTIMS": 10, "MEMBERS": 50}.items():
+            monkeypatch.setattr(f"fedsim.analysis.audit.{name}", value)
+
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        section = {"explainers": [{"name": "occlusion", "size": 2}], "inputs": 2}
+        method = {"name": "fedavg"}
+        return trained(tmp_path_factory.mktemp("runs"), method, 1, explain=section)
+
+    def test_the_section_s_by_default(self, done: Run, say: Say) -> None:
+        """With its settings, also where they are named."""
+        code, text, error = say("attack", str(done.path))
+        assert code == 0, error
+        assert "\n  images from explanations of occlusion, by a denoiser\n" in text
+        found = json.loads((done.path / "attacks.json").read_text())
+        assert [(row["explainer"], row["attack"]) for row in found["membership"]] == [
+            *(("", "loss"), ("", "entropy"), ("occlusion", "variance"), ("occlusion", "norm"))
+        ]
+        assert {row["noise"] for row in found["membership"]} == {None}
+        names = ("explanations by occlusion", "the mean image, without any")
+        for name, close in zip(names, found["reconstruction"], strict=True):
+            (row,) = [line for line in text.splitlines() if line.startswith(name)]
+            assert row.split()[-1] == f"{close['ssim']:.3f}"
+        picture = done.path / "explanations" / "reconstructed-occlusion.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        code, again, error = say("attack", str(done.path), "--explainer", "occlusion")
+        tables = [said.partition("\nmembership by")[2] for said in (text, again)]
+        assert (code, tables[1]) == (0, tables[0]), error
+
+    def test_levels_of_noise_share_their_shadow_models(
+        self, done: Run, say: Say, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trainings: list[int] = []
+        original = membership.shadow_models
+
+        def shadow_models(build: Any, x: Any, y: Any, inside: Any, *rest: Any) -> Iterator[Any]:
+            trainings.append(len(x))
+            return original(build, x, y, inside, *rest)
+
+        monkeypatch.setattr("fedsim.analysis.audit.shadow_models", shadow_models)
+        ways = ("--explainer", "random", "--noise", "0.5", "--noise", "2", "--shadows", "2")
+        code, text, error = say("attack", str(done.path), *ways)
+        assert code == 0, error
+        assert trainings.count(100) == 1  # the others are to see how long it takes
+        assert "by explanations of random with noise 0.5 and 2\n" in text
+        found = json.loads((done.path / "attacks.json").read_text())
+        of_noise = [(row["attack"], row["noise"]) for row in found["membership"]]
+        attacks = ("variance", "norm", "norm_lira", "map_lira")
+        assert of_noise == [
+            *(("loss", None), ("entropy", None), ("lira", None)),
+            *((attack, noise) for noise in (0.5, 2.0) for attack in attacks),
+        ]
+        assert "random/map_lira, noise 0.5 " in text
+        for noise in ("0.5", "2"):
+            name = f"reconstructed-random-noise-{noise}.png"
+            assert (done.path / "explanations" / name).exists()
+
+    def test_in_python(self, done: Run, tmp_path: Path) -> None:
+        said: list[str] = []
+        found = audit(done, [Random()], noise=1, progress=said.append)
+        assert said[0].startswith("attacks on:")
+        assert said[1:] == ["[1/1] images from random noise 1"]
+        assert set(found.membership["explainer"]) == {"", "random"}
+        paths = found.save(tmp_path / "new" / "folder")
+        assert [path.name for path in paths] == [
+            *("attacks.json", "reconstructed-random-noise-1.png")
+        ]
+        shown = found._repr_html_()
+        assert "<td>random</td>" in shown
+        assert 'src="data:image/png;base64,' in shown
+        none = audit(done, [], progress=False)
+        assert list(none.membership["attack"]) == ["loss", "entropy"]
+        assert none.reconstruction.empty
+        assert none.inversions == {}
+
+    def test_the_example_runs(self, done: Run) -> None:
+        run_example(audit, folder=done.path)
 
 
 def test_explanations_that_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
     images = trained(Path("runs"), {"name": "fedavg"}, 1)
     for words, message in {
         ("--explainer", "gradeint"): (
-            "--explainer: unknown explainer 'gradeint'; did you mean 'gradient'?"
+            "explainer: unknown explainer 'gradeint'; did you mean 'gradient'?"
         ),
-        ("--explainer", "tasks"): "--explainer: explainer 'tasks' gives no number to each part of",
+        ("--explainer", "tasks"): "explainer: explainer 'tasks' gives no number to each part of",
         ("--explainer", "random", "--noise=-0.5"): (
             "noise=-0.5: must be 0 or more, as a share of an explanation's length"
         ),
-        ("--noise", "1"): "--noise is for explanations; say which by --explainer",
+        ("--noise", "1"): "noise is added to explanations; name an explainer",
+        ("--shadows", "1"): "shadows=1: LiRA needs at least 2 shadow models",
     }.items():
-        code, _, error = say("attack", str(images.path), *words)
-        assert code == 2, words
+        code, text, error = say("attack", str(images.path), *words)
+        assert (code, text) == (2, ""), words
         assert error.startswith(f"error: {message}"), error
         assert not (images.path / "attacks.json").exists()
     with pytest.raises(BadInput, match=r"its inputs are no images of 8 pixels a side or more"):
@@ -306,9 +383,10 @@ def test_shadows_of_models_of_documents(say: Say, model: dict[str, Any]) -> None
     code, text, error = say("attack", str(done.path), *ways)
     assert code == 0, error
     assert "from explanations" not in text  # which are of no images
-    found = json.loads((done.path / "attacks.json").read_text())["membership"]
-    assert 0 <= found["lira"]["auc"] <= 1
-    assert 0 <= found["occlusion/map_lira"]["auc"] <= 1
+    rows = json.loads((done.path / "attacks.json").read_text())["membership"]
+    found = {row["attack"]: row["auc"] for row in rows}
+    assert 0 <= found["lira"] <= 1
+    assert 0 <= found["map_lira"] <= 1
     with pytest.raises(BadInput, match="attribution gradient needs inputs of floating point"):
         PrivacyAudit(done).infer_membership(0, [Gradient()])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from own_components import Tagged
 
-from experiments import small_experiment
+from experiments import run_example, small_experiment
 from fedsim import Run, predictions, replay, run
 from fedsim.errors import RunFolderError
 from fedsim.results.run import load
@@ -52,9 +51,7 @@ class TestOfClasses:
         assert not own.equals(predictions(done))
 
     def test_the_example_runs(self, done: Run) -> None:
-        (test,) = doctest.DocTestFinder().find(predictions, globs={"folder": done.path})
-        assert test.examples
-        assert doctest.DocTestRunner().run(test).failed == 0
+        run_example(predictions, folder=done.path)
 
     def test_strangers_are_refused(self, done: Run, tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match="there is no client 10; there are 10"):

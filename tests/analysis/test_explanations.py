@@ -1,0 +1,183 @@
+"""`fedsim.explanations`: what `fedsim explain` shows, in Python."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from experiments import Say, run_example, small_experiment
+from fedsim import Run, explanations, load, run
+from fedsim.analysis.replay import ModelSnapshot
+from fedsim.errors import BadInput
+from fedsim.explain import canvas
+from fedsim.explain.attribution import Occlusion
+from fedsim.explain.inputs import Inputs
+
+
+@pytest.fixture(scope="class")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = small_experiment(train={"rounds": 2}, checkpoint={"every": 1})
+    return run(made, tmp_path_factory.mktemp("runs"))
+
+
+class TestExplanations:
+    def test_of_clients_after_rounds(self, done: Run) -> None:
+        said: list[str] = []
+        found = explanations(
+            *(done, Occlusion(size=2)), client=[3, 5], after=[1, 2], row=4, progress=said.append
+        )
+        assert said == ["making round 1 once more", "making round 2 once more"]
+        frame = found.frame
+        assert frame[["round", "client"]].to_numpy().tolist() == [[1, 3], [1, 5], [2, 3], [2, 5]]
+        assert set(frame["explainer"]) == {"occlusion"}
+        assert set(frame["input"]) == {"row 4"}
+        assert len(found) == 4
+        snapshot = ModelSnapshot.of(done, client=5, after=1)
+        inputs = Inputs.of_rows(snapshot.dataset, [4])
+        own = snapshot.explain(Occlusion(size=2), inputs)
+        assert found[1].text() == own.text()
+        assert found.text() == "\n\n".join(each.text() for each in found)
+
+    def test_of_the_last_global_model_by_default(self, done: Run, tmp_path: Path) -> None:
+        found = explanations(done)
+        assert found.frame["client"].isna().all()
+        assert set(found.frame["round"]) == {2}
+        assert len(found.frame) == 8
+        (path,) = found.save(tmp_path / "made" / "here")
+        assert path.name == "integrated_gradients-round-2.png"
+        assert not (done.path / "explanations").exists()  # nothing is drawn unasked
+        assert repr(found) == f"<1 explanation of {done.path}>"
+
+    def test_settings(self, done: Run) -> None:
+        texts = [
+            explanations(done, explainer, row=0, settings=settings).text()
+            for explainer, settings in [
+                (Occlusion(size=2), None),
+                ("occlusion", {"size": 2}),
+                ("occlusion", None),
+            ]
+        ]
+        assert texts[0] == texts[1] != texts[2]
+
+    def test_inputs_made_by_hand(self, done: Run) -> None:
+        data = ModelSnapshot.of(done).dataset
+        by_hand = explanations(done, input=Inputs.of_arrays(data.test_x[:1], "mine"))
+        of_row = explanations(done, row=0)
+        assert by_hand.frame["input"].tolist() == ["mine 0"]
+        assert by_hand.frame["half"].tolist() == of_row.frame["half"].tolist()
+
+    def test_it_shows_itself_in_a_notebook(self, done: Run, tmp_path: Path) -> None:
+        Image.new("RGB", (30, 20)).save(tmp_path / "a<b.png")
+        found = explanations(done, input=tmp_path / "a<b.png")
+        shown = found._repr_html_()
+        assert "a&lt;b.png: 30×20 RGB, resized to 8×8 gray" in shown
+        assert "a<b" not in shown
+        assert shown.count('<img src="data:image/png;base64,iVBOR') == 1
+        assert "<th>decision</th>" in shown
+        (one,) = found
+        assert 'src="data:image/png;base64,' in one._repr_html_()
+
+    def test_the_example_runs(self, done: Run, tmp_path: Path) -> None:
+        run_example(explanations, folder=done.path)
+        for path in (done.path / "pictures").iterdir():
+            path.unlink()
+
+    def test_what_cannot_be_explained(self, done: Run) -> None:
+        for arguments, message in [
+            ({"row": 1, "text": "x"}, "row, input and text are three ways"),
+            ({"row": 1, "explainer": "tree"}, "explainer tree takes none: a tree mimics all"),
+            (
+                {"settings": {"step": 3}},
+                "step is no setting of explainer .*; did you mean 'steps'",
+            ),
+            (
+                {"settings": {"steps": 0}},
+                "integrated_gradients: steps: must be greater than or equal to 1$",
+            ),
+            ({"explainer": "lpr"}, "no explainer is called 'lpr'; did you mean 'lrp'"),
+            ({"client": 11}, "there is no client 11; there are 10"),
+            ({"after": 3}, "there is no round 3; it has 2"),
+        ]:
+            with pytest.raises(BadInput, match=message):
+                explanations(done, **arguments)  # type: ignore[arg-type]
+
+
+class TestCommand:
+    def test_pictures_of_all_inputs_lie_side_by_side(
+        self, done: Run, say: Say, tmp_path: Path
+    ) -> None:
+        (tmp_path / "mine").mkdir()
+        for name in ("photo.jpg", "mine/one.png", "mine/two.jpeg"):
+            Image.new("RGB", (30, 20)).save(tmp_path / name)
+        notes = {
+            ("--input", "photo.jpg"): "photo.jpg: 30×20 RGB, resized to 8×8 gray\n",
+            ("--input", "mine"): "mine: 2 pictures of 30×20 RGB, resized to 8×8 gray\n",
+            ("--row", "3"): "the global model after round 2",
+            ("--row", "3", "--client", "1", "--round", "1"): "client 1's model after round 1",
+        }
+        for words, first in notes.items():
+            code, text, _ = say("explain", str(done.path), *words, "--out", "drawn")
+            assert code == 0
+            assert text.startswith(first)
+        assert sorted(path.name for path in Path("drawn").iterdir()) == [
+            "integrated_gradients-client-1-round-1-row-3.png",
+            "integrated_gradients-round-2-mine.png",
+            "integrated_gradients-round-2-photo.png",
+            "integrated_gradients-round-2-row-3.png",
+        ]
+
+    def test_files_that_will_not_do(self, done: Run, say: Say) -> None:
+        Path("broken.png").write_bytes(b"no picture")
+        Image.fromarray(np.zeros((8, 8), np.uint16)).save("deep.png")
+        for name, message in {
+            "nowhere.jpg": "there is no such file",
+            "broken.png": "cannot be read: cannot identify image file 'broken.png'",
+            "deep.png": "has more than 8 bits a pixel (I;16); save it with 8",
+        }.items():
+            code, text, error = say("explain", str(done.path), "--input", name)
+            assert (code, text) == (2, "")
+            assert error == f"error: {name}: {message}\n"
+
+    def test_a_picture_says_whose_model_it_is_about(
+        self, done: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And what its colours mean."""
+        drawn: list[Figure] = []
+        original = canvas.save
+
+        def save(figure: Figure, path: Path, title: str = "") -> None:
+            original(figure, path, title)
+            drawn.append(figure)
+
+        monkeypatch.setattr("fedsim.explain.images.save", save)
+        explanations(done, client=3, after=1, row=[0, 1]).save(tmp_path)
+        words = [text.get_text().replace("\n", " ") for text in drawn[0].texts]
+        assert words == ["Client 3's model after round 1, integrated_gradients"]
+        bar = drawn[0].axes[-1]
+        assert [label.get_text() for label in bar.get_xticklabels()] == ["against", "0", "for"]
+        title = drawn[0].texts[0].get_window_extent()
+        assert all(title.y0 > axes.title.get_window_extent().y1 for axes in drawn[0].axes)
+
+
+class TestFolders:
+    @pytest.mark.parametrize("command", ["explain", "attack", "resume", "verify", "report"])
+    def test_the_latest_run_below_is_offered(self, say: Say, tmp_path: Path, command: str) -> None:
+        made = small_experiment(train={"rounds": 1})
+        path = run(made, tmp_path / "runs").path
+        path.rename(path.with_name("20200101-000000-0000"))
+        latest = run(made, tmp_path / "runs").path.relative_to(tmp_path)
+        for folder in ("runs/small", "runs"):
+            code, text, error = say(command, folder)
+            assert (code, text) == (2, "")
+            assert re.match(f"error: .*{folder}: not .*; did you mean {latest}\\?\n$", error)
+
+    def test_none_is_offered_where_there_is_none(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            BadInput, match=r"not a run folder \(no readable manifest.json in it\)$"
+        ):
+            load(tmp_path)
