@@ -26,13 +26,13 @@ class PriorExplainer(Explainer):
     """The prior that clients' explanations are drawn to, after the last round (xFedAlign).
 
     Args:
-        group: pixels a side of a group, as the method has it.
+        size: pixels a side of a group, as the method has it.
     """
 
     name: str = "prior"
     takes_inputs: ClassVar[bool] = False
     whole_run: ClassVar[bool] = True
-    group: int | None = None
+    size: int | None = None
 
     def explain(
         self,
@@ -49,7 +49,7 @@ class PriorExplainer(Explainer):
             raise ExperimentError(
                 f"{model.title}: its last round left no prior: clients agree on no group"
             )
-        groups = group_parts(dataset.shape, self.group)
+        groups = group_parts(dataset.shape, self.size)
         prior = np.zeros((len(dataset.classes), len(groups)))
         prior[rows["class"].astype(int), rows["group"].astype(int)] = rows["relevance"]
         return ClassPrior(model.title, dataset, groups, prior)

@@ -107,7 +107,7 @@ class XFedAlign(Method[XFedAlignState]):
 
     Args:
         lam: λ; 0: each client explains by itself, but for a ridge of 10⁻³.
-        group: pixels a side of a group; by default images are cut into 7×7, or a few less. Of
+        size: pixels a side of a group; by default images are cut into 7×7, or a few less. Of
             tables each feature is a group.
         top_k: k; by default a fifth of the groups, rounded.
         samples: n, masked examples for each class: those of the client, again and again.
@@ -123,7 +123,7 @@ class XFedAlign(Method[XFedAlignState]):
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
     lam: float = Field(0.5, ge=0)
-    group: int | None = Field(None, ge=1)
+    size: int | None = Field(None, ge=1)
     top_k: int | None = Field(None, ge=1)
     samples: int = Field(200, ge=2)
     noise: float = Field(0.0, ge=0)
@@ -138,21 +138,21 @@ class XFedAlign(Method[XFedAlignState]):
                 "method.name=xfedalign masks parts of images (channels, height, width) or "
                 f"features of tables, and the data are {what}"
             )
-        if self.group is not None and len(shape) == 1:
+        if self.size is not None and len(shape) == 1:
             raise ExperimentError(
-                f"method.group={self.group} is of images, and the data are a table, of which "
+                f"method.size={self.size} is of images, and the data are a table, of which "
                 "each feature is a group: leave it out"
             )
-        if self.top_k is not None and self.top_k > (G := len(group_parts(shape, self.group))):
+        if self.top_k is not None and self.top_k > (G := len(group_parts(shape, self.size))):
             raise ExperimentError(f"method.top_k={self.top_k}: inputs have {G} groups")
 
     def overview(self) -> Explainer | None:
-        return PriorExplainer(group=self.group)
+        return PriorExplainer(size=self.size)
 
     # -- the server ----------------------------------------------------------------------------
 
     def init(self, fed: Federation) -> XFedAlignState:
-        G = len(group_parts(fed.shape, self.group))
+        G = len(group_parts(fed.shape, self.size))
         prior = np.zeros((fed.num_classes, G), dtype=np.float32)
         return XFedAlignState(fed.initial_weights(), prior)
 
@@ -187,7 +187,7 @@ class XFedAlign(Method[XFedAlignState]):
         """
         if self.poisoned == 0:
             return {}
-        G, rng = len(group_parts(fed.shape, self.group)), keyed_rng(fed.seed, "poisoned")
+        G, rng = len(group_parts(fed.shape, self.size)), keyed_rng(fed.seed, "poisoned")
         clients = draw_clients(rng, fed.num_clients, self.poisoned).tolist()
         drawn = [rng.permutation(G)[: self.k(G)] for _ in range(fed.num_classes)]
         agreed = [np.sort(groups).tolist() for groups in drawn]
@@ -210,7 +210,7 @@ class XFedAlign(Method[XFedAlignState]):
         self, client: Client, network: nn.Module, prior: Tensor, decoys: Decoys | None
     ) -> Artifact:
         """(client) The k groups by which the network tells each class of the client's labels."""
-        groups = group_parts(tuple(client.data.x.shape[1:]), self.group)
+        groups = group_parts(tuple(client.data.x.shape[1:]), self.size)
         G, k = len(groups), self.k(len(groups))
         kept = client.rng("masks").integers(2, size=(self.samples, G), dtype=np.bool_)
         classes, outputs = self.outputs(client, network, groups, kept)

@@ -316,7 +316,7 @@ class TestPictures:
     def test_the_prior_is_shown_over_the_mean_image_of_each_class(
         self, finish: Finish, tmp_path: Path
     ) -> None:
-        method = self.METHOD | {"group": 3}
+        method = self.METHOD | {"size": 3}
         done = finish(method=method, train={"rounds": 2, "participation": 0.5})
         *_, last = server_states(done.experiment)
         found = explain_run(done, done.experiment.method.overview())
@@ -357,8 +357,8 @@ class TestPictures:
     ("fields", "problem"),
     [
         ({"top_k": 17}, "method.top_k=17: inputs have 16 groups"),
-        ({"top_k": 5, "group": 4}, "method.top_k=5: inputs have 4 groups"),
-        ({"group": 0}, "method.group: .*greater than or equal to 1"),
+        ({"top_k": 5, "size": 4}, "method.top_k=5: inputs have 4 groups"),
+        ({"size": 0}, "method.size: .*greater than or equal to 1"),
         ({"poisoned": 1.5}, "method.poisoned: .*less than or equal to 1"),
         ({"noise": -1}, "method.noise: .*greater than or equal to 0"),
         ({"aggregation": "mode"}, "method.aggregation"),
@@ -383,8 +383,8 @@ def test_bad_settings(fields: dict[str, Any], problem: str) -> None:
             r"the data are inputs of shape \(4, 5\)",
         ),
         (
-            {"data": TABLE, "method": {"name": "xfedalign", "group": 2}},
-            "method.group=2 is of images",
+            {"data": TABLE, "method": {"name": "xfedalign", "size": 2}},
+            "method.size=2 is of images",
         ),
         (
             {"data": {"name": "friedman"}, "partition": {"kind": "iid", "clients": 3}},
