@@ -80,6 +80,7 @@ if TYPE_CHECKING:
 MEMBERS = 1000  # whose membership is inferred, at most, beside as many others
 VICTIMS, AUXILIARY = 300, 1500  # images that are reconstructed, and that the attacker has, at most
 DRAWS, EPOCHS = 2, 8  # of noise on each of the attacker's images; passes of its denoiser
+SHARED = "reconstructed-shared-images"  # the name of a picture
 SOURCES = {  # of reconstructed images, as a table names them
     "shared": "shared images as they are",
     "reconstructed": "shared images",
@@ -593,9 +594,11 @@ class Audit:
             folder.mkdir(parents=True, exist_ok=True)
             paths.append(folder / f"{stem}.png")
             what = stem.removeprefix("reconstructed-").replace("-", " ")
-            t = self.run.experiment.train.rounds
+            experiment = self.run.experiment
+            name = experiment.method.name if stem == SHARED else what
+            t = experiment.train.rounds
             title = f"the global model after round {t}: images reconstructed from {what}"
-            inversion.draw(what, paths[-1], title)
+            inversion.draw(name, paths[-1], title)
         return paths
 
     def _repr_html_(self) -> str:
@@ -683,7 +686,7 @@ def audit(
 
     step = shadows
     if attacked.shares_images:
-        inversion = inversions["reconstructed-shared-images"] = attacked.invert_shared()
+        inversion = inversions[SHARED] = attacked.invert_shared()
         add("shared", inversion.shared)
         add("reconstructed", inversion.reconstructed)
         done(step := step + 1, "images from what was shared")

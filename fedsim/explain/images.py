@@ -93,7 +93,9 @@ def draw_shared(
         )
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
-    _add_scale(figure, _LEFT, height, "relevance for the class; each map goes to its largest")
+    _add_scale(
+        figure, _LEFT, height + 0.1, "relevance for the class; each map goes to its largest"
+    )
     save(figure, path, title)
 
 
@@ -151,7 +153,7 @@ def draw_relevances(
         figure,
         0,
         lines * down + 0.05,
-        "relevance for the decision; each map goes to its largest (±)",
+        "relevance; each map goes to its largest (±)",
     )
     save(figure, path, title)
 

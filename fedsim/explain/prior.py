@@ -99,7 +99,7 @@ class ClassPrior(Explanation):
         """Draw it: of images below the mean test image of each class, the first ones if many."""
         path, data, classes = folder / "prior.png", self.dataset, self._classes[:MOST_DRAWN]
         names = [data.classes[c] for c in classes]
-        title = f"{self.title}: what clients agree matters to each class"
+        title = f"what clients agree matters to each class, {self.title}"
         if len(data.shape) == 1:
             draw_bars(
                 self.prior[classes],

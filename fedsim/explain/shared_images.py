@@ -102,6 +102,6 @@ class SharedImages(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the images, and who shared how many of which class."""
         images, pool = folder / f"shared_images{self.suffix}.png", folder / "pool.png"
-        draw_shared(self.examples, self.classes, images, f"{self.title}: what clients shared")
+        draw_shared(self.examples, self.classes, images, f"what clients shared, {self.title}")
         draw_labels(self.pool, self.classes, pool)
         return [images, pool]

@@ -214,8 +214,8 @@ class Tasks(Explanation):
     def save(self, folder: Path) -> list[Path]:
         """Draw the curves, and who learns from whom, if anyone does."""
         paths = [folder / "tasks.png"]
-        draw_curves(self.tasks, paths[0], f"{self.title}: accuracy on tasks")
+        draw_curves(self.tasks, paths[0], f"accuracy on tasks, {self.title}")
         if not self.given.empty:
             paths.append(folder / "transfer.png")
-            draw_transfer(self.given, paths[1], f"{self.title}: who learns from whom")
+            draw_transfer(self.given, paths[1], f"who learns from whom, {self.title}")
         return paths
