@@ -29,7 +29,7 @@ from snippets import run_page  # noqa: E402
 PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")
 WIDEST = 1000  # pixels
 # Which file a picture is, where a command draws several; otherwise the last one drawn.
-FILES = {"tree": "tree*.png", "shared": "shared_images.png", "rules": "*.png"}
+FILES = {"shared": "shared_images*.png"}
 
 
 def gallery(folder: Path) -> None:
