@@ -102,14 +102,13 @@ def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -
         display = "block" if found["open"] == "[" else "inline"
         return str(convert(html.unescape(found["latex"]), display=display))
 
-    text = re.sub(
+    return re.sub(
         r'<(?P<tag>span|div) class="arithmatex">\s*\\(?P<open>[(\[])(?P<latex>.*?)\\[)\]]\s*'
         r"</(?P=tag)>",
         draw,
         text,
         flags=re.DOTALL,
     )
-    return text
 
 
 def generated() -> dict[str, str]:
@@ -155,7 +154,10 @@ def components_page(title: str, registry: Registry[Any], section: str) -> str:
     lines = [
         f"# {title}",
         f"What `{section}` can name. A class of your own is named `package.module:Name`.",
-        "| `" + registry.key + "` | what it is |\n| --- | --- |\n" + "\n".join(
+        "| `"
+        + registry.key
+        + "` | what it is |\n| --- | --- |\n"
+        + "\n".join(
             f"| [`{name}`](#{name}) | {cell(first_line(component))} |"
             for name, component in registry.items()
         ),
@@ -293,7 +295,8 @@ def commands_page() -> str:
         "`fedsim COMMAND --help` prints the same. An experiment can be changed by any number of "
         "`section.key=value` behind the file. Exit codes: 0, all went well; 1, a run failed; 2, "
         "the input was refused and nothing was started; 130, interrupted.",
-        "| command | what it does |\n| --- | --- |\n" + "\n".join(
+        "| command | what it does |\n| --- | --- |\n"
+        + "\n".join(
             f"| [`fedsim {name}`](#{name}) | {cell(first(c.help))} |" for name, c in names.items()
         ),
     ]
@@ -356,8 +359,8 @@ def catalogue_page() -> str:
     known = notes()
     lines = [
         "# Methods",
-        "Each method is a class in `fedsim/methods/` that reads as its paper's algorithm and names "
-        "the paper's symbol for every hyper-parameter. All pass one suite of tests: the same "
+        "Each method is a class in `fedsim/methods/` that reads as its paper's algorithm and "
+        "names the paper's symbol for every hyper-parameter. All pass one suite of tests: the same "
         "result in one process, on several actors of which one is killed, and after an "
         "interruption; and traffic counted as the paper's system would send it.",
     ]
@@ -365,7 +368,8 @@ def catalogue_page() -> str:
     for family in families:
         lines += [
             f"## {family}",
-            "| `method.name` | what it does | published |\n| --- | --- | --- |\n" + "\n".join(
+            "| `method.name` | what it does | published |\n| --- | --- | --- |\n"
+            + "\n".join(
                 f"| [`{name}`]({name}.md) | {cell(note['summary'])} | {note.get('year', '')} |"
                 for name, note in known.items()
                 if note["family"] == family

@@ -1,6 +1,6 @@
 """Makes the pictures of the gallery and of the front page, from the runs that the page shows.
 
-    python docs/pictures.py
+python docs/pictures.py
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from PIL import Image
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
+from snippets import run_page  # noqa: E402
+
 import fedsim  # noqa: E402
 from fedsim.analysis.replay import ModelSnapshot  # noqa: E402
 from fedsim.data.labels import label_table  # noqa: E402
 from fedsim.explain.attribution import IntegratedGradients  # noqa: E402
 from fedsim.explain.inputs import Inputs  # noqa: E402
 from fedsim.prepare import prepare  # noqa: E402
-from snippets import run_page  # noqa: E402
 
 PICTURE = re.compile(r"!\[[^\]]*\]\((pictures/[\w.-]+)\)")
 WIDEST = 1000  # pixels
@@ -63,7 +64,10 @@ def front(folder: Path) -> None:
         ["engine.kind=local", "partition.alpha=0.2", "train.participation=0.5"],
     )
     figure, (labels, curves, image, *maps) = plt.subplots(
-        *(1, 6), figsize=(10, 2.6), width_ratios=[1.4, 1.8, 0.8, 0.8, 0.8, 0.8], layout="constrained"
+        *(1, 6),
+        figsize=(10, 2.6),
+        width_ratios=[1.4, 1.8, 0.8, 0.8, 0.8, 0.8],
+        layout="constrained",
     )
     dataset, splits, _ = prepare(base)
     counts = label_table(dataset, splits).T

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+from snippets import ROOT, run_page, snippets
 
 from experiments import WRITTEN
 from fedsim import Experiment, load
 from fedsim.methods import methods
-from snippets import ROOT, run_page, snippets
 
 DOCS = ROOT / "docs"
 
@@ -110,12 +110,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
     logger.setLevel(level)
     sys.path[:] = hooks
-    yield folder
+    return folder
 
 
 class TestSite:
     def test_it_loads_nothing_from_elsewhere(self, site: Path) -> None:
-        loads = re.compile(r'<(?:script|img|iframe)[^>]*\ssrc="(https?:[^"]+)|@import|url\(https?:')
+        loads = re.compile(
+            r'<(?:script|img|iframe)[^>]*\ssrc="(https?:[^"]+)|@import|url\(https?:'
+        )
         links = re.compile(r'<link[^>]*rel="(?:stylesheet|preconnect|icon)"[^>]*href="https?:')
         for page in site.rglob("*.html"):
             text = text_of(page)
