@@ -351,7 +351,7 @@ class TestPareto:
     def test_what_spans_orders_of_magnitude_is_drawn_by_its_logarithm(self) -> None:
         trials = pd.DataFrame({"trial": [0, 1, 2], "a": [1.0, 2, 3], "b": [0.5, 5, 50]})
         ways, axes = {"a": "max", "b": "min"}, Figure().add_subplot()
-        pareto._draw_pair(axes, trials, np.array([True, False, False]), ways, ("a", "b"))
+        pareto.draw_pair(axes, trials, np.array([True, False, False]), ways, ("a", "b"))
         assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "log")
         axes = Figure().add_subplot()
         pareto._draw_parallel(axes, trials, np.array([True, False, False]), ways)
