@@ -14,8 +14,9 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from snippets import ROOT, run_page, snippets
 
-from experiments import WRITTEN
-from fedsim import Experiment, load
+from experiments import WRITTEN, small_experiment
+from fedsim import Experiment, Run, load, run
+from fedsim.explain.section import SCORES
 from fedsim.methods import methods
 
 DOCS = ROOT / "docs"
@@ -100,7 +101,7 @@ class TestOnRay:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built strictly: a warning, such as a dead link, is an error."""
     folder = tmp_path_factory.mktemp("site")
     hooks = sys.path.copy()
@@ -140,3 +141,36 @@ class TestSite:
             text = text_of(site / "methods" / name / "index.html")
             for key in method.model_fields:
                 assert key == "name" or f"<code>method.{key}</code>" in text, (name, key)
+
+    def test_every_key_is_explained(self, site: Path) -> None:
+        row = re.compile(
+            r"<td><code>([\w.]+)</code></td>\s*<td>.*?</td>\s*<td>.*?</td>\s*<td>(.*?)</td>"
+        )
+        for page in (*(site / "reference").rglob("*.html"), *(site / "methods").rglob("*.html")):
+            rows = row.findall(text_of(page))
+            assert not [key for key, meaning in rows if not meaning.strip()], page
+
+
+class TestTables:
+    """The page of tables names every column that a run leaves behind."""
+
+    PAGE = text_of(DOCS / "reference" / "tables.md")
+
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        experiment = small_experiment(
+            partition={"test_fraction": 0.2},
+            evaluate={"clients": True, "metrics": ["confusion"], "validation": 0.1},
+            explain={"explainers": ["random"], "inputs": 4, "maps": True},
+        )
+        return run(experiment, tmp_path_factory.mktemp("tables"))
+
+    @pytest.mark.parametrize(
+        "table", ["rounds", "clients", "explanations", "maps", "labels", "confusion"]
+    )
+    def test_columns_are_named(self, done: Run, table: str) -> None:
+        section = self.PAGE.split(f"\n## {table}\n")[1].split("\n## ")[0]
+        named = [re.sub("<.*?>", ".+", name) for name in re.findall(r"`([^`]+)`", section)]
+        for column in getattr(done, table):
+            known = column in SCORES or any(re.fullmatch(name, column) for name in named)
+            assert known, (table, column)
