@@ -360,8 +360,8 @@ def catalogue_page() -> str:
     lines = [
         "# Methods",
         "Each method is a class in `fedsim/methods/` that reads as its paper's algorithm and "
-        "names the paper's symbol for every hyper-parameter. All pass one suite of tests: the same "
-        "result in one process, on several actors of which one is killed, and after an "
+        "names the paper's symbol for every hyper-parameter. All pass one suite of tests: the "
+        "same result in one process, on several actors of which one is killed, and after an "
         "interruption; and traffic counted as the paper's system would send it.",
     ]
     families = dict.fromkeys(note["family"] for note in known.values())
