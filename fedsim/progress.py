@@ -121,8 +121,8 @@ class RunProgress(_Shown[dict[str, Any] | str]):
             bar.update(event["round"], self._rounds, self._line(event))
 
 
-class SweepProgress(_Shown[str]):
-    """A grid or a search that goes on: a line for each run that ends, «[3/12] …»."""
+class LineProgress(_Shown[str]):
+    """Something that tells lines: «[3/12] …» of each step that ends, and others beside the bar."""
 
     def _show(self, bar: _Bar, event: str) -> None:
         ended = re.match(r"\[(\d+)/(\d+)\] ", event)

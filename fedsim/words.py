@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 MOST_ROWS = 30  # of a table
@@ -27,10 +27,3 @@ def size(count: float) -> str:
     while count >= 1000 and len(units) > 1:
         count, units = count / 1000, units[1:]
     return f"{count:.3g} {units[0]}"
-
-
-def teller(progress: bool | Callable[[str], None]) -> Callable[[str], None]:
-    """What is called with lines of progress: True prints them, False drops them."""
-    if callable(progress):
-        return progress
-    return print if progress else lambda line: None

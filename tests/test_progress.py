@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments import small_experiment
 from fedsim import progress, resume, run
 from fedsim.errors import RunFolderError
-from fedsim.progress import SweepProgress
+from fedsim.progress import LineProgress
 
 LINES = ["3 runs, 2 at a time", "[1/3] a <b>: accuracy 0.5", "[3/3] c: failed"]
 
@@ -58,7 +58,7 @@ def test_a_run_in_a_notebook(notebook: list[str], tmp_path: Any) -> None:
 
 
 def test_a_grid_in_a_notebook(notebook: list[str]) -> None:
-    with SweepProgress(True) as shown:
+    with LineProgress(True) as shown:
         for line in LINES:
             shown(line)
     assert notebook[0].startswith("<div>3 runs, 2 at a time</div>")
@@ -68,7 +68,7 @@ def test_a_grid_in_a_notebook(notebook: list[str]) -> None:
 
 
 def test_a_grid_in_a_terminal(terminal: io.StringIO) -> None:
-    with SweepProgress(True) as shown:
+    with LineProgress(True) as shown:
         for line in LINES:
             shown(line)
     assert "3 runs, 2 at a time" in terminal.getvalue()

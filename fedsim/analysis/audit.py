@@ -69,10 +69,11 @@ from fedsim.privacy.membership import (
     shadow_models,
     variance_scores,
 )
+from fedsim.progress import LineProgress
 from fedsim.results.run import Run
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
-from fedsim.words import columns, teller
+from fedsim.words import columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -627,8 +628,8 @@ def audit(
         noise: in explanations before they are attacked: they are scaled to unit length, and that
             share of it is added as noise. Several levels if a sequence, for which shadow models
             are trained once. By default explanations are as they are.
-        progress: True prints what will be done, about how long it takes, and how far it is; False
-            nothing; a function is called with these lines.
+        progress: True shows what will be done, about how long it takes, and a bar, in a terminal
+            or a notebook, False nothing; a function is called with these as lines.
 
     Raises:
         BadInput: the run is not finished, has no global classifier, or its data is not what it
@@ -643,9 +644,19 @@ def audit(
         >>> found.membership.query("explainer == 'gradient' and noise == 1").shape
         (4, 6)
     """
+    with LineProgress(progress) as tell:
+        return _audit(run, explainers, shadows, noise, tell)
+
+
+def _audit(
+    run: Run,
+    explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None,
+    shadows: int,
+    noise: float | Sequence[float] | None,
+    tell: Callable[[str], None],
+) -> Audit:
     import pandas as pd
 
-    tell = teller(progress)
     shown = _explainers(explainers, run.experiment.explain)
     levels: list[float | None] = [None]
     if noise is not None:

@@ -16,9 +16,9 @@ from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
+from fedsim.progress import LineProgress
 from fedsim.registry import first_line, nearest
 from fedsim.results.run import Run
-from fedsim.words import teller
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,8 +129,8 @@ def explanations(
             `Inputs.of_file`; or inputs made by hand (`Inputs.of_arrays`).
         text: a document, whose prediction is explained instead.
         settings: fields of the explainer that are to be other than it has them.
-        progress: True prints which round is carried out again, False nothing; a function is
-            called with these lines.
+        progress: True shows a bar of the rounds that are carried out again, in a terminal or a
+            notebook, False nothing; a function is called with a line for each round.
 
     Returns:
         An explanation for each model: `text()`, `frame`, `save()` for the pictures.
@@ -143,7 +143,6 @@ def explanations(
         >>> import fedsim
         >>> run = fedsim.load(folder)
         >>> found = fedsim.explanations(run, "occlusion", client=3, after=1, row=[0, 7])
-        making round 1 once more
         >>> found.frame[["round", "client", "input"]].to_dict("records")
         [{'round': 1, 'client': 3, 'input': 'row 0'}, {'round': 1, 'client': 3, 'input': 'row 7'}]
         >>> [path.name for path in found.save(folder / "pictures")]
@@ -174,22 +173,23 @@ def explanations(
     dataset = load_dataset(run.experiment.data)
     inputs = _inputs(dataset, chosen, rows, input, text)
     found, about = [], []
-    tell = teller(progress)
-
-    def on_round(t: int) -> None:
-        tell(f"making round {t} once more")
-
     asked: list[int | None] = [*times] or [None]
-    for t in asked:
-        whose = clients or ([] if explainer else _usual_clients(run, t))
-        if whose:
-            models = ModelSnapshot.of_clients(run, whose, t, on_round, dataset)
-        else:
-            models = [ModelSnapshot.of(run, None, t, on_round, dataset)]
-        for model in models:
-            found.append(model.explain(chosen, inputs))
-            when = {"round": model.again.after, "client": model.client}
-            about.append({**when, "explainer": chosen.name})
+    with LineProgress(progress) as tell:
+        for t in asked:
+            last = t or run.experiment.train.rounds
+
+            def on_round(k: int, last: int = last) -> None:
+                tell(f"[{k}/{last}] making round {k} once more")
+
+            whose = clients or ([] if explainer else _usual_clients(run, t))
+            if whose:
+                models = ModelSnapshot.of_clients(run, whose, t, on_round, dataset)
+            else:
+                models = [ModelSnapshot.of(run, None, t, on_round, dataset)]
+            for model in models:
+                found.append(model.explain(chosen, inputs))
+                when = {"round": model.again.after, "client": model.client}
+                about.append({**when, "explainer": chosen.name})
     return Explanations(run, tuple(found), tuple(about), inputs.notes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedsim import launch
 from fedsim.config_file import RawConfig
 from fedsim.experiment import plain
-from fedsim.progress import SweepProgress
+from fedsim.progress import LineProgress
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.results.sweeps import Grid, Search, open_folder
@@ -44,7 +44,7 @@ def grid(
     """
     from fedsim.sweep.grid import GridSweep
 
-    with SweepProgress(progress) as shown:
+    with LineProgress(progress) as shown:
         return GridSweep.run(_content(experiment, overrides), out, shown, on_start)
 
 
@@ -75,7 +75,7 @@ def tune(
     """
     from fedsim.sweep.search import SearchSweep
 
-    with SweepProgress(progress) as shown:
+    with LineProgress(progress) as shown:
         return SearchSweep.run(_content(experiment, overrides), out, shown, on_start)
 
 
@@ -101,7 +101,7 @@ def resume(
     folder = open_folder(Path(path))
     if isinstance(folder, RunFolder):
         return launch.resume(path, progress, on_start)
-    with SweepProgress(progress) as shown:
+    with LineProgress(progress) as shown:
         if isinstance(folder, Grid):
             from fedsim.sweep.grid import GridSweep
 
