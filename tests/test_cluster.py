@@ -40,6 +40,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import start as ray_start
 from typer.testing import CliRunner
 
+import fedsim
 from fedsim import Experiment, load
 from fedsim.cli import app
 from fedsim.cluster.placement import Node, plan_actors
@@ -554,7 +555,7 @@ class TestRayJob:
             (container,) = spec["containers"]
             name, _, version = container["image"].rpartition(":")
             assert name.endswith("/fedsim")
-            assert version == PROJECT["project"]["version"]
+            assert version == fedsim.__version__
             assert spec["securityContext"]["runAsUser"] == int(user[user.index("--uid") + 1])
 
     def test_the_entry_point_runs(self, manifest: dict[str, Any]) -> None:

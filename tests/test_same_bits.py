@@ -32,6 +32,7 @@ ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}
 
 # Whose models are explained, where it is not the global one and the cohort's.
 EXPLAINED: dict[str, dict[str, Any]] = {
+    "centralised": {"share": None, "of": ["global"]},
     "local": {"share": None, "of": ["cohort", "personal"], "inputs_from": "own"},
     "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
 }

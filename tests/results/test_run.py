@@ -361,7 +361,7 @@ def test_an_unfinished_run_can_be_looked_at(tmp_path: Path) -> None:
 def test_what_is_not_a_run_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="there is no such folder"):
         fedsim.load(tmp_path / "nowhere")
-    with pytest.raises(RunFolderError, match=r"not a run folder \(no readable manifest.json"):
+    with pytest.raises(RunFolderError, match="not the folder of a run, a grid or a search"):
         fedsim.load(tmp_path)
 
 
