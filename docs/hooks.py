@@ -145,7 +145,8 @@ def experiment_page() -> str:
         if name == "search":
             lines += ["### Ranges { #ranges }", "The values that a hyper-parameter may take."]
             for kind, component in ranges.items():
-                lines += [f"#### `type: {kind}`", summary(component), keys_table(component, "")]
+                keyed = keys_table(component, "", skip=("type",))
+                lines += [f"#### `type: {kind}`", summary(component), keyed]
             lines += ["### `search.asha` { #asha }", summary(Asha)]
     return "\n\n".join(lines)
 
@@ -164,7 +165,7 @@ def components_page(title: str, registry: Registry[Any], section: str) -> str:
     ]
     shared = [c for c in dict.fromkeys(registry.base.model_fields) if c != registry.key]
     if shared:
-        lines += ["## Keys of all", keys_table(registry.base, "")]
+        lines += ["## Keys of all", keys_table(registry.base, "", skip=(registry.key,))]
     for name, component in registry.items():
         lines += [f"## `{name}` {{ #{name} }}", summary(component)]
         own = keys_table(component, "", skip=(registry.key, *shared))
