@@ -134,8 +134,8 @@ class TestWatchdogs:
             engine = {"kind": "ray", "actors": 2}
             run(small_experiment(engine=engine, train={"rounds": 1}), tmp_path, release)
         assert re.fullmatch(  # of both actors, or of the one that the driver has made so far
-            r"no round has ended for 1 s: (\d) of \1 client actors of 1 CPU\(s\) have no place yet: "
-            r"no node has that free now \(\S+: 0 of 4 CPUs and 1 of 1 GPUs free\); "
+            r"no round has ended for 1 s: (\d) of \1 client actors of 1 CPU\(s\) have no place "
+            r"yet: no node has that free now \(\S+: 0 of 4 CPUs and 1 of 1 GPUs free\); "
             r"other jobs may hold it; \S+/log.txt may say more",
             told[0],
         )
