@@ -8,19 +8,29 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedsim import compare
+from fedsim import Dataset, compare
 from fedsim.federation import client_function
 from fedsim.federation.reduction import NothingToReduce, Reduction
 from fedsim.federation.wire import to_arrays
 from fedsim.objectives import Metric, Objective
 from fedsim.schema import experiment_schema
+from fedsim.testing import (
+    check_method,
+    check_model,
+    check_objective,
+    check_partition,
+    small_experiment,
+)
 
 KNOWN = {"np": np, "nn": nn, "Metric": Metric, "to_arrays": to_arrays}
+CHECKS = (check_method, check_model, check_objective, check_partition, small_experiment)
+KNOWN["Dataset"] = Dataset
 KNOWN["NothingToReduce"] = NothingToReduce
 
 
 @pytest.mark.parametrize(
-    "documented", [Objective, Reduction, client_function, compare, experiment_schema]
+    "documented",
+    [Objective, Reduction, client_function, compare, experiment_schema, Dataset.of, *CHECKS],
 )
 def test_examples_run(documented: object) -> None:
     globs = {**KNOWN, documented.__name__: documented}  # type: ignore[attr-defined]

@@ -37,6 +37,9 @@ ONCE = {"fedaux": (4 * 230, WEIGHTS), "feddisco": (COUNTS, 0)}
 VARYING = {"fedfed", "fedgen", "fedxds", "semifl", "xfedalign"}
 
 
+# Explanations: without a global model, or without models of clients.
+NOTHING_SHARED = {"centralised", "local"}
+
 RESNET = {"name": "resnet8", "width": 2}
 
 
@@ -71,18 +74,18 @@ class TestEveryMethod:
 
     def test_keeps_the_contract(self, name: str) -> None:
         explain = {"explainers": ["gradient", "occlusion"], "inputs": 4, "every": 3, "maps": True}
-        if name != "local":  # which has no global model
+        if name not in NOTHING_SHARED:
             explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
         sections = with_method(name, train={"participation": 0.5}, explain=explain)
         check_method(sections.pop("method"), **sections)
 
     def test_explains_whose_models_there_are(self, finish: Finish, name: str) -> None:
         explain = {"explainers": ["occlusion"], "inputs": 4, "every": 3}
-        if name != "local":
+        if name not in NOTHING_SHARED:
             explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
         done = finish(**with_method(name, explain=explain))
-        whose = set() if name == "local" else {"global", "shared"}
-        whose = {"global"} if name == "centralised" else whose | {"cohort"}
+        alone = {"centralised": {"global"}, "local": {"cohort"}}
+        whose = alone.get(name, {"global", "shared", "cohort"})
         assert set(done.explanations["model"].dropna()) == whose
         assert len(done.explanations["round"].unique()) >= 3
 
