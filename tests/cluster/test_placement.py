@@ -18,7 +18,7 @@ import torch
 
 from experiments import small_experiment
 from fedsim import launch, run
-from fedsim.cluster.compat import actor_table
+from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.placement import Free, Node, free_now, live_nodes, why_waiting
 from fedsim.federation import Federation, ray_engine
 from fedsim.federation.ray_engine import RayEngine, card_number
@@ -83,15 +83,6 @@ def held(cpus: float) -> Iterator[Any]:
         yield hog
     finally:
         ray.kill(hog)
-
-
-def client_actors() -> dict[str, dict[str, Any]]:
-    """Those that are alive, by id; an earlier test's may still be about to end."""
-    return {
-        id: actor
-        for id, actor in actor_table().items()
-        if actor["ActorClassName"] == "ClientActor" and actor["State"] == "ALIVE"
-    }
 
 
 class Reader(logging.Handler):
@@ -171,27 +162,27 @@ class TestWatchdogs:
         experiment = small_experiment(engine={"kind": "ray", "gpus_per_actor": 0.5})
         dataset, splits, spec = prepare(experiment)
         data = [ray.put(dataset), ray.put(splits)]
-        earlier = client_actors().keys()
         engine = RayEngine(experiment.engine, 3, len(splits), spec, *data)  # one more than fit
         log = logging.getLogger("fedsim.federation.ray_engine")
         try:
             fed = Federation(spec, dataset, splits, engine)
             state = experiment.method.init(fed)
-            deadline = time.monotonic() + 60
-            while len(ours := client_actors().keys() - earlier) < 2:
-                assert time.monotonic() < deadline, "two actors fit"
-                time.sleep(0.1)
-            hung = actor_table()[min(ours)]["Pid"]
+            t = 0
+            while len(ready := [actor for actor in engine._actors if actor.ready]) < 2:
+                t += 1
+                fed.begin_round(t)
+                experiment.method.round(fed, state, t)
+            hung = actor_table()[actor_id(ready[0].handle)]["Pid"]
             os.kill(hung, signal.SIGSTOP)
             reader = Reader(hung)
             log.addHandler(reader)
-            fed.begin_round(7)
-            experiment.method.round(fed, state, 7)
+            fed.begin_round(t + 1)
+            experiment.method.round(fed, state, t + 1)
         finally:
             log.removeHandler(reader)
             engine.close()
         assert re.fullmatch(
-            r"nothing has moved for 1 s in round 7, local_update; "
+            rf"nothing has moved for 1 s in round {t + 1}, local_update; "
             r"1 of 3 client actors of 1 CPU\(s\) and 0.5 GPU\(s\) have no place yet: "
             r"no node has that free now \((\S+): 2 of 4 CPUs and 0 of 1 GPUs free\); "
             rf"other jobs may hold it; the longest under way is in process {hung} on \1, "
