@@ -44,22 +44,22 @@ def _refuse_twice(name: str, names: Sequence[str]) -> None:
 
 
 class Evaluate(Config):
-    """When models are evaluated; the last round always is.
+    """When and how models are evaluated; the last round is always evaluated.
 
     Args:
-        every: rounds from one evaluation on the central test set to the next.
-        clients: evaluate on every client's own test examples as well (needs
+        every: number of rounds between evaluations on the central test set.
+        clients: also evaluate on every client's own test examples (needs
             `partition.test_fraction`).
-        metrics: scores beside those of the objective, each a column: of classes `macro_f1`,
-            `balanced_accuracy`, `class_accuracy` (`class_accuracy/<class>`), `top5_accuracy` (any
-            k), `auroc`, `ece` (expected calibration error), and `confusion`, a table of its own;
-            of numbers `pearson` and `spearman`; or `package.module:function`, a function of your
-            own of (outputs, targets), NumPy arrays of all test examples, that returns a score or
-            a dict of scores.
-        validation: share of the training examples that is held out, by class and drawn by the
-            seed, before the rest is dealt out to clients. Models are scored on it whenever they
-            are on the test set, in columns `validation_<score>`, and what is chosen (the best
-            round, the best trial of a search) is chosen by these.
+        metrics: further scores beside those of the objective, each a column. For classification:
+            `macro_f1`, `balanced_accuracy`, `class_accuracy` (`class_accuracy/<class>`),
+            `top5_accuracy` (any k), `auroc`, `ece` (expected calibration error), and `confusion`,
+            a table of its own. For regression: `pearson` and `spearman`. Or
+            `package.module:function`, your own function of (outputs, targets), NumPy arrays of all
+            test examples, that returns a score or a dict of scores.
+        validation: share of the training examples that is held out as a validation set, stratified
+            and drawn with the seed, before the rest is distributed to clients. Models are scored
+            on it whenever they are scored on the test set, in columns `validation_<score>`, and
+            selection (the best round, the best trial of a search) uses these scores.
     """
 
     every: int = Field(1, ge=1)
@@ -77,12 +77,12 @@ class Evaluate(Config):
 
 
 class Checkpoint(Config):
-    """When the run is saved so that it can go on from there.
+    """When checkpoints are written, from which a run can be resumed.
 
     Args:
-        every: rounds from one checkpoint to the next; 0 makes none before the end.
-        keep: the `last` two, or `all`, so that models of any round can be had without running the
-            rounds before it again (`fedsim explain --round`).
+        every: number of rounds between checkpoints; 0 writes only the one at the end.
+        keep: the `last` two checkpoints, or `all`, so that the models of any round are available
+            without repeating earlier rounds (`fedsim explain --round`).
     """
 
     every: int = Field(5, ge=0)
@@ -90,29 +90,29 @@ class Checkpoint(Config):
 
 
 class Experiment(Config):
-    """Everything that decides a run's result, and where it is computed.
+    """Everything that determines a run's result, and where it is computed.
 
-    Sections can be objects as well as nested dicts: an instance of a component or its class; a
-    function that returns a network, a class of networks, or a `functools.partial` of either, with
-    keywords, as `model`; a `Dataset`, or a function that returns one, as `data`. The experiment
-    names what it was given, `package.module:Name`, so that other processes find it.
+    Sections can be given as objects instead of nested dicts: an instance or a class of a
+    component; as `model`, a network class, a function that returns a network, or a
+    `functools.partial` of either; as `data`, a `Dataset` or a function that returns one. The
+    experiment records them as `package.module:Name`, so that other processes can import them.
 
     Args:
-        name: of the run's folder, below that of all runs.
-        seed: of everything random; the same seed gives the same result, to the bit.
+        name: name of the experiment, and of the folder that its runs are written to.
+        seed: seed of all random numbers; the same seed gives the same result, to the bit.
         data: the data set.
-        partition: who holds which examples.
-        model: the architecture that is trained, or the kind of rules.
+        partition: how the examples are distributed to clients.
+        model: the network architecture, or the kind of rules.
         method: the federated algorithm.
-        objective: what is minimised and what is scored, if not what the model and its data say.
+        objective: the training loss and the scores; by default chosen by the model and the data.
         train: rounds, cohort and local training.
-        engine: where clients' work is computed.
-        evaluate: when models are evaluated.
-        explain: explanations as results of the run; by default there are none.
-        privacy: differential privacy; by default there is none.
-        checkpoint: when the run is saved.
-        loggers: where the records of rounds go beside the run's own tables: `tensorboard`, below
-            the run's folder, `mlflow`, or `wandb` (Weights & Biases).
+        engine: where the clients' work is computed.
+        evaluate: when and how models are evaluated.
+        explain: explanations computed during the run; by default none.
+        privacy: differential privacy; by default none.
+        checkpoint: when checkpoints are written.
+        loggers: where to log each round in addition to the run's own tables: `tensorboard` (in the
+            run's folder), `mlflow`, or `wandb` (Weights & Biases).
     """
 
     name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
@@ -168,10 +168,11 @@ class Experiment(Config):
 
         Args:
             path: a YAML file.
-            overrides: `section.key=value`, which win over the file.
+            overrides: `section.key=value` settings that take precedence over the file.
 
         Raises:
-            ExperimentError: a line for each thing that is wrong, with where it stands.
+            ExperimentError: the experiment is invalid; the message has a line for each mistake and
+                its place.
         """
         sheet = RawConfig.read(path, overrides)
         for section, command in (("grid", "grid"), ("search", "tune")):
@@ -184,15 +185,15 @@ class Experiment(Config):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Experiment:
-        """An experiment from nested dicts, as a file would hold them.
+        """Create an experiment from nested dicts with the structure of an experiment file.
 
         Raises:
-            ExperimentError: a line for each thing that is wrong.
+            ExperimentError: the experiment is invalid; the message has a line for each mistake.
         """
         return RawConfig(content).build(cls)
 
     def to_yaml(self) -> str:
-        """The complete experiment, every default written out, as a file to run again."""
+        """The complete experiment as YAML, with every default written out."""
         return to_yaml(self.model_dump(mode="json"))
 
 

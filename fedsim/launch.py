@@ -1,4 +1,4 @@
-"""Starting runs: in this process, or as a driver actor on Ray."""
+"""Start runs, in this process or as a driver actor on Ray."""
 
 from __future__ import annotations
 
@@ -44,22 +44,23 @@ def run(
     progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[RunFolder], None] = lambda _: None,
 ) -> Run:
-    """Run an experiment from its start.
+    """Run an experiment from the beginning.
 
     Args:
-        experiment: what to run, and where.
-        out: the folder below which the run's own is made: `<out>/<name>/<id>`.
-        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
-            with the record of each round (a row of `Run.rounds`, as a dict), and with lines for
-            the user. What it raises ends the run, which can be resumed.
+        experiment: the experiment to run.
+        out: parent folder; the run is written to `<out>/<name>/<id>`.
+        progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A
+            function is called with the record of each round (a row of `Run.rounds`, as a dict) and
+            with messages for the user. An exception that it raises ends the run, which can be
+            resumed.
         on_start: called with the run's folder before the first round.
 
     Returns:
         The run, loaded.
 
     Raises:
-        BadInput: the experiment cannot be carried out; nothing was started or written.
-        RunError: the run broke off; its folder can be resumed.
+        BadInput: the experiment is invalid; nothing was started or written.
+        RunError: the run failed; its folder can be resumed.
     """
     dataset, splits, spec = prepare(experiment)
     check_disk(experiment, spec, Path(out))
@@ -80,11 +81,11 @@ def resume(
     progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[RunFolder], None] = lambda _: None,
 ) -> Run:
-    """Go on with a run that broke off; see `fedsim.resume`.
+    """Continue an interrupted run; see `fedsim.resume`.
 
     Raises:
         BadInput: the folder is not that of a run, was edited, or its data changed.
-        RunError: the run broke off again.
+        RunError: the run failed again.
     """
     with RunFolder.open(path).alone(), RunProgress(progress) as shown:
         folder = RunFolder.open(path)  # as whoever held it has left it

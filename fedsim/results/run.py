@@ -1,4 +1,4 @@
-"""A run, loaded from its folder."""
+"""Load a run from its folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What a run left behind. Loading it executes no code from it.
+    """The results of a run. Loading it executes no code from its folder.
 
     Attributes:
         path: the run's folder.
@@ -75,9 +75,9 @@ class Run:
         """Draw a figure.
 
         Args:
-            figure: `curves` (a column of `rounds` by round), `clients` (each client's score on
-                its own test examples in the last round that has some) or `labels` (who holds how
-                many examples of each class, or of each bin of targets).
+            figure: `curves` (a column of `rounds` over the rounds), `clients` (each client's score
+                on its own test examples, in the last round that has such scores) or `labels` (how
+                many examples of each class, or of each bin of targets, each client holds).
             metric: a column of `rounds`; by default the primary metric.
             ax: what to draw on; by default a figure is made.
 
@@ -98,12 +98,12 @@ class Run:
 
     @property
     def experiment(self) -> Experiment:
-        """As it was run; needs the modules of the user's own components, if it names any."""
+        """The experiment that was run; its user-defined components must be importable."""
         return self._folder.experiment
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
-        """The scores of its objective that are shown, as the manifest names them."""
+        """The displayed scores of the run's objective, as listed in the manifest."""
         found = self.manifest.get("metrics")
         if found is None:
             return _OF_REGRESSION if "r2" in self.rounds else _OF_CLASSIFICATION
@@ -111,47 +111,48 @@ class Run:
 
     @property
     def primary_metric(self) -> Metric:
-        """The one that models are compared by."""
+        """The metric by which models are compared."""
         return next(metric for metric in self.metrics if metric.primary)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """A row for each round.
+        """One row per round.
 
         Columns: `round`; the objective's scores on the central test set, such as `loss` and
-        `accuracy` (NaN in rounds without evaluation), and with `evaluate.clients` the mean
-        `client_<score>` and the worst client's `worst_client_<score>`; `train_loss`; `clients`
-        (that took part) and `failed` (of them); `bytes_up` and `bytes_down` (sent in the round,
-        by all clients), `total_bytes_up` and `total_bytes_down` (since the start); `seconds`; and
-        what the method, the privacy and the `explain` section put on record.
+        `accuracy` (NaN in rounds without evaluation), and with `evaluate.clients` the mean over
+        clients `client_<score>` and the worst client's `worst_client_<score>`; `train_loss`;
+        `clients` (how many took part) and `failed` (how many of these failed); `bytes_up` and
+        `bytes_down` (traffic of all clients in the round), `total_bytes_up` and `total_bytes_down`
+        (since the start); `seconds`; and the columns that the method and the `privacy` and
+        `explain` sections add.
         """
         return self._of_numbers("rounds", ["round", "total_bytes_up", "total_bytes_down"])
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """A row for each round and client that took part.
+        """One row per round and participating client.
 
-        Columns: `round`, `client` (its number), `samples`, `loss` (of its training), `steps`,
-        `seconds`, `bytes_up` and `bytes_down`, `one_off_up` and `one_off_down` (of these, what is
-        sent once), `error` (why it failed), with `evaluate.clients` the scores on its own test
-        examples as `test_<score>`, and what the method puts on record.
+        Columns: `round`, `client` (its number), `samples`, `loss` (training loss), `steps`,
+        `seconds`, `bytes_up` and `bytes_down`, `one_off_up` and `one_off_down` (the part of these
+        bytes that is sent only once), `error` (why it failed), with `evaluate.clients` the scores
+        on its own test examples as `test_<score>`, and the columns that the method adds.
         """
         return self._of_numbers("clients", ["round", "client"])
 
     @cached_property
     def labels(self) -> pd.DataFrame:
-        """Who holds which labels; empty of runs from before that was put on record.
+        """Which labels each client holds; empty for runs that predate this table.
 
-        Columns: `client`, `label` (a class, or a bin of a regression's targets, as a categorical
-        of all there are) and `examples`, how many of any kind, at least one.
+        Columns: `client`, `label` (a class, or a bin of a regression's targets; a categorical over
+        all of them) and `examples` (how many of any kind, at least one).
         """
         return self._table("labels", fault=_fault_of_labels)
 
     @property
     def num_parameters(self) -> int | None:
-        """How many parameters the global model has; None before the run has finished.
+        """The number of parameters of the global model; None before the run has finished.
 
-        The running statistics of batch norm are none of them.
+        The running statistics of batch norm are not counted.
 
         Raises:
             RunFolderError: its weights cannot be read.
@@ -171,20 +172,20 @@ class Run:
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
-        """A row per evaluated round, client and task, where tasks are learnt in turn.
+        """One row per evaluated round, client and task, in continual learning.
 
-        Columns: `round`, `client`, `task`, `seen` (it has been learnt, or is being learnt),
-        `classes` (how many it is about), and the scores of the model that the client has for it.
+        Columns: `round`, `client`, `task`, `seen` (whether it has been or is being learnt),
+        `classes` (how many it has), and the scores of the client's model for this task.
         """
         return self._of_numbers("tasks", ["round", "client", "task"])
 
     @cached_property
     def confusion(self) -> pd.DataFrame:
-        """Which classes are taken for which, where `evaluate.metrics` asks for `confusion`.
+        """The confusion matrix in long form, if `evaluate.metrics` includes `confusion`.
 
-        Columns: `round`, `client` (whose model; NaN for the global one), `target`, `prediction`
-        (names of classes) and `count`, of the examples of the test set; pairs that never occur
-        have no row. As a matrix, the last round's:
+        Columns: `round`, `client` (whose model; NaN for the global one), `target` and `prediction`
+        (class names), and `count`, the number of test examples. Pairs that never occur have no
+        row. The last round as a matrix:
 
             last = run.confusion[run.confusion["round"] == run.confusion["round"].max()]
             last.pivot(index="target", columns="prediction", values="count").fillna(0)
@@ -193,33 +194,33 @@ class Run:
 
     @cached_property
     def explanations(self) -> pd.DataFrame:
-        """A row for each explanation; empty if there are none.
+        """One row per explanation; empty if there are none.
 
-        Those of the `explain` section have `model`, whose it is (global, cohort, personal or
-        shared), `client`, and the scores of that model by that `explainer`. Others are of the
-        method's own, such as a rule.
+        Rows of the `explain` section have `model` (global, cohort, personal or shared), `client`,
+        and the scores of that `explainer` for that model. The other rows are recorded by the
+        method itself, such as a rule.
         """
         return self._table("explanations", fault=_fault_of_explanations)
 
     @property
     def own_explanations(self) -> pd.DataFrame:
-        """Those of `explanations` that are the method's own."""
+        """The rows of `explanations` that the method itself recorded."""
         rows = self.explanations
         return rows[rows["model"].isna()] if "model" in rows else rows
 
     @cached_property
     def maps(self) -> pd.DataFrame:
-        """The relevances of each explained input, where the section asks for `maps`.
+        """The relevances of each explained input, if `explain.maps` is set.
 
-        Columns: `round`, `explainer`, `model`, `client`, `input` (the row of the test set, or of
-        the training data), `relevance` (P numbers: pixels, features or words), and `deletion` and
-        `insertion`, the curves, where they are among the scores.
+        Columns: `round`, `explainer`, `model`, `client`, `input` (its row in the test set or the
+        training data), `relevance` (P numbers, one per pixel, feature or word), and the `deletion`
+        and `insertion` curves if they are among the scores.
         """
         return self._table("maps", fault=_fault_of_maps)
 
     @cached_property
     def explained(self) -> tuple[Metric, ...]:
-        """The scores of explanations that are columns of `rounds`."""
+        """The explanation scores that are columns of `rounds`."""
         return _METRICS.validate_python(self.manifest.get("explained", ()))
 
     def _of_numbers(self, name: str, keys: Sequence[str]) -> pd.DataFrame:
@@ -238,7 +239,7 @@ class Run:
 
     @property
     def result_hash(self) -> str:
-        """The hash of everything that the run computed.
+        """A hash of everything that the run computed.
 
         Raises:
             RunFolderError: the run is not finished.
@@ -248,13 +249,13 @@ class Run:
         return str(self.manifest["result_hash"])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The final weights by layer, as the network's `load_state_dict` takes them.
+        """The final weights by layer, as `load_state_dict` of the network expects them.
 
-        In the order of the flat vector: the trainable parameters in that of the network, and then
-        the buffers, so that all of them, flattened and put end to end, are the global model's
-        weights (size,). In folders written before the order was kept, by name.
+        In the order of the flat vector: first the trainable parameters in the network's order,
+        then the buffers. Flattened and concatenated, they are the global model's weights (size,).
+        Folders written before this order was stored are sorted by name.
 
-        Of a rule model, the arrays of its rules.
+        For a rule model, the arrays of its rules.
 
         Raises:
             RunFolderError: the run is not finished, or its weights cannot be read.
@@ -357,6 +358,6 @@ def load(path: str | Path) -> Run:
     """Load a run from its folder, finished or not.
 
     Raises:
-        RunFolderError: it is not the folder of a run, or one of another version.
+        RunFolderError: it is not the folder of a run, or was written by another version.
     """
     return Run(RunFolder.open(path))

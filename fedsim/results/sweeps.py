@@ -1,4 +1,4 @@
-"""Grids and searches, loaded from their folders."""
+"""Load grids and searches from their folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sweep(Folder):
 
     @property
     def name(self) -> str:
-        """The experiment's."""
+        """The experiment's name."""
         return str(self.manifest["name"])
 
     @property
@@ -40,14 +40,14 @@ class Sweep(Folder):
     @property
     @abstractmethod
     def runs(self) -> list[Run]:
-        """Its runs, finished or not; each reads its tables when they are asked for."""
+        """All runs, finished or not; each reads its tables on first access."""
 
     def _table(self, name: str) -> pd.DataFrame:
         return Table(self.path, name).read(self.files.get(f"{name}.parquet"))
 
 
 class Grid(Sweep):
-    """What a grid left behind. Loading it executes no code from it.
+    """The results of a grid. Loading it executes no code from its folder.
 
     Attributes:
         path: the grid's folder.
@@ -73,8 +73,8 @@ class Grid(Sweep):
         """Draw a figure.
 
         Args:
-            figure: `curves` (a line for each cell, mean ± standard deviation over seeds, by round)
-                or `summary` (the last round of each cell, likewise).
+            figure: `curves` (a line for each cell over the rounds, mean ± standard deviation over
+                seeds) or `summary` (the last round of each cell, in the same way).
             metric: a column of `rounds`; by default the primary metric.
             ax: what to draw on; by default a figure is made.
 
@@ -90,7 +90,7 @@ class Grid(Sweep):
 
     @property
     def axes(self) -> list[str]:
-        """What its cells differ in; columns of all its tables."""
+        """The keys that vary between cells; they are columns of all tables."""
         return list(self.manifest["axes"])
 
     @cached_property
@@ -99,14 +99,14 @@ class Grid(Sweep):
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """A row for each run, cell by cell.
+        """One row per run, cell by cell.
 
         Columns: the axes, `seed`, `status` (`finished`, `running`, `interrupted`, `failed`, or
-        `missing` if it has not started), `error` (why it failed), `folder` (within the grid's),
-        and of finished runs the figures that papers report, by the run's primary metric: `last`
-        (the last evaluated round), `best`, `last5` (mean of the last five evaluated rounds),
-        `total_bytes` (sent up and down), and with a target `bytes_to_target`, sent by the end of
-        the first round that reached it.
+        `missing` if it has not started), `error` (why it failed) and `folder` (relative to the
+        grid's). Finished runs also have the figures that papers report: the primary metric in the
+        last evaluated round (`last`), its `best` value and its mean over the last five evaluated
+        rounds (`last5`), `total_bytes` (sent up and down), and with a target `bytes_to_target`,
+        the bytes sent by the end of the first round that reached it.
         """
         import pandas as pd
 
@@ -121,21 +121,21 @@ class Grid(Sweep):
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """A row for each round of each finished run.
+        """One row per round of each finished run.
 
-        Columns: the axes, `seed`, and those of `Run.rounds`.
+        Columns: the axes, `seed`, and the columns of `Run.rounds`.
         """
         return self._table("rounds") if self._concluded else tidy(self._finished)
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """A row for each cell, over the seeds that have finished.
+        """One row per cell, over the seeds that have finished.
 
-        Columns: the axes, `seeds` (how many), `<figure>_mean` and `<figure>_std` (of samples,
-        ddof=1; NaN for one seed) of the figures that `cells` has; with a target `reached` (how
-        many seeds reached it); with a baseline, of `last5`: `difference_mean` and
-        `difference_std` (paired by seed), `p_value` (one-tailed Welch test that it is better than
-        the baseline's) and `p_holm` (corrected for all cells).
+        Columns: the axes, `seeds` (how many), and `<figure>_mean` and `<figure>_std` (sample
+        standard deviation, ddof=1; NaN for one seed) for each figure in `cells`. With a target:
+        `reached` (how many seeds reached it). With a baseline, for `last5`: `difference_mean` and
+        `difference_std` (paired by seed), `p_value` (one-tailed Welch test that the cell is better
+        than the baseline) and `p_holm` (corrected for all cells).
         """
         if self._concluded:
             return self._table("summary")
@@ -167,9 +167,9 @@ class Grid(Sweep):
 
 
 class Search(Sweep):
-    """What a search left behind. Loading it executes no code from it.
+    """The results of a search. Loading it executes no code from its folder.
 
-    Its tables are drawn up when it ends or is interrupted; until then they are empty.
+    The tables are written when the search ends or is interrupted; until then they are empty.
 
     Attributes:
         path: the search's folder.
@@ -193,10 +193,10 @@ class Search(Sweep):
         """Draw a figure.
 
         Args:
-            figure: `history` (an objective by trial, and the best so far), `pareto` (the trials by
-                the first two objectives, and the front among them) or `importance` (what
-                hyper-parameters explain of each objective's variance).
-            metric: of the history; by default the first objective.
+            figure: `history` (an objective over the trials, and the best so far), `pareto` (the
+                trials by their first two objectives, with the Pareto front) or `importance` (the
+                share of each objective's variance that each hyper-parameter explains).
+            metric: objective shown in the history; by default the first one.
             ax: what to draw on; by default a figure is made.
 
         Returns:
@@ -211,12 +211,12 @@ class Search(Sweep):
 
     @property
     def objectives(self) -> dict[str, str]:
-        """What its trials are judged by: `max` or `min` for each column."""
+        """The objectives of the search: `max` or `min` for each column."""
         return dict(self.manifest["objectives"])
 
     @property
     def space(self) -> list[str]:
-        """The hyper-parameters that it tunes, as `section.key`."""
+        """The tuned hyper-parameters, as `section.key`."""
         return list(self.manifest["space"])
 
     @cached_property
@@ -226,37 +226,39 @@ class Search(Sweep):
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A row for each trial, in the order in which they were proposed.
+        """One row per trial, in the order in which they were proposed.
 
-        Columns: `trial` (its number), the space, `status` (`finished`, `stopped` early, `failed`
-        or `missing`), the objectives in its last round, `rounds` (how many it had), `error` (why
-        it failed), `folder` (of its run, within the search's).
+        Columns: `trial` (its number), the hyper-parameters of `space`, `status` (`finished`,
+        `stopped` early, `failed` or `missing`), the objectives in its last round, `rounds` (how
+        many it completed), `error` (why it failed) and `folder` (of its run, relative to the
+        search's).
         """
         return self._table("trials")
 
     @cached_property
     def pareto(self) -> pd.DataFrame:
-        """Those of `trials` that no other equals or betters in every objective.
+        """The trials on the Pareto front: no other equals or betters them in every objective.
 
-        For a single objective, the best.
+        With a single objective, the best trial.
         """
         return self._table("pareto")
 
     @cached_property
     def importance(self) -> pd.DataFrame:
-        """How much of each objective's variance a hyper-parameter explains, by fANOVA.
+        """The share of each objective's variance that a hyper-parameter explains, by fANOVA.
 
-        Columns: `hyper-parameter`, and for each objective its share, of 1 in all; NaN where all
-        trials came to the same.
+        Columns: `hyper-parameter`, and its share for each objective. The shares of an objective
+        sum to 1; they are NaN if all trials have the same value.
         """
         return self._table("importance")
 
     @property
     def best(self) -> Experiment:
-        """The best trial's experiment; of several objectives, by the first.
+        """The best trial's experiment; with several objectives, the best by the first.
 
         Raises:
-            RunFolderError: no trial has finished, or a component that it names cannot be imported.
+            RunFolderError: no trial has finished, or a component that the experiment names cannot
+                be imported.
         """
         path = self.path / "best.yaml"
         if not path.exists():
@@ -268,7 +270,7 @@ class Search(Sweep):
             raise RunFolderError(f"{path}: cannot be built: {error}") from error
 
     def study(self) -> optuna.Study:
-        """Optuna's own study, for its plots and tools."""
+        """The Optuna study, for Optuna's plots and tools."""
         require("optuna", "a search")
         import optuna
 
@@ -296,10 +298,10 @@ def _how(about: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
 def load(path: str | Path) -> Run | Grid | Search:
     """Load a run, a grid or a search from its folder, finished or not.
 
-    Executes no code from it. Tables are read when they are asked for.
+    No code from the folder is executed. Tables are read on first access.
 
     Raises:
-        RunFolderError: it is none of these folders, or one of another version.
+        RunFolderError: it is not such a folder, or was written by another version.
     """
     folder = open_folder(Path(path))
     return Run(folder) if isinstance(folder, RunFolder) else folder
@@ -309,7 +311,7 @@ def open_folder(path: Path) -> RunFolder | Grid | Search:
     """Open the folder of a run, a grid or a search.
 
     Raises:
-        RunFolderError: it is none of these.
+        RunFolderError: it is not such a folder.
     """
     path = path.absolute()
     if not path.is_dir():

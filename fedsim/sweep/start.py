@@ -1,4 +1,4 @@
-"""Starting grids and searches, and going on with whatever broke off."""
+"""Start grids and searches, and resume whatever was interrupted."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def grid(
     progress: bool | Callable[[str], None] = True,
     on_start: Callable[[Grid], None] = lambda _: None,
 ) -> Grid:
-    """Run every cell of a grid with every seed, several at a time.
+    """Run every cell of a grid with every seed, several runs at a time.
 
     Args:
-        experiment: an experiment file with a `grid` section, or its content as nested dicts,
-            which may hold objects as `Experiment` takes them.
-        overrides: `section.key=value`, which win over the file.
-        out: the folder below which the grid's own is made: `<out>/<name>/<id>`.
-        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
-            with a line for each run that ends.
+        experiment: an experiment file with a `grid` section, or its content as nested dicts, which
+            may hold the same objects as an `Experiment`.
+        overrides: `section.key=value` settings that take precedence over the file.
+        out: parent folder; the grid is written to `<out>/<name>/<id>`.
+        progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A
+            function is called with a line for each run that ends.
         on_start: called with the grid before its first run.
 
     Returns:
-        The grid, loaded. Runs that failed are rows of `Grid.cells`, with the reason.
+        The grid, loaded. A failed run is a row of `Grid.cells` with the reason.
 
     Raises:
-        BadInput: the grid cannot be carried out; nothing was started or written.
+        BadInput: the grid is invalid; nothing was started or written.
         RunError: there are no results, or they cannot be written.
     """
     from fedsim.sweep.grid import GridSweep
@@ -59,18 +59,18 @@ def tune(
 
     Args:
         experiment: an experiment file with a `search` section, or its content as nested dicts,
-            which may hold objects as `Experiment` takes them.
-        overrides: `section.key=value`, which win over the file.
-        out: the folder below which the search's own is made: `<out>/<name>/<id>`.
-        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
-            with a line for each trial that ends.
+            which may hold the same objects as an `Experiment`.
+        overrides: `section.key=value` settings that take precedence over the file.
+        out: parent folder; the search is written to `<out>/<name>/<id>`.
+        progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A
+            function is called with a line for each trial that ends.
         on_start: called with the search before its first trial.
 
     Returns:
-        The search, loaded. Trials that failed are rows of `Search.trials`, with the reason.
+        The search, loaded. A failed trial is a row of `Search.trials` with the reason.
 
     Raises:
-        BadInput: the search cannot be carried out; nothing was started or written.
+        BadInput: the search is invalid; nothing was started or written.
         RunError: there are no results, or they cannot be written.
     """
     from fedsim.sweep.search import SearchSweep
@@ -84,19 +84,20 @@ def resume(
     progress: bool | Callable[[Any], None] = True,
     on_start: Callable[[Any], None] = lambda _: None,
 ) -> Run | Grid | Search:
-    """Go on with a run, a grid or a search that broke off.
+    """Continue an interrupted run, grid or search.
 
-    A run goes on from its last checkpoint; the result is as if it had not broken off. Of a grid or
-    a search only what is missing, or has failed, is run.
+    A run continues from its last checkpoint, and its result is the same as without the
+    interruption. Of a grid or a search, only runs that are missing or failed are started.
 
     Args:
-        path: its folder.
-        progress: as of `fedsim.run`, `fedsim.grid` and `fedsim.tune`.
-        on_start: called with its folder before it goes on.
+        path: the folder of the run, grid or search.
+        progress: as for `fedsim.run`, `fedsim.grid` and `fedsim.tune`.
+        on_start: called with the folder before work continues.
 
     Raises:
-        BadInput: the folder is none of these, was edited, is finished, or its data changed.
-        RunError: it broke off again.
+        BadInput: the folder holds no run, grid or search, was edited or is finished, or its data
+            changed.
+        RunError: it failed again.
     """
     folder = open_folder(Path(path))
     if isinstance(folder, RunFolder):

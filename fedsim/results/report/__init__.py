@@ -1,4 +1,4 @@
-"""The report: runs and grids on one HTML page that needs nothing but a browser."""
+"""The report: runs and grids on one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -29,29 +29,28 @@ def report(
     figures: str | Path | None = None,
     watch: bool = False,
 ) -> Path:
-    """Show runs on one web page, with curves, tables and all that is known of them.
+    """Write a report: one web page with the curves, tables and settings of runs.
 
     Args:
-        folders: of runs, grids and searches; several are compared.
-        out: the page. By default `report.html`, in the folder if there is only one.
-        rows, columns: two axes of a table of results such as methods × α, by key
-            (`partition.alpha`), symbol (`α`) or last part (`alpha`). By default those of a grid
-            with two axes that vary, methods as rows.
-        latex: write the tables of results for a paper, too; they want the package booktabs.
-        csv: write the summary, too: a row for each cell, in full precision. If `rows` or
-            `columns` are given, a row for each of the rows instead.
-        figures: a folder in which to write each figure as PDF and PNG, in a size for one column
-            of a paper.
-        watch: write the page anew every few seconds, until nothing is marked as running or
-            Ctrl-C (KeyboardInterrupt) ends it. A browser that shows it follows.
+        folders: folders of runs, grids and searches; several are compared.
+        out: path of the page. By default `report.html`, in the folder if there is only one.
+        rows, columns: the two axes of a results table such as methods × α, given by key
+            (`partition.alpha`), symbol (`α`) or last part (`alpha`). By default, the axes of a
+            grid with two varying axes, with methods as rows.
+        latex: also write the results tables as LaTeX to this file; they need the package booktabs.
+        csv: also write the summary as CSV to this file: one row per cell, in full precision. If
+            `rows` or `columns` are given, the results table instead, one line per table row.
+        figures: folder to write each figure to as PDF and PNG, sized for one column of a paper.
+        watch: rewrite the page every few seconds, until nothing is marked as running or Ctrl-C
+            (KeyboardInterrupt) is pressed. An open browser tab updates itself.
 
     Returns:
         The path of the page.
 
     Raises:
-        RunFolderError: a folder is not one of a run, a grid or a search; or there are no results
-            to be written to a table or a figure.
-        BadInput: there is no axis that is called `rows` or `columns`.
+        RunFolderError: a folder does not hold a run, a grid or a search, or there are no results
+            to write to a table or a figure.
+        BadInput: there is no axis with the name given as `rows` or `columns`.
         RunError: a file cannot be written.
 
     Example:
