@@ -1,4 +1,4 @@
-"""`fedsim attack`: how a finished run withstands attacks."""
+"""`fedsim attack`: privacy attacks on a finished run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedsim.cli.console import Trust, app, out, say_written, writing
 def attack_command(
     folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
     shadows: Annotated[
-        int, typer.Option(help="Shadow models for LiRA, a training each; 0 leaves it out.")
+        int, typer.Option(help="Number of shadow models to train for LiRA; 0 skips this attack.")
     ] = 0,
     explainer: Annotated[
         list[str] | None,
         typer.Option(
-            help="Attack explanations by this one (`fedsim list explainers`), or your own: "
+            help="Explainer whose explanations are attacked (`fedsim list explainers`), or your own: "
             r"package.module:Name. \[default: those of the run's `explain` section]",
             autocompletion=complete_explainer,
         ),
@@ -28,15 +28,15 @@ def attack_command(
     noise: Annotated[
         list[float] | None,
         typer.Option(
-            help="Scale explanations to one length, and add noise of this share of it; several "
-            r"levels share their shadow models. \[default: as they are]"
+            help="Scale explanations to unit length and add noise of this relative size; several "
+            r"levels share the shadow models. \[default: unchanged]"
         ),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Attack a run: who was trained on, and what shared images and explanations show.
+    """Attack a run: membership inference, and reconstruction of images.
 
-    Says first what it will do, and about how long it takes.
+    Announces the attacks and their approximate duration first.
     """
     from fedsim.analysis.audit import audit
     from fedsim.results.folder import RunFolder

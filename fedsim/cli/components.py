@@ -1,4 +1,4 @@
-"""Commands about what an experiment file can hold."""
+"""Commands that describe the components and keys of experiment files."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def list_command(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(help="Of one of them.", autocompletion=_complete_name)
+        str | None, typer.Argument(help="A component's name.", autocompletion=_complete_name)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what an experiment can name; with a name, show its documentation and its keys."""
+    """List the available components; with a name, show its documentation and its keys."""
     if kind is None:
         _list_kinds(as_json)
         return
@@ -129,7 +129,7 @@ def _list_components(registry: Registry[Any], as_json: bool) -> None:
 
 
 def _list_metrics(as_json: bool) -> None:
-    """What `evaluate.metrics` can name."""
+    """List the metrics for `evaluate.metrics`."""
     from fedsim.objectives.metrics import KNOWN_METRICS
 
     if as_json:
@@ -176,7 +176,7 @@ def _plain(value: Any) -> str:
 
 @app.command("schema")
 def schema_command() -> None:
-    """Print the JSON schema of experiment files, for editors to complete and check them."""
+    """Print the JSON schema of experiment files, for completion and checks in editors."""
     from fedsim.schema import experiment_schema
 
     print_json(experiment_schema())

@@ -1,4 +1,4 @@
-"""What all commands share: the application, the terminal, common arguments."""
+"""Shared by all commands: the application, the terminal, common arguments."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ err = Console(stderr=True, soft_wrap=True, emoji=False)
 File = Annotated[Path, typer.Argument(help="An experiment file (YAML).", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="section.key=value, as many as you like.", show_default=False),
+    typer.Argument(help="section.key=value; can be repeated.", show_default=False),
 ]
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust", help="Run the code that the experiment of a folder from elsewhere names."
+        "--trust", help="Allow a folder from elsewhere to run the code that its experiment names."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-OutFolder = Annotated[Path, typer.Option("--out", help="Where runs lie.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+OutFolder = Annotated[Path, typer.Option("--out", help="Folder of all runs.")]
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""`fedsim explain`: models of a run, or the run as a whole, in words and pictures."""
+"""`fedsim explain`: explain the models of a run, or the run as a whole."""
 
 from __future__ import annotations
 
@@ -17,53 +17,57 @@ def explain_command(
     folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
     round: Annotated[
         list[int] | None,
-        typer.Option(help=r"Explain a model as it was after this round. \[default: the last]"),
+        typer.Option(help=r"Explain the model after this round. \[default: the last]"),
     ] = None,
     client: Annotated[
         list[int] | None,
-        typer.Option(help=r"Explain this client's model, or images. \[default: the global one]"),
+        typer.Option(
+            help=r"Explain this client's model, or shared images. \[default: the global model]"
+        ),
     ] = None,
     explainer: Annotated[
         str | None,
         typer.Option(
-            help="How (`fedsim list explainers`), or your own: package.module:Name.",
+            help="Explainer (`fedsim list explainers`), or your own: package.module:Name.",
             autocompletion=complete_explainer,
         ),
     ] = None,
     row: Annotated[
         list[int] | None,
-        typer.Option(help="Explain the prediction for this row of the test set, from 0 on."),
+        typer.Option(help="Explain the prediction for this row of the test set, counted from 0."),
     ] = None,
     input: Annotated[
         Path | None,
         typer.Option(
-            help="Explain the predictions for what is in this file instead, or for the pictures "
-            "in this folder. Pictures are converted and resized as the model needs them."
+            help="Explain the predictions for the inputs in this file, or the pictures in this "
+            "folder, instead. Pictures are converted and resized for the model."
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Explain the prediction for this document instead.")
+        str | None, typer.Option(help="Explain the prediction for this text instead.")
     ] = None,
     most: Annotated[
-        int | None, typer.Option(help=r"Rules to print, the weightiest first. \[default: 10]")
+        int | None,
+        typer.Option(help=r"How many rules to print, by decreasing weight. \[default: 10]"),
     ] = None,
     npy: Annotated[
         Path | None,
-        typer.Option(help="Write the rules to this folder, as OpenFL-XAI's three .npy files."),
+        typer.Option(help="Write the rules to this folder as .npy files in OpenFL-XAI's format."),
     ] = None,
     pictures: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help=r"Draw pictures into this folder. \[default: explanations, in the run's folder]",
+            help=r"Folder for the pictures. \[default: explanations, in the run's folder]",
         ),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Explain a run's global model, or any client's, after any round, in words and pictures.
+    """Explain the global model or a client's model after any round, in text and pictures.
 
-    Models of earlier rounds are made once more from what the run has stored. Without options:
-    what there is to see of the whole run.
+    Models of earlier rounds are recomputed from the run's checkpoints. Without options, explain
+    the run as a whole if its method or partition has an explainer for that, else the last global
+    model.
     """
     from fedsim.analysis.explanations import explanations
     from fedsim.explain.explainer import Exportable

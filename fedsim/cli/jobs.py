@@ -1,4 +1,4 @@
-"""Commands that send work to a cluster, and bring its results."""
+"""Commands that submit jobs to a cluster and fetch their results."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedsim.cli.console import File, Overrides, app, err, out, short
 Address = Annotated[
     str | None,
     typer.Option(
-        help="Of the cluster's dashboard: http://head:8265. "
+        help="Address of the cluster's dashboard: http://head:8265. "
         r"\[default: RAY_API_SERVER_ADDRESS, or RAY_ADDRESS]",
         show_default=False,
     ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id.", show_default=False)]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
 
 
 @app.command("submit")
@@ -30,13 +30,15 @@ def submit_command(
     address: Address = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for the job, as often as you like.", show_default=False),
+        typer.Option(
+            help="KEY=VALUE in the job's environment; can be repeated.", show_default=False
+        ),
     ] = None,
     out_folder: Annotated[
-        str, typer.Option("--out", help="Where results of jobs lie on the cluster.")
+        str, typer.Option("--out", help="Folder for the jobs' results on the cluster.")
     ] = "~/fedsim-jobs",
 ) -> None:
-    """Send a run, grid or search to a Ray cluster, and follow its log."""
+    """Submit a run, grid or search to a Ray cluster, and follow its log."""
     from fedsim.sweep.submit import follow, submit
 
     cluster, job = submit(address, file, overrides or [], env or [], out_folder)
@@ -57,7 +59,7 @@ def submit_command(
 
 @app.command("jobs")
 def jobs_command(address: Address = None) -> None:
-    """List what was sent to a cluster."""
+    """List the jobs submitted to a cluster."""
     from fedsim.sweep.submit import Cluster, jobs
 
     table = Table(box=None, pad_edge=False)
@@ -77,7 +79,7 @@ def jobs_command(address: Address = None) -> None:
 
 @app.command("stop")
 def stop_command(job: JobId, address: Address = None) -> None:
-    """Stop a job; what it has done so far stays."""
+    """Stop a job; its results so far are kept."""
     from fedsim.sweep.submit import Cluster, stop
 
     stop(Cluster(address), job)
@@ -88,9 +90,9 @@ def stop_command(job: JobId, address: Address = None) -> None:
 def fetch_command(
     job: JobId,
     address: Address = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where runs lie.")] = Path("runs"),
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder of all runs.")] = Path("runs"),
 ) -> None:
-    """Bring the results of a job here, also of one that still goes on."""
+    """Fetch the results of a job, finished or still running."""
     from fedsim.sweep.submit import Cluster, fetch
 
     for folder in fetch(Cluster(address), job, out_folder):

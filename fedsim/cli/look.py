@@ -1,4 +1,4 @@
-"""Commands that show things: data, the cluster, the report."""
+"""Commands that inspect data, the cluster, folders, and write the report."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def data_command(
     file: File,
     overrides: Overrides = None,
     picture: Annotated[
-        Path | None, typer.Option(help=r"Where to draw it. \[default: <name>-labels.png]")
+        Path | None, typer.Option(help=r"File for the picture. \[default: <name>-labels.png]")
     ] = None,
 ) -> None:
-    """Show who holds which labels, as a table and as a picture.
+    """Show which labels each client holds, as a table and a picture.
 
     Of a grid or a search, for each variant of its data and partition.
     """
@@ -131,7 +131,7 @@ def report_command(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Of runs, grids and searches; several are compared.",
+            help="Folders of runs, grids and searches; several are compared.",
             metavar="FOLDER",
             show_default=False,
         ),
@@ -140,14 +140,14 @@ def report_command(
         Path | None,
         typer.Option(
             "--out",
-            help="The page; if not given, report.html, in the folder if there is only one.",
+            help="The page. By default report.html, in the folder if there is only one.",
             show_default=False,
         ),
     ] = None,
     rows: Annotated[
         str | None,
         typer.Option(
-            help=r"The axis of the rows of a table such as methods × α. \[default: the method]",
+            help=r"Axis for the rows of a results table such as methods × α. \[default: the method]",
             metavar="AXIS",
             show_default=False,
         ),
@@ -155,29 +155,33 @@ def report_command(
     columns: Annotated[
         str | None,
         typer.Option(
-            help="The axis of its columns, such as partition.alpha. "
+            help="Axis for its columns, such as partition.alpha. "
             r"\[default: the other axis, if two vary]",
             metavar="AXIS",
             show_default=False,
         ),
     ] = None,
     latex: Annotated[
-        Path | None, typer.Option(help="Write the tables of results for a paper, too.")
+        Path | None, typer.Option(help="Also write the results tables as LaTeX.")
     ] = None,
     csv: Annotated[
         Path | None,
-        typer.Option(help="Write the summary, too; with --rows or --columns that table."),
+        typer.Option(help="Also write the summary as CSV; with --rows or --columns, that table."),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="A folder for each figure as PDF and PNG, a column wide."),
+        typer.Option(
+            help="Also write each figure as PDF and PNG to this folder, one column wide."
+        ),
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Write the page anew until all has finished, or Ctrl-C."),
+        typer.Option(
+            "--watch", help="Keep rewriting the page until everything has finished, or Ctrl-C."
+        ),
     ] = False,
 ) -> None:
-    """Show runs on one web page, with curves, tables and all that is known of them."""
+    """Write one web page with the curves, tables and settings of runs."""
     from fedsim.results.report import report
 
     if watch:
@@ -190,10 +194,10 @@ def report_command(
 @app.command("verify")
 def verify_command(
     folder: Annotated[
-        Path, typer.Argument(help="Of a run, a grid or a search.", show_default=False)
+        Path, typer.Argument(help="Folder of a run, grid or search.", show_default=False)
     ],
 ) -> None:
-    """Check that the files of a folder are those that were written."""
+    """Check that the files of a folder are unchanged since they were written."""
     from fedsim.results.verify import insist_on_whole
 
     out.print(f"nothing is damaged ({insist_on_whole(folder)} folder(s))")
@@ -202,18 +206,18 @@ def verify_command(
 @app.command("pack")
 def pack_command(
     folder: Annotated[
-        Path, typer.Argument(help="Of a run, a grid or a search.", show_default=False)
+        Path, typer.Argument(help="Folder of a run, grid or search.", show_default=False)
     ],
     path: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help="The archive, a .zip; if not given, named like the folder.",
+            help="The .zip archive. By default named like the folder.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Verify a folder, and make one archive of it for a reader elsewhere."""
+    """Verify a folder and pack it into one archive to share."""
     from fedsim.results.archive import pack
 
     packed = pack(folder, path)
@@ -232,7 +236,7 @@ def doctor_command(
     file: Annotated[Path | None, typer.Argument(help="An experiment file (YAML).")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say what Ray sees, and what an experiment would get of it."""
+    """Show the resources that Ray sees, and those that an experiment would get."""
     import ray
     import torch
 

@@ -1,4 +1,4 @@
-"""`fedsim new`: a file to start from."""
+"""`fedsim new`: files to start from."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ def new_command(
             help=f"One of: {', '.join(KINDS)}.", show_default=False, autocompletion=_complete_kind
         ),
     ],
-    name: Annotated[str, typer.Argument(help="Of the files, too.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="Name of the component and its files.", show_default=False)
+    ],
 ) -> None:
-    """Write a method, model, data set, explainer or experiment to start from, with a test."""
+    """Create a template of a method, model, data set, explainer or experiment, with a test."""
     if kind not in KINDS:
         raise BadInput(f"there is no '{kind}' to start{nearest(kind, KINDS)}")
     _check_name(name)

@@ -1,4 +1,4 @@
-"""Commands about what runs have left behind: which there are, and how they differ."""
+"""Commands that list and compare results."""
 
 from __future__ import annotations
 
@@ -41,23 +41,25 @@ MOST_SIDE_BY_SIDE = 4  # runs that are compared in columns; more are in rows
 
 @app.command("ls")
 def ls_command(
-    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder to search.")] = Path("runs"),
     sort: Annotated[str, typer.Option(help=f"One of: {', '.join(ORDERS)}.")] = "started",
     status: Annotated[
         str | None,
-        typer.Option(help="Only these: finished, running, failed …", show_default=False),
+        typer.Option(
+            help="Only those with this status: finished, running, failed …", show_default=False
+        ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="Only those of this method.",
+            help="Only those with this method.",
             show_default=False,
             autocompletion=complete_method,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs, grids and searches below a folder, the latest or best first."""
+    """List the runs, grids and searches below a folder, latest or best first."""
     from fedsim.results.listing import list_results
     from fedsim.results.summary import digits
 
@@ -95,14 +97,14 @@ def compare_command(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Of two runs or more; a grid or a search stands for all its runs.",
+            help="Folders of two or more runs; a grid or a search counts as all its runs.",
             metavar="FOLDER",
             show_default=False,
         ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: their experiments, versions and hardware, and results."""
+    """Compare the experiments, versions, hardware and results of runs."""
     from fedsim import compare
 
     compared = compare(*folders)

@@ -1,4 +1,4 @@
-"""Commands that run experiments: one, a grid, a search."""
+"""Commands that run experiments, grids and searches."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ def run_command(
     overrides: Overrides = None,
     out_folder: OutFolder = Path("runs"),
     name: Annotated[
-        str | None, typer.Option(help="Instead of the experiment's name.", show_default=False)
+        str | None,
+        typer.Option(help="Use this name instead of the experiment's.", show_default=False),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the complete experiment, and stop.")
+        bool, typer.Option("--print-config", help="Print the complete experiment and exit.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,11 +72,11 @@ def run_command(
 def resume_command(
     folder: Annotated[
         Path,
-        typer.Argument(help="The folder of a run, a grid or a search.", show_default=False),
+        typer.Argument(help="Folder of a run, grid or search.", show_default=False),
     ],
     trust: Trust = False,
 ) -> None:
-    """Go on with a run, a grid or a search that broke off."""
+    """Continue an interrupted run, grid or search."""
     from fedsim import resume
     from fedsim.results.folder import RunFolder
     from fedsim.results.sweeps import open_folder
@@ -113,7 +114,7 @@ def tune_command(
 
 
 def _conclude(done: Run | Grid | Search) -> None:
-    """The end as a table; exit code 1 if runs of a grid or a search have failed."""
+    """Print the final results as a table; exit code 1 if runs of a grid or a search failed."""
     from fedsim import Grid, Run
 
     if isinstance(done, Run):
@@ -160,7 +161,7 @@ class _Lines:
 
 
 def _grid_summary(folder: Grid) -> None:
-    """The end of a grid as a table."""
+    """The results of a grid as a table."""
     from fedsim.objectives import VALIDATION
     from fedsim.results.summary import in_words, mean_std
 
@@ -208,7 +209,7 @@ def _grid_summary(folder: Grid) -> None:
 
 
 def _search_summary(folder: Search) -> None:
-    """The end of a search as a table: its Pareto front, or its five best."""
+    """The results of a search as a table: its Pareto front, or its five best trials."""
     objectives = folder.objectives
     several = len(objectives) > 1
     rows = folder.trials
@@ -324,7 +325,7 @@ class _Screen:
 
 
 def _summary(done: Run) -> None:
-    """The end of a run as a small table."""
+    """The results of a run as a small table."""
     from fedsim.objectives.continual import continual
     from fedsim.results.summary import best_round, chosen_by, digits
 
