@@ -20,8 +20,8 @@ def attack_command(
     explainer: Annotated[
         list[str] | None,
         typer.Option(
-            help="Explainer whose explanations are attacked (`fedsim list explainers`), or your own: "
-            r"package.module:Name. \[default: those of the run's `explain` section]",
+            help="Explainer whose explanations are attacked (`fedsim list explainers`), or your "
+            r"own: package.module:Name. \[default: those of the run's `explain` section]",
             autocompletion=complete_explainer,
         ),
     ] = None,

@@ -147,7 +147,7 @@ def report_command(
     rows: Annotated[
         str | None,
         typer.Option(
-            help=r"Axis for the rows of a results table such as methods × α. \[default: the method]",
+            help=r"Axis for the rows of a results table (methods × α). \[default: the method]",
             metavar="AXIS",
             show_default=False,
         ),

@@ -10,19 +10,19 @@ from fedsim.registry import Config
 
 
 class EngineSettings(Config):
-    """The `engine` section: where client work is carried out, and with what.
+    """The `engine` section: where client work is computed, and with which resources.
 
     Args:
-        kind: `ray`, or `local` (in this process: for debugging, notebooks and tests).
-        actors: how many client actors; `auto` is as many as the cluster can hold.
-        cpus_per_actor: CPUs, and with them threads, of each actor. Sums over several threads are
-            rounded otherwise, so results depend on it in the last bits.
-        gpus_per_actor: GPUs of each actor; a fraction shares one GPU among several.
-        clients_per_step: V, clients trained at once in a stack; `auto` measures before the first
-            round what is fastest. Results depend on it in the last bits, so it is put on record;
-            where there is no memory for so many, it is halved, and that as well.
-        mixed_processors: go on although nodes with other processors, or other cards, round
-            otherwise; the last bits then depend on which of them trains which client.
+        kind: `ray`, or `local` (in this process, for debugging, notebooks and tests).
+        actors: number of client actors; `auto` uses as many as the cluster can hold.
+        cpus_per_actor: CPUs, and thus threads, of each actor. Sums over several threads round
+            differently, so results depend on it in the last bits.
+        gpus_per_actor: GPUs of each actor; with a fraction, several actors share a GPU.
+        clients_per_step: V, clients trained together in one stack; `auto` measures before the
+            first round which number is fastest. Results depend on it in the last bits, so it is
+            recorded. If memory runs out, it is halved, which is recorded as well.
+        mixed_processors: run even if nodes have different processors or GPUs that round
+            differently; the last bits then depend on which node trains which client.
     """
 
     kind: Literal["ray", "local"] = "ray"

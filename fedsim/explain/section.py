@@ -1,4 +1,4 @@
-"""The `explain` section: explanations as results of a run, with scores, in rounds that are due."""
+"""The `explain` section: explanations and their scores as results of a run."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ PREFIXES: Mapping[Whose, str] = {
 
 @dataclass(frozen=True)
 class Score:
-    """A number that explanations get; its formula is in `fedsim.explain.scores` or `faithfulness`.
+    """A score of explanations; its formula is in `fedsim.explain.scores` or `faithfulness`.
 
     Args:
-        label: what a person calls it, as within a sentence.
+        label: its name as written within a sentence.
         best: whether `max` or `min` is better.
         about: `input`, a relevance map and the model; `truth`, a map and the parts of the input
             that are known to be of one kind; `clients`, maps of several clients; `global`, a
@@ -126,35 +126,37 @@ def _by_name(value: Any) -> Any:
 
 
 class Explain(Config):
-    """Which models are explained while a run goes on, by what, on which inputs, with which scores.
+    """Explanations during a run: of which models, by which explainers, with which scores.
 
-    Each model and explainer is a row of explanations.parquet, with the means of the scores over
-    the inputs. The means of the models are columns of rounds.parquet: `<explainer>/<score>` of the
-    global model, `<explainer>/client_<score>` of clients' models, `<explainer>/personal_<score>`
-    of personal ones, `<explainer>/shared_<score>` of what the server makes of explanations that
-    clients send; searches and grids take them as objectives. All of it is part of the result
-    hash. How long it took is `explain_seconds`.
+    Each model and explainer is a row of explanations.parquet, with the scores averaged over the
+    inputs. Their averages over models are columns of rounds.parquet: `<explainer>/<score>` for the
+    global model, `<explainer>/client_<score>` for clients' models, `<explainer>/personal_<score>`
+    for personal models, `<explainer>/shared_<score>` for the server's aggregate of the
+    explanations that clients send. Searches and grids can use them as objectives. All of this is
+    part of the result hash. The time it took is `explain_seconds`.
 
     Args:
-        explainers: that give a number to each part of an input: names, or sections with settings.
-        every: rounds from one time to the next; the last round always is one.
+        explainers: explainers that assign a number to each part of an input: names, or sections
+            with settings.
+        every: number of rounds between explanations; the last round is always explained.
         of: the `global` model after the round, the models that clients of the `cohort` have
-            trained in it, and the `personal` models that clients keep. By default the first, where
-            the method has one, and the second.
-        clients: how many of the cohort, and of those that keep a model; the same ones as often as
-            the cohort allows.
-        inputs_from: the central `test` set, the same inputs for all, or the client's `own`: those
-            it has for testing, or else for training.
-        inputs: how many; drawn once a run.
-        target: what is explained: each model's own `decision`, or the class that is the input's
-            `label`, whatever the model decides, so that models that decide otherwise can be
-            compared. Of a regression it is the number predicted.
-        slice: of the test set, by name, that they are drawn from, if the data set has slices.
-        scores: see `fedsim.explain.section.SCORES`; by default those that the data admit, but the
-            costly ones (infidelity, sensitivity, repeatability).
-        top_k: k of `top_k` overlaps, in parts; by default a tenth of them.
-        maps: keep the relevances themselves, in maps.parquet.
-        share: clients send their explanations, as `fedsim.explain.share.Share` says; by default
+            trained in it, and the `personal` models that clients keep. By default `global`, if the
+            method has a global model, and `cohort`.
+        clients: number of clients explained, of the cohort and of those that keep a model; the
+            same clients each time as far as the cohort allows.
+        inputs_from: the central `test` set, with the same inputs for all, or the client's `own`:
+            its test examples if it has any, else its training examples.
+        inputs: number of inputs; drawn once per run.
+        target: what is explained: each model's own `decision`, or the class of the input's `label`
+            whatever the model decides, which makes models with different decisions comparable. For
+            a regression, the predicted number.
+        slice: name of the slice of the test set to draw the inputs from, if the data set has
+            slices.
+        scores: see `fedsim.explain.section.SCORES`; by default all that apply to the data, except
+            the costly ones (infidelity, sensitivity, repeatability).
+        top_k: k of the `top_k` overlap, in parts; by default a tenth of the parts.
+        maps: store the relevances themselves in maps.parquet.
+        share: have clients send their explanations, see `fedsim.explain.share.Share`; by default
             they keep them.
 
     Example:

@@ -1,4 +1,4 @@
-"""Explanations that clients send: scaled and with noise, averaged by the server, and poisoned."""
+"""Explanations that clients send: scaled and noisy, aggregated by the server, or poisoned."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ QUALITY = ("insertion", "deletion")  # scores whose difference is the quality of
 
 
 class Share(Config):
-    """What clients send of their explanations, and what the server makes of it.
+    """How clients send their explanations, and how the server aggregates them.
 
-    Each explained client sends its maps of the common inputs, counted as its uplink; the server's
-    aggregate stands for the explanation of the global model, and is scored as one. Rows of
-    explanations.parquet with the model `shared`, columns `<explainer>/shared_<score>`; none where
-    no client counts. `privacy` does not cover it, and is refused beside it.
+    Each explained client sends its maps of the common inputs, which count as its uplink. The
+    server's aggregate serves as the explanation of the global model and is scored as one: rows of
+    explanations.parquet with the model `shared`, and columns `<explainer>/shared_<score>`; none if
+    no client counts. `privacy` does not cover shared explanations and cannot be combined with
+    them.
 
     Args:
-        aggregation: the `mean` of the maps; their mean by `quality`, each client counting with the
-            area under its insertion curve less that under its deletion curve, if above 0 (our
-            reading of iFLASH, of which we had the abstract alone: contributions weighed by their
-            faithfulness); or the `median` of each part, which a minority cannot move far.
-        noise: each map is scaled to unit L2 norm, and Gaussian noise of about that many times its
-            length is added; see `obscured`. By default maps are sent as they are.
-        poisoned: share of all clients that send false explanations: each map turned round, so that
-            what speaks for a decision speaks against it, and ten times as long (which scaling
-            undoes), with the claim to be of the best quality.
+        aggregation: `mean` of the maps; `quality`, a mean in which each client is weighted by the
+            area under its insertion curve minus the area under its deletion curve, if that is
+            above 0 (our reading of iFLASH, of which only the abstract was available: contributions
+            weighted by their faithfulness); or `median` of each part, which a minority of clients
+            cannot move far.
+        noise: length of the Gaussian noise that is added to each map after scaling it to unit L2
+            norm, relative to the map's length; see `obscured`. By default maps are sent unchanged.
+        poisoned: share of all clients that send false explanations: each map with its sign
+            flipped, so that evidence for a decision becomes evidence against it, and ten times as
+            long (which scaling undoes), with the claim to be of the best quality.
     """
 
     aggregation: Literal["mean", "quality", "median"] = "mean"

@@ -1,5 +1,4 @@
-"""Client-level central differential privacy: what the server learns of clients, they share with
-noise.
+"""Client-level central differential privacy: the server adds noise to what it aggregates.
 
 McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018), Algorithm 1
 with the estimator of a fixed denominator: a round's cohort is drawn by Poisson sampling, each
@@ -27,23 +26,23 @@ Release = tuple[float, int]
 
 
 class Privacy(Config):
-    """Client-level differential privacy by clipping and noise at the server.
+    """Client-level differential privacy by clipping and noise on the server.
 
-    Whoever sees the models that come of it, all of them, cannot tell whether a client took part
-    at all, up to (ε, δ): column `epsilon` of the rounds. The server is trusted. Clients count
-    alike, whatever their numbers of samples, because the weight of one must not depend on what it
-    holds.
+    An observer of all resulting models cannot tell whether a client took part at all, up to (ε,
+    δ); ε is the column `epsilon` of the rounds. The server is trusted. All clients have the same
+    weight, whatever their number of samples, because a client's weight must not depend on its
+    data.
 
-    This is a simulation: noise and cohorts follow from the experiment's seed, so that whoever
-    knows it can take the noise off again; and a run's records, but for the models and what they
-    score on the central test set, are taken from the clients as they are (losses, how many took
-    part, bytes, explanations of their models), and are not covered.
+    This is a simulation: noise and cohorts follow from the experiment's seed, so anyone who knows
+    the seed can remove the noise. The guarantee covers the models and their scores on the central
+    test set. The other records of a run are taken from the clients unchanged (losses, number of
+    participants, bytes, explanations of their models) and are not covered.
 
     Args:
-        clip: S, largest L2 norm of what one client changes: of all vectors that it sends for one
-            mean together.
-        noise_multiplier: z, standard deviation of the noise on the sum, in units of S. 0 clips
-            only, for an ε without bound.
+        clip: S, largest L2 norm of one client's update: of all vectors together that it sends for
+            one mean.
+        noise_multiplier: z, standard deviation of the noise on the sum, in units of S. 0 only
+            clips, and ε is unbounded.
         delta: δ.
     """
 

@@ -47,17 +47,19 @@ MOST_CELLS = 100_000
 
 
 class GridSettings(Config):
-    """The `grid` section: which values to combine, and how the results are compared.
+    """The `grid` section: the values to combine, and how the results are compared.
 
     Args:
         axes: for each axis either a list of values of one key (`partition.alpha: [0.1, 1]`), or
-            named variants, each with all that it sets (`method: {prox: {method.name: fedprox,
-            method.mu: 0.1}}`). A variant's name, or a value, is what tables and figures show.
-        seeds: each cell is run with each of them; by default with the experiment's own.
-        exclude: cells to leave out, by the values of some axes.
-        baseline: the values of some axes; each cell is tested against the one that has these.
-        target: an accuracy, or R² of a regression; what is sent until it is reached is reported.
-        concurrent: runs at the same time; `auto` is as many as the cluster can hold.
+            named variants, each with the keys that it sets
+            (`method: {prox: {method.name: fedprox, method.mu: 0.1}}`). Tables and figures show the
+            value or the variant's name.
+        seeds: each cell is run with each of these seeds; by default with the experiment's seed.
+        exclude: cells to leave out, given by the values of some axes.
+        baseline: values of some axes; each cell is tested against the cell with these values.
+        target: an accuracy, or R² of a regression; the bytes sent until it is reached are
+            reported.
+        concurrent: number of runs at the same time; `auto` is as many as the cluster can hold.
     """
 
     axes: dict[str, list[Any] | dict[str, dict[str, Any]]] = Field(min_length=1)

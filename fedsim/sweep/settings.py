@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Range(Config):
-    """The values that a hyper-parameter may take."""
+    """The values that a hyper-parameter can take."""
 
     type: str
 
@@ -42,9 +42,9 @@ class Float(Range):
     """Numbers between two bounds.
 
     Args:
-        low, high: the bounds, both within.
-        log: look for the order of magnitude.
-        step: only low, low + step, ...
+        low, high: the bounds, inclusive.
+        log: sample on a logarithmic scale.
+        step: only the values low, low + step, ...
     """
 
     type: str = "float"
@@ -67,9 +67,9 @@ class Int(Range):
     """Whole numbers between two bounds.
 
     Args:
-        low, high: the bounds, both within.
-        log: look for the order of magnitude.
-        step: only low, low + step, ...
+        low, high: the bounds, inclusive.
+        log: sample on a logarithmic scale.
+        step: only the values low, low + step, ...
     """
 
     type: str = "int"
@@ -89,10 +89,10 @@ class Int(Range):
 
 @ranges.register
 class Choice(Range):
-    """One of some values; a plain list is a choice, too.
+    """One of several values; a plain list is also a choice.
 
     Args:
-        values: to choose from.
+        values: the values to choose from.
     """
 
     type: str = "choice"
@@ -118,14 +118,16 @@ _AnyRange = Annotated[
 
 
 class Asha(Config):
-    """Stop early what falls behind (Li et al., A System for Massively Parallel Hyperparameter
-    Tuning, MLSys 2020).
+    """Stop trials early that fall behind.
+
+    Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020.
 
     Args:
         grace: rounds that every trial gets.
-        reduction: η; of the trials at a rung the best 1/η go on, and the next is η times as far.
+        reduction: η; the best 1/η of the trials at a rung continue to the next rung, which comes
+            after η times as many rounds.
 
-    After an interruption the rungs start empty: the first trial to reach one goes on.
+    After an interruption the rungs start empty: the first trial to reach one continues.
     """
 
     grace: int = Field(5, ge=1)
@@ -133,22 +135,23 @@ class Asha(Config):
 
 
 class SearchSettings(Config):
-    """The `search` section: which hyper-parameters to tune, and for what.
+    """The `search` section: the hyper-parameters to tune and the objectives.
 
     Args:
         space: for each `section.key` a range, `{type: float, low: 0.001, high: 1, log: true}`,
             `{type: int, low: 1, high: 8}`, or a list of values to choose from.
-        objectives: what a trial's last round is judged by, and whether it shall be `max` or
-            `min`: any number that the rounds table has, and `total_bytes`, sent up and down. If
-            not given, the primary metric, on the validation set if there is one
-            (`evaluate.validation`): what is chosen by the test set looks better on it than it is.
+        objectives: columns that are optimised, each with `max` or `min`: any numeric column of the
+            rounds table, or `total_bytes`, sent up and down. The value in a trial's last round
+            counts. By default the primary metric, on the validation set if there is one
+            (`evaluate.validation`): a choice made on the test set looks better on it than it is.
         trials: how many to try.
-        sampler: how the next trial is chosen, by Optuna's TPE, NSGA-II, Gaussian processes, or
+        sampler: how the next trial is chosen: by Optuna's TPE, NSGA-II or Gaussian processes, or
             at random.
-        seed: of the sampler. With trials side by side what it proposes depends on which of them
-            ends first.
-        asha: stop early what falls behind; for a single objective.
-        concurrent: trials at the same time; `auto` is as many as the cluster can hold.
+        seed: seed of the sampler. With concurrent trials, its proposals depend on which trial ends
+            first.
+        asha: stop trials early that fall behind; only for a single objective.
+        concurrent: number of trials run at the same time; `auto` is as many as the cluster can
+            hold.
     """
 
     space: dict[str, _AnyRange] = Field(min_length=1)

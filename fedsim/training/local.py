@@ -28,14 +28,15 @@ Perturbation = Callable[[Tensor, Tensor, Context], Tensor]
 
 
 class Optimizer(Config):
-    """The clients' local optimiser, made anew for each client and round.
+    """The clients' local optimiser, newly created for each client and round.
 
     Args:
         name: stochastic gradient descent, Adam, or AdamW.
         lr: learning rate η.
-        momentum: of SGD.
-        nesterov: Nesterov's form of SGD's momentum.
-        weight_decay: L2 penalty added to the gradient (sgd, adam), or decoupled (adamw).
+        momentum: momentum of SGD.
+        nesterov: use Nesterov momentum in SGD.
+        weight_decay: L2 penalty added to the gradient (sgd, adam), or decoupled weight decay
+            (adamw).
         betas: decay rates of Adam's two moments.
     """
 
@@ -94,20 +95,20 @@ class Sgd:
 
 
 class Train(Config):
-    """How the federation trains.
+    """Training settings of the federation.
 
     Args:
         rounds: T, communication rounds.
-        participation: share of the clients sampled each round.
-        local_epochs: passes over the client's own data in a round.
-        batch_size: examples a local step; the last batch of an epoch may be smaller.
-        lr_decay: what the learning rate is multiplied with from round to round: in round t it is
-            lr·lr_decay^(t − 1).
-        clip_norm: largest Euclidean norm of a local step's gradient, with the terms that the
-            method adds and before weight decay; longer ones are scaled down to it.
-        optimizer: of each client's local steps.
-        on_client_error: what a client that fails does to the run: `stop` ends it, `skip` leaves
-            the client out of the round.
+        participation: share of the clients that is sampled in each round.
+        local_epochs: passes over a client's own data in a round.
+        batch_size: examples per local step; the last batch of an epoch may be smaller.
+        lr_decay: factor of the learning rate from round to round: in round t it is lr·lr_decay^(t
+            − 1).
+        clip_norm: largest L2 norm of a local step's gradient, including the terms that the method
+            adds and before weight decay; longer gradients are scaled down to it.
+        optimizer: the clients' local optimiser.
+        on_client_error: what happens if a client fails: `stop` ends the run, `skip` leaves the
+            client out of the round.
     """
 
     rounds: int = Field(20, ge=1, le=10_000_000)
