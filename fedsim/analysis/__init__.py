@@ -1,1 +1,1 @@
-"""What can be learnt of a finished run: models replayed, explained and attacked."""
+"""Analyses of finished runs: replay, explanations, comparisons and privacy attacks."""

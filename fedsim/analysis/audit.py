@@ -1,7 +1,7 @@
-"""How a finished run withstands attacks.
+"""Privacy attacks on a finished run.
 
 `audit(run)` carries out all attacks that apply and returns tables and pictures; `PrivacyAudit`
-carries out one at a time:
+carries out one attack at a time:
 
 attacked = PrivacyAudit(fedsim.load(path))
 attacked.infer_membership()[None]["loss"].auc
@@ -100,16 +100,18 @@ class _Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Inversion:
-    """What an attacker makes of shared images or explanations; images (n, C, H, W) in [0, 1].
+    """Images reconstructed from shared images or explanations: (n, C, H, W) in [0, 1].
 
     Args:
-        originals: of the victims.
-        items: what was shared of them, in pixels, which noise may take beyond [0, 1]; or what was
-            said of them, to be drawn: 0.5 is no relevance, and 0 or 1 the most in a map.
-        found: what the attacker reconstructs.
-        labels: (n,) names of their classes.
+        originals: the victims' images.
+        items: the shared images in pixels, which noise can take beyond [0, 1]; or the
+            explanations, scaled for drawing: 0.5 is no relevance, and 0 or 1 is the strongest in a
+            map.
+        found: the attacker's reconstructions.
+        labels: (n,) names of the classes.
         reconstructed: how close `found` is to `originals`.
-        mean_image: how close the mean of the attacker's own images is, its guess without items.
+        mean_image: how close the mean of the attacker's own images is to `originals`: the best
+            guess without items.
     """
 
     originals: Tensor
@@ -121,7 +123,7 @@ class Inversion:
 
     @property
     def shared(self) -> Fidelity:
-        """How close shared images are to `originals`, as they are."""
+        """How close the shared images themselves are to `originals`."""
         return fidelity(self.originals, self.items)
 
     def draw(self, name: str, path: Path, title: str = "") -> None:
@@ -133,13 +135,13 @@ class Inversion:
 class PrivacyAudit:
     """A finished run of a classifier, under attack.
 
-    Where explanations are attacked, they are what a user of the final global model is shown:
-    relevances for what it decides. `noise` is in them before anyone sees them: None leaves them as
-    they are, a number scales each map to unit L2 norm and adds as much noise (`obscured`). Their
-    scale then tells nothing, even with 0.
+    Attacked explanations are those that a user of the final global model sees: relevances for its
+    decision. `noise` is added before anyone sees them: None leaves them unchanged, a number scales
+    each map to unit L2 norm and adds noise of this relative length (`obscured`). After scaling,
+    the magnitude reveals nothing, even with a noise of 0.
 
     Raises:
-        BadInput: it is not finished, has no global classifier, or its data is not what it was.
+        BadInput: the run is not finished or has no global classifier, or its data has changed.
     """
 
     def __init__(self, run: Run) -> None:
@@ -185,26 +187,27 @@ class PrivacyAudit:
         noises: Sequence[float | None] = (None,),
         on_shadow: Callable[[int], None] = lambda s: None,
     ) -> dict[float | None, dict[str, Outcome]]:
-        """Tell clients' training examples from test examples by the final global model.
+        """Distinguish clients' training examples from test examples by the final global model.
 
         Args:
-            shadows: shadow models of LiRA, which is left out without. They train on halves of the
-                members and others that are examined, for as many passes as the run's last phase
-                made over a client's example on average. They are explained as the model is.
-            explainers: whose explanations are attacked as well; by default those of the run's
-                `explain` section, or none.
-            noises: in explanations, one or several levels; see the class. Shadow models are
-                trained once for all of them.
-            on_shadow: called after each shadow model with how many are done.
+            shadows: number of shadow models for LiRA; 0 skips it. Each trains on half of the
+                examined members and non-members, for as many passes as the run's last phase made
+                over a client's example on average. They are explained in the same way as the
+                model.
+            explainers: explainers whose explanations are also attacked; by default those of the
+                run's `explain` section, or none.
+            noises: one or several noise levels for the explanations; see the class. Shadow models
+                are trained once for all levels.
+            on_shadow: called after each shadow model with the number of models done.
 
         Returns:
-            By noise, and then by the attack's name: `loss`, `entropy`, `lira`; and of explanations
-            `<explainer>/variance`, `<explainer>/norm`, `<explainer>/norm_lira` and
+            Outcomes by noise, then by the attack's name: `loss`, `entropy`, `lira`; and for
+            explanations `<explainer>/variance`, `<explainer>/norm`, `<explainer>/norm_lira` and
             `<explainer>/map_lira`.
 
         Raises:
-            BadInput: an explainer is not for the model, a noise is negative or not finite, or
-                there are too few shadow models.
+            BadInput: an explainer does not apply to the model, a noise is negative or not finite,
+                or there are too few shadow models.
         """
         if explainers is None:
             explainers = _usual(self.experiment.explain)
@@ -291,12 +294,12 @@ class PrivacyAudit:
 
     @property
     def members(self) -> int:
-        """How many training examples are examined, and as many test examples."""
+        """The number of training examples examined; the number of test examples is the same."""
         return min(MEMBERS, len(self._splits.train.values), len(self._dataset.test_y))
 
     @property
     def passes(self) -> int:
-        """How often a shadow model sees its examples: as often as the run's last phase did."""
+        """How often a shadow model sees its examples: as often as in the run's last phase."""
         train = self.experiment.train
         return max(1, round(self._rounds * train.local_epochs * train.participation))
 
@@ -306,7 +309,7 @@ class PrivacyAudit:
         explainers: Sequence[FeatureExplainer] = (),
         noises: Sequence[float | None] = (None,),
     ) -> str:
-        """What `audit` would do with these, and about how long it would take, in lines.
+        """The attacks that `audit` would carry out, and their approximate duration, as lines.
 
         The time is estimated by explaining and training on a few examples.
         """
@@ -357,11 +360,11 @@ class PrivacyAudit:
         return seconds
 
     def invert_shared(self) -> Inversion:
-        """Reconstruct clients' images from what they share, by a denoiser.
+        """Reconstruct clients' images from their shared images with a denoiser.
 
-        The attacker knows the mechanism and the models that it uses (the global one, where each
-        client attributes by its own), and has images of the same kind (of the central test set),
-        with labels, to train its denoiser on.
+        The attacker knows the mechanism and the models that it uses (the global model if each
+        client uses its own for attributions), and has labelled images of the same kind (from the
+        central test set) to train its denoiser on.
 
         Raises:
             RunFolderError: the run shared no images.
@@ -385,19 +388,19 @@ class PrivacyAudit:
     def invert_explanations(
         self, explainer: FeatureExplainer, noise: float | None = None
     ) -> Inversion:
-        """Reconstruct clients' training images from explanations of decisions on them.
+        """Reconstruct clients' training images from explanations of the decisions on them.
 
-        By a denoiser, to which a map (H, W) is the same in each channel. The attacker has
-        explanations of images of its own, of the central test set, by the same model and with the
-        same noise, to train it on.
+        Uses a denoiser that gets the map (H, W) as every channel. The attacker trains it on
+        explanations of its own images (from the central test set), of the same model and with the
+        same noise.
 
         Args:
-            explainer: whose explanations.
-            noise: in them; see the class.
+            explainer: the explainer whose explanations are attacked.
+            noise: noise added to the explanations; see the class.
 
         Raises:
-            BadInput: inputs are not images, or too small; the explainer is not for the model; the
-                noise is negative or not finite.
+            BadInput: the inputs are not images or are too small, the explainer does not apply to
+                the model, or the noise is negative or not finite.
         """
         if not self.explains_images:
             raise RunFolderError(
@@ -518,20 +521,20 @@ def _usual(section: Explain | None) -> Sequence[FeatureExplainer]:
 
 @dataclass(frozen=True)
 class Audit:
-    """How a run withstands attacks. In a notebook it shows itself.
+    """The results of privacy attacks on a run. Notebooks display it.
 
     Args:
-        run: it.
-        membership: a row for each attack that tells training examples from others. Columns:
-            `attack`; `explainer` (empty of the model itself) and its `noise` (NaN of none); `auc`,
-            `balanced_accuracy` and `tpr` (at a false-positive rate of 1 %), as of
-            `fedsim.privacy.membership.Outcome`. Guessing has 0.5, 0.5 and 0.01.
-        reconstruction: a row for each attack that reconstructs images; empty if there is nothing
-            to reconstruct them from. Columns: `source` (`shared` images as they are,
+        run: the attacked run.
+        membership: one row per membership inference attack. Columns: `attack`; `explainer` (empty
+            for attacks on the model itself) and its `noise` (NaN for none); `auc`,
+            `balanced_accuracy` and `tpr` (at a false-positive rate of 1 %), see
+            `fedsim.privacy.membership.Outcome`. Guessing scores 0.5, 0.5 and 0.01.
+        reconstruction: one row per image reconstruction attack; empty if there is nothing to
+            reconstruct images from. Columns: `source` (`shared` for the shared images themselves,
             `reconstructed` from these, `explanations`, or `mean image`, the attacker's guess
-            without either), `explainer`, `noise`, and how close they come to the originals:
-            `mse`, `psnr` (dB) and `ssim`.
-        inversions: their images, by the name of a file.
+            without either), `explainer`, `noise`, and how close they come to the originals: `mse`,
+            `psnr` (dB) and `ssim`.
+        inversions: the images of the reconstructions, by file name.
     """
 
     run: Run
@@ -543,7 +546,7 @@ class Audit:
         return f"<audit of {self.run.path}>"
 
     def text(self) -> str:
-        """Both tables, as `fedsim attack` prints them."""
+        """Both tables as text, as `fedsim attack` prints them."""
         rows = [
             [
                 _named("/".join(filter(None, (row["explainer"], row["attack"]))), row["noise"]),
@@ -565,14 +568,14 @@ class Audit:
         return "\n\n".join(parts)
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
-        """Write the tables as attacks.json, and draw the reconstructed images.
+        """Write the tables to attacks.json, and draw the reconstructed images.
 
         Args:
-            folder: where; it is made if it does not exist. By default the run's own folder, and
-                its `explanations` for pictures, which `fedsim report` shows.
+            folder: folder to write to, created if missing. By default the run's own folder, and
+                its `explanations` folder for pictures, which `fedsim report` shows.
 
         Returns:
-            The paths.
+            The paths of all files.
 
         Raises:
             OSError: they cannot be written.
@@ -616,24 +619,27 @@ def audit(
     noise: float | Sequence[float] | None = None,
     progress: bool | Callable[[str], None] = True,
 ) -> Audit:
-    """Attack a finished run: who was trained on, and what shared images and explanations show.
+    """Attack a finished run: membership inference, and reconstruction of images.
 
     Args:
-        run: of a method with a global classifier.
-        explainers: whose explanations are attacked as well; names (`fedsim list explainers`) have
-            the settings of the run's `explain` section, if it has them. By default those of this
-            section; none if empty.
-        shadows: shadow models for the likelihood-ratio attack (LiRA), 2 or more, a training each;
-            it is left out with 0.
-        noise: in explanations before they are attacked: they are scaled to unit length, and that
-            share of it is added as noise. Several levels if a sequence, for which shadow models
-            are trained once. By default explanations are as they are.
-        progress: True shows what will be done, about how long it takes, and a bar, in a terminal
-            or a notebook, False nothing; a function is called with these as lines.
+        run: a run of a method with a global classifier.
+        explainers: explainers whose explanations are also attacked. Names
+            (`fedsim list explainers`) get their settings from the run's `explain` section, if they
+            are listed there. By default the explainers of that section; an empty sequence for
+            none.
+        shadows: number of shadow models to train for the likelihood-ratio attack (LiRA), 2 or
+            more; 0 skips this attack.
+        noise: noise added to explanations before they are attacked: they are scaled to unit
+            length, and noise of this relative length is added. With a sequence, several levels
+            share the shadow models. By default explanations are unchanged.
+        progress: True shows the planned attacks, their approximate duration and a progress bar in
+            a terminal or a notebook, False shows nothing. A function is called with the same as
+            lines of text.
 
     Raises:
-        BadInput: the run is not finished, has no global classifier, or its data is not what it
-            was; an explainer is unknown or not for the model; a noise or number that cannot be.
+        BadInput: the run is not finished or has no global classifier, or its data has changed; an
+            explainer is unknown or does not apply to the model; or a noise or number is out of
+            range.
 
     Example:
         >>> import fedsim

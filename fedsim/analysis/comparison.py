@@ -1,4 +1,4 @@
-"""How runs differ: in what was asked for, where it was computed, and what came out."""
+"""Compare runs: their experiments, environments and results."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ ENVIRONMENT = ("python", "git_revision", "packages", "hardware", "actors", "clie
 
 @dataclass(frozen=True)
 class Comparison:
-    """How runs differ. In all tables a row is a run, named by the end of its folder's path.
+    """How runs differ. Each table has one row per run, named by the end of its folder's path.
 
     Attributes:
-        runs: at least two, by name. The first is what the others are compared with.
-        experiments: a column for each key (`train.rounds`) whose value is not the same in all
-            experiments; missing where an experiment has no such key.
-        environments: likewise of versions and hardware (`packages.torch`, `hardware.cpus`).
-        results: `status`; `rounds` computed; the last value of each metric (`accuracy`), and of
-            the primary one the `best` and the mean of the last five (`last5`) evaluated rounds;
-            `bytes_up` and `bytes_down` in total; `seconds`; `data_hash`, `partition_hash`,
-            `result_hash`; and `differs_from_round`, the first round whose records are not those
-            of the first run, times aside, missing if there is none.
+        runs: at least two runs, by name. The others are compared with the first.
+        experiments: one column per key (`train.rounds`) whose value differs between experiments;
+            missing where an experiment does not have the key.
+        environments: the same for versions and hardware (`packages.torch`, `hardware.cpus`).
+        results: `status`; the number of `rounds` computed; the last value of each metric
+            (`accuracy`), and for the primary metric also the `best` value and the mean of the last
+            five evaluated rounds (`last5`); `bytes_up` and `bytes_down` in total; `seconds`;
+            `data_hash`, `partition_hash`, `result_hash`; and `differs_from_round`, the first round
+            whose records (except for times) differ from those of the first run, missing if there
+            is none.
     """
 
     runs: Mapping[str, Run]
@@ -46,7 +47,7 @@ class Comparison:
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The three tables, by what they are about."""
+        """The three tables by name."""
         return {
             "experiments": self.experiments,
             "environments": self.environments,
@@ -67,11 +68,11 @@ def compare(*runs: Run | str | Path) -> Comparison:
     """Compare runs: their experiments, environments and results.
 
     Args:
-        runs: at least two, as `Run` objects or as folders; the folder of a grid or a search
-            stands for all its runs.
+        runs: at least two, as `Run` objects or as folders; the folder of a grid or a search counts
+            as all its runs.
 
     Raises:
-        BadInput: they are fewer than two different runs, or a folder is not one of results.
+        BadInput: there are fewer than two different runs, or a folder holds no results.
 
     Example:
         >>> import fedsim

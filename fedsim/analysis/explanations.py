@@ -28,16 +28,16 @@ Numbers = int | Sequence[int]
 
 @dataclass(frozen=True)
 class Explanations:
-    """What an explainer says of models of a run, or of the run as a whole.
+    """Explanations of models of a run, or of the run as a whole.
 
-    An iterable of `fedsim.explain.Explanation`, one for each model. In a notebook it shows itself.
+    An iterable of `fedsim.explain.Explanation`, one for each model. Notebooks display it.
 
     Args:
-        run: it.
+        run: the run.
         found: the explanations.
-        about: of each, the columns `round`, `client` (None for the global model) and `explainer`;
-            empty for the run as a whole.
-        notes: what a person should know of how the inputs were read, a line each.
+        about: for each explanation the columns `round`, `client` (None for the global model) and
+            `explainer`; empty for the run as a whole.
+        notes: remarks on how the inputs were read, one line each.
     """
 
     run: Run
@@ -58,17 +58,17 @@ class Explanations:
         return f"<{len(self)} explanation{'s' * (len(self) != 1)} of {self.run.path}>"
 
     def text(self) -> str:
-        """In words, as `fedsim explain` prints them."""
+        """The explanations as text, as `fedsim explain` prints them."""
         notes = ["\n".join(self.notes)] if self.notes else []
         return "\n\n".join([*notes, *(each.text() for each in self.found)])
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row for each input, rule or whatever an explanation is about.
+        """One row per explained input, rule or other unit of the explanation.
 
-        Columns: `round`, `client` and `explainer`, unless it is of the run as a whole, and those
-        of the explainer; of attributions `input`, `decision`, `probability`, `label`, and what
-        the decision owes most to.
+        Columns: `round`, `client` and `explainer` (unless the run is explained as a whole), and
+        the explainer's own. Attributions have `input`, `decision`, `probability`, `label`, and the
+        parts of the input that matter most to the decision.
         """
         import pandas as pd
 
@@ -79,11 +79,11 @@ class Explanations:
         """Draw the pictures.
 
         Args:
-            folder: where; it is made if it does not exist. By default the run's own folder
-                `explanations`, whose pictures `fedsim report` shows.
+            folder: folder to write to, created if missing. By default `explanations` in the run's
+                folder, whose pictures `fedsim report` shows.
 
         Returns:
-            Their paths, named like `occlusion-client-3-round-7-row-0.png`.
+            The paths of the pictures, named like `occlusion-client-3-round-7-row-0.png`.
 
         Raises:
             OSError: they cannot be written.
@@ -109,35 +109,36 @@ def explanations(
     settings: Mapping[str, Any] | None = None,
     progress: bool | Callable[[str], None] = True,
 ) -> Explanations:
-    """Explain the global model of a finished run, or clients' own, after any round.
+    """Explain the global model or clients' models of a finished run, after any round.
 
-    The models of the last round come from the run's folder. Those of earlier rounds, and those
-    that clients did not keep, are made once more: rounds are carried out again from the latest
-    checkpoint before. Without arguments: what there is to see of the run as a whole, or else the
-    last global model.
+    The models of the last round are read from the run's folder. Models of earlier rounds, and
+    models that clients did not keep, are recomputed: rounds are repeated from the latest
+    checkpoint before them. Without further arguments, the run is explained as a whole if its
+    method or partition has an explainer for that, else the last global model is explained.
 
     Args:
-        run: it.
+        run: a finished run.
         explainer: a name (`fedsim list explainers`), `package.module:Name` of your own, or an
-            Explainer. By default the usual one of the run's method or model.
-        client: whose model, or of which clients a run is to be shown; several if a sequence. By
-            default the global model.
-        after: the model after this round, or after several; by default after the last.
-        row: of the central test set, from 0 on; several if a sequence. The prediction for it is
+            Explainer. By default the explainer that suits the run's method or model.
+        client: client, or sequence of clients, whose model is explained (for explanations of a
+            whole run: the clients to show). By default the global model.
+        after: round, or sequence of rounds, after which the model is explained; by default the
+            last.
+        row: row, or sequence of rows, of the central test set, counted from 0, whose prediction is
             explained. By default a few rows spread over the test set.
-        input: a file, or a folder of pictures, whose predictions are explained instead: see
-            `Inputs.of_file`; or inputs made by hand (`Inputs.of_arrays`).
-        text: a document, whose prediction is explained instead.
-        settings: fields of the explainer that are to be other than it has them.
-        progress: True shows a bar of the rounds that are carried out again, in a terminal or a
-            notebook, False nothing; a function is called with a line for each round.
+        input: a file, or a folder of pictures, whose predictions are explained instead (see
+            `Inputs.of_file`); or inputs built from arrays (`Inputs.of_arrays`).
+        text: a document whose prediction is explained instead.
+        settings: fields of the explainer to override.
+        progress: True shows a progress bar of the repeated rounds in a terminal or a notebook,
+            False shows nothing. A function is called with a line for each round.
 
     Returns:
-        An explanation for each model: `text()`, `frame`, `save()` for the pictures.
+        One explanation per model: see `text()`, `frame`, and `save()` for the pictures.
 
     Raises:
-        BadInput: the run is not finished, its data is not what it was, there is no such round,
-            client, row or explainer, the explainer does not apply, or a file cannot be read.
+        BadInput: the run is not finished, its data has changed, there is no such round, client,
+            row or explainer, the explainer does not apply, or a file cannot be read.
 
     Example:
         >>> import fedsim

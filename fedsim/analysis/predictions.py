@@ -1,4 +1,4 @@
-"""What models of a finished run predict for the test set."""
+"""Predictions of a finished run's models for the test set."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 
 def predictions(run: Run, client: int | None = None, after: int | None = None) -> pd.DataFrame:
-    """What the global model of a finished run, or a client's own, predicts for the test set.
+    """The predictions of the global model, or a client's model, for the test set.
 
-    The model comes from the run's saved weights, the test set from where the run had it; rounds
-    are carried out once more only if the model of an earlier round, or one that a client did not
-    keep, is asked for.
+    The model is read from the run's saved weights, and the test set is loaded from the run's data
+    source. Rounds are repeated only for models of earlier rounds, and for models that clients did
+    not keep.
 
     Args:
-        run: it.
-        client: whose model; None for the global one.
-        after: the model after this round; the last one if not given.
+        run: a finished run.
+        client: the client whose model is used; None for the global model.
+        after: use the model after this round; by default the last.
 
     Returns:
-        A row for each example of the central test set, `row` its place in it, and `target`. Of
-        classes, `target` and `prediction` are their names, and `probability/<class>` is the
-        softmax of the outputs. Of a number, `prediction` is one in the units of the data set (for
-        `scale: minmax`, `Dataset.target_scaling.undo` leads back to those of the file). Of other
-        targets, `target/<k>` and `output/<k>`, the network's outputs as they are. Where clients
-        learn tasks in turn, the examples of the client's task in that round.
+        One row per example of the central test set, with its index `row` and its `target`. For
+        classification, `target` and `prediction` are class names, and `probability/<class>` is the
+        softmax of the outputs. For regression, `prediction` is in the units of the data set (with
+        `scale: minmax`, `Dataset.target_scaling.undo` converts it to the units of the file). For
+        other targets, `target/<k>` and `output/<k>` are given, the network's raw outputs. In
+        continual learning, only the examples of the client's task in that round.
 
     Raises:
-        BadInput: the run is not finished, its data is not what it was, or there is no such model.
+        BadInput: the run is not finished, its data has changed, or there is no such model.
 
     Example:
         >>> import fedsim

@@ -1,4 +1,4 @@
-"""A finished run's models, re-made: the global one, or any client's, after any round.
+"""Replay a finished run: recompute the global model, or any client's, after any round.
 
 again = replay(run, after=3)              # the server's state after round 3, and the clients
 models, again = client_models(run, [2, 7], after=3)
@@ -9,8 +9,8 @@ client.explain(IntegratedGradients(), inputs).save(folder)
 print(client.explain(TreeExplainer()).text())             # a tree that mimics it
 print(explain_run(run, SharedImagesExplainer()).text())   # of a run as a whole
 
-What a run draws at random depends on names and round numbers alone, so rounds that are carried
-out once more come to the same bits. Each is compared with what the run has put on record.
+Random numbers depend only on the seed, names and round numbers, so repeated rounds give the same
+result to the bit. Each round is compared with the run's records.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ OnClientDone = Callable[[Client], None]
 
 @dataclass
 class Replay:
-    """A run, to look into.
+    """The state of a run after a round: the server, the clients and the data.
 
     Attributes:
-        run: it.
-        fed: its clients, in this process, with what they have kept.
-        state: the server's.
-        after: the round after which all this is as it is.
+        run: the run.
+        fed: its clients, in this process, with their kept state.
+        state: the server's state.
+        after: the round after which the run has this state.
         dataset, splits, spec: as the run was started with.
     """
 
@@ -83,13 +83,14 @@ class Replay:
         return self.run.experiment
 
     def go_on(self, on_client_done: OnClientDone = lambda client: None) -> None:
-        """Carry out the next round once more.
+        """Repeat the next round.
 
         Args:
-            on_client_done: is shown each client after each client function of the round.
+            on_client_done: called with each client after each client function of the round.
 
         Raises:
-            RunFolderError: there is no further round, or it comes to something else than it did.
+            RunFolderError: there is no further round, or its result differs from the run's
+                records.
         """
         t = self.after + 1
         _insist_on_round(self.run, t)
@@ -124,7 +125,7 @@ class Replay:
         )
 
     def global_model(self) -> ClientModel | None:
-        """The global model at that time; None if the method has none."""
+        """The global model after this round; None if the method has none."""
         method = self.experiment.method
         if not method.has_global_model:
             return None
@@ -133,7 +134,7 @@ class Replay:
         return dict(method.global_model(self.fed, self.state)) or None  # before any are learnt
 
     def own_model(self, client: int) -> ClientModel | None:
-        """What a client's kept state has of a model of its own."""
+        """A client's own model, from its kept state."""
         kept = self.fed.states().get(client)
         state = {} if kept is None else self.fed.fetch(kept)
         return _kept(self.experiment, self.engine.client(client, self.after, state))
@@ -155,7 +156,7 @@ def _insist_on_round(run: Run, t: int) -> None:
 
 
 def insist_on_client(run: Run, client: int) -> None:
-    """Refuse the number of a client that there is not.
+    """Refuse a client number that does not exist.
 
     Raises:
         RunFolderError: there is no such client.
@@ -179,21 +180,21 @@ def replay(
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
 ) -> Replay:
-    """The clients of a finished run, in this process, and the server's state.
+    """Restore a finished run after any round: its clients, in this process, and its server state.
 
-    Any client function can be called once more: what it draws depends on the round, which is
-    `after` until `begin_round` sets another. From here on this process computes with as many
-    threads as the run did.
+    Any client function can be called again: its random numbers depend on the round, which is
+    `after` until `begin_round` sets another. From now on this process uses as many threads as the
+    run did.
 
     Args:
-        after: a round, 0 for none; by default the last one. From the latest checkpoint before it,
-            or from the start, rounds are carried out once more, and compared with the record.
-        on_round: called before each of these.
-        dataset: the data of the experiment, if it is loaded already.
+        after: a round, 0 for the start; by default the last one. Rounds are repeated from the
+            latest checkpoint before it, or from the start, and compared with the run's records.
+        on_round: called before each of these rounds.
+        dataset: the data of the experiment, if already loaded.
 
     Raises:
-        BadInput: the run is not finished, its data is not what it was, there is no such round, or
-            it comes out otherwise here.
+        BadInput: the run is not finished, its data has changed, there is no such round, or its
+            result differs here.
     """
     run.result_hash  # noqa: B018  # raises if it is not finished
     experiment = run.experiment
@@ -230,18 +231,18 @@ def client_models(
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
 ) -> tuple[dict[int, ClientModel], Replay]:
-    """Clients' own models as they were after a round, and the run after that round.
+    """Clients' own models after a round, and the run after that round.
 
-    Each is the one that the client trained in that round, as it was before anything was averaged
-    or tested; of methods with personal models, the one that it kept.
+    Each is the model that the client trained in that round, before aggregation and tests; for
+    methods with personal models, the model that it kept.
 
     Args:
-        after: a round in which all of these clients have learnt, or any for personal models; by
-            default the last such.
-        on_round, dataset: as of `replay`.
+        after: a round in which all of these clients were trained, or any round for personal
+            models; by default the last such round.
+        on_round, dataset: as for `replay`.
 
     Raises:
-        BadInput: as `replay`; there is no such client; or one did not learn in that round.
+        BadInput: as for `replay`; there is no such client; or one was not trained in that round.
     """
     for k in clients:
         insist_on_client(run, k)
@@ -289,12 +290,12 @@ def client_models(
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """A model that is to be explained: the global one, or a client's.
+    """A model to explain: the global model, or a client's.
 
     Attributes:
-        own: it.
+        own: the model.
         again: the run at that time.
-        client: whose; None for the global model.
+        client: whose model it is; None for the global model.
     """
 
     own: ClientModel
@@ -310,10 +311,10 @@ class ModelSnapshot:
         on_round: OnRound = lambda t: None,
         dataset: Dataset | None = None,
     ) -> ModelSnapshot:
-        """Of a finished run, after a round; see `client_models` and `replay`.
+        """Take a model of a finished run after a round; see `client_models` and `replay`.
 
         Raises:
-            BadInput: as these do; or there is no global model.
+            BadInput: as for these; or there is no global model.
         """
         if client is not None:
             return cls.of_clients(run, [client], after, on_round, dataset)[0]
@@ -336,9 +337,9 @@ class ModelSnapshot:
         on_round: OnRound = lambda t: None,
         dataset: Dataset | None = None,
     ) -> list[ModelSnapshot]:
-        """Of several clients of a finished run, after a round; see `client_models`.
+        """Take the models of several clients after a round; see `client_models`.
 
-        Of a stream of tasks, for the task of that round: it chooses among its classes.
+        In continual learning, the model for the task of that round, limited to its classes.
         """
         models, again = client_models(run, clients, after, on_round, dataset)
         return [cls(models[k], again, k) for k in clients]
@@ -378,14 +379,14 @@ class ModelSnapshot:
         return f"{whose}-round-{self.again.after}"
 
     def explain(self, explainer: Explainer, inputs: Inputs | None = None) -> Explanation:
-        """What an explainer says of it.
+        """Explain the model.
 
         Args:
-            inputs: whose predictions are explained; by default some of the central test set, if
-                it explains any.
+            inputs: inputs whose predictions are explained; by default some of the central test
+                set, if the explainer takes inputs.
 
         Raises:
-            BadInput: it does not apply.
+            BadInput: the explainer does not apply.
         """
         model, data = self.explained(), self.data()
         explainer.check(model, data)
@@ -394,7 +395,7 @@ class ModelSnapshot:
         return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
 
     def explained(self) -> ExplainedModel:
-        """It, without the run, as explainers take it."""
+        """The model in the form that explainers take, without the run."""
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
         last = again.after == experiment.train.rounds
@@ -424,7 +425,7 @@ class ModelSnapshot:
         )
 
     def data(self) -> ExplainedData:
-        """What it was made of, as explainers take it."""
+        """The data behind the model, in the form that explainers take."""
         own = None
         if self.client is not None:
             splits = self.again.splits.held(self.again.after)
@@ -433,17 +434,17 @@ class ModelSnapshot:
         return ExplainedData(self.dataset, partial(_prepared, self.again.fed), own)
 
     def scores(self) -> dict[str, float]:
-        """Its scores on the central test set, as of `Federation.evaluate`, if it has weights."""
+        """Its scores on the central test set, see `Federation.evaluate`, if it has weights."""
         if not isinstance(self.own, Tensor):
             return {}
         self.again.fed.begin_round(self.again.after)  # so that it draws what it drew then
         return self.again.fed.evaluate(self.own.cpu().numpy())
 
     def network(self) -> nn.Module:
-        """Its own, in evaluation.
+        """The model's network, in evaluation mode.
 
         Raises:
-            BadInput: the model is rules.
+            BadInput: the model consists of rules.
         """
         if isinstance(self.own, Mapping):
             raise RunFolderError(f"{self.again.run.path}: its models are rules, not networks")
@@ -464,14 +465,15 @@ class ModelSnapshot:
 
 
 def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> Explanation:
-    """What an explainer says of a finished run as a whole.
+    """Explain a finished run as a whole.
 
     Args:
-        explainer: of whole runs.
-        clients: whom it is about, of those that are about clients; by default the first four.
+        explainer: an explainer of whole runs.
+        clients: the clients to show, if the explainer shows clients; by default the first four.
 
     Raises:
-        BadInput: it does not apply, the run is not finished, or there is no such client.
+        BadInput: the explainer does not apply, the run is not finished, or there is no such
+            client.
     """
     experiment, dataset = run.experiment, load_dataset(run.experiment.data)
     method, K = experiment.method, run.manifest["clients"]
@@ -506,7 +508,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
 
 
 def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
-    """Inputs of the central test set for an explainer to explain, if nobody says which."""
+    """The inputs of the central test set that an explainer explains by default."""
     n = explainer.usual_inputs if explainer.takes_inputs else 0
     spread = np.linspace(0, len(dataset.test_y) - 1, n).astype(int)
     return replace(Inputs.of_rows(dataset, np.unique(spread).tolist()), suffix="")

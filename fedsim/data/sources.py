@@ -1,4 +1,4 @@
-"""The data sets by name: standard sets from their official files, and files of one's own."""
+"""The data sets by name: standard data sets from their official files, and your own files."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ TestFraction = Annotated[float, Field(gt=0, lt=1)]
 def stratified_split(
     y: NDArray[np.int64], classes: Sequence[str], test_fraction: float, what: str
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows to train on and rows to test on, every class in both by its share.
+    """A stratified split into training rows and test rows.
 
     The split does not depend on the experiment's seed, so all runs have the same test set.
 
     Args:
         y: (N,) class indices.
         classes: the names of the classes.
-        test_fraction: the share of rows to test on, between 0 and 1.
+        test_fraction: share of the rows for testing, between 0 and 1.
         what: what is split, for messages.
 
     Returns:
@@ -201,7 +201,7 @@ def _scaling(train: Any, scale: Scale) -> Scaling:
 
 @datasets.register
 class Digits(Source):
-    """Handwritten digits, 8×8 pixels in grey, 1,797 in all: embedded in scikit-learn, no file.
+    """Handwritten digits, 8×8 grey pixels, 1,797 in all; included in scikit-learn, needs no file.
 
     Args:
         test_fraction: the share of the examples in the test set.
@@ -224,18 +224,18 @@ class Digits(Source):
 
 @datasets.register
 class Synthetic(Source):
-    """Gaussian clusters, one for each class, drawn at load time: no file, any size.
+    """Gaussian clusters, one per class, generated at load time in any size; needs no file.
 
     An example of class c is m_c + noise·ε, with the centre m_c and ε drawn from the standard
     normal distribution in each dimension. Classes are balanced to within one example.
 
     Args:
-        samples: examples to train on.
-        test_samples: examples of the test set.
+        samples: number of training examples.
+        test_samples: number of test examples.
         shape: shape of one example.
         classes: number of classes.
         noise: standard deviation within a class; that of the centres is 1.
-        seed: names the streams of the draws; one seed is one data set.
+        seed: seed of the generated data, independent of the experiment's seed.
     """
 
     name: str = "synthetic"
@@ -271,19 +271,19 @@ class Synthetic(Source):
 
 @datasets.register
 class Friedman(Source):
-    """Friedman's first regression, drawn at load time: no file, any size.
+    """Friedman's first regression problem, generated at load time in any size; needs no file.
 
     Inputs are uniform in [0, 1]; y = 10·sin(π·x1·x2) + 20·(x3 - 0.5)² + 10·x4 + 5·x5 + noise·ε,
-    with ε standard normal; further inputs matter nothing (Friedman, Multivariate Adaptive
+    with ε standard normal; further inputs have no effect (Friedman, Multivariate Adaptive
     Regression Splines, Annals of Statistics 1991). The target is divided by 30, so that without
     noise it lies in [0, 1].
 
     Args:
-        samples: examples to train on.
-        test_samples: examples of the test set.
-        features: inputs, five at least.
-        noise: standard deviation, on the scale of the formula.
-        seed: names the streams of the draws; one seed is one data set.
+        samples: number of training examples.
+        test_samples: number of test examples.
+        features: number of inputs, at least five.
+        noise: standard deviation of the noise, on the scale of the formula.
+        seed: seed of the generated data, independent of the experiment's seed.
     """
 
     name: str = "friedman"
@@ -369,7 +369,7 @@ class _Idx(_Fetched):
 
 @datasets.register
 class Mnist(_Idx):
-    """MNIST: handwritten digits, 28×28 pixels in grey, 60,000 + 10,000, 10 classes.
+    """MNIST: handwritten digits, 28×28 grey pixels, 60,000 + 10,000 examples, 10 classes.
 
     Args:
         root: folder of the files, or of a sub-folder `mnist` or `MNIST/raw`; else $FEDSIM_DATA.
@@ -385,7 +385,7 @@ class Mnist(_Idx):
 
 @datasets.register
 class FashionMnist(_Idx):
-    """Fashion-MNIST: articles of clothing, 28×28 pixels in grey, 60,000 + 10,000, 10 classes.
+    """Fashion-MNIST: articles of clothing, 28×28 grey pixels, 60,000 + 10,000 examples, 10 classes.
 
     Args:
         root: folder of the files, or of a sub-folder `fashion_mnist` or `FashionMNIST/raw`; else
@@ -402,7 +402,7 @@ class FashionMnist(_Idx):
 
 @datasets.register
 class Emnist(_Idx):
-    """EMNIST: handwritten digits and letters, 28×28 pixels in grey, in six splits.
+    """EMNIST: handwritten digits and letters, 28×28 grey pixels, in six splits.
 
     Args:
         root: folder of the files, or of a sub-folder `emnist`, `gzip` or `EMNIST/raw`; else
@@ -445,7 +445,7 @@ def _upright(x: NDArray[np.generic]) -> NDArray[np.generic]:
 
 @datasets.register
 class Cifar10(_Fetched):
-    """CIFAR-10: photographs, 32×32 pixels in colour, 50,000 + 10,000, 10 classes.
+    """CIFAR-10: photographs, 32×32 colour pixels, 50,000 + 10,000 examples, 10 classes.
 
     Reads the Python version, the binary version, or a subset in either format: fewer than five
     batches are accepted while none has the official 10,000 records.
@@ -485,10 +485,10 @@ class Cifar10(_Fetched):
 
 @datasets.register
 class Cifar100(_Fetched):
-    """CIFAR-100: photographs, 32×32 pixels in colour, 50,000 + 10,000, 100 or 20 classes.
+    """CIFAR-100: photographs, 32×32 colour pixels, 50,000 + 10,000 examples, 100 or 20 classes.
 
-    Reads the Python or the binary version. The label that is not trained on is a column for
-    partitions, `fine` or `coarse`.
+    Reads the Python or the binary version. The label that is not used for training is available to
+    partitions as the column `fine` or `coarse`.
 
     Args:
         root: folder of the files, or of a sub-folder `cifar100`, `cifar-100-python` or
@@ -528,7 +528,7 @@ def _version(path: Path) -> str:
 
 @datasets.register
 class Femnist(_Files):
-    """FEMNIST: handwritten characters by writer, 28×28 pixels in grey, 62 classes (LEAF).
+    """FEMNIST: handwritten characters by writer, 28×28 grey pixels, 62 classes (LEAF).
 
     The writer of each example is the column `writer`.
 
@@ -566,11 +566,11 @@ class Femnist(_Files):
 
 @datasets.register
 class Mortgage(_Files):
-    """Mortgage: the 30-year mortgage rate of a week from 15 figures of the US economy (KEEL).
+    """Mortgage: the weekly 30-year mortgage rate from 15 figures of the US economy (KEEL).
 
-    1,049 rows, always scaled to [0, 1]: each input and the target, by the least and greatest
-    value of the training rows. The names of the columns look shifted against their values in the
-    file as KEEL published it (its `1Y-CMaturityRate` lies between 77 and 143); they are kept.
+    1,049 rows. Each input and the target are always scaled to [0, 1] by the minimum and maximum of
+    the training rows. In the file that KEEL published, the column names seem shifted relative to
+    their values (its `1Y-CMaturityRate` lies between 77 and 143); they are kept as they are.
 
     Args:
         root: folder of `mortgage.dat`, or of a sub-folder `mortgage`; else $FEDSIM_DATA.
@@ -589,11 +589,11 @@ class Mortgage(_Files):
 
 @datasets.register
 class OpenflXai(_Files):
-    """The regression shipped with OpenFL-XAI: 11,619 + 2,417 rows of 15 inputs, 5 collaborators.
+    """The regression data of OpenFL-XAI: 11,619 + 2,417 rows of 15 inputs, 5 collaborators.
 
-    The collaborator of each training row is the column `collaborator`, col0 to col4; the test set
-    is that of all of them. Inputs and target lie in [0, 1] as published, and are anonymous: the
-    documentation of OpenFL-XAI calls the data Mortgage and names its columns, but neither the
+    The collaborator of each training row is in the column `collaborator`, col0 to col4; the test
+    set is common to all of them. Inputs and target lie in [0, 1] as published, and are anonymous:
+    the documentation of OpenFL-XAI calls the data Mortgage and names its columns, but neither the
     number of rows nor any correlation with the target fits; for Mortgage, see `mortgage`.
 
     Args:
@@ -635,11 +635,11 @@ class OpenflXai(_Files):
 
 @datasets.register
 class Keel(Source):
-    """A regression of one's own in a file of KEEL's format, `.dat`.
+    """Your own regression data in a file of KEEL's format, `.dat`.
 
     Args:
-        path: the file. Its attributes are real or integer; `@outputs` names the target (else it
-            is the last attribute), `@inputs` the inputs (else they are all others).
+        path: the file. Attributes are real or integer; `@outputs` names the target (by default the
+            last attribute), `@inputs` the inputs (by default all others).
         test_fraction: the share of the rows in the test set.
         scale: `none`, or `minmax` for each input and the target scaled to [0, 1] by the least and
             greatest value of the training rows, the same for all clients. Test rows may fall
@@ -659,15 +659,15 @@ class Keel(Source):
 
 @datasets.register
 class Folder(Source):
-    """Images of one's own in folders, one folder for each class.
+    """Your own images in folders, one folder per class.
 
     Args:
-        path: folder with `train/<class>/` and `test/<class>/` or `val/<class>/`, or with
-            `<class>/` alone.
-        size: height and width in pixels that images are resized to.
+        path: folder with `train/<class>/` and `test/<class>/` or `val/<class>/`, or only with
+            `<class>/`.
+        size: height and width in pixels to which images are resized.
         channels: 3 for colour, 1 for grey.
-        test_fraction: the share of the examples in the test set where it has no folder.
-        in_place: for images that do not fit into memory: decode them whenever they are needed.
+        test_fraction: share of the examples in the test set if it has no folder.
+        in_place: decode images whenever they are needed, for images that do not fit into memory.
     """
 
     name: str = "folder"
@@ -740,16 +740,16 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
 
 @datasets.register
 class Npz(Source):
-    """Arrays of one's own in a NumPy `.npz` file, or in a folder of `.npy` files.
+    """Your own arrays in a NumPy `.npz` file, or in a folder of `.npy` files.
 
     Args:
         path: file with `x` (N, ...) and `y` (N,), or `x_train`, `y_train`, `x_test`, `y_test`;
             further arrays (N,) are columns of the training examples. Inputs are uint8 (images,
             which are divided by 255) or numbers that are read as float32. Or a folder with a
             file for each of these arrays (`x.npy`, `y.npy`).
-        test_fraction: the share of the examples in the test set where the file has none.
-        in_place: for inputs that do not fit into memory: map the file, which is not to be
-            compressed, and read rows whenever they are needed.
+        test_fraction: share of the examples in the test set if the file has none.
+        in_place: memory-map the file, which must not be compressed, and read rows whenever they
+            are needed, for inputs that do not fit into memory.
     """
 
     name: str = "npz"
@@ -887,22 +887,22 @@ def _named_by_index(where: str, y: NDArray[np.int64]) -> tuple[str, ...]:
 
 @datasets.register
 class Table(Source):
-    """A table of one's own, CSV or Parquet: numeric features, and labels or numbers to predict.
+    """Your own table, CSV or Parquet, with numeric features and labels or numbers to predict.
 
     Args:
         path: `.csv` file with a header line, or `.parquet` file.
         label: the column of labels, of any type; the sorted labels are the classes.
-        target: instead of labels, the numeric column that a regression predicts.
-        features: the columns of features; all other numeric columns where not given.
-        columns: columns to partition by; they are no features unless named as such.
+        target: instead of `label`, the numeric column that a regression predicts.
+        features: the columns of features; by default all other numeric columns.
+        columns: columns to partition by; they are not features unless also listed there.
         test_path: file of the test set, with the same columns.
-        test_fraction: the share of the rows in the test set where it has no file.
+        test_fraction: share of the rows in the test set if there is no test file.
         scale: `none`, or `minmax` for each feature, and a regression's target, scaled to [0, 1]
             by the least and greatest value of the training rows, the same for all clients. Test
             rows may fall outside; what is constant becomes 0.
-        in_place: for features that do not fit into memory: read row groups of the Parquet file
-            whenever they are needed. A row group is decoded whole, so a client's rows should lie
-            side by side.
+        in_place: read row groups of the Parquet file whenever they are needed, for features that
+            do not fit into memory. A row group is always decoded completely, so a client's rows
+            should be stored together.
     """
 
     name: str = "table"

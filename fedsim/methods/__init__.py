@@ -1,4 +1,4 @@
-"""Federated methods, a module each; a package where one has several parts."""
+"""Federated methods, one module each, or a package if a method has several parts."""
 
 from fedsim.methods import (  # fills the registry
     centralised,

@@ -1,4 +1,4 @@
-"""Unlabelled auxiliary inputs on the server: where they come from, and what it learns from them.
+"""Unlabelled auxiliary inputs on the server, and how it learns from them.
 
 Distillation as in Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning,
 NeurIPS 2020; pretraining as in Chen et al., A Simple Framework for Contrastive Learning of Visual
@@ -39,9 +39,8 @@ class AuxiliaryMethod(Method[S], Generic[S]):
     """A method whose server holds unlabelled inputs that belong to no client.
 
     Args:
-        auxiliary: a data set whose training inputs serve without their labels (a `data` section
-            of its own); if not given, the inputs of the server's share
-            (`partition.server_fraction`).
+        auxiliary: a data set (a `data` section) whose training inputs are used without their
+            labels; by default the inputs of the server's share (`partition.server_fraction`).
     """
 
     auxiliary: Annotated[SerializeAsAny[Source], BeforeValidator(datasets.parse)] | None = None

@@ -1,4 +1,4 @@
-"""Training on the union of the clients' data: what federated methods are measured against."""
+"""Centralised training on the union of the clients' data, as a reference for federated methods."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedsim.training import Hooks, TrainingJob, train
 
 @methods.register
 class Centralised(Method[State]):
-    """The same model and optimiser on all clients' labelled examples together.
+    """Centralised training: same model and optimiser, on all clients' labelled examples.
 
-    No federation could run it: the server reads every client's data, and nothing is sent. A round
-    is `train.local_epochs` passes over the union, with a new optimiser.
+    No real federation could do this: the server reads every client's data, and nothing is sent. A
+    round is `train.local_epochs` passes over the union, with a new optimiser.
     """
 
     name: str = "centralised"

@@ -1,4 +1,4 @@
-"""What methods that learn classifiers, and nothing else, have in common."""
+"""Shared code of methods that only learn classifiers."""
 
 from __future__ import annotations
 

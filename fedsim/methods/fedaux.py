@@ -1,4 +1,4 @@
-"""FedAUX: pretrained on auxiliary inputs, and distilled from the clients by how near they are.
+"""FedAUX: pretraining on auxiliary inputs, and distillation weighted by similarity to clients.
 
 Sattler et al., FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning, IEEE
 Transactions on Neural Networks and Learning Systems, 2021.
@@ -60,33 +60,34 @@ class FedAUXState(State):
 
 @methods.register
 class FedAUX(AuxiliaryMethod[FedAUXState]):
-    """FedAvg and distillation from scored teachers, from pretrained features (Sattler 2021).
+    """FedAvg with pretrained features and distillation from weighted teachers (Sattler 2021).
 
     min_w KL(softmax(Σ_k s_k(x)·f(x; w_k) / Σ_k s_k(x)) ‖ softmax(f(x; w))) over four fifths of the
-    auxiliary inputs x, from the average of the w_k on; teachers are in eval mode. s_k(x) =
-    P(own | x) + 1e-8 is by a logistic regression that tells client k's inputs (class 1) from the
-    other fifth of the auxiliary inputs (class 0):
+    auxiliary inputs x, starting from the average of the w_k; teachers are in eval mode. s_k(x) =
+    P(own | x) + 1e-8 comes from a logistic regression that separates client k's inputs (class 1)
+    from the other fifth of the auxiliary inputs (class 0):
 
-        w* = argmin (1/n)·Σ_i log(1 + exp(−t_i·⟨w, h̃(x_i)⟩)) + (λ/2)·‖w‖²,  h̃ = h / max_i ‖h(x_i)‖
+        w* = argmin (1/n)·Σ_i log(1 + exp(−t_i·⟨w, h̃(x_i)⟩)) + (λ/2)·‖w‖²,  h̃ = h / max_i
+        ‖h(x_i)‖
 
-    over these n inputs, h the features under w_0. Scores are by w* + N(0, σ²·I), σ² =
-    2·ln(1.25/δ)·(2/(n·λ))²/ε², which makes them (ε, δ)-private if the largest norm may be known.
-    A client sends them once, before it trains for the first time, so that who never takes part
-    need not. Auxiliary inputs are public, and not counted as traffic; w_0, sent with the question
-    for scores, is.
+    over these n inputs, with h the features under w_0. Scores are computed with w* + N(0, σ²·I),
+    σ² = 2·ln(1.25/δ)·(2/(n·λ))²/ε², which makes them (ε, δ)-private if the largest norm may be
+    known. A client sends its scores once, before it first trains; clients that never take part
+    send none. Auxiliary inputs are public and not counted as traffic; w_0, which is sent with the
+    request for scores, is counted.
 
     Args:
-        encoder: a safetensors file with the features' weights, as a run leaves them in
-            `final.safetensors`, instead of pretraining.
-        pretrain_epochs: passes of SimCLR over all auxiliary inputs, before the first round; 0
-            leaves features random.
-        regression: `paper`, as above; `code`, as the authors released it: λ/n in place of λ, and
-            a bias, with the same σ, which then is too small for ε and δ.
+        encoder: a safetensors file with the features' weights (such as a run's
+            `final.safetensors`), used instead of pretraining.
+        pretrain_epochs: passes of SimCLR over all auxiliary inputs before the first round; with 0,
+            features stay random.
+        regression: `paper`, as above; or `code`, as in the authors' released code: λ/n in place of
+            λ, and a bias, with the same σ, which is then too small for ε and δ.
         l2: λ of the regression.
-        epsilon: ε of differential privacy, below 1; null for exact scores.
+        epsilon: ε of differential privacy, below 1; null for scores without noise.
         delta: δ.
-        epochs: passes of distillation each round.
-        batch_size: auxiliary inputs a step.
+        epochs: distillation passes per round.
+        batch_size: auxiliary inputs per step.
         lr: learning rate of Adam on the server.
     """
 

@@ -27,12 +27,12 @@ class FedAvgMState(State):
 class FedAvgM(Method[FedAvgMState]):
     """FedAvg with server momentum: v ← β·v + (w − mean), w ← w − η_s·v (Hsu et al. 2019).
 
-    Momentum acts on the trainable parameters; batch norm's statistics are averaged. Not Nesterov's
-    form, as in the paper.
+    Momentum applies to the trainable parameters; batch norm's statistics are averaged. As in the
+    paper, it is not Nesterov momentum.
 
     Args:
-        beta: β, momentum of the server.
-        server_lr: η_s, learning rate of the server.
+        beta: β, server momentum.
+        server_lr: η_s, server learning rate.
     """
 
     name: str = "fedavgm"

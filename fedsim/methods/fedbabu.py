@@ -1,4 +1,4 @@
-"""FedBABU: the body is federated, the head stays as it was drawn.
+"""FedBABU: only the body is federated; the head keeps its initial weights.
 
 Oh, Kim and Yun, FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR
 2022, Algorithm 1.
@@ -23,15 +23,15 @@ from fedsim.methods.method import Method, State, methods
 
 @methods.register
 class FedBABU(Method[State]):
-    """FedAvg of all but the head, which is never trained nor sent (Oh et al. 2022).
+    """FedAvg of everything but the head, which is neither trained nor sent (Oh et al. 2022).
 
     The head (the last layer) keeps its random weights, the same for all clients. Bodies are
-    averaged with equal weights, as in the authors' code. For a client of its own a model is then
-    made by fine-tuning, which `evaluate.clients` measures.
+    averaged with equal weights, as in the authors' code. Fine-tuning then gives each client a
+    model of its own, which `evaluate.clients` evaluates.
 
     Args:
-        fine_tune: what a client fine-tunes on its own data before its test.
-        fine_tune_epochs: passes over the data to do so (the authors' 5).
+        fine_tune: the part of the model that a client fine-tunes on its own data before its test.
+        fine_tune_epochs: passes over the data for fine-tuning (the authors use 5).
     """
 
     name: str = "fedbabu"

@@ -1,4 +1,4 @@
-"""FedDF: the average of the models, distilled from their ensemble.
+"""FedDF: the averaged model learns from the ensemble of clients' models by distillation.
 
 Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020,
 Algorithm 1.
@@ -25,16 +25,16 @@ from fedsim.objectives import Classification
 class FedDF(AuxiliaryMethod[State]):
     """FedAvg, then min_w KL(softmax(mean_k f(x; w_k)) ‖ softmax(f(x; w))) (Lin et al. 2020).
 
-    x are unlabelled auxiliary inputs on the server, w_k the models of the cohort, in eval mode,
-    and the student w starts from their average. The paper stops early on labelled validation
-    examples held at the server; here the number of steps is fixed, and the server needs no label.
+    x are unlabelled auxiliary inputs on the server, w_k the models of the cohort in eval mode, and
+    the student w starts from their average. The paper uses early stopping on labelled validation
+    examples on the server; here the number of steps is fixed, and the server needs no labels.
 
     Args:
-        epochs: passes over the auxiliary inputs each round.
-        steps: batches each round, instead of whole passes; the paper takes 10,000 at the most.
-        batch_size: auxiliary inputs a step.
-        lr: learning rate of Adam in a round's first step.
-        final_lr: what it decays towards within the round, along a cosine; 0 in the paper.
+        epochs: passes over the auxiliary inputs in each round.
+        steps: batches in each round, instead of whole passes; the paper uses at most 10,000.
+        batch_size: auxiliary inputs per step.
+        lr: learning rate of Adam in the first step of a round.
+        final_lr: learning rate that cosine decay approaches within the round; 0 in the paper.
         clip_norm: largest norm of a step's gradient.
     """
 

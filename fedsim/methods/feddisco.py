@@ -1,4 +1,4 @@
-"""FedDisco: clients with skewed labels count less.
+"""FedDisco: clients with skewed labels get smaller weights.
 
 Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023, Eq. 5.
 """
@@ -34,12 +34,12 @@ class FedDisco(Method[FedDiscoState]):
 
     p_k = n_k/Σn is the share of samples in the cohort, and d_k the Kullback-Leibler divergence of
     the client's labels from the uniform distribution, normalised to sum 1 over the cohort as in
-    the authors' code. Where no client is left with a weight above 0, p_k counts. A client sends
-    its label counts once, when it first takes part.
+    the authors' code. If no client has a weight above 0, p_k is used instead. A client sends its
+    label counts once, when it first takes part.
 
     Args:
         a: weight of the discrepancy.
-        b: what is added to all.
+        b: constant added to all weights.
     """
 
     name: str = "feddisco"

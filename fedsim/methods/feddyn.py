@@ -1,4 +1,4 @@
-"""FedDyn: a regulariser that follows each client's own gradient.
+"""FedDyn: a dynamic regulariser that tracks each client's gradient.
 
 Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
 """
@@ -20,7 +20,7 @@ from fedsim.methods.method import Method, State, methods
 
 @dataclass(frozen=True)
 class FedDynState(State):
-    """`weights` is the mean of the cohort's models, which is evaluated.
+    """The server's state; `weights` is the mean of the cohort's models, which is evaluated.
 
     Attributes:
         server: (size,) the model that is sent to clients.
@@ -35,13 +35,13 @@ class FedDynState(State):
 class FedDyn(Method[FedDynState]):
     """Clients minimise F_k(w) + α_k·⟨w, h_k − w_server⟩ + (α_k/2)·‖w‖² (Acar et al. 2021).
 
-    Each keeps h_k ← h_k + (w_k − w_server), and the server sends mean_S(w_k) + mean_K(h_k): an
-    unweighted mean of the cohort's models, and one over all clients. In the paper's notation,
-    ∇L_k(θ_k) = −α·h_k. The regulariser acts on trainable parameters; batch norm's statistics are
-    averaged. The authors clip gradients to a norm of 10 (`train.clip_norm`).
+    Each client keeps h_k ← h_k + (w_k − w_server), and the server sends mean_S(w_k) + mean_K(h_k):
+    an unweighted mean of the cohort's models plus a mean over all clients. In the paper's
+    notation, ∇L_k(θ_k) = −α·h_k. The regulariser applies to trainable parameters; batch norm's
+    statistics are averaged. The authors clip gradients to a norm of 10 (`train.clip_norm`).
 
     Args:
-        alpha: α, strength of the regulariser (the authors' 0.01).
+        alpha: α, strength of the regulariser (the authors use 0.01).
         scale: `samples`: α_k = α·n̄/n_k with n̄ the mean number of samples, as in the authors'
             code; `none`: α_k = α, as in the paper.
     """

@@ -1,4 +1,4 @@
-"""FedFed: share what a generator cannot tell, with noise, and train on it with one's own data.
+"""FedFed: clients share the noisy, performance-sensitive part of their images and train on it.
 
 Yang et al., FedFed: Feature Distillation against Data Heterogeneity in Federated Learning,
 NeurIPS 2023. Networks, losses and numbers are those of the authors' released code.
@@ -41,24 +41,25 @@ Factors = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativ
 
 
 class Distillation(Config):
-    """How generator and classifier are trained together, in the rounds of stage 1.
+    """How the generator and the classifier are trained together in stage 1.
 
     Args:
-        clients: who takes part: `all`, or a `sample` as in every other round.
-        epochs: local epochs a round, of three passes each.
-        batch_size: examples a step of any pass.
-        lr, weight_decay: of AdamW, made anew for each client and round.
+        clients: which clients take part: `all`, or a `sample` as in every other round.
+        epochs: local epochs per round, of three passes each.
+        batch_size: examples per step of each pass.
+        lr, weight_decay: of AdamW, newly created for each client and round.
         alpha: α of the first pass: mix-up with λ ~ Beta(α, α).
-        mosaics: how many the second pass makes of each batch.
-        reconstruction: what MSE(G(x), x) is multiplied with in the loss; 50 is the released 5,
-            times 10 by a curriculum that never gets further.
-        shared: that of the cross-entropy of what is to be shared, CE(x_r + n₁, x_r + n₂).
-        kl: that of KL.
-        clean: that of CE(x).
-        adaptive: let clients with few examples, or skewed labels, multiply these four again.
-        scarce: by what a client with less than 20 % of the mean number of examples does.
-        skewed: by what another does that has more than 70 % of its examples in one class; it
-            passes over no mosaics.
+        mosaics: number of mosaics that the second pass makes from each batch.
+        reconstruction: weight of MSE(G(x), x) in the loss; 50 is 5 in the released code, times 10
+            by a curriculum that never advances.
+        shared: weight of the cross-entropy of the shared items, CE(x_r + n₁, x_r + n₂).
+        kl: weight of KL.
+        clean: weight of CE(x).
+        adaptive: multiply these four weights once more for clients with few examples or skewed
+            labels.
+        scarce: factor for a client with less than 20 % of the mean number of examples.
+        skewed: factor for any other client with more than 70 % of its examples in one class; such
+            a client skips the mosaics.
     """
 
     clients: Literal["all", "sample"] = "all"
@@ -79,17 +80,17 @@ class Distillation(Config):
 
 @dataclass(frozen=True)
 class FedFedState(State):
-    """Where the method stands, and what it has by then beside the weights.
+    """The phase of the method, and what the server keeps beside the weights.
 
     In stage 1 the weights are those of the classifier that is trained with the generator; stage 3
     starts from the run's initial weights.
 
     Attributes:
-        phase: of the round to come: `distil`, `share` or `train`.
+        phase: phase of the next round: `distil`, `share` or `train`.
         generator: the weights of G.
         shared1, shared2: (m, C, H, W) the pool, x_r + N(0, σ1²) and x_r + N(0, σ2²), as it was
-            sent: of images with pixels in [0, 1]. Empty before stage 2.
-        labels: (m,) of both.
+            sent, for images with pixels in [0, 1]. Empty before stage 2.
+        labels: (m,) the labels of both.
     """
 
     phase: str
@@ -103,35 +104,36 @@ class FedFedState(State):
 class FedFed(PoolMethod[FedFedState]):
     """FedAvg on local data and a pool of distilled, noisy features (Yang et al. 2023).
 
-    An image is split into x = x_r + G(x): a variational autoencoder G keeps what most of x looks
-    like, and x_r what a classifier tells its label by. All stages are rounds of the run.
+    An image is split into x = x_r + G(x): a variational autoencoder G reproduces most of x, and
+    the remainder x_r holds the features from which a classifier predicts the label. All stages are
+    rounds of the run.
 
-    1. `distillation_rounds` rounds train G and a classifier, the run's model, in three passes of
-       each client's epoch: mix-up for the classifier; r·MSE + KL on 2×2 mosaics for G; and
-       r·MSE(G(x), x) + CE(x_r + n₁, x_r + n₂) + KL + CE(x), with multipliers, for both. The server
-       averages both by n_k. What is evaluated is the classifier.
+    1. `distillation_rounds` rounds train G and a classifier (the run's model) in three passes per
+       epoch of each client: mix-up for the classifier; r·MSE + KL on 2×2 mosaics for G; and
+       r·MSE(G(x), x) + CE(x_r + n₁, x_r + n₂) + KL + CE(x), with weights, for both. The server
+       averages both, weighted by n_k. The classifier is evaluated.
     2. In one round all clients send x_r + N(0, σ1²), x_r + N(0, σ2²) and labels, and receive the
-       pool of all. What is evaluated is the initial model, from which stage 3 starts.
-    3. FedAvg. Each epoch a client draws n_k items of the pool for each noise level, as many of
-       one class as of another; a step's batch is so many local examples and as many of each, and
-       its loss the mean cross-entropy of all.
+       pool of all clients. The initial model, from which stage 3 starts, is evaluated.
+    3. FedAvg. In each epoch a client draws n_k items of the pool for each noise level, balanced
+       over classes. A step's batch consists of local examples and as many items of each noise
+       level; its loss is the mean cross-entropy of all.
 
     `train.lr_decay` counts all rounds; it and `train.clip_norm` do not apply to stage 1.
 
-    Without a round of distillation there is no pool: FedAvg. Images are not augmented (the
-    released code crops, flips, and more). G and the pool work on pixels in [0, 1]; the model is
-    given both images and pool with the data's mean and standard deviation applied.
+    Without distillation rounds there is no pool, and the method is FedAvg. Images are not
+    augmented (the released code crops, flips, and more). G and the pool use pixels in [0, 1]; for
+    the model, both images and pool are normalised with the data's mean and standard deviation.
 
     Args:
-        distillation_rounds: of stage 1.
-        distillation: how they train.
+        distillation_rounds: number of rounds of stage 1.
+        distillation: training settings of stage 1.
         width: d, channels of G.
-        latent: length of G's latent vector; `auto` is that of the encoder's output, d·H·W/16:
-            2048 for 32×32 pixels, as in the paper.
-        sigma1, sigma2: σ1 and σ2, standard deviations of the noise. The released code's yaml says
-            0.2 and 0.25.
-        average: what clients count with in stage 3: `samples` n_k, or `uniform`, which the
-            released code comes to.
+        latent: length of G's latent vector; `auto` is the length of the encoder's output,
+            d·H·W/16, which is 2048 for 32×32 pixels, as in the paper.
+        sigma1, sigma2: σ1 and σ2, standard deviations of the noise. The released code's YAML file
+            has 0.2 and 0.25.
+        average: clients' weights in stage 3: `samples` (n_k), or `uniform`, which the released
+            code amounts to.
     """
 
     name: str = "fedfed"
@@ -336,10 +338,10 @@ class FedFed(PoolMethod[FedFedState]):
     def obscured(
         self, fed: Federation, state: FedFedState, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        """(n, C, H, W) both shared items of any images, as one with the least noise.
+        """(n, C, H, W) both shared items of any images, combined into one with the least noise.
 
-        As whoever attacks the pool can make it: the mean of x_r + n₁ and x_r + n₂, weighted by
-        their precisions.
+        This is what an attacker of the pool can compute: the mean of x_r + n₁ and x_r + n₂,
+        weighted by their precisions.
         """
         vae = fed.network("generator", self.build(fed.shape))
         vae.load(fed.tensor(state.generator))

@@ -1,4 +1,4 @@
-"""FedFTG: the averaged model is fine-tuned on generated images that it finds hard.
+"""FedFTG: the averaged model is fine-tuned on generated hard samples.
 
 Zhang, Shen, Ding, Tao and Duan, Fine-tuning Global Model via Data-Free Knowledge Distillation for
 Non-IID Federated Learning, CVPR 2022, Algorithm 1.
@@ -41,7 +41,7 @@ class FedFTGState(State):
 class ImageGenerator(nn.Module):
     """G(z, y): noise (B, noise) and labels (B,) to images (B, channels, height, width).
 
-    Two upsamplings by 2 make sides of multiples of 4; what is more than the image's is cut off.
+    After two upsamplings by 2, sides are multiples of 4; they are cropped to the image's size.
     """
 
     def __init__(
@@ -78,34 +78,35 @@ class ImageGenerator(nn.Module):
 
 @methods.register
 class FedFTG(Method[FedFTGState]):
-    """FedAvg, and then the average learns from the clients' models, without data (Zhang et al.).
+    """FedAvg followed by data-free distillation from the clients' models (Zhang et al. 2022).
 
     With w_{y,k} = n_{k,y}/Σ_j n_{j,y} from the label counts that clients send every round, each of
-    the `iterations` draws z ~ N(0, 1) and y as the cohort's labels are distributed. Then, for each
-    client k of the cohort S in turn, G makes a step to minimise
+    the `iterations` draws z ~ N(0, 1), and y from the cohort's label distribution. Then, for each
+    client k of the cohort S in turn, G takes a step to minimise
 
         −mean(w_{y,k}·mean_c|s − t_k|) + λ_cls·mean(w_{y,k})·CE(t_k, y) + λ_dis/|S|·diversity
 
-    with s and t_k the logits of the student, so far the average, and of the client's model at
-    x = G(z, y): x is to be of class y to the client, and to the student something else. Then the
-    student makes steps at the same z and y to minimise
+    with s and t_k the logits of the student (initially the average) and of the client's model at x
+    = G(z, y): the client should recognise x as class y, and the student should not. Then the
+    student takes steps at the same z and y to minimise
 
         −mean_{b,c}(log softmax(s)·Σ_k w_{y,k}·softmax(t_k)).
 
-    Student and teachers are in evaluation while G trains, G and teachers while the student does.
-    The losses are the released code's, where t_k is held fixed in the first term. Learning rates
-    decay by `train.lr_decay`. The clients of the paper clip gradients: `train.clip_norm: 10`.
+    Student and teachers are in evaluation mode while G trains, and G and teachers while the
+    student trains. The losses are those of the released code, in which t_k is held fixed in the
+    first term. Learning rates decay by `train.lr_decay`. The paper's clients clip gradients:
+    `train.clip_norm: 10`.
 
     Args:
-        iterations: of the server in a round; without any this is FedAvg.
-        student_steps: of the student in an iteration.
+        iterations: server iterations per round; with 0 this is FedAvg.
+        student_steps: steps of the student per iteration.
         batch_size: images generated at a time.
-        noise_size: length of z; the paper takes 256 for 100 classes.
-        width: channels of the generator's last hidden layer; those before have twice as many.
-        pixels: scale of the images, which should be that of the data as the model takes them:
-            `standardised` is a last batch norm to mean 0 and variance 1 in each channel, as in
-            the released code, whose data are normalised so; `unit` is 0 to 1.
-        generator_lr: learning rate of G's Adam, made anew each round.
+        noise_size: length of z; the paper uses 256 for 100 classes.
+        width: channels of the generator's last hidden layer; the layers before have twice as many.
+        pixels: scale of the images, which should match the data as the model takes them:
+            `standardised` is a final batch norm to mean 0 and variance 1 in each channel, as in
+            the released code, whose data are normalised in this way; `unit` is 0 to 1.
+        generator_lr: learning rate of G's Adam optimiser, newly created each round.
         student_lr: learning rate of the student's SGD.
         student_weight_decay: L2 penalty of the student's SGD.
         cls: λ_cls, weight of the cross-entropy.

@@ -1,4 +1,4 @@
-"""FedGen: a generator of representations, trained on the clients' heads, teaches the clients.
+"""FedGen: a generator trained on the clients' heads teaches the clients.
 
 Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML
 2021, Algorithm 1.
@@ -45,7 +45,7 @@ class FedGenState(State):
         generator: (size of G,) its weights and batch norm statistics.
         first_moment: (parameters of G,) Adam's m.
         second_moment: (parameters of G,) Adam's v.
-        classes: (C,) which of them the latest cohort held.
+        classes: (C,) which classes the latest cohort held.
     """
 
     generator: Vector
@@ -82,23 +82,24 @@ class FedGen(Method[FedGenState]):
 
         CE + a_t·(B_g/B)·CE(h(G(ε, ỹ)), ỹ) + b_t·KL(h(G(ε, y)) ‖ model(x)),
 
-    where ỹ is uniform over the classes, B the batch size, h(G(ε, y)) held fixed in the last term,
-    and a_t = max(a·decay^(t − 1), 10⁻⁴), b_t likewise (0 stays 0). The last term, the decay, and
-    uniform labels (over all classes held at all) are the released code's; as there, G is in
-    evaluation on clients, and its Adam goes on from round to round. Clients send their label
-    counts every round. As large as the defaults for a and b are, local steps have to be small: the
-    learning rate is 0.01 there.
+    where ỹ is uniform over the classes, B is the batch size, h(G(ε, y)) is held fixed in the last
+    term, and a_t = max(a·decay^(t − 1), 10⁻⁴), b_t likewise (0 stays 0). The last term, the decay,
+    and uniform labels (over all classes that occur) follow the released code; as there, G is in
+    evaluation mode on clients, and its Adam state is kept from round to round. Clients send their
+    label counts every round. Because the defaults for a and b are large, local steps have to be
+    small: the released code uses a learning rate of 0.01.
 
     Args:
         a: a_0, weight of the cross-entropy of generated representations.
-        b: b_0, weight of the divergence from what the head makes of generated representations.
-        decay: what a_t, b_t and the learning rate of G are multiplied with from round to round.
-        teaching_epochs: local epochs of a round in which G teaches; in later ones it does not.
-        noise: distribution of ε: on [0, 1) in each dimension, or standard normal as in the paper.
+        b: b_0, weight of the divergence from the head's predictions for generated representations.
+        decay: factor of a_t, b_t and the learning rate of G from round to round.
+        teaching_epochs: local epochs of a round in which G teaches; later epochs are without G.
+        noise: distribution of ε: uniform on [0, 1) in each dimension, or standard normal as in the
+            paper.
         noise_size: length of ε.
         hidden: width of the hidden layer of G.
-        generator_batch_size: B_g, representations generated for a step, by server and clients.
-        generator_steps: the server's steps in a round (in the released code 10 times 5).
+        generator_batch_size: B_g, representations generated per step, on server and clients.
+        generator_steps: the server's steps per round (10 times 5 in the released code).
         generator_lr: learning rate of the server's Adam.
         generator_weight_decay: L2 penalty of the server's Adam.
         diversity: η, weight of the diversity term.

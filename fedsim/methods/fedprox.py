@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a proximal term that holds clients near the global model.
+"""FedProx: FedAvg with a proximal term that keeps clients close to the global model.
 
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2.
 """

@@ -1,7 +1,7 @@
-"""FedRNL: federated rationalisation whose generator and predictor are held together.
+"""FedRNL: federated rationalisation with soft parameter sharing of generator and predictor.
 
 Federated Rationalisation with soft parameter sharing, ECML-PKDD 2025. No code was released; the
-model is that of the code of FR (Liu et al., NeurIPS 2022).
+model follows the code of FR (Liu et al., NeurIPS 2022).
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from fedsim.training import Context
 
 @methods.register
 class FedRNL(FedAvg):
-    """FedAvg of a rationalisation model, minimising λ·L_enc(θ_e, φ_e) beside the model's losses.
+    """FedAvg of a rationalisation model, with λ·L_enc(θ_e, φ_e) added to the model's loss.
 
-    θ_e and φ_e are the encoders, GRU and layer norm, of generator and predictor. The paper speaks
-    of a squared norm, has none in Eq. 4, and finds the Frobenius norm the best of four: so it is
-    Σ_j ‖θ_j − φ_j‖_F over the encoders' tensors. Without it (λ = 0) this is FedAvg of RNP. With
-    the squared norm, a large λ and steps small enough for it, it trains as FR does: both encoders
-    move as one, by the mean of their gradients (FR's by the sum). Averaging generators and
-    predictors «layer by layer» is averaging the model.
+    θ_e and φ_e are the encoders (GRU and layer norm) of generator and predictor. The paper speaks
+    of a squared norm, has none in Eq. 4, and finds the Frobenius norm the best of four; L_enc is
+    therefore Σ_j ‖θ_j − φ_j‖_F over the encoders' tensors. Without it (λ = 0) this is FedAvg of
+    RNP. With the squared norm, a large λ and sufficiently small steps, it trains like FR: both
+    encoders move as one, by the mean of their gradients (in FR, by the sum). Averaging generators
+    and predictors «layer by layer» is the same as averaging the model.
 
-    The losses here are means over a batch. Eq. 3 adds up over examples: so read, the paper's λ = 2
-    and batches of 512 are λ = 0.004 here. (A norm's gradient does not shrink with the norm; with
-    Adam, whose steps have one size, a large λ leaves the other losses little to say.)
+    The losses here are means over a batch, whereas Eq. 3 sums over examples: the paper's λ = 2
+    with batches of 512 then corresponds to λ = 0.004 here. (The gradient of a norm does not shrink
+    with the norm; with Adam, whose steps have a fixed size, a large λ drowns out the other
+    losses.)
 
     Args:
         lam: λ.

@@ -1,4 +1,4 @@
-"""FedSAM and FedASAM: clients seek flat minima.
+"""FedSAM and FedASAM: clients search for flat minima.
 
 Caldarola et al., Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV
 2022; Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022. The
@@ -23,14 +23,14 @@ TINY = 1e-12  # the norm of a gradient that is zero
 
 @methods.register
 class FedSAM(FedAvg):
-    """FedAvg whose clients take each gradient at w + ε, uphill, and step from w.
+    """FedAvg with sharpness-aware clients: the gradient is taken at w + ε, the step made from w.
 
-    SAM: ε = ρ·g/‖g‖. ASAM: ε = ρ·T²g/‖T·g‖ with T = |w| + η, so that ε does not depend on how
-    weights are scaled. The norm is over all parameters. Local training takes twice the time.
+    SAM: ε = ρ·g/‖g‖. ASAM: ε = ρ·T²g/‖T·g‖ with T = |w| + η, so that ε does not depend on the
+    scale of the weights. The norm is over all parameters. Local training takes twice as long.
 
     Args:
         rho: ρ, length of ε (Caldarola et al. on CIFAR-10: SAM 0.1, ASAM 0.7).
-        variant: which ε.
+        variant: how ε is computed.
         eta: η of ASAM.
     """
 

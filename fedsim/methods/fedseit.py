@@ -1,4 +1,4 @@
-"""FedSeIT: tasks in turn, with what the server finds to be of use of others' knowledge.
+"""FedSeIT: continual learning with selective transfer of other clients' knowledge.
 
 Chaudhary, Rai, Schubert, Schütze and Gupta, Federated Continual Learning for Text Classification
 via Selective Inter-client Transfer, EMNLP Findings 2022.
@@ -33,26 +33,27 @@ Similarity = Literal["mean", "rectified"]
 
 @methods.register
 class FedSeIT(FedWeIT):
-    """FedWeIT, but others' weights have convolutions of their own, and the server chooses them.
+    """FedWeIT with separate convolutions for others' weights, which the server selects.
 
-    For the A_j of other tasks see `fedsim.models.decomposed.ProjectedRest`: what they find in a
-    document is projected (W_f) and put beside what θ = B ⊙ σ(m) + A finds. W_f and W_c belong to
-    a task; λ₁·‖W_f, W_c‖₁ and w/2·‖W_f, W_c‖² are added to FedWeIT's loss.
+    The A_j of other tasks are used as in `fedsim.models.decomposed.ProjectedRest`: the features
+    that they find in a document are projected (W_f) and concatenated with those that θ = B ⊙ σ(m)
+    + A finds. W_f and W_c belong to a task; λ₁·‖W_f, W_c‖₁ and w/2·‖W_f, W_c‖² are added to
+    FedWeIT's loss.
 
-    Selection (SIT, `top_k`): when a client begins a task, it sends centres of its documents (the
-    mean vector of each one's words; K-means with 200 clusters, or all of fewer documents, or of
-    fewer different ones each once; `centres_bytes` in clients.parquet). The
-    server keeps them beside the A of that task, compares those of all tasks that are finished, of
-    all clients, by the mean cosine of all pairs of centres, and sends the A's of the K most alike.
-    Their α start with these scores, divided by the sum of their absolute values. Without selection
-    a client gets the A's of all clients' last tasks, as in FedWeIT.
+    Selection (SIT, `top_k`): when a client begins a task, it sends cluster centres of its
+    documents, each represented by the mean vector of its words (K-means with 200 clusters; all
+    documents if there are fewer, each distinct one once; `centres_bytes` in clients.parquet). The
+    server stores them with the A of that task, compares them with those of all finished tasks of
+    all clients by the mean cosine over all pairs of centres, and sends the A's of the K most
+    similar tasks. Their α are initialised with these scores, divided by the sum of their absolute
+    values. Without selection a client gets the A's of all clients' last tasks, as in FedWeIT.
 
     Args:
-        top_k: K; none for no selection.
-        share_dense: +DLS: W_c is decomposed and shared as convolutions are, its A with theirs,
-            without W_f.
+        top_k: K; null for no selection.
+        share_dense: +DLS: W_c is decomposed and shared like the convolutions, its A together with
+            theirs, without W_f.
         similarity: `mean` cosine of all pairs, as in the paper, or `rectified` as in the released
-            code: those of 0.7 and less count as 0.
+            code: cosines of 0.7 and less count as 0.
     """
 
     name: str = "fedseit"

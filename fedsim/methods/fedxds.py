@@ -1,4 +1,4 @@
-"""FedXDS: share, once and with noise, the pixels that a model looks at, and train on them too.
+"""FedXDS: clients share the most relevant pixels of their images, with noise, and train on them.
 
 The paper's main text and supplement (ICCV 2025) leave much to the released code; where code and
 text differ, the text is followed, and the code is an option.
@@ -42,13 +42,13 @@ DELTA = 1e-5  # of the guarantee that is named, where the experiment gives σ
 
 @dataclass(frozen=True)
 class FedXDSState(State):
-    """Where the method stands, and the pool by then.
+    """The phase of the method, and the pool of shared images.
 
     Attributes:
-        phase: of the round to come: `warm up`, `share` or `train`.
+        phase: phase of the next round: `warm up`, `share` or `train`.
         shared: (m, C, H, W) the pool, as it was sent. Empty before it is shared.
-        labels: (m,) of its images.
-        attributor: (size,) the warm-up model, by which they were masked. Empty before.
+        labels: (m,) labels of the pool.
+        attributor: (size,) the warm-up model that was used to mask the images. Empty before.
     """
 
     phase: str
@@ -62,41 +62,42 @@ class FedXDS(PoolMethod[FedXDSState]):
     """FedAvg on local data and a pool of attribution-masked, noisy images.
 
     1. `warmup_rounds` rounds of FedAvg.
-    2. In one round each client takes a class-stratified `fraction` of its images, attributes to
-       each pixel h(x) its relevance for the true class (of the warm-up model), keeps the most
-       relevant: f(x) = x ⊙ m, clips f(x) to the L2 norm `clip`, adds N(0, σ²), and sends this and
-       the label. Everybody receives the pool of all. Images are as the network takes them,
-       normalised; a removed pixel is 0 there.
+    2. In one round each client takes a class-stratified `fraction` of its images, computes the
+       relevance h(x) of each pixel for the true class (with the warm-up model), keeps the most
+       relevant pixels: f(x) = x ⊙ m, clips f(x) to the L2 norm `clip`, adds N(0, σ²), and sends
+       the result and the label. All clients receive the complete pool. Images are normalised as
+       the network takes them; a removed pixel is 0 on that scale.
     3. FedAvg from new initial weights. A step's loss is CE(local batch) + CE(batch of the pool),
-       in two forward passes; a client goes through the pool in an order of its own, again and
-       again.
+       in two forward passes; each client cycles through the pool in its own order.
 
     The noise gives f, for a fixed mask m, (ε, δ)-metric privacy: ε per unit of L2 distance of two
-    images (`fedsim.privacy.gaussian.guarantee`). The mask depends on the image, though, and
-    where it differs nothing is guaranteed: x ↦ x ⊙ m(x) can jump. Labels are shared as they are,
-    and all models of all phases are sent without noise.
+    images (`fedsim.privacy.gaussian.guarantee`). However, the mask depends on the image, and
+    nothing is guaranteed for images with different masks: x ↦ x ⊙ m(x) can jump. Labels are shared
+    unchanged, and the models of all phases are sent without noise.
 
-    Nothing is shared of a `fraction` of 0: FedAvg. Local images are not augmented (the released
-    code crops, flips, and more), and clients count with n_k (there, with their batches).
+    With a `fraction` of 0, nothing is shared and the method is FedAvg. Local images are not
+    augmented (the released code crops, flips, and more), and clients are weighted by n_k (there,
+    by their number of batches).
 
     Args:
-        warmup_rounds: of phase 1.
-        attribution: whose relevances; see `fedsim.explain.attribution`.
-        attribute_with: the `global` warm-up model, or the `local` one that each client trains
-            from it once more, as in the released code.
-        removed: s, percentage of each image's pixels that are removed.
-        mask: `binary`, which the guarantee needs, or `soft`: pixels kept are multiplied with their
-            relevance, scaled from the image's least (0) to its greatest (1), as the released code
-            does.
+        warmup_rounds: number of rounds of phase 1.
+        attribution: the attribution that computes relevances; see `fedsim.explain.attribution`.
+        attribute_with: the `global` warm-up model, or a `local` model that each client trains
+            further from it, as in the released code.
+        removed: s, percentage of each image's pixels that is removed.
+        mask: `binary`, which the guarantee requires, or `soft`: retained pixels are multiplied
+            with their relevance, scaled from the image's least (0) to its greatest (1), as in the
+            released code.
         fraction: share of each client's images that it sends.
-        clip: largest L2 norm of an image before noise; null for none.
-        sigma: σ; if not given, it follows from epsilon and delta, for images at a unit distance,
-            by the analytic Gaussian mechanism.
-        epsilon, delta: the guarantee, instead of σ.
-        noise_on: `retained` pixels, as in the paper, or `all`, as in the released code.
-        encoding: of the images sent: `float32`, or `uint8`, 256 levels from the least normalised
-            pixel - 3σ to the greatest + 3σ, of which one is 0.
-        start: of phase 3: `fresh` weights, or `continue` with the warm-up model.
+        clip: largest L2 norm of an image before noise; null for no clipping.
+        sigma: σ; by default computed from epsilon and delta, for images at unit distance, by the
+            analytic Gaussian mechanism.
+        epsilon, delta: the guarantee, given instead of σ.
+        noise_on: add noise to `retained` pixels, as in the paper, or to `all`, as in the released
+            code.
+        encoding: encoding of the images sent: `float32`, or `uint8` with 256 levels from the least
+            normalised pixel - 3σ to the greatest + 3σ, one of which is 0.
+        start: start of phase 3: from `fresh` weights, or `continue` with the warm-up model.
     """
 
     name: str = "fedxds"

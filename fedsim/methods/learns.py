@@ -1,4 +1,4 @@
-"""What methods can learn, and what fits instead where one cannot."""
+"""What a method can learn, and suggestions of methods that fit if it cannot."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Learns:
     """What a method can learn.
 
     Args:
-        models: their `kind`.
-        objectives: classes of objectives that it can minimise; those that extend them included.
-        task_sequences: whether clients can learn tasks one after another: `no`; `yes`, where they
-            train on their own classes alone and ask for nothing once that changes with the task;
-            `only`, and nothing else.
-        dp_compatible: all that the server learns of clients are means of their updates, so that
-            client-level differential privacy covers it.
+        models: the `kind` of each model that it can learn.
+        objectives: classes of objectives that it can minimise, including their subclasses.
+        task_sequences: whether it supports continual learning, with tasks one after another: `no`;
+            `yes`, if clients train only on their own classes and request nothing once that changes
+            with the task; `only`, if it supports nothing else.
+        dp_compatible: whether all that the server learns about clients are means of their updates,
+            so that client-level differential privacy covers it.
     """
 
     models: str = "network"
@@ -33,7 +33,7 @@ class Learns:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a method is asked to learn, as far as it is known.
+    """What a method has to learn, as far as known.
 
     Args:
         model: the experiment's.

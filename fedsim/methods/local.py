@@ -1,4 +1,4 @@
-"""Training without a federation: what every client comes to by itself."""
+"""Local training without a federation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fedsim.methods.method import Method, State, log_means, methods
 
 @methods.register
 class Local(Method[State]):
-    """Each client trains a model of its own, and nothing is sent: what a federation must beat.
+    """Each client trains its own model and nothing is sent: a baseline for federated methods.
 
-    A round is `train.local_epochs` more epochs, with a new optimiser. Scores are the mean over the
-    models of all clients that have trained so far, on the central test set.
+    A round is `train.local_epochs` more epochs, with a new optimiser. Scores on the central test
+    set are means over the models of all clients that have trained so far.
     """
 
     name: str = "local"

@@ -1,4 +1,4 @@
-"""What a federated method is."""
+"""The base class of federated methods."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class State:
-    """What the server keeps from round to round; methods that keep more extend it.
+    """The server's state between rounds; methods that keep more subclass it.
 
-    Fields hold arrays, numbers, strings, None, and dicts, lists and tuples of them, so that every
-    round can be a checkpoint. Arrays are never changed in place.
+    Fields hold arrays, numbers, strings, None, and dicts, lists and tuples of them, so that the
+    state can be checkpointed after every round. Never change arrays in place.
 
     Attributes:
-        weights: (size,) the global network; (0,) where the model is none.
+        weights: (size,) weights of the global network; (0,) if the model is not a network.
     """
 
     weights: Vector
@@ -44,14 +44,15 @@ S = TypeVar("S", bound=State)
 
 
 class Method(Component, ABC, Generic[S]):
-    """A federated algorithm: two functions on the server, and the client functions they call.
+    """A federated algorithm: `init` and `round` on the server, and the client functions they call.
 
-    The fields of a method are its hyper-parameters: the keys of the experiment's `method` section.
+    The fields of a method are its hyper-parameters, which are the keys of the experiment's
+    `method` section.
 
     Attributes:
-        learns: which models, objectives and sequences of tasks it can learn.
-        has_global_model: whether the server ends up with a model.
-        trains_clients: whether clients train models of the experiment.
+        learns: the models, objectives and sequences of tasks that it can learn.
+        has_global_model: whether the server obtains a global model.
+        trains_clients: whether clients train the experiment's model.
     """
 
     name: str
@@ -67,16 +68,16 @@ class Method(Component, ABC, Generic[S]):
     def round(self, fed: Federation, state: S, t: int) -> S:
         """One communication round, t = 1, 2, ...: the server's next state.
 
-        Pure in the state: everything that later rounds need is in the state returned, or kept by
-        the clients.
+        A pure function of the state: everything that later rounds need is in the returned state,
+        or kept by the clients.
         """
 
     def evaluate(self, fed: Federation, state: S) -> None:
-        """Put the state's scores on record: those of the global model on the central test set."""
+        """Record the scores of the global model on the central test set."""
         fed.log(**fed.evaluate(state.weights))
 
     def evaluate_clients(self, fed: Federation, state: S) -> None:
-        """Put on record what the model is worth to each client, on its own test examples."""
+        """Record the scores of the model on each client's own test examples."""
         fed.each(self.local_test, range(fed.num_clients), weights=NotCounted(state.weights))
 
     @client_function("local_test")
@@ -86,24 +87,24 @@ class Method(Component, ABC, Generic[S]):
 
     @property
     def stackable(self) -> bool:
-        """Whether clients train the model by `client.train`, so that many can in one stack."""
+        """Whether clients train with `client.train`, so that several can train in one stack."""
         return True
 
     def own_model(self, client: Client) -> nn.Module | Tensor | Rules | None:
-        """(client) Its model as a client function has left it, for explanations.
+        """(client) The client's model after a client function, for explanations.
 
-        What it trained last; methods with personal models have these.
+        By default the last trained model; methods with personal models return these.
 
         Returns:
-            Weights (size,) of the experiment's network, another network, or rules; None if it has
-            not learnt yet.
+            Weights (size,) of the experiment's network, another network, or rules; None if the
+            client has not been trained yet.
         """
         trained: Tensor | Rules | None = client.trained
         return trained
 
     @property
     def keeps_models(self) -> bool:
-        """Whether clients keep models of their own."""
+        """Whether clients keep their own models."""
         return type(self).own_model is not Method.own_model
 
     @client_function("keep")
@@ -112,15 +113,15 @@ class Method(Component, ABC, Generic[S]):
         client.trained = self.own_model(client)
 
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
-        """The arrays of the global model by name, as the run's `weights/` keep them."""
+        """The arrays of the global model by name, as stored in the run's `weights/`."""
         return fed.model.named_arrays(state.weights)
 
     def explainer(self) -> Explainer | None:
-        """What explains a model of a run, if nobody says what; by default what the model says."""
+        """The default explainer of models of a run; unless overridden, the model's own."""
         return None
 
     def explained_clients(self, clients: pd.DataFrame) -> list[int]:
-        """Whose models of a run are explained, if nobody says whose; by default the global one.
+        """The clients whose models are explained by default; unless overridden, the global model.
 
         Args:
             clients: rows of clients.parquet up to the round in question.
@@ -128,56 +129,56 @@ class Method(Component, ABC, Generic[S]):
         return []
 
     def overview(self) -> Explainer | None:
-        """What shows a run as a whole; None for what the partition says, if anything."""
+        """The explainer of a run as a whole; None for the partition's, if it has one."""
         return None
 
     def check(self, train: Train) -> None:
-        """Refuse training settings that the method cannot work with.
+        """Reject training settings that the method does not support.
 
         Raises:
-            ExperimentError: with what would be right.
+            ExperimentError: they are not supported; the message says what would be.
         """
 
     def check_privacy(self) -> None:
-        """Refuse client-level differential privacy where settings of the method break it.
+        """Reject client-level differential privacy if the method's settings break it.
 
         Raises:
-            ExperimentError: with what would be right.
+            ExperimentError: they do; the message says what would be right.
         """
 
     def check_fit(self, problem: Problem) -> None:
-        """Refuse what the method cannot learn.
+        """Reject models, objectives and tasks that the method cannot learn.
 
         Raises:
-            ExperimentError: with the names of the methods that can.
+            ExperimentError: it cannot; the message names the methods that can.
         """
         check_fit(self.name, self.learns, problem, ((n, m.learns) for n, m in methods.items()))
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
-        """Refuse data, partitions and networks that the method cannot work with.
+        """Reject data, partitions and networks that the method does not support.
 
         Called before anything starts.
 
         Raises:
-            BadInput: with what would be right.
+            BadInput: they are not supported; the message says what would be.
         """
 
     def extra_hash_inputs(self) -> list[AnyArray]:
-        """What the result depends on besides the data set, for the run's `data_hash`.
+        """Inputs of the result besides the data set, for the run's `data_hash`.
 
-        A run is only resumed on the same.
+        A run is only resumed if they are unchanged.
         """
         return []
 
 
 def check_rounds_left(key: str, before: int, train: Train) -> None:
-    """Refuse as many rounds before a round of sharing as leave none to train the model in.
+    """Reject a number of rounds before sharing that leaves none for training the model.
 
     Args:
-        key: of the method, which says how many rounds come `before`.
+        key: the method's key that sets the number of rounds `before`.
 
     Raises:
-        ExperimentError: with how many rounds it takes.
+        ExperimentError: none is left; the message says how many rounds it takes.
     """
     least = before + 2
     if train.rounds < least:
@@ -189,12 +190,12 @@ def check_rounds_left(key: str, before: int, train: Train) -> None:
 
 
 def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
-    """Put the means of clients' scores on record; those that sent none are left out.
+    """Record the means of clients' scores; clients that sent none are left out.
 
-    Where clients learn tasks one after another, the means over their tasks.
+    In continual learning, the means over the clients' tasks.
 
     Raises:
-        RunError: no client has any.
+        RunError: no client has any scores.
     """
     if fed.splits.sequence is not None:
         fed.log(**mean_over_tasks(fed.recorded("tasks")))

@@ -1,4 +1,4 @@
-"""MOON: clients hold on to the global model's representations.
+"""MOON: model-contrastive learning keeps clients close to the global representation.
 
 Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, Algorithm 1.
 """
@@ -30,10 +30,10 @@ class Moon(FedAvg):
     """FedAvg whose clients minimise the loss + μ·ℓ_con (Li et al. 2021, Eq. 3 and 4).
 
     ℓ_con = −log(e^{sim(z, z_glob)/τ} / (e^{sim(z, z_glob)/τ} + e^{sim(z, z_prev)/τ})): the
-    representation z is to be like the global model's, and unlike that of the client's model of
-    its last round (one previous model, as in the paper; without one ℓ_con is 0). Both others are
-    computed in evaluation. z is what the head takes; the paper puts a projection head before it
-    (`model.projection: 256`).
+    representation z is pulled towards the global model's, and pushed away from that of the
+    client's model of its last round (one previous model, as in the paper; without one ℓ_con is 0).
+    The other two representations are computed in evaluation mode. z is the input of the head; the
+    paper puts a projection head before it (`model.projection: 256`).
 
     Args:
         mu: μ. The paper tunes it in {0.1, 1, 5, 10}, and finds 5 best on CIFAR-10.

@@ -1,8 +1,8 @@
-"""OpenFL-XAI: every client learns rules, and the server merges them, once.
+"""OpenFL-XAI: every client learns rules, and the server merges them in one round.
 
 Daole et al., OpenFL-XAI: Federated learning of explainable artificial intelligence models in
-Python, SoftwareX 23 (2023). How rules are learnt, merged and applied is the model's affair:
-`model.name=tsk` is the paper's, and any `RuleModel` will do.
+Python, SoftwareX 23 (2023). The model decides how rules are learnt, merged and applied:
+`model.name=tsk` is the paper's, and any `RuleModel` works.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class RuleState(State):
     """The global rule base.
 
     Attributes:
-        rules: its arrays; none before the first round.
-        sources: (R,) how many clients' bases each rule comes from; 0 if it is nobody's own.
+        rules: the arrays of the rule base; none before the first round.
+        sources: (R,) from how many clients' rule bases each rule comes; 0 if from none.
     """
 
     rules: Rules
@@ -46,7 +46,7 @@ class RuleState(State):
 
 
 class RuleMethod(Method[RuleState]):
-    """What methods that learn rule models have in common."""
+    """Base class of methods that learn rule models."""
 
     learns: ClassVar[Learns] = Learns(
         models="rule model", objectives=(Regression,), dp_compatible=False
@@ -100,10 +100,10 @@ class RuleMethod(Method[RuleState]):
 
 @methods.register
 class OpenFLXAI(RuleMethod):
-    """Rules learnt by each client, juxtaposed and merged in one round (Daole et al. 2023).
+    """Rules learnt by each client, then collected and merged in one round (Daole et al. 2023).
 
-    Antecedents, consequents and weights travel as float32; the clients that take part get the
-    global base back (the released program leaves it at the server).
+    Antecedents, consequents and weights are sent as float32. The participating clients get the
+    global rule base back (the released program leaves it on the server).
     """
 
     name: str = "openfl_xai"
@@ -132,7 +132,7 @@ class OpenFLXAI(RuleMethod):
 
 @methods.register
 class CentralisedRules(RuleMethod):
-    """The same rule learner on all clients' examples together; no federation could run it."""
+    """Centralised rule learning on all clients' examples; no real federation could do this."""
 
     name: str = "centralised_rules"
     trains_clients: ClassVar[bool] = False
@@ -144,9 +144,9 @@ class CentralisedRules(RuleMethod):
 
 @methods.register
 class LocalRules(RuleMethod):
-    """Each client's own rules, never merged, and nothing sent.
+    """Each client learns its own rules, which are never merged or sent.
 
-    Scores and measures are the mean over the clients' rule bases, on the central test set.
+    Scores and measures on the central test set are means over the clients' rule bases.
     """
 
     name: str = "local_rules"

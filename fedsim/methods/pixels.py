@@ -1,4 +1,4 @@
-"""Images as the network takes them, normalised, and as pixels."""
+"""Conversion between normalised images, as the network takes them, and pixels."""
 
 from __future__ import annotations
 

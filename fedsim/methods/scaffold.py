@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that undo the drift of local steps.
+"""SCAFFOLD: control variates correct the client drift of local steps.
 
 Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
 Algorithm 1 with option II.
@@ -30,12 +30,12 @@ class ScaffoldState(State):
 class Scaffold(Method[ScaffoldState]):
     """Local SGD corrected by control variates: y ← y − η·(g − c_k + c) (Karimireddy et al. 2020).
 
-    The corrections refer to trainable parameters; batch norm's statistics are averaged. The local
-    optimiser is plain SGD, as in the paper, or SGD with momentum: the new c_k divides y − x by
-    what τ steps are worth (`steps_worth`), which is τ without momentum.
+    The corrections apply to trainable parameters; batch norm's statistics are averaged. The local
+    optimiser is plain SGD, as in the paper, or SGD with momentum: the new c_k divides y − x by the
+    effective number of steps (`steps_worth`), which is τ without momentum.
 
     Args:
-        server_lr: η_g, learning rate of the server.
+        server_lr: η_g, server learning rate.
     """
 
     name: str = "scaffold"

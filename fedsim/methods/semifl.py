@@ -1,4 +1,4 @@
-"""SemiFL: the server has the labels, the clients have the images.
+"""SemiFL: semi-supervised learning with labels on the server and unlabelled images on clients.
 
 Diao, Ding and Tarokh, SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with
 Alternate Training, NeurIPS 2022; the order of a round is that of the authors' code.
@@ -35,12 +35,13 @@ BATCH = 250  # images at once where nothing is trained
 class ServerTraining(Config):
     """The server's training on its labelled examples.
 
-    Its learning rate decays and its gradients are clipped as the clients' are.
+    Its learning rate decays and its gradients are clipped in the same way as the clients'.
 
     Args:
         epochs: passes over the examples.
-        batch_size: examples a step; `auto` is 250 of more than 1,000 examples, and 10 of fewer.
-        optimizer: made anew each round. One that is given replaces all of the paper's.
+        batch_size: examples per step; `auto` is 250 for more than 1,000 examples, and 10
+            otherwise.
+        optimizer: newly created each round. If given, it replaces all of the paper's settings.
     """
 
     epochs: int = Field(5, ge=1)
@@ -57,38 +58,39 @@ class SemiFLState(State):
 
 @methods.register
 class SemiFL(Method[SemiFLState]):
-    """Pseudo-labels on the clients and labels on the server, in turn (Diao et al. 2022).
+    """Alternate training on pseudo-labels (clients) and labels (server) (Diao et al. 2022).
 
-    A client labels its images once a round with the model f that it received, ŷ = argmax f(α(x)),
-    and keeps those of probability τ or more (fix). It pairs each batch of them with as many of
-    all its images, drawn with replacement (mix), and minimises
+    A client labels its images once per round with the model f that it received, ŷ = argmax
+    f(α(x)), and keeps those with a probability of τ or more (fix). It pairs each batch of these
+    with the same number of images drawn from all of its images with replacement (mix), and
+    minimises
 
         CE(f(A(x_fix)), ŷ_fix) + λ·CE(f(x̄), ŷ_fix) + (1 − λ)·CE(f(x̄), ŷ_mix),
         x̄ = λ·α(x_fix) + (1 − λ)·α(x_mix),  λ ~ Beta(a, a) for each batch,
 
     with α weak and A strong augmentation, drawn anew each time. The server averages, with equal
     weights, the clients that kept an image (two, with batch norm); v ← β_g·v + (w − mean), w ← w −
-    v; and it trains w on its labelled examples, weakly augmented. If no client kept any, as long
-    as the model is sure of nothing, it only trains.
+    v; and it trains w on its labelled examples, weakly augmented. As long as no client keeps an
+    image, because the model is not confident yet, the server only trains.
 
     The server's labelled examples are its share of the data (`partition.server_fraction`), or
     without one the union of the clients' labelled examples (`partition.labelled_fraction`), which
     is not counted as traffic. A client's images are those whose label it does not know; if there
-    is none and the server has a share, all its training images. No client uses a label.
+    are none and the server has a share, all of its training images. No client uses labels.
 
-    Batch norm is static: clients and server train with the statistics of each batch, and the
-    model is sent and evaluated with those of the server's labelled examples, from one pass over
-    them (the authors' code can do so, or include the images of all clients).
+    Batch norm is static: clients and server train with the statistics of each batch, and the model
+    is sent and evaluated with the statistics of the server's labelled examples, from one pass over
+    them (the authors' code offers this, or including the images of all clients).
 
-    The paper's local training is a matter of `train`: SGD with lr 0.03, Nesterov momentum 0.9 and
-    weight decay 5e-4, gradients clipped to norm 1, 5 epochs, batches of 10; `lr_decay` stands for
-    its cosine. The authors' code keeps the clients' momentum from round to round; here the local
-    optimiser is made anew.
+    The paper's local training is configured in `train`: SGD with lr 0.03, Nesterov momentum 0.9
+    and weight decay 5e-4, gradients clipped to norm 1, 5 epochs, batches of 10; `lr_decay` takes
+    the place of its cosine schedule. The authors' code keeps the clients' momentum from round to
+    round; here the local optimiser is newly created.
 
     Args:
-        threshold: τ.
-        alpha: a.
-        momentum: β_g.
+        threshold: τ, least probability of a pseudo-label.
+        alpha: a, parameter of the Beta distribution.
+        momentum: β_g, server momentum.
         server: the server's training.
     """
 

@@ -1,4 +1,4 @@
-"""Methods whose clients share images once, and what these offer to explanations and audits."""
+"""Methods whose clients share images once, and their interface for explanations and audits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S = TypeVar("S", bound=State)
 
 
 class PoolMethod(Method[S]):
-    """A method whose clients share items once; all clients train with the pool from then on.
+    """A method whose clients share items once; from then on all clients train with the pool.
 
     Attributes:
         pooled: the fields of the state that hold the pool, and the names of what clients share.
@@ -67,12 +67,12 @@ def label_type(num_classes: int) -> np.dtype[Any]:
 
 @runtime_checkable
 class ShowsShared(Protocol):
-    """A method that can say after a run what its clients shared."""
+    """A method that can show after a run what its clients shared."""
 
     def shared_items(self, fed: Federation, state: Any, clients: Sequence[int]) -> SharedItems:
-        """What these clients shared, once more.
+        """Recompute what these clients shared.
 
-        Rows of explanations.parquet (`client`, `class`, `images`) say how much everyone shared.
+        Rows of explanations.parquet (`client`, `class`, `images`) say how much each client shared.
 
         Raises:
             BadInput: nothing was shared.
@@ -89,12 +89,12 @@ class SharesImages(Protocol):
     def shared_pairs(
         self, fed: Federation, state: Any, client: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What a client holds and what it shared of it, (n, C, H, W) in pixels; (n,) labels."""
+        """A client's images and what it shared of them, (n, C, H, W) in pixels; (n,) labels."""
 
     def obscured(
         self, fed: Federation, state: Any, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        """(n, C, H, W) what would be shared of any images, in pixels, as an attacker can make it.
+        """(n, C, H, W) what would be shared of images, in pixels, as an attacker can compute it.
 
         Args:
             x: (n, C, H, W) images as the network takes them.

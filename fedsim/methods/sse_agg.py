@@ -1,7 +1,7 @@
-"""SSE-AGG: clients whose models go by what the others' go by count for more.
+"""SSE-AGG: clients whose explanations agree with the others' get larger weights.
 
-Shift-Stable Explanations via Aggregation. Only the abstract was at hand: what it leaves open is
-chosen here, and said to be.
+Shift-Stable Explanations via Aggregation. Only the abstract was available; choices that it leaves
+open are made here and marked as such.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Sketches = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SseAggState(State):
-    """Beside the weights, what clients agreed on in the round before.
+    """The consensus of the previous round, beside the weights.
 
     Attributes:
-        consensus: (G,) their common sketch; zeros before the first round.
+        consensus: (G,) the clients' common sketch; zeros before the first round.
     """
 
     consensus: Vector
@@ -41,29 +41,29 @@ class SseAggState(State):
 
 @methods.register
 class SseAgg(Method[SseAggState]):
-    """FedAvg whose server weighs clients by how well their explanations agree (SSE-AGG).
+    """FedAvg with clients weighted by how well their explanations agree (SSE-AGG).
 
-    For each client's model w_k the server makes a sketch φ_k of what it goes by: the permutation
-    importance of each group of an input's parts (squares of pixels, features of a table), which is
-    how much the loss on a small reference set of its own (`partition.server_fraction`) rises when
-    the group's values are dealt out anew among the examples, scaled to unit length. Clients are
-    clustered by their updates w_k − w (average linkage, cosine distance), and the consensus φ is
-    the mean over clusters of the mean sketch of each, so that many alike do not make it alone:
+    For each client's model w_k the server computes an explanation sketch φ_k: the permutation
+    importance of each group of input parts (squares of pixels, features of a table), that is the
+    increase of the loss on the server's small reference set (`partition.server_fraction`) when the
+    group's values are permuted among the examples, scaled to unit length. Clients are clustered by
+    their updates w_k − w (average linkage, cosine distance). The consensus φ is the mean over
+    clusters of each cluster's mean sketch, so that many similar clients do not determine it alone:
 
         w ← Σ_k n_k·a_k·w_k / Σ_k n_k·a_k,  a_k = exp(−β·‖φ_k − φ‖₂).
 
     The abstract names permutation importance on a shared reference set, clusters by updates, and
-    aggregation steered towards those that agree with the consensus; φ, a_k and the defaults are
-    our reading. With β = 0 it is FedAvg. Clients do nothing else than in FedAvg, and send nothing
-    else: what they say of themselves cannot mislead the server, but their models can.
+    aggregation steered towards clients that agree with the consensus; φ, a_k and the defaults are
+    our reading. With β = 0 it is FedAvg. Clients do and send the same as in FedAvg: they cannot
+    mislead the server by false claims, but their models can.
 
-    On record each round: `sketch_distance`, the mean ‖φ_j − φ_k‖₂ over pairs of clients,
+    Recorded in each round: `sketch_distance`, the mean ‖φ_j − φ_k‖₂ over pairs of clients,
     `consensus_drift`, ‖φ − φ_before‖₂, and for each client an explanation `permutation_importance`
-    with its cluster, distance ‖φ_k − φ‖₂ and share of the mean.
+    with its cluster, distance ‖φ_k − φ‖₂ and weight in the mean.
 
     Args:
-        beta: β, how much disagreement costs; 0 for nothing.
-        clusters: how many clusters of clients.
+        beta: β, how strongly disagreement reduces a client's weight; 0 for not at all.
+        clusters: number of clusters of clients.
         size: side of the squares of images, in pixels; by default a seventh of the longer side.
     """
 

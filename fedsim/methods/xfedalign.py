@@ -1,7 +1,7 @@
-"""xFedAlign: FedAvg whose clients agree on what their models look at, by a prior of the server's.
+"""xFedAlign: FedAvg with clients' explanations aligned by a global prior.
 
 Explainable Federated Learning via Global–Local Attribution Alignment, ICML 2026. Only the abstract
-was at hand: what it leaves open is chosen here, and said to be.
+was available; choices that it leaves open are made here and marked as such.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class XFedAlignState(State):
     """The Global Explanation Prior beside the weights.
 
     Attributes:
-        prior: (C, G) α: what each group is worth to each class; zeros where nobody has said yet.
+        prior: (C, G) α, the importance of each group for each class; zeros where unknown.
     """
 
     prior: Vector
@@ -65,57 +65,60 @@ class XFedAlignState(State):
 
 @methods.register
 class XFedAlign(Method[XFedAlignState]):
-    """FedAvg, and beside it class explanations that are drawn to a common prior (ICML 2026).
+    """FedAvg with class explanations that are aligned to a common prior (ICML 2026).
 
-    The model is learnt as FedAvg learns it, to the bit. What is aligned are explanations, in a
-    space of G groups of an input's parts: squares of pixels, or the features of a table. After
-    local training client k fits a surrogate to its model for each class c among its labels. It
-    masks each group with chance 1/2 in examples x of that class (values become the means of the
-    client's inputs), and explains the logit of c less the mean of all logits, f, by the masks z
-    (so that a part that matters, but above its mean as often as below it, goes unseen):
+    The model is trained as in FedAvg, with the same result to the bit. Only explanations are
+    aligned, in a space of G groups of input parts: squares of pixels, or the features of a table.
+    After local training client k fits a surrogate of its model for each class c among its labels.
+    It masks each group with probability 1/2 in examples x of that class (masked values become the
+    means of the client's inputs), and explains f, the logit of c minus the mean of all logits, by
+    the masks z (so a part that matters but lies above its mean as often as below it is not
+    detected):
 
         β_c = argmin (1/n)·Σ_i (f_i − β·z_i)² + λ·‖β − α_c‖²,
 
-    f and z centred and scaled to a deviation of 1, α the prior that came with the model (0 at
-    first). The artifact of c are the k groups of largest |β_c| and their values, scaled to unit
-    length; the server's new α_c is the median over clients, entry by entry, groups that are not
-    sent being 0: what fewer than half of them name does not enter. A class that nobody sent keeps
-    its prior.
+    with f and z standardised, and α the prior received with the model (0 at first). The artifact
+    of c consists of the k groups with the largest |β_c| and their values, scaled to unit length.
+    The server's new α_c is the elementwise median over clients, where groups that are not sent
+    count as 0: a group named by fewer than half of the clients has no effect. A class that no
+    client sent keeps its prior.
 
     From the abstract: «task optimization in parameter space» apart from «explanation coordination
     in a compact group space»; «a lightweight surrogate», «private, per-class top-k attribution
     artifacts», «robustly aggregated by the server into a Global Explanation Prior that softly
-    aligns client explanations». Chosen here: the groups, what is masked and by what, the ridge
-    regression and that the prior is where it shrinks to, the median, Gaussian noise, and all
-    defaults. Of the attacks on it, which the abstract does not describe, `poisoned` is one.
+    aligns client explanations». Chosen here: the groups, the masking and its values, the ridge
+    regression that shrinks towards the prior, the median, Gaussian noise, and all defaults.
+    `poisoned` is one possible attack; the abstract does not describe any.
 
     With `noise`, N(0, σ²) is added to every entry of β_c / ‖β_c‖ before the k largest are chosen:
     for each class and round (ε, δ)-private with a sensitivity of 2 (`fedsim.privacy.gaussian`).
     Which classes a client holds, and its model, are sent as they are.
 
-    A client sends for each of its classes the class, and k groups, in as few bytes as number them
-    (1 of up to 256), and k float32; it receives C·G float32 beside the model.
+    For each of its classes a client sends the class, k group numbers in the smallest integer type
+    that fits (1 byte for up to 256), and k float32 values; it receives C·G float32 beside the
+    model.
 
-    On record, of the honest clients: in rounds.parquet `prior_agreement`, the mean cosine of their
-    artifacts and the new prior, `artifact_agreement`, that of pairs of them, and
-    `drift_from_prior`, the mean of 1 − cosine with the prior they received, all means over
-    classes; in explanations.parquet the same of each class. A large λ makes them agree whatever
-    their models do: what it costs is seen in `surrogate_r2` of clients.parquet, the share of the
-    variance of f that surrogates explain, before noise and top-k. The prior itself is in
-    explanations.parquet, too: its `relevance`, a row for each class and group that is not 0
-    (groups of images are numbered row by row); `fedsim explain` shows it after the last round.
+    Recorded for the honest clients: in rounds.parquet `prior_agreement`, the mean cosine of their
+    artifacts and the new prior, `artifact_agreement`, the mean cosine of pairs of artifacts, and
+    `drift_from_prior`, the mean of 1 − cosine with the prior they received, all averaged over
+    classes; in explanations.parquet the same for each class. With a large λ they agree whatever
+    their models do; `surrogate_r2` in clients.parquet shows the price, the share of the variance
+    of f that surrogates explain, before noise and top-k. The prior itself is also in
+    explanations.parquet: its `relevance`, one row for each class and group that is not 0 (groups
+    of images are numbered row by row). `fedsim explain` shows it after the last round.
 
     Args:
-        lam: λ; 0: each client explains by itself, but for a ridge of 10⁻³.
-        size: pixels a side of a group; by default images are cut into 7×7, or a few less. Of
-            tables each feature is a group.
+        lam: λ; with 0, each client explains on its own, with a ridge penalty of 10⁻³.
+        size: side of a group in pixels; by default images are cut into 7×7 groups, or slightly
+            fewer. For tables each feature is a group.
         top_k: k; by default a fifth of the groups, rounded.
-        samples: n, masked examples for each class: those of the client, again and again.
+        samples: n, masked examples per class; the client's examples are repeated as needed.
         noise: σ.
-        aggregation: `median` of the clients' artifacts, or `mean`, which a few can move at will.
-        poisoned: share of the clients that send wrong artifacts, if above 0, one at least: they
-            train honestly, and agree on k groups for each class, drawn at random once a run, that
-            they claim to be all that matters.
+        aggregation: `median` of the clients' artifacts, or `mean`, which a few clients can move at
+            will.
+        poisoned: share of the clients that send wrong artifacts (at least one client if above 0):
+            they train honestly, but claim that only k groups matter for each class, on which they
+            agree and which are drawn at random once per run.
     """
 
     name: str = "xfedalign"

@@ -1,7 +1,7 @@
-"""XPFL: a generative teacher on unlabelled data, a student that learns from it, personal models.
+"""XPFL: personalised models distilled from a generative teacher on unlabelled data.
 
 Source: arXiv 2410.08634 (GFed). Where the text and the released code differ, the text is followed
-as far as it can be carried out; the code's weight of the distillation is an option.
+as far as possible; the code's weighting of the distillation is an option.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Teacher(Config):
 
     Args:
         patch: side of a patch, in pixels.
-        width, depth, heads: of the encoder.
-        decoder_width, decoder_depth, decoder_heads: of the decoder.
-        mask_ratio: share of the patches that are hidden in training.
-        epochs: passes over the unlabelled images in a round.
-        batch_size: images a step.
-        optimizer: made anew each round.
+        width, depth, heads: width, depth and attention heads of the encoder.
+        decoder_width, decoder_depth, decoder_heads: the same of the decoder.
+        mask_ratio: share of the patches that are masked in training.
+        epochs: passes over the unlabelled images per round.
+        batch_size: images per step.
+        optimizer: newly created each round.
     """
 
     patch: int = Field(4, ge=1)
@@ -94,16 +94,17 @@ class Teacher(Config):
 
 
 class Xfed(Config):
-    """How personal models are explained, and how often: it takes time, on the clients' side.
+    """How and how often personal models are explained, which costs the clients time.
 
     Args:
-        every: rounds from one explanation to the next; first and last round are explained as well.
-        clients: how many of the cohort, from the first on.
-        images: of a client for its tree, and of the central test set for t-SNE, at most.
-        held_out: share of a client's images that its tree is not grown on.
-        perplexity: of t-SNE.
-        iterations: of t-SNE.
-        chi: χ, weight of t-SNE's term in QoX.
+        every: number of rounds between explanations; the first and the last round are explained as
+            well.
+        clients: number of clients of the cohort that are explained, starting with the first.
+        images: largest number of a client's images for its tree, and of test images for t-SNE.
+        held_out: share of a client's images that is not used to grow its tree.
+        perplexity: perplexity of t-SNE.
+        iterations: iterations of t-SNE.
+        chi: χ, weight of the t-SNE term in QoX.
     """
 
     every: int = Field(10, ge=1)
@@ -130,18 +131,18 @@ class Student(nn.Module):
 
 @methods.register
 class XPFL(Method[State]):
-    """Students distilled from teachers of unlabelled data, averaged, and made personal.
+    """Students distilled from teachers on unlabelled data, averaged, and personalised.
 
-    A client k in the cohort holds w_k, labelled examples D^L and unlabelled ones D^U, of which it
-    never uses labels. In a round
+    A client k in the cohort holds w_k, labelled examples D^L and unlabelled examples D^U, whose
+    labels it never uses. In a round
 
-    1. its teacher, a masked autoencoder, learns D^U; L^U is its mean squared error per pixel, as
-       the network takes them, without a mask, afterwards, on up to 1,000 images of D^U. A quarter
-       of each batch is shown to it whole: from masked patches alone it learns no use for patches
-       that it sees, and L^U says nothing;
-    2. its student learns D^L from w_k on: CE + λ·c·τ²·KL(softmax(F^t/τ) ‖ softmax(P_k·F^s/τ)),
-       F^t the mean of the teacher's patch tokens, F^s the student's features, and the teacher's
-       worth c = 1 / max(L^U, 0.05);
+    1. its teacher, a masked autoencoder, is trained on D^U; L^U is its mean squared error per
+       (normalised) pixel after training, without a mask, on up to 1,000 images of D^U. A quarter
+       of each batch is shown to it unmasked: trained on masked patches alone, it would not learn
+       to reproduce visible patches, and L^U would be meaningless;
+    2. its student is trained on D^L, starting from w_k: CE + λ·c·τ²·KL(softmax(F^t/τ) ‖
+       softmax(P_k·F^s/τ)), with F^t the mean of the teacher's patch tokens, F^s the student's
+       features, and the teacher's weight c = 1 / max(L^U, 0.05);
     3. the server averages the students that arrive, w_g, with weights ρ_k·D_k, where ρ_k =
        |D^L|/|D^U| and D_k is all that k holds (ρ_k = |D^L|/D_k for all, if some client has no
        D^U: FedAvg's weights);
@@ -149,33 +150,34 @@ class XPFL(Method[State]):
        (Here clients fuse what they are sent, so that it is the w_k that they have even where the
        upload was lost.)
 
-    Teachers and P_k are kept by their clients and never sent. A client begins with the global
+    Teachers and P_k are kept by their clients and never sent. A client starts with the global
     model of the round in which it first takes part (which is not counted as traffic). Without
-    distillation (λ = 0), without unlabelled data, and with ψ = 0 for everyone it is FedAvg, but
-    that models travel down at the end of a round.
+    distillation (λ = 0), without unlabelled data, and with ψ = 0 for everyone it is FedAvg, except
+    that models are sent down at the end of a round.
 
-    The text divides by L^U, which has no bound as the teacher gets better; hence 0.05. The
-    released code does something else: it multiplies both arguments of the softmax with L^U, so
-    that a better teacher counts less (`weigh: code`, without τ²). It also takes the first batches
-    of a newly shuffled data set as labelled in each round, so that in time most labels are used;
-    here the labelled examples are the same in every round. Its teacher is no masked autoencoder
-    (see `fedsim.models.masked_autoencoder`).
+    The text divides by L^U, so the weight grows without bound as the teacher improves; hence the
+    0.05. The released code does something else: it multiplies both arguments of the softmax with
+    L^U, so that a better teacher counts less (`weigh: code`, without τ²). It also takes the first
+    batches of a newly shuffled data set as labelled in each round, so that over time most labels
+    are used; here the labelled examples are the same in every round. Its teacher is not a masked
+    autoencoder (see `fedsim.models.masked_autoencoder`).
 
     Args:
         lam: λ.
         tau: τ.
         weigh: `loss` as in the text, `code` as in the released code.
-        psi: ψ of all clients, if it is not to follow from their models.
-        personalise: who gets a personal model in a round: its `cohort`, or `everyone`.
-        packet_error: q, the chance that an upload is lost, and with it the client's part in w_g.
+        psi: ψ of all clients; by default computed from their models.
+        personalise: which clients get a personal model in a round: its `cohort`, or `everyone`.
+        packet_error: q, the probability that an upload is lost, and with it the client's
+            contribution to w_g.
         teacher: the masked autoencoder.
         xfed: explain personal models by trees (as trained, before fusion) and t-SNE (before and
-            after it); not done if not given. What comes of it is in explanations.parquet, a row a
-            client: `fidelity` and `held_out_fidelity`, the shares of images for which tree and
-            model agree, `depth`, `leaves`; `divergence_before`
-            and `divergence_after` fusion, in nats; and the two terms of QoX (Eq. 29) with |w| the
-            number of parameters: `qox_tree` = fidelity·D_k/|w|, `qox_tsne` = χ·(before −
-            after)·images/|w|.
+            after fusion); by default they are not explained. The results are in
+            explanations.parquet, one row per client: `fidelity` and `held_out_fidelity`, the
+            shares of images for which tree and model agree; `depth` and `leaves`;
+            `divergence_before` and `divergence_after` fusion, in nats; and the two terms of QoX
+            (Eq. 29), with |w| the number of parameters: `qox_tree` = fidelity·D_k/|w|, `qox_tsne`
+            = χ·(before − after)·images/|w|.
     """
 
     name: str = "xpfl"

@@ -1,6 +1,6 @@
-"""Networks of documents whose weights are B ⊙ m + A: what FedWeIT and FedSeIT train.
+"""Networks for documents with weights B ⊙ m + A, as trained by FedWeIT and FedSeIT.
 
-B, m and A are flat vectors, laid out as `Layout` says. `Rest` is what a task has to itself.
+B, m and A are flat vectors with the layout of `Layout`. `Rest` holds a task's own parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The masked autoencoder that teaches in XPFL, and the convolutional one it is compared with.
+"""The masked autoencoder that is the teacher in XPFL, and a convolutional one to compare with.
 
 Both are built for images (C, H, W) as the networks take them, normalised, and have `loss(x)`,
 (B,) one an example, and `reconstruct(x)`, (B, C, H, W). N = HW/P² is the number of patches of an
@@ -53,19 +53,19 @@ def unpatchify(patches: Tensor, patch: int, shape: tuple[int, ...]) -> Tensor:
 
 
 class MaskedAutoencoder(nn.Module):
-    """A transformer that learns to fill in the patches of an image that it is not shown.
+    """A transformer that learns to reconstruct the masked patches of an image.
 
-    The encoder sees visible patches alone and a class token; the decoder gets what the encoder
-    made of them and a learnt token in place of each masked patch. Positions are fixed. As built
-    by default it has 2,027,344 parameters for images (1, 28, 28).
+    The encoder sees only the visible patches and a class token; the decoder gets the encoder's
+    output and a learnt token in place of each masked patch. Positions are fixed. With default
+    settings it has 2,027,344 parameters for images (1, 28, 28).
 
-    Masks and initial weights are drawn from torch's own generator. What masks nothing
-    (`mask_ratio=0`, `features`, `reconstruct`) draws nothing.
+    Masks and initial weights are drawn from torch's own generator. Without masking
+    (`mask_ratio=0`, `features`, `reconstruct`) nothing is drawn.
 
-    A loss of masked patches asks nothing of visible ones: trained by it alone, the network fills
-    in what is hidden, and `reconstruct`, of which all is visible, shows no image. That takes a
-    loss of all pixels (`mask_ratio=0`, or that of `decode` after a masked `encode`), as XPFL's
-    Eq. 12 has it.
+    The loss of masked patches ignores visible patches: trained with it alone, the network fills in
+    what is hidden, and `reconstruct`, for which everything is visible, does not return the image.
+    That requires a loss of all pixels (`mask_ratio=0`, or that of `decode` after a masked
+    `encode`), as in XPFL's Eq. 12.
 
     Args:
         shape: (C, H, W) of an image.

@@ -1,4 +1,4 @@
-"""What a model is to fedsim, and how one is named in an experiment."""
+"""The base class of models, and how experiments name them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Classifier(nn.Module):
 
 
 def classifier(features: nn.Module, size: int, outputs: int, projection: int | None) -> Classifier:
-    """A classifier on representations of that size, or on what a projection makes of them.
+    """A classifier on representations of that size, or on projections of them.
 
     Args:
         projection: d; a projection head Linear(D → D), ReLU, Linear(D → d) becomes part of the
@@ -56,13 +56,13 @@ def classifier(features: nn.Module, size: int, outputs: int, projection: int | N
 
 
 class Model(Component):
-    """What is learnt, a network or a rule base: a component of the `model` section.
+    """A model, either a network or a rule base: a component of the `model` section.
 
     Attributes:
-        kind: what methods must be able to learn; see `fedsim.methods.Learns`.
+        kind: the kind of model that a method must support; see `fedsim.methods.Learns`.
         builds_network: whether there are weights to train.
-        inputs: what it takes, `numbers` or `documents`.
-        explainer: the name of what explains it, if neither a person nor the method says what.
+        inputs: the inputs that it takes, `numbers` or `documents`.
+        explainer: name of its default explainer, used unless the user or the method chooses one.
     """
 
     name: str
@@ -72,14 +72,15 @@ class Model(Component):
     explainer: ClassVar[str] = "integrated_gradients"
 
     def objective(self, data: Dataset) -> Objective:
-        """What it learns from data, unless the experiment says otherwise."""
+        """The default objective for a data set, unless the experiment sets one."""
         return default_objective(data)
 
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
-        """A network for a data set's inputs, from torch's current random state.
+        """Build a network for a data set's inputs, from torch's current random state.
 
         Raises:
-            ExperimentError: it takes other inputs; the message names the models that take them.
+            ExperimentError: the model does not take these inputs; the message names the models
+                that do.
         """
         found = "numbers" if data.embeddings is None else "documents"
         if self.inputs != found:
@@ -95,24 +96,25 @@ class Model(Component):
         return self.build_text(vectors, known, outputs)
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """A network with PyTorch's own initialisation, from torch's current random state.
+        """Build a network with PyTorch's default initialisation, from torch's current random state.
 
         Args:
-            shape: of one input, without the batch axis; images are (channels, height, width).
-            outputs: how many numbers to return: a logit for each class, or 1 for a regression.
+            shape: shape of one input, without the batch axis; images are (channels, height,
+                width).
+            outputs: number of outputs: a logit for each class, or 1 for a regression.
 
         Raises:
-            ExperimentError: the architecture does not take inputs of that shape.
+            ExperimentError: the architecture does not take inputs of this shape.
         """
         raise NotImplementedError
 
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
-        """A network from torch's current random state.
+        """Build a network for documents, from torch's current random state.
 
         Args:
-            vectors: (V, D) of each word; row 0, padding, is zero. They are not trained.
-            known: (V,) words whose vector means something.
-            outputs: how many numbers to return.
+            vectors: (V, D) the vector of each word; row 0, padding, is zero. They are not trained.
+            known: (V,) whether a word's vector is meaningful.
+            outputs: number of outputs.
         """
         raise NotImplementedError
 
@@ -125,9 +127,9 @@ class TextModel(Model):
 
 
 class UserModel(Model):
-    """A function or a class of the user's own: `f(shape, outputs, **keywords) -> nn.Module`.
+    """Your own function or class: `f(shape, outputs, **keywords) -> nn.Module`.
 
-    Named `package.module:Name`; the section's other keys are its keywords.
+    Named `package.module:Name`; the other keys of the section are its keyword arguments.
     """
 
     model_config = ConfigDict(extra="allow")

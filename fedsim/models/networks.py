@@ -19,7 +19,7 @@ class Mlp(Model):
     """Fully connected layers with ReLU between them.
 
     Args:
-        hidden: width of each layer but the last.
+        hidden: width of each layer except the last.
         projection: size of MOON's projection head, between the features and the last layer.
     """
 
@@ -42,9 +42,9 @@ class Cnn(Model):
     18,378 parameters for 28×28 grey images and ten classes.
 
     Args:
-        channels: outputs of the two convolutions.
-        padding: `auto` is none, as is usual for images of 28 pixels and more, and 2 (sizes kept)
-            below 16 pixels, where two unpadded convolutions leave nothing.
+        channels: output channels of the two convolutions.
+        padding: `auto` is no padding, as is usual for images of 28 pixels and more, and 2 (same
+            size) below 16 pixels, where nothing would be left after two unpadded convolutions.
         projection: size of MOON's projection head, between the features and the last layer.
     """
 
@@ -81,7 +81,7 @@ class XpflStudent(Cnn):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with batch norm, around which the input is added."""
+    """Two 3×3 convolutions with batch norm and a skip connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class ResidualBlock(nn.Module):
 
 @models.register
 class ResNet8(Model):
-    """Four residual blocks of w, 2w, 4w and 8w channels (FedXDS, FedAUX).
+    """Four residual blocks with w, 2w, 4w and 8w channels (FedXDS, FedAUX).
 
     4,903,242 parameters for colour images, ten classes and w = 64.
 

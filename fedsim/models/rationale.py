@@ -1,8 +1,8 @@
-"""Models that choose the words that they decide on.
+"""Rationalisation models, which select the words for their decision.
 
-A generator marks words, a predictor reads these alone: rationalisation as in Lei, Barzilay and
-Jaakkola (EMNLP 2016), with the layers and terms of the code of FR (Liu et al., NeurIPS 2022),
-which FedRNL (ECML-PKDD 2025) builds upon.
+A generator selects words, and a predictor reads only these: rationalisation as in Lei, Barzilay
+and Jaakkola (EMNLP 2016), with the layers and loss terms of the code of FR (Liu et al., NeurIPS
+2022), on which FedRNL (ECML-PKDD 2025) builds.
 """
 
 from __future__ import annotations
@@ -138,23 +138,23 @@ class RationaleClassifier(Classifier):
 
 @models.register
 class RationaleModel(TextModel):
-    """A generator that chooses words and a predictor that decides by them, of bidirectional GRUs.
+    """Rationalisation with bidirectional GRUs: a generator selects words, a predictor reads them.
 
-    Without sharing it is RNP, with one encoder for both FR. FedRNL (`method.name=fedrnl`) holds
-    two encoders together.
+    With separate encoders it is RNP; with a shared encoder it is FR. FedRNL (`method.name=fedrnl`)
+    keeps two encoders close to each other.
 
     Args:
-        hidden: width of each direction of the GRUs (FR's papers say 200, of both).
-        dropout: of what the encoders come to.
-        shared: one encoder, GRU and layer norm, for generator and predictor.
-        share: α, the share of the words to be chosen. Not given in FedRNL's paper; FR's code has
-            0.12 to 0.15 for beer and 0.09 to 0.12 for hotels.
-        sparsity: λ_s, weight of |share chosen − α|.
+        hidden: width of each direction of the GRUs (FR's papers say 200 for both together).
+        dropout: dropout of the encoders' outputs.
+        shared: use one encoder (GRU and layer norm) for generator and predictor.
+        share: α, the share of words to select. Not given in FedRNL's paper; FR's code uses 0.12 to
+            0.15 for beer and 0.09 to 0.12 for hotels.
+        sparsity: λ_s, weight of |selected share − α|.
         continuity: λ_c, weight of the mean change from word to word.
-        weight: of the cross-entropy, 0.9 in FR's code.
+        weight: weight of the cross-entropy, 0.9 in FR's code.
         evaluate: `argmax`, or `sampled` masks as in FR's code.
 
-    Unknown words have vectors like any other (see `data`); FR's code has zeros for them.
+    Unknown words have vectors like all others (see `data`); FR's code uses zeros for them.
     """
 
     name: str = "rationale"

@@ -1,7 +1,7 @@
-"""What a rule model is: trained on a client, merged at the server, read by a person.
+"""The base class of rule models: trained on clients, merged on the server, readable by people.
 
-A rule says what the output is where its conditions hold. How well they hold for an input, its
-firing strength, is 0 or 1 for crisp rules and between them for fuzzy ones.
+A rule gives the output where its conditions hold. Its firing strength for an input says how well
+they hold: 0 or 1 for crisp rules, and any value between for fuzzy rules.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Rules = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What R rules make of n inputs.
+    """Predictions of R rules for n inputs.
 
     Args:
-        values: (n,) what the rule base predicts.
-        deciding: (n,) the rule that decides, or counts most, by index.
+        values: (n,) predictions of the rule base.
+        deciding: (n,) index of the rule that decides, or that has the largest weight.
         firing: (n, R) firing strengths.
         outputs: (n, R) each rule's own output.
-        shares: (n, R) what each rule counts for: the values are Σ shares·outputs. None if the
-            one that decides is all.
+        shares: (n, R) weight of each rule: the values are Σ shares·outputs. None if only the
+            deciding rule counts.
     """
 
     values: Array
@@ -64,12 +64,12 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule as a person reads it.
+    """A rule in readable form.
 
     Args:
-        conditions: all of them must hold.
+        conditions: conditions that must all hold.
         consequent: (F + 1,) the output: constant first, then a coefficient for each feature.
-        weight: what it counts with.
+        weight: the rule's weight.
     """
 
     conditions: tuple[Condition, ...]
@@ -78,11 +78,11 @@ class Rule:
 
 
 class RuleModel(Model, ABC):
-    """Rules of one kind: how they are trained, merged, applied and explained.
+    """A kind of rules: how they are trained, merged, applied and explained.
 
-    A rule model of one's own extends this class and is named `package.module:Name`. It learns a
-    number from a table whose inputs lie in [0, 1]; with the method `openfl_xai` in a federation.
-    Each array of a rule base has a row for each rule. As they are sent, before `merge`, all are
+    Your own rule model subclasses this class and is named `package.module:Name`. It predicts a
+    number from a table with inputs in [0, 1]; the method `openfl_xai` trains it in a federation.
+    Each array of a rule base has one row per rule. Arrays are sent, and passed to `merge`, as
     float32.
     """
 
@@ -92,23 +92,23 @@ class RuleModel(Model, ABC):
 
     @abstractmethod
     def train(self, x: Array, y: Array, rng: np.random.Generator) -> Rules:
-        """A client's own rules.
+        """Learn a client's own rules.
 
         Args:
             x: (n, F) inputs in [0, 1].
             y: (n,) targets.
-            rng: for what is left to chance.
+            rng: source of randomness.
 
         Raises:
-            DataError: these cannot be learnt from; see `check_table`.
+            DataError: rules cannot be learnt from these data; see `check_table`.
         """
 
     @abstractmethod
     def merge(self, bases: Sequence[Rules]) -> tuple[Rules, NDArray[np.int64]]:
-        """The global rules, and (R,) from how many of the bases each of them comes.
+        """Merge rule bases into the global rules, and (R,) from how many bases each of them comes.
 
         Args:
-            bases: of the clients, in their order.
+            bases: the clients' rule bases, in the order of the clients.
         """
 
     @abstractmethod
@@ -117,10 +117,10 @@ class RuleModel(Model, ABC):
 
     @abstractmethod
     def explain(self, rules: Rules, names: Sequence[str]) -> list[Rule]:
-        """The rules as a person reads them.
+        """The rules in readable form.
 
         Args:
-            names: of the F features.
+            names: names of the F features.
         """
 
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:

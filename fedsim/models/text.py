@@ -1,4 +1,4 @@
-"""Networks that read documents."""
+"""Networks for documents."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ class TextFeatures(nn.Module):
 
 @models.register
 class TextCnn(TextModel):
-    """A convolutional network for sentences, as that of FedSeIT: windows of words, then a layer.
+    """A convolutional network for sentences, as in FedSeIT: windows of words, then a dense layer.
 
     Args:
         kernels: widths of the windows, in words.
-        filters: of each width.
+        filters: number of filters for each width.
         hidden: width of the layer before the last one.
-        dropout: share of what the windows come to that is dropped in training.
+        dropout: dropout of the windows' features in training.
     """
 
     name: str = "text_cnn"

@@ -1,4 +1,4 @@
-"""Crisp rules that are the leaves of regression trees: a second, simple kind of rules."""
+"""Crisp rules from the leaves of regression trees: a second, simple kind of rules."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ LEAST, GREATEST = np.finfo(np.float32).min, np.finfo(np.float32).max
 
 @models.register
 class TreeRules(RuleModel):
-    """Intervals and a constant: the leaves of each client's regression tree (scikit-learn).
+    """Crisp interval rules: the leaves of each client's regression tree (scikit-learn).
 
         IF x1 > 0.25 AND x3 ≤ 0.5 THEN y = 0.4
 
-    A rule base is `low` and `high` (R, F), a rule holds where low < x ≤ high in every feature;
-    `values` (R,) and `weights` (R,), the number of examples in the leaf. An input is in one leaf
-    of each client's tree; the prediction is their mean, weighted by the weights.
+    A rule base consists of `low` and `high` (R, F), where a rule holds if low < x ≤ high in every
+    feature; `values` (R,); and `weights` (R,), the number of examples in the leaf. An input is in
+    one leaf of each client's tree; the prediction is the mean over these leaves, weighted by the
+    weights.
 
-    Args:
-        rules: the most leaves of a tree.
-        min_samples: the fewest examples in a leaf.
+    Args: rules: largest number of leaves of a tree. min_samples: smallest number of examples in a
+    leaf.
     """
 
     name: str = "tree_rules"

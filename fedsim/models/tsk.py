@@ -5,7 +5,7 @@
 Daole et al., OpenFL-XAI: Federated learning of explainable artificial intelligence models in
 Python, SoftwareX 23 (2023); the learning of a client's rules follows Corcuera Bárcena et al., An
 approach to federated learning of explainable fuzzy regression models, FUZZ-IEEE 2022. Where the
-papers leave a choice, the published program decides, whose global model this one comes to.
+papers leave a choice, this follows the published program, and obtains the same global model.
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ class Tsk(RuleModel):
     5. Weight: the harmonic mean 2SC/(S + C) of the rule's support and confidence, see
        `fedsim.models.rules.quality`; 0 for a rule that never fires.
 
-    Fewer examples than clusters, a single one, and constant columns are no obstacle: clusters
+    Fewer examples than clusters, a single example, and constant columns are allowed: clusters
     share examples, and the least norm decides between equal fits.
 
-    Where examples are spread evenly over many dimensions, clusters with a fuzziness of 2 all come
-    to lie in the middle, and what is left is a single rule: a linear regression. A fuzziness
-    nearer to 1 keeps them apart.
+    If examples are spread evenly over many dimensions, clusters with a fuzziness of 2 all end up
+    in the middle, and only a single rule is left: a linear regression. A fuzziness closer to 1
+    keeps them apart.
 
     Args:
-        terms: fuzzy sets of each feature.
-        rules: clusters, the most rules that a client can have.
+        terms: number of fuzzy sets of each feature.
+        rules: number of clusters, which is the largest number of rules of a client.
         order: 1 for linear outputs; 0 for constants, the mean of y weighted by w.
-        inference: `winner`: the rule that fires most decides (ties: the greater weight, then the
-            first); `average`: the mean of all outputs weighted by w. Where no rule fires, the one
-            of the greatest weight decides.
+        inference: `winner`: the rule with the largest firing strength decides (ties: the greater
+            weight, then the first); `average`: the mean of all outputs weighted by w. If no rule
+            fires, the rule with the greatest weight decides.
         fuzziness: m of fuzzy C-means.
-        seed: of the initial memberships, the same for every client, as published; null draws
-            them from each client's own stream.
+        seed: seed of the initial memberships, the same for every client, as published; null draws
+            them from each client's own random stream.
     """
 
     name: str = "tsk"

@@ -41,8 +41,8 @@ class Privacy(Config):
     Args:
         clip: S, largest L2 norm of one client's update: of all vectors together that it sends for
             one mean.
-        noise_multiplier: z, standard deviation of the noise on the sum, in units of S. 0 only
-            clips, and ε is unbounded.
+        noise_multiplier: z, standard deviation of the noise on the sum, in units of S. With 0,
+            updates are only clipped and ε is unbounded.
         delta: δ.
     """
 

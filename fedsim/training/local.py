@@ -102,8 +102,8 @@ class Train(Config):
         participation: share of the clients that is sampled in each round.
         local_epochs: passes over a client's own data in a round.
         batch_size: examples per local step; the last batch of an epoch may be smaller.
-        lr_decay: factor of the learning rate from round to round: in round t it is lr·lr_decay^(t
-            − 1).
+        lr_decay: factor by which the learning rate changes from round to round: in round t it is
+            lr·lr_decay^(t − 1).
         clip_norm: largest L2 norm of a local step's gradient, including the terms that the method
             adds and before weight decay; longer gradients are scaled down to it.
         optimizer: the clients' local optimiser.

@@ -1,4 +1,4 @@
-"""What the released code of FedSeIT does, instead of what its paper says."""
+"""Options to follow the released code of FedSeIT instead of its paper."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ BATCH = 64  # documents a batch of the released code's evaluation
 
 
 class Compat(Config):
-    """What the released code of FedSeIT does, instead of what its paper says.
+    """Options to follow the released code of FedSeIT instead of its paper.
 
     Args:
-        frozen: masks learn nothing of the task, but from their decay and the drift alone; heads
-            are not trained. Of FedSeIT neither are the projections of all widths but the first,
-            and nothing that others' convolutions find reaches its network.
-        eval: a task is tested on no more documents than the one under way has for validation,
-            rounded up to batches of 64, of a test set that lies class by class: often on one
-            class alone.
+        frozen: masks are trained only by their decay and the drift term, not by the task's loss;
+            heads are not trained. In FedSeIT, only the projection of the first width is trained,
+            and the features of others' convolutions do not reach the network.
+        eval: a task is tested on at most as many documents as the current task has for validation,
+            rounded up to batches of 64, from a test set sorted by class: often on a single class.
     """
 
     frozen: bool = False

@@ -1,4 +1,4 @@
-"""FedWeIT: clients that learn tasks in turn, and use what others have learnt.
+"""FedWeIT: continual learning with weighted transfer between clients.
 
 Yoon, Jeong, Lee, Yang and Hwang, Federated Continual Learning with Weighted Inter-client Transfer,
 ICML 2021; as a convolutional network of documents in Chaudhary, Rai, Schubert, Schütze and Gupta,
@@ -60,10 +60,10 @@ LR_FACTOR = 3.0  # by which the learning rate falls
 
 @dataclass(frozen=True)
 class FedWeITState(State):
-    """What the server knows beside B (`weights`).
+    """The server's state beside B (`weights`).
 
     Attributes:
-        begun: (K,) the task that each client has begun last; -1 for none.
+        begun: (K,) the latest task that each client has begun; -1 for none.
         knowledge: A of finished tasks, by «client/task»: which entries are kept, and they.
         centres: what stands for a task's documents, by «client/task».
         chosen: what each client was sent in its task under way: client, task, score of each.
@@ -77,11 +77,11 @@ class FedWeITState(State):
 
 @methods.register
 class FedWeIT(Method[FedWeITState]):
-    """Weights as B ⊙ m + A: B of all clients, m and A of a task; and others' A's, weighed.
+    """Weights B ⊙ m + A, with B shared by all clients, m and A per task, and others' A's weighted.
 
     Client c learns its task t with θ = B ⊙ σ(m_t) + A_t + Σ_j α_j·A_j: the A_j are those of all
-    clients' last tasks (its own among them), α_j numbers of its own for each width of windows,
-    m_t has an entry for each filter. Biases, α and the head belong to the task. In a round
+    clients' last tasks (including its own), the α_j are its own numbers for each window width, and
+    m_t has one entry per filter. Biases, α and the head belong to the task. In a round
 
     1. it takes B from the server; when a task begins also the A_j. B, A_i and m_i of tasks i ≤ t,
        and what belongs to task t, are trained to minimise
@@ -92,21 +92,21 @@ class FedWeIT(Method[FedWeITState]):
        θ_i what it was when task t began (the paper's Eq. 5 has ΔB ⊙ m − ΔA, which is not the drift
        of θ; A and m of past tasks are trained, so that they make up for changes of B);
     2. the server takes the mean of all B;
-    3. in a task's last round clients send A_t, entries up to λ₁ put to zero, as they are for
+    3. in a task's last round clients send A_t, entries up to λ₁ put to zero, as used for
        predictions.
 
-    `train.local_epochs` passes a round with Adam; after `patience` of them without a smaller loss
-    on the validation examples the learning rate falls to a third, and Adam begins anew. The next
-    round goes on with it, the next task with the first. Each task is scored on the test examples
-    of its classes, with the client's own B.
+    A round consists of `train.local_epochs` passes with Adam; after `patience` epochs without a
+    smaller loss on the validation examples, the learning rate falls to a third, and Adam is
+    restarted. The next round continues with this learning rate, the next task with the initial
+    one. Each task is scored on the test examples of its classes, with the client's own B.
 
-    Who has learnt from whom is in explanations.parquet (`transfer`): a row for each A that a task
-    has taken, with the mean of |α| at the task's end. In clients.parquet, `nonzero` is the share
-    of A's entries that is sent; each costs four bytes, and every entry a bit. Of the traffic there
-    (`bytes_up`, `bytes_down`), `adaptive_bytes` are those of A at a task's end, `selected_bytes`
-    those of the A_j at its beginning, both as they are sent and as they would be if they were
-    dense (`…_dense_bytes`); the rest is B, of which the paper's filter-wise sparse form is not
-    here.
+    Transfer between clients is recorded in explanations.parquet (`transfer`): one row for each A
+    that a task has received, with the mean of |α| at the task's end. In clients.parquet, `nonzero`
+    is the share of A's entries that is sent; each of these costs four bytes, and every entry one
+    bit. Of the traffic there (`bytes_up`, `bytes_down`), `adaptive_bytes` is the part of A at a
+    task's end and `selected_bytes` the part of the A_j at its beginning, both as sent and as they
+    would be if dense (`…_dense_bytes`). The rest is B; the paper's filter-wise sparse form of B is
+    not implemented.
 
     Args:
         lam1: λ₁.
@@ -114,7 +114,7 @@ class FedWeIT(Method[FedWeITState]):
         mask_l1: weight of ‖m_t‖₁; λ₁ in the paper, 0 in the released code.
         weight_decay: w.
         patience: epochs without improvement before the learning rate falls.
-        compat: do as the released code does.
+        compat: follow the released code.
     """
 
     name: str = "fedweit"
