@@ -1,4 +1,4 @@
-"""What a data set is, and what a source of one must do."""
+"""Data sets, and the base class of their sources."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """What a source does to the numbers of its files, column by column: (v - low) / span.
+    """How a source scales the numbers of its files, column by column: (v - low) / span.
 
     A column whose span is 0 becomes 0. By default nothing is changed.
 
     Args:
-        low: (F,), or one for all.
-        span: the same.
+        low: (F,), or one for all columns.
+        span: likewise.
     """
 
     low: NDArray[Any] | float = 0.0
@@ -39,12 +39,12 @@ class Scaling:
 
     @classmethod
     def minmax(cls, train: NDArray[Any]) -> Scaling:
-        """By the least and greatest value that each column of (N, F) or (N,) has, to [0, 1]."""
+        """Scaling of each column of (N, F) or (N,) to [0, 1] by its minimum and maximum."""
         low = train.min(axis=0)
         return cls(low, train.max(axis=0) - low)
 
     def __call__(self, values: Any) -> Any:
-        """Floats as the files have them, (n, F) or (n,), as the data set has them."""
+        """Scale floats (n, F) or (n,) from the units of the files to those of the data set."""
         if self is UNSCALED:  # inputs that stay in their files are never scaled
             return values
         span = np.where(np.greater(self.span, 0), self.span, np.inf).astype(values.dtype)
@@ -52,7 +52,7 @@ class Scaling:
         return scaled
 
     def undo(self, scaled: NDArray[Any]) -> NDArray[Any]:
-        """Floats as the data set has them in the units of the files."""
+        """Convert floats from the units of the data set back to those of the files."""
         values: NDArray[Any] = scaled * self.span + self.low
         return values
 
@@ -62,43 +62,42 @@ UNSCALED = Scaling()
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples to train on, which a partition deals out to clients, and a central test set.
+    """Training examples, which a partition distributes to clients, and a central test set.
 
     Args:
-        x: (N, ...) inputs to train on, uint8, float32 or float64 (networks get float32); images
-            are (N, channels, height, width), tables (N, features). Documents are (N, L) int32
-            token ids, 0 after their end; L is that of the longest, test set included. Arrays, or
+        x: (N, ...) training inputs, uint8, float32 or float64 (networks get float32); images are
+            (N, channels, height, width), tables (N, features). Documents are (N, L) int32 token
+            ids, padded with 0; L is the length of the longest, test set included. Arrays, or
             inputs that stay in their files (`fedsim.data.stored`).
-        y: (N,) int64 class indices, 0 ≤ y < len(classes); for a regression float64 targets.
+        y: (N,) int64 class indices, 0 ≤ y < len(classes); for regression, float64 targets.
         test_x: (M, ...) inputs of the central test set, of the dtype of `x`.
         test_y: (M,) class indices or targets.
         classes: the name of each class, by index; empty for a regression.
-        mean: per channel (images) or for all (else), subtracted after uint8 inputs were divided
-            by 255; empty for none.
-        std: what the difference is divided by; as long as `mean`.
-        columns: further facts of each training example, (N,) each, by name: what a partition by
-            column (writer, hospital, ...) goes by.
-        unread_columns: names of columns that the source's file has as well; `data.columns` loads
-            them.
-        features: the names of a table's inputs; empty if they have none.
-        target: the name of what is predicted, if it has one.
-        words: for documents the word of each token id: "" for id 0, which pads, and "<unknown>"
-            for id 1; else empty.
+        mean: mean per channel (images) or for all inputs (otherwise), subtracted after uint8
+            inputs are divided by 255; empty for none.
+        std: standard deviation that the difference is divided by; as long as `mean`.
+        columns: further attributes of the training examples, (N,) each, by name, for partitions by
+            column (writer, hospital, ...).
+        unread_columns: names of further columns of the source's file; `data.columns` loads them.
+        features: names of a table's inputs; empty if they have none.
+        target: name of the predicted quantity, if it has one.
+        words: for documents, the word of each token id: "" for id 0 (padding), and "<unknown>" for
+            id 1; otherwise empty.
         vectors: (V, D) float32, the vector of each of the `words`; zeros for id 0.
-        known: (V,) which of the `words` have a vector in the file of vectors; without a file, all
-            but ids 0 and 1.
-        spaced: words of documents are parted by spaces and as they stand; else they are what
-            `fedsim.data.text.tokenise` makes of a text.
-        test_columns: facts of each test example, (M,) each, by name.
-        sliced_by: the one of `test_columns` whose values are slices, with scores of their own;
+        known: (V,) whether each of the `words` has a vector in the file of vectors; without a
+            file, all except ids 0 and 1.
+        spaced: words of documents are separated by spaces and used unchanged; otherwise texts are
+            tokenised by `fedsim.data.text.tokenise`.
+        test_columns: attributes of the test examples, (M,) each, by name.
+        sliced_by: the one of `test_columns` whose values define slices with scores of their own;
             empty for none.
-        truth: which parts of each test input are of a kind, as far as that is known, by the kind's
-            name: words (M, L), features (M, F) or pixels (M, height, width). `signal` is what the
-            label is about.
-        scaling: what `x` was made with of the numbers in the source's files; not of uint8.
-        target_scaling: what a regression's `y` was made with.
-        copies: how many training examples at the end are changed copies of others, for clients
-            that drift; no partition deals them out.
+        truth: ground truth for explanations, as far as known: which parts of each test input are
+            of a kind, by the kind's name, as words (M, L), features (M, F) or pixels (M, height,
+            width). `signal` is what determines the label.
+        scaling: scaling from the source's files to `x`; not for uint8.
+        target_scaling: scaling from the source's files to a regression's `y`.
+        copies: number of training examples at the end that are changed copies of others, for
+            clients that drift; no partition distributes them.
     """
 
     x: AnyArray
@@ -134,19 +133,21 @@ class Dataset:
         test_fraction: float = 0.2,
         **columns: NDArray[np.generic],
     ) -> Dataset:
-        """A classification data set from arrays.
+        """Create a classification data set from arrays.
 
         Args:
             x: (N, ...) inputs: uint8 images (N, channels, height, width), which are divided by
                 255, or numbers, which become float32.
             y: (N,) class indices; classes are named by their index.
-            test_x: (M, ...) inputs of the central test set. If not given, it is split off.
+            test_x: (M, ...) inputs of the central test set. By default it is split off from the
+                examples.
             test_y: (M,) their classes.
-            test_fraction: the share of examples in a test set that is split off, by class.
-            columns: (N,) facts of each training example, for `partition.kind=natural`.
+            test_fraction: share of the examples that is split off as test set, stratified by
+                class.
+            columns: (N,) attributes of the training examples, for `partition.kind=natural`.
 
         Raises:
-            DataError: the arrays do not go together.
+            DataError: the arrays do not match.
 
         Example:
             >>> rng = np.random.default_rng(0)
@@ -177,12 +178,12 @@ class Dataset:
 
     @property
     def num_loaded(self) -> int:
-        """Training examples as the source has them: all but the changed copies at the end."""
+        """The number of training examples in the source, without the changed copies at the end."""
         return len(self.y) - self.copies
 
     @property
     def spec(self) -> DataSpec:
-        """What models and workers need to know of the data beside the examples."""
+        """What models and workers need to know about the data beside the examples."""
         return DataSpec(
             self.shape,
             len(self.classes),
@@ -192,7 +193,7 @@ class Dataset:
 
     @property
     def strata(self) -> NDArray[np.int64]:
-        """(N,) the groups that a stratified draw keeps in proportion: the classes, if any."""
+        """(N,) the strata of stratified draws: the classes, if any."""
         return self.y if self.classes else np.zeros(len(self.y), dtype=np.int64)
 
 
@@ -254,13 +255,13 @@ CountOrShare = Annotated[int | float | None, AfterValidator(_count_or_share)]
 
 
 class Source(Component):
-    """Where a data set comes from: a component of the `data` section.
+    """The source of a data set: a component of the `data` section.
 
     Args:
-        subset: how many training examples to take, or the share of them; all if not given. Drawn
-            at random, of each class in proportion, and the same ones whatever the experiment's
-            seed, so that all runs learn from the same data.
-        test_subset: the same of the central test set.
+        subset: number of training examples to use, or their share; by default all. Drawn at
+            random, stratified by class and independent of the experiment's seed, so that all runs
+            learn from the same data.
+        test_subset: the same for the central test set.
     """
 
     name: str
@@ -268,29 +269,30 @@ class Source(Component):
     test_subset: CountOrShare = None
 
     def load(self) -> Dataset:
-        """The whole data set.
+        """Load the whole data set.
 
         Raises:
             DataError: a file is missing, unreadable, truncated or mislabelled; the message says
-                which, where it was looked for, and how to get it.
+                which, where fedsim looked for it, and how to get it.
         """
         raise NotImplementedError
 
     def for_clients(
         self, dataset: Dataset, splits: ClientSplits, seed: int
     ) -> tuple[Dataset, ClientSplits]:
-        """What the source makes of the training examples once it is known who holds them.
+        """Adapt the training examples once they are distributed to clients.
 
         Args:
-            dataset: as loaded, or as returned before, which is not changed again.
-            splits: who holds them, as dealt out.
-            seed: of the experiment.
+            dataset: the data set as loaded, or as returned by an earlier call, which is not
+                changed again.
+            splits: the examples that each client holds.
+            seed: the experiment's seed.
 
         Returns:
-            The data, and who holds what of them.
+            The data, and the examples that each client holds.
 
         Raises:
-            DataError: they cannot be held so.
+            DataError: the source cannot adapt to this distribution.
         """
         return dataset, splits
 
@@ -311,9 +313,9 @@ def held_as_loaded(problem: str) -> AfterValidator:
 
 
 class CalledSource(Source):
-    """A function of the user's own that returns a `Dataset`: `f(**keywords)`.
+    """Your own function that returns a `Dataset`: `f(**keywords)`.
 
-    Named `package.module:function`; the section's other keys are its keywords.
+    Named `package.module:function`; the other keys of the section are its keyword arguments.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -1,4 +1,4 @@
-"""Clients that drift: from a round on, what their inputs look like is another thing."""
+"""Client drift over time: from a given round on, the inputs of some clients change."""
 
 from __future__ import annotations
 
@@ -39,29 +39,28 @@ Drift = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
 
 @datasets.register
 class Drifting(Source):
-    """Another data set in which the inputs of some clients change in a round, and stay so.
+    """Wraps a data set: from a given round on, the inputs of some clients change for good.
 
-    What changes is all that such a client has: training examples, those without label, and test
-    examples of its own. Labels, other clients and the central test set stay as they are, and so
-    does everything before that round. The manifest says which clients drift, and which features:
-    `change: {round, clients, features}`.
+    All inputs of such a client change: its training, unlabelled and test examples. Labels, other
+    clients, the central test set, and everything before that round stay the same. The manifest
+    says which clients drift, and which features: `change: {round, clients, features}`.
 
-    Of tables, some columns change: with `shift` they grow by `strength` standard deviations of
-    the training examples; with `shuffle` their values are permuted among all examples that the
-    client has, each column by itself, so that they carry no information about the label any more.
-    Of images, with `noise` every pixel gets Gaussian noise of `strength` standard deviations of
-    all pixels in training, cut off at the least and greatest of these; with `invert`
-    dark pixels turn bright: x becomes least + greatest − x.
+    In tables, some columns change: with `shift` they increase by `strength` standard deviations of
+    the training examples; with `shuffle` their values are permuted among all examples of the
+    client, each column separately, so that they no longer carry information about the label. In
+    images, `noise` adds Gaussian noise of `strength` standard deviations of all training pixels to
+    every pixel, clipped to the minimum and maximum of these; `invert` turns dark pixels bright: x
+    becomes minimum + maximum − x.
 
     Args:
-        of: the data set (a `data` section of its own), in memory.
-        clients: the share of the clients that drift; one at least.
-        round: the first in which they have the changed inputs.
-        kind: `shift` or `shuffle` for tables, `noise` or `invert` for images; the first of these
-            if not given.
-        strength: of `shift` and `noise`, in standard deviations; 1 if not given.
-        features: the columns of a table that change, by name; or how many, which the seed draws
-            among those that are not the same for all examples. One if not given.
+        of: the data set (a `data` section), in memory.
+        clients: share of the clients that drift; at least one drifts.
+        round: first round with the changed inputs.
+        kind: `shift` or `shuffle` for tables, `noise` or `invert` for images; by default the first
+            of these.
+        strength: strength of `shift` and `noise`, in standard deviations; by default 1.
+        features: the columns of a table that change, by name; or their number, drawn with the seed
+            from the columns that are not constant. By default one.
     """
 
     name: str = "drift"

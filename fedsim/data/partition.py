@@ -1,4 +1,4 @@
-"""Who holds which examples: partitions of a data set among clients."""
+"""Partitions of a data set among clients."""
 
 from __future__ import annotations
 
@@ -201,20 +201,20 @@ MOST_CLIENTS = 100_000_000  # more would not fit into memory, whatever they hold
 
 
 class Partition(Component):
-    """How examples are dealt out to clients: a component of the `partition` section.
+    """How examples are distributed to clients: a component of the `partition` section.
 
     Args:
-        test_fraction: share of each client's examples kept aside as its own test set, stratified.
+        test_fraction: share of each client's examples that becomes its own test set, stratified.
         labelled_fraction: γ, share of each client's remaining examples whose label it may use,
             stratified and fixed by the seed.
-        server_fraction: share of all training examples that the server holds, stratified, before
-            the rest is dealt out to clients (FedDF's and FedAUX's auxiliary images, SemiFL's
+        server_fraction: share of all training examples that the server holds, stratified; only the
+            rest is distributed to clients (FedDF's and FedAUX's auxiliary images, SemiFL's
             labelled set).
-        train_fraction: share of the training examples that take part at all, stratified and fixed
-            by the seed; the rest is left out.
+        train_fraction: share of the training examples that is used at all, stratified and fixed by
+            the seed.
 
     Attributes:
-        overview: the name of the explainer that shows a run as a whole, if there is one.
+        overview: name of the explainer of a run as a whole, if there is one.
     """
 
     name_key: ClassVar[str] = "kind"
@@ -227,26 +227,26 @@ class Partition(Component):
 
     @property
     def tests_clients(self) -> bool:
-        """Whether clients have test examples of their own."""
+        """Whether clients have their own test examples."""
         return self.test_fraction > 0
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
-        """One index array for each client, into `data.x`.
+        """Divide the examples among clients: one array of indices into `data.x` for each.
 
         Raises:
-            DataError: the data set cannot be split as asked.
+            DataError: the data set cannot be split in this way.
         """
         raise NotImplementedError
 
     def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
-        """Split, then cut each client's share into train, unlabelled and test examples.
+        """Split, then divide each client's share into training, unlabelled and test examples.
 
         Args:
-            seed: of the experiment.
-            held_out: training examples that nobody gets.
+            seed: the experiment's seed.
+            held_out: training examples that no client gets.
 
         Raises:
-            DataError: the data set cannot be split as asked, or a client is left without a
+            DataError: the data set cannot be split in this way, or a client is left without a
                 training example.
         """
         strata = data.strata
@@ -335,10 +335,10 @@ def _enough(data: Dataset, clients: int) -> None:
 
 @partitions.register
 class Iid(Partition):
-    """Examples shuffled and dealt out evenly.
+    """Examples are shuffled and distributed evenly.
 
     Args:
-        clients: how many there are.
+        clients: number of clients.
     """
 
     kind: str = "iid"
@@ -358,9 +358,9 @@ class Dirichlet(Partition):
     minimum as in MOON, Li et al. 2021).
 
     Args:
-        clients: how many there are.
+        clients: number of clients.
         alpha: α, concentration: the smaller, the more the clients' labels differ.
-        min_samples: fewest training examples of a client.
+        min_samples: smallest number of training examples of a client.
     """
 
     kind: str = "dirichlet"
@@ -406,12 +406,12 @@ class Dirichlet(Partition):
 class Pathological(Partition):
     """Each client holds examples of a few classes only (McMahan et al. 2017).
 
-    Every client gets exactly `classes_per_client` different classes, every class as nearly as
-    possible the same number of clients, and each class is dealt evenly to those who hold it.
+    Every client gets exactly `classes_per_client` different classes, every class goes to the same
+    number of clients as far as possible, and its examples are divided evenly among them.
 
     Args:
-        clients: how many there are.
-        classes_per_client: different classes that each client holds.
+        clients: number of clients.
+        classes_per_client: number of different classes that each client holds.
     """
 
     kind: str = "pathological"
@@ -451,13 +451,13 @@ class Pathological(Partition):
 
 @partitions.register
 class Quantile(Partition):
-    """Target skew of a regression: each client holds the targets of one range.
+    """Target skew for regression: each client holds the examples of one range of targets.
 
-    Examples in order of their target, ties at random, are cut into parts as nearly equal in size
-    as possible; client 0 holds the lowest targets.
+    Examples are sorted by target (ties in random order) and cut into parts of nearly equal size;
+    client 0 holds the lowest targets.
 
     Args:
-        clients: how many there are.
+        clients: number of clients.
     """
 
     kind: str = "quantile"
@@ -476,14 +476,14 @@ class Quantile(Partition):
 
 @partitions.register
 class Quantity(Partition):
-    """Quantity skew: client sizes follow a log-normal law, labels are iid.
+    """Quantity skew: client sizes follow a log-normal distribution, labels are iid.
 
     Size shares ∝ exp(σ·N(0, 1)); every client holds at least `min_samples`.
 
     Args:
-        clients: how many there are.
+        clients: number of clients.
         sigma: σ, spread of the sizes; 0 makes all clients equally large.
-        min_samples: training examples that each client holds at least.
+        min_samples: smallest number of training examples of a client.
     """
 
     kind: str = "quantity"
@@ -514,7 +514,7 @@ class Natural(Partition):
 
     Args:
         column: the column's name.
-        clients: how many values to keep, drawn by the seed; all of them by default.
+        clients: number of values to keep, drawn with the seed; by default all.
         min_samples: values with fewer examples are left out.
     """
 
@@ -540,16 +540,16 @@ class Natural(Partition):
 
 @partitions.register
 class Aspects(Partition):
-    """Subsets of the examples of each value of a column (an aspect of reviews), one a client.
+    """Each client holds a subset of the examples of one value of a column (an aspect of reviews).
 
-    The examples of each aspect are cut into as many subsets, each class shared out evenly.
-    Clients take them in turn, aspect by aspect: with A aspects, client k has subset k // A of
-    aspect k mod A. FedRNL's clients hold a tenth of an aspect each.
+    The examples of each aspect are cut into `subsets` subsets, stratified by class. Clients take
+    them in turn, aspect by aspect: with A aspects, client k has subset k // A of aspect k mod A.
+    FedRNL's clients hold a tenth of an aspect each.
 
     Args:
         column: the column's name.
-        clients: a multiple of A, and at most A·subsets; what they do not take is left out.
-        subsets: of each aspect.
+        clients: a multiple of A, and at most A·subsets; subsets that no client takes are left out.
+        subsets: number of subsets of each aspect.
     """
 
     kind: str = "aspects"
@@ -576,9 +576,9 @@ class Aspects(Partition):
 
 @partitions.register
 class File(Partition):
-    """Index arrays of the user's own: a JSON list of lists, or an .npz with one array a client.
+    """Your own index arrays: a JSON list of lists, or an .npz file with one array per client.
 
-    Arrays of an .npz are taken in the order of their names, as numbers where they are numbers.
+    Arrays of an .npz file are taken in the order of their names; numeric names sort as numbers.
 
     Args:
         path: the .json or .npz file.

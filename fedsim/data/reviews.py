@@ -1,4 +1,4 @@
-"""Reviews by aspect, for models that say which words they decide by."""
+"""Reviews by aspect, for models that explain which words they base decisions on."""
 
 from __future__ import annotations
 
@@ -144,29 +144,30 @@ class _Reviews(TextSource):
 
 @datasets.register
 class PlantedReviews(_Reviews):
-    """Reviews that were made up, in which it is known exactly which words the label is about.
+    """Synthetic reviews in which it is known exactly which words determine the label.
 
-    A review has a sentence on each aspect of its domain, in random order: fillers, and among them
-    a phrase of an adverb or none, a word of praise or blame, and a noun of the aspect. Its label
-    is that of one of the aspects, the column `aspect`; the phrase on that aspect is its rationale
-    (`Dataset.truth`), those on others distract. Reviews of an aspect are half positive. In
-    training, other aspects agree with the label more often than not (as in real reviews), and, if
-    `spurious`, a word that says nothing goes with the positive class; in the test set they do not.
+    A review has a sentence on each aspect of its domain, in random order: filler words, and among
+    them a phrase of an optional adverb, a word of praise or blame, and a noun of the aspect. Its
+    label is that of one of the aspects, given in the column `aspect`; the phrase on that aspect is
+    its rationale (`Dataset.truth`), and those on other aspects are distractors. Half of the
+    reviews of an aspect are positive. In training, other aspects agree with the label more often
+    than not (as in real reviews), and with `spurious` a meaningless word correlates with the
+    positive class; in the test set there are no such correlations.
 
     Args:
         domain: `beer` (appearance, aroma, palate, taste) or `hotel` (location, service,
             cleanliness).
-        reviews: for training, of each aspect.
-        test_reviews: of each aspect.
-        fillers: of a sentence, on average.
+        reviews: number of training reviews of each aspect.
+        test_reviews: number of test reviews of each aspect.
+        fillers: mean number of filler words in a sentence.
         agreement: how often another aspect has the label's polarity in training.
-        spurious: how often the word that says nothing stands in a positive training review; in
-            a negative one as often as not.
-        seed: of the reviews, apart from the experiment's.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
+        spurious: how often the meaningless word occurs in a positive training review; it occurs in
+            half of the negative ones.
+        seed: seed of the reviews, independent of the experiment's seed.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "planted_reviews"
@@ -288,21 +289,21 @@ class _Published(_Reviews, Official):
 class Beer(_Published):
     """BeerAdvocate reviews as prepared by Lei, Barzilay and Jaakkola (2016), by aspect.
 
-    Ratings are from 0 to 1: up to 0.4 is negative, from 0.6 on positive, others are left out. A
+    Ratings range from 0 to 1: up to 0.4 is negative, from 0.6 positive, and others are left out. A
     review may occur for several aspects. Files: reviews.aspect{0,1,2}.train.txt, with lines of
-    ratings (appearance, aroma, palate, and more), a tab and tokens parted by spaces; the same
-    ending in heldout.txt; and annotations.json, a JSON object a line: tokens `x`, ratings `y`,
-    and under the aspect's number the [start, end) ranges of tokens that people have marked.
+    ratings (appearance, aroma, palate, and more), a tab and tokens separated by spaces; the same
+    ending in heldout.txt; and annotations.json, a JSON object a line: tokens `x`, ratings `y`, and
+    under the aspect's number the [start, end) ranges of tokens that annotators marked.
 
     Args:
-        root: folder of the files, or of a sub-folder `beer`; else $FEDSIM_DATA.
-        aspects: which; files of others are not read.
-        test: `annotations`, with marks (FedRNL's paper), or `heldout`.
-        balance: leave out training reviews so that an aspect has as many of either class.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
+        root: folder that contains the files, or the sub-folder `beer`; by default $FEDSIM_DATA.
+        aspects: the aspects to load; files of others are not read.
+        test: `annotations`, with marked words (FedRNL's paper), or `heldout`.
+        balance: leave out training reviews so that each aspect has equally many of both classes.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "beer"
@@ -380,22 +381,22 @@ def _polarity(rating: float, where: str) -> int | None:
 class Hotel(_Published):
     """TripAdvisor reviews as prepared for R2A (Bao, Chang, Yu and Barzilay 2018), by aspect.
 
-    The files lie as the code of FR (Liu et al. 2022) has them, the marked ones apart.
+    The files are laid out as in the code of FR (Liu et al. 2022), the annotated ones separately.
 
-    Files: hotel_{Location,Service,Cleanliness}.train, a table of columns parted by tabs, under a
-    line of their names: task, label (0 or 1), text; the same ending in .dev; and in a sub-folder
-    `annotations` files hotel_*.train with a further column `rationale`, of as many 0 and 1 as the
-    text has tokens, parted by spaces.
+    Files: hotel_{Location,Service,Cleanliness}.train, a tab-separated table with a header line:
+    task, label (0 or 1), text; the same ending in .dev; and in a sub-folder `annotations` files
+    hotel_*.train with a further column `rationale`, which has a 0 or 1 for each token of the text,
+    separated by spaces.
 
     Args:
-        root: folder of the files, or of a sub-folder `hotel`; else $FEDSIM_DATA.
-        aspects: which; files of others are not read.
-        test: `annotations`, with marks (FedRNL's paper), or `heldout` (the .dev files).
-        balance: leave out training reviews so that an aspect has as many of either class.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
+        root: folder that contains the files, or the sub-folder `hotel`; by default $FEDSIM_DATA.
+        aspects: the aspects to load; files of others are not read.
+        test: `annotations`, with marked words (FedRNL's paper), or `heldout` (the .dev files).
+        balance: leave out training reviews so that each aspect has equally many of both classes.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "hotel"

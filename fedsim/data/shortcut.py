@@ -1,4 +1,4 @@
-"""Planted shortcuts: what goes with the label in training, and is not what the label means."""
+"""Planted shortcuts: features that correlate with the label in training without causing it."""
 
 from __future__ import annotations
 
@@ -48,35 +48,36 @@ Plant = Callable[
 
 @datasets.register
 class Shortcut(Source):
-    """Another data set in which some clients' examples carry a shortcut to their label.
+    """Wraps a data set: some clients' examples carry a shortcut to their label.
 
-    What a shortcut looks like is up to the class c of C: `patch`, a bright square at a place of
-    its own along the edge of an image; `border`, a frame of its own brightness, or colour where
-    there are three channels; `colour`, a tint of the whole image; `token`, a word
-    `shortcut-<class>` at a random place of a document; `feature`, a further column `shortcut` of
-    a table with the value (c + 1)/C, or (1 + t)/2 of the target t scaled to [0, 1] by the least
-    and greatest one in training: never 0, which explainers take for no value. Where the feature is
-    absent, its value is that of a training example drawn at random, and says nothing.
+    The shortcut depends on the class c of C: `patch` is a bright square at a class-specific place
+    along the edge of an image; `border` a frame of class-specific brightness, or colour if there
+    are three channels; `colour` a tint of the whole image; `token` a word `shortcut-<class>` at a
+    random place of a document; `feature` a further column `shortcut` of a table with the value (c
+    + 1)/C, or (1 + t)/2 for the target t scaled to [0, 1] by the minimum and maximum in training.
+    The value is never 0, which explainers treat as a missing value. Where the feature is absent,
+    its value is that of a random training example and carries no information.
 
-    The test set has all examples once for each variant, whose name is the column `shortcut`;
-    scores are on record for all of it and for each variant. `Dataset.truth` has the parts of each
-    test input that are `shortcut`, and those that are `signal`: what the data set itself knows of
-    that, else all but the shortcut and padding. A colour cast covers all of an image.
-    Which training examples carry it is the column `shortcut` of these, once they are dealt out.
+    The test set contains every example once per variant, whose name is in the column `shortcut`;
+    scores are recorded for the whole test set and for each variant. `Dataset.truth` marks the
+    parts of each test input that are `shortcut`, and those that are `signal`: the data set's own
+    ground truth if it has one, else everything but the shortcut and padding. A tint covers the
+    whole image. Once distributed, training examples have a column `shortcut` that says which of
+    them carry it.
 
     Args:
-        of: the data set (a `data` section of its own), in memory.
+        of: the data set (a `data` section), in memory.
         kind: `patch`, `border` or `colour` for images, `feature` for tables, `token` for
-            documents; the first of these if not given.
-        clients: the share of the clients that hold it; if above 0, one at least. Their own test
-            examples and those without label are treated as those that they train on.
-        strength: how likely such a client's example carries the shortcut of its class; else it
-            carries none.
-        size: side of the patch or width of the border, in pixels; an eighth of the image if not
-            given.
-        test: variants of the test set: with the shortcut of the example's class (`aligned`), of
-            one drawn at random (`random`), of another one (`against`; of a target, the one as far
-            from the other end of the range), or none (`absent`).
+            documents; by default the first of these.
+        clients: share of the clients that hold the shortcut; at least one if above 0. Their test
+            and unlabelled examples are treated like their training examples.
+        strength: probability that an example of such a client carries the shortcut of its class;
+            otherwise it carries none.
+        size: side of the patch or width of the border, in pixels; by default an eighth of the
+            image.
+        test: variants of the test set: with the shortcut of the example's class (`aligned`), of a
+            random class (`random`), of another class (`against`; for a target, the value mirrored
+            within the range), or with none (`absent`).
     """
 
     name: str = "shortcut"

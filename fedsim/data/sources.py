@@ -204,7 +204,7 @@ class Digits(Source):
     """Handwritten digits, 8×8 grey pixels, 1,797 in all; included in scikit-learn, needs no file.
 
     Args:
-        test_fraction: the share of the examples in the test set.
+        test_fraction: share of the examples in the test set.
     """
 
     name: str = "digits"
@@ -369,11 +369,12 @@ class _Idx(_Fetched):
 
 @datasets.register
 class Mnist(_Idx):
-    """MNIST: handwritten digits, 28×28 grey pixels, 60,000 + 10,000 examples, 10 classes.
+    """MNIST: handwritten digits, 28×28 grey pixels, 60,000 + 10,000, 10 classes.
 
     Args:
-        root: folder of the files, or of a sub-folder `mnist` or `MNIST/raw`; else $FEDSIM_DATA.
-        download: fetch missing files from the internet.
+        root: folder that contains the files, or the sub-folder `mnist` or `MNIST/raw`; by default
+            $FEDSIM_DATA.
+        download: download missing files.
     """
 
     name: str = "mnist"
@@ -385,12 +386,12 @@ class Mnist(_Idx):
 
 @datasets.register
 class FashionMnist(_Idx):
-    """Fashion-MNIST: articles of clothing, 28×28 grey pixels, 60,000 + 10,000 examples, 10 classes.
+    """Fashion-MNIST: articles of clothing, 28×28 grey pixels, 60,000 + 10,000, 10 classes.
 
     Args:
-        root: folder of the files, or of a sub-folder `fashion_mnist` or `FashionMNIST/raw`; else
-            $FEDSIM_DATA.
-        download: fetch missing files from the internet.
+        root: folder that contains the files, or the sub-folder `fashion_mnist` or
+            `FashionMNIST/raw`; by default $FEDSIM_DATA.
+        download: download missing files.
     """
 
     name: str = "fashion_mnist"
@@ -405,9 +406,9 @@ class Emnist(_Idx):
     """EMNIST: handwritten digits and letters, 28×28 grey pixels, in six splits.
 
     Args:
-        root: folder of the files, or of a sub-folder `emnist`, `gzip` or `EMNIST/raw`; else
-            $FEDSIM_DATA.
-        download: fetch missing files from the internet.
+        root: folder that contains the files, or the sub-folder `emnist`, `gzip` or `EMNIST/raw`;
+            by default $FEDSIM_DATA.
+        download: download missing files.
         split: `byclass` (62 classes), `bymerge` and `balanced` (47: capitals that look like their
             lower-case letter are merged with it), `letters` (26), `digits` or `mnist` (10).
     """
@@ -445,15 +446,15 @@ def _upright(x: NDArray[np.generic]) -> NDArray[np.generic]:
 
 @datasets.register
 class Cifar10(_Fetched):
-    """CIFAR-10: photographs, 32×32 colour pixels, 50,000 + 10,000 examples, 10 classes.
+    """CIFAR-10: photographs, 32×32 colour pixels, 50,000 + 10,000, 10 classes.
 
     Reads the Python version, the binary version, or a subset in either format: fewer than five
     batches are accepted while none has the official 10,000 records.
 
     Args:
-        root: folder of the files, or of a sub-folder `cifar10`, `cifar-10-batches-py` or
-            `cifar-10-batches-bin`; else $FEDSIM_DATA.
-        download: fetch missing files from the internet.
+        root: folder that contains the files, or the sub-folder `cifar10`, `cifar-10-batches-py` or
+            `cifar-10-batches-bin`; by default $FEDSIM_DATA.
+        download: download missing files.
     """
 
     name: str = "cifar10"
@@ -485,15 +486,15 @@ class Cifar10(_Fetched):
 
 @datasets.register
 class Cifar100(_Fetched):
-    """CIFAR-100: photographs, 32×32 colour pixels, 50,000 + 10,000 examples, 100 or 20 classes.
+    """CIFAR-100: photographs, 32×32 colour pixels, 50,000 + 10,000, 100 or 20 classes.
 
     Reads the Python or the binary version. The label that is not used for training is available to
     partitions as the column `fine` or `coarse`.
 
     Args:
-        root: folder of the files, or of a sub-folder `cifar100`, `cifar-100-python` or
-            `cifar-100-binary`; else $FEDSIM_DATA.
-        download: fetch missing files from the internet.
+        root: folder that contains the files, or the sub-folder `cifar100`, `cifar-100-python` or
+            `cifar-100-binary`; by default $FEDSIM_DATA.
+        download: download missing files.
         labels: `fine` (100 classes) or `coarse` (20 superclasses).
     """
 
@@ -533,8 +534,8 @@ class Femnist(_Files):
     The writer of each example is the column `writer`.
 
     Args:
-        root: folder of LEAF's `train` and `test` folders of json files, or of a sub-folder
-            `femnist` or `femnist/data` that holds them; else $FEDSIM_DATA.
+        root: folder that contains LEAF's `train` and `test` folders of json files, or the
+            sub-folder `femnist` or `femnist/data`; by default $FEDSIM_DATA.
     """
 
     name: str = "femnist"
@@ -573,8 +574,9 @@ class Mortgage(_Files):
     their values (its `1Y-CMaturityRate` lies between 77 and 143); they are kept as they are.
 
     Args:
-        root: folder of `mortgage.dat`, or of a sub-folder `mortgage`; else $FEDSIM_DATA.
-        test_fraction: the share of the rows in the test set.
+        root: folder that contains `mortgage.dat`, or the sub-folder `mortgage`; by default
+            $FEDSIM_DATA.
+        test_fraction: share of the rows in the test set.
     """
 
     name: str = "mortgage"
@@ -597,7 +599,8 @@ class OpenflXai(_Files):
     number of rows nor any correlation with the target fits; for Mortgage, see `mortgage`.
 
     Args:
-        root: folder of col0 to col4, or of a sub-folder `openfl_xai/data`; else $FEDSIM_DATA.
+        root: folder that contains col0 to col4, or the sub-folder `openfl_xai/data`; by default
+            $FEDSIM_DATA.
     """
 
     name: str = "openfl_xai"
@@ -640,10 +643,10 @@ class Keel(Source):
     Args:
         path: the file. Attributes are real or integer; `@outputs` names the target (by default the
             last attribute), `@inputs` the inputs (by default all others).
-        test_fraction: the share of the rows in the test set.
-        scale: `none`, or `minmax` for each input and the target scaled to [0, 1] by the least and
-            greatest value of the training rows, the same for all clients. Test rows may fall
-            outside; what is constant becomes 0.
+        test_fraction: share of the rows in the test set.
+        scale: `none`, or `minmax` for each input and the target scaled to [0, 1] by the minimum
+            and maximum of the training rows, in the same way for all clients. Test rows may fall
+            outside; constant columns become 0.
     """
 
     name: str = "keel"
@@ -894,12 +897,12 @@ class Table(Source):
         label: the column of labels, of any type; the sorted labels are the classes.
         target: instead of `label`, the numeric column that a regression predicts.
         features: the columns of features; by default all other numeric columns.
-        columns: columns to partition by; they are not features unless also listed there.
+        columns: columns to partition by; they are not features unless also listed in `features`.
         test_path: file of the test set, with the same columns.
         test_fraction: share of the rows in the test set if there is no test file.
-        scale: `none`, or `minmax` for each feature, and a regression's target, scaled to [0, 1]
-            by the least and greatest value of the training rows, the same for all clients. Test
-            rows may fall outside; what is constant becomes 0.
+        scale: `none`, or `minmax` for each feature, and a regression's target, scaled to [0, 1] by
+            the minimum and maximum of the training rows, in the same way for all clients. Test
+            rows may fall outside; constant columns become 0.
         in_place: read row groups of the Parquet file whenever they are needed, for features that
             do not fit into memory. A row group is always decoded completely, so a client's rows
             should be stored together.

@@ -1,4 +1,4 @@
-"""Tasks that clients learn one after another: partitions for continual learning."""
+"""Partitions for continual learning, in which clients learn tasks one after another."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Labels = list[int]
 
 
 class TaskPartition(Partition):
-    """A partition in time as well: what kinds of streams have in common.
+    """Base class of partitions over time as well as clients.
 
-    A class that several tasks have is cut into as many slices of equal length, in the order of
-    the data set; each task gets one, the last with the remainder. So no example is in two tasks.
-    Of each task's examples some are kept aside for validation, drawn with the run's seed; they
-    are stratified where every class has two or more, and there is one for each.
+    A class that belongs to several tasks is cut into equally long slices, one per task, in the
+    order of the data set; the last slice has the remainder. So no example is in two tasks. Some of
+    each task's examples are held out for validation, drawn with the run's seed; they are
+    stratified if every class has two or more examples and both parts have room for every class.
 
     Args:
-        validation_fraction: share of each task's training examples.
+        validation_fraction: share of each task's training examples held out for validation.
     """
 
     overview: ClassVar[str | None] = "tasks"
@@ -179,18 +179,18 @@ def _aside(
 
 @partitions.register
 class Tasks(TaskPartition):
-    """Tasks drawn as FedSeIT's released code draws them (EMNLP Findings 2022).
+    """Random tasks, drawn as in FedSeIT's released code (EMNLP Findings 2022).
 
-    The classes of the test set, in the order of their names, are shuffled with a seed of 42; task
-    i is a sample of `classes` of them with seed 42 + i. (Classes with fewer training examples than
-    tasks are left out, and tasks drawn again.) Client k goes through the names of all tasks in
-    an order shuffled by k·seed + 5, with the run's seed, and takes the first that no client before
-    it has taken. So the tasks are the same for all seeds, and so are those of client 0.
+    The classes of the test set, sorted by name, are shuffled with seed 42; task i is a sample of
+    `classes` of them with seed 42 + i. (Classes with fewer training examples than tasks are left
+    out, and tasks drawn again.) Client k goes through the names of all tasks in an order shuffled
+    with seed k·seed + 5, where seed is the run's, and takes the first ones that no client before
+    it has taken. So the set of tasks is the same for all seeds, and so are the tasks of client 0.
 
     Args:
-        clients: K.
-        tasks: T, how many each client learns.
-        classes: of a task.
+        clients: K, number of clients.
+        tasks: T, number of tasks that each client learns.
+        classes: number of classes of a task.
     """
 
     kind: str = "tasks"
@@ -244,10 +244,11 @@ class Tasks(TaskPartition):
 
 @partitions.register
 class OwnTasks(TaskPartition):
-    """Tasks of one's own: for each client the list of its tasks, each a list of class names.
+    """Your own tasks: for each client the list of its tasks, each a list of class names.
 
     Args:
-        tasks: [[[sport, health], [world, us]], ...], as many tasks for every client.
+        tasks: [[[sport, health], [world, us]], ...], with the same number of tasks for every
+            client.
     """
 
     kind: str = "own_tasks"

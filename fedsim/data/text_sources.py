@@ -1,7 +1,7 @@
-"""The data sets of documents by name: standard sets from their official files, and one's own.
+"""The text data sets by name: standard data sets from their official files, and your own files.
 
 The vocabulary holds the words of training and test set together, as in FedSeIT's released code: a
-word that only test documents have keeps its vector, and is not taken for an unknown one.
+word that only occurs in test documents keeps its vector and is not treated as unknown.
 """
 
 from __future__ import annotations
@@ -134,14 +134,14 @@ class _Trec(Official):
 
 @datasets.register
 class Trec6(_Trec):
-    """TREC questions by the kind of their answer, 5,452 + 500, 6 classes.
+    """TREC questions by the type of their answer, 5,452 + 500, 6 classes.
 
     Args:
-        root: folder of the files, or of a sub-folder `trec`; else $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
+        root: folder that contains the files, or the sub-folder `trec`; by default $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "trec6"
@@ -150,14 +150,14 @@ class Trec6(_Trec):
 
 @datasets.register
 class Trec50(_Trec):
-    """TREC questions by the kind of their answer, 5,452 + 500, 50 classes, 42 of them in the test.
+    """TREC questions by the type of their answer, 5,452 + 500, 50 classes, 42 in the test set.
 
     Args:
-        root: folder of the files, or of a sub-folder `trec`; else $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
+        root: folder that contains the files, or the sub-folder `trec`; by default $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "trec50"
@@ -166,14 +166,14 @@ class Trec50(_Trec):
 
 @datasets.register
 class R8(Official):
-    """R8: news of Reuters-21578 by topic, all terms, 5,485 + 2,189, 8 classes (Cachopo).
+    """R8: Reuters-21578 news by topic, all terms, 5,485 + 2,189, 8 classes (Cachopo).
 
     Args:
-        root: folder of the files, or of a sub-folder `r8`; else $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
+        root: folder that contains the files, or the sub-folder `r8`; by default $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "r8"
@@ -191,14 +191,14 @@ class R8(Official):
 class Tmn(Official):
     """TagMyNews: titles and descriptions of news by topic, 24,817 + 7,780, 7 classes.
 
-    The validation part is trained on, after the training part.
+    The validation part is added to the training set, after the training part.
 
     Args:
-        root: folder of the files, or of a sub-folder `tmn`; else $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
+        root: folder that contains the files, or the sub-folder `tmn`; by default $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "tmn"
@@ -217,15 +217,16 @@ class Tmn(Official):
 
 @datasets.register
 class Subj(Official):
-    """SUBJ: sentences of film reviews (subjective) and of plots (objective), 5,000 each.
+    """SUBJ: sentences from film reviews (subjective) and plots (objective), 5,000 each.
 
     Args:
-        root: folder of the files, or of a sub-folder `subj` or `rotten_imdb`; else $FEDSIM_DATA.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
-        test_fraction: the share of the sentences in the test set.
+        root: folder that contains the files, or the sub-folder `subj` or `rotten_imdb`; by default
+            $FEDSIM_DATA.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
+        test_fraction: share of the sentences in the test set.
     """
 
     name: str = "subj"
@@ -243,18 +244,18 @@ class Subj(Official):
 
 @datasets.register
 class Text(TextSource):
-    """Documents of one's own, one in each line of a file or row of a CSV table.
+    """Your own documents, one per line of a file or row of a CSV table.
 
     Args:
-        path: file in UTF-8, with lines of a label, a tab and a text, or `.csv` with a header line.
+        path: UTF-8 file with a label, a tab and a text on each line, or `.csv` with a header line.
         label: the column of labels of a `.csv`; the sorted labels are the classes.
         text: the column of texts of a `.csv`.
-        test_path: file of the test set, of either kind.
-        test_fraction: the share of the documents in the test set where it has no file.
-        vectors: file of word vectors in GloVe's text layout, plain, `.gz`, or `.zip` of one
-            `.txt`; without one, words get random vectors.
-        dimension: components of random vectors.
-        length: tokens after which a document is cut.
+        test_path: file of the test set, in either format.
+        test_fraction: share of the documents in the test set if there is no test file.
+        vectors: file of word vectors in GloVe's text format: plain, `.gz`, or a `.zip` of one
+            `.txt`; by default words get random vectors.
+        dimension: dimension of random vectors.
+        length: largest number of tokens; longer documents are truncated.
     """
 
     name: str = "text"

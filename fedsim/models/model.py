@@ -99,8 +99,7 @@ class Model(Component):
         """Build a network with PyTorch's default initialisation, from torch's current random state.
 
         Args:
-            shape: shape of one input, without the batch axis; images are (channels, height,
-                width).
+            shape: shape of an input, without the batch axis; images are (channels, height, width).
             outputs: number of outputs: a logit for each class, or 1 for a regression.
 
         Raises:

@@ -36,8 +36,9 @@ class TreeRules(RuleModel):
     one leaf of each client's tree; the prediction is the mean over these leaves, weighted by the
     weights.
 
-    Args: rules: largest number of leaves of a tree. min_samples: smallest number of examples in a
-    leaf.
+    Args:
+        rules: largest number of leaves of a tree.
+        min_samples: smallest number of examples in a leaf.
     """
 
     name: str = "tree_rules"

@@ -1,4 +1,4 @@
-"""Objectives: what is minimised and what is scored."""
+"""Objectives: the training loss and the scores."""
 
 from fedsim.data import Dataset
 from fedsim.objectives.classification import Classification

@@ -1,4 +1,4 @@
-"""Choosing one of several classes."""
+"""Classification."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Forward(NamedTuple):
 
 @objectives.register
 class Classification(Objective):
-    """Cross-entropy and accuracy of logits, one for each class.
+    """Classification: cross-entropy and accuracy of logits, one logit per class.
 
     Columns: `loss` (mean cross-entropy) and `accuracy`.
     """
@@ -76,7 +76,7 @@ class Classification(Objective):
         return self.losses(network(x), y)
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """(B,) of logits (B, C); a classification with another loss overrides this alone."""
+        """(B,) losses of logits (B, C); to change the loss of a classification, override only this."""
         return cross_entropy(logits, y, reduction="none")
 
     def written_out(self) -> OutputGradient | None:

@@ -1,4 +1,4 @@
-"""What is reported of clients that learn tasks in turn, from a run's table of tasks."""
+"""Continual learning metrics, from a run's table of tasks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Continual:
 
     Args:
         tta: task-averaged test accuracy, a_{t,R} in the last round R.
-        forgetting: max_r a_{t,r} − a_{t,R} of tasks t < T, over rounds r from when t has begun.
-        backward: backward transfer, a_{t,R} less accuracy at the end of task t, of tasks t < T.
-        forward: forward transfer, accuracy before task t begins, less that of guessing, t > 1; NaN
-            where nothing can be said of a task before it begins, for want of a head.
+        forgetting: max_r a_{t,r} − a_{t,R} for tasks t < T, over rounds r since t began.
+        backward: backward transfer, a_{t,R} minus the accuracy at the end of task t, for tasks t <
+            T.
+        forward: forward transfer, accuracy before task t begins minus that of guessing, t > 1; NaN
+            if a task cannot be evaluated before it begins because it has no head yet.
         first_round: accuracy after a task's first evaluated round.
     """
 
@@ -33,10 +34,10 @@ class Continual:
 
 
 def continual(tasks: pd.DataFrame) -> Continual:
-    """Of a run's `tasks`.
+    """Compute the continual learning metrics of a run from its `tasks`.
 
     Raises:
-        ValueError: it has none: the partition is no stream of tasks.
+        ValueError: the table is empty, because the partition has no sequence of tasks.
     """
     if tasks.empty:
         raise ValueError("the run has no tasks on record; its partition is no stream of tasks")

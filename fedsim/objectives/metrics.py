@@ -1,7 +1,7 @@
-"""Metrics beside those of the objective, by name: the experiment's `evaluate.metrics`.
+"""Further metrics by name, for the experiment's `evaluate.metrics`.
 
-A metric is a function of all outputs of a network and their targets. It is worked out once, from
-the outputs of the whole test set, so that the score does not depend on how the set was cut up.
+A metric is a function of all outputs of a network and their targets. It is computed once, from the
+outputs of the whole test set, so that the score does not depend on how the set was divided.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def probabilities(logits: Outputs) -> NDArray[np.float64]:
 
 
 def confusion(outputs: Outputs, targets: Labels) -> NDArray[np.int64]:
-    """(C, C) how many examples of each class, by row, are taken for each class, by column."""
+    """(C, C) confusion matrix: number of examples by true class (row) and predicted class (column)."""
     C = outputs.shape[1]
     return np.bincount(targets * C + outputs.argmax(axis=1), minlength=C * C).reshape(C, C)
 
 
 def macro_f1(outputs: Outputs, targets: Labels) -> float:
-    """The mean of the classes' F1 scores, of classes that occur or are predicted."""
+    """The mean F1 score over classes that occur or are predicted."""
     counts = confusion(outputs, targets)
     right, occur = np.diag(counts), counts.sum(axis=0) + counts.sum(axis=1)
     return float((2 * right[occur > 0] / occur[occur > 0]).mean())
 
 
 def class_accuracy(outputs: Outputs, targets: Labels) -> NDArray[np.float64]:
-    """(C,) the share of each class's examples that is recognised; NaN for classes without any."""
+    """(C,) the accuracy of each class (its recall); NaN for classes without examples."""
     counts = confusion(outputs, targets)
     with np.errstate(invalid="ignore"):
         shares: NDArray[np.float64] = np.diag(counts) / counts.sum(axis=1)
@@ -71,15 +71,15 @@ def accuracy_by_class(
 
 
 def top_k_accuracy(k: int, outputs: Outputs, targets: Labels) -> float:
-    """The share of examples whose class is among the k most probable; of ties, the first count."""
+    """The share of examples whose class is among the k most probable; in ties the first classes win."""
     best = np.argsort(-outputs, axis=1, kind="stable")[:, :k]
     return float((best == targets[:, None]).any(axis=1).mean())
 
 
 def auroc(outputs: Outputs, targets: Labels) -> float:
-    """Area under the ROC curve of each class against the others, the mean of those that occur.
+    """Area under the ROC curve, one-vs-rest, averaged over the classes that occur.
 
-    NaN where all examples are of one class.
+    NaN if all examples are of one class.
     """
     from sklearn.metrics import roc_auc_score  # here, because scikit-learn is slow to import
 
@@ -90,7 +90,7 @@ def auroc(outputs: Outputs, targets: Labels) -> float:
 
 
 def ece(outputs: Outputs, targets: Labels) -> float:
-    """Expected calibration error: by how much confidence and accuracy differ, bin by bin.
+    """Expected calibration error: the mean difference of confidence and accuracy over bins.
 
     Σ_b (n_b/n)·|accuracy of b − mean confidence of b|, over 15 bins of equal width, ]0, 1/15] to
     ]14/15, 1], of the probability of the predicted class.
@@ -106,7 +106,7 @@ def ece(outputs: Outputs, targets: Labels) -> float:
 
 
 def pearson(outputs: Outputs, targets: NDArray[np.float64]) -> float:
-    """The correlation of predictions and targets; NaN where either are all the same."""
+    """Pearson correlation of predictions and targets; NaN if either is constant."""
     x, y = outputs.reshape(-1).astype(np.float64), targets.astype(np.float64)
     x, y = x - x.mean(), y - y.mean()
     spread = np.sqrt((x @ x) * (y @ y))
@@ -114,7 +114,7 @@ def pearson(outputs: Outputs, targets: NDArray[np.float64]) -> float:
 
 
 def spearman(outputs: Outputs, targets: NDArray[np.float64]) -> float:
-    """The correlation of the ranks of predictions and targets, ties at their mean rank."""
+    """Spearman rank correlation of predictions and targets, with mean ranks for ties."""
     from scipy.stats import rankdata  # here, because it is slow to import
 
     return pearson(rankdata(outputs.reshape(-1)), rankdata(targets))

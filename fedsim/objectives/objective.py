@@ -1,4 +1,4 @@
-"""What an objective is: the loss that training minimises, and the scores of a model."""
+"""The base class of objectives: the loss that training minimises, and the scores of a model."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Metric:
     """A score that tables, reports, grids and searches show.
 
     Args:
-        column: its name in rounds.parquet, and `test_<column>` in clients.parquet.
-        label: what a person calls it, as within a sentence.
+        column: column in rounds.parquet, and `test_<column>` in clients.parquet.
+        label: its name as written within a sentence.
         best: whether `max` or `min` is better.
-        primary: the one that models are compared by; each objective has one.
-        sliced: put on record for each slice as well, as `<column>/<slice>`.
+        primary: whether models are compared by this metric; each objective has one such metric.
+        sliced: also record it for each slice, as `<column>/<slice>`.
     """
 
     column: str
@@ -80,13 +80,13 @@ class FurtherMetric:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples to score a model on.
+    """Examples on which a model is scored.
 
     Args:
         x: (n, ...) inputs.
         y: (n, ...) labels or targets.
-        labels: the classes that the model chooses among; None for all.
-        facts: what else is known of each example, (n, ...) each, by name.
+        labels: the classes among which the model chooses; None for all.
+        facts: further facts about the examples, (n, ...) each, by name.
     """
 
     x: Tensor
@@ -104,11 +104,11 @@ class Batch:
 
 
 class Objective(Component, ABC):
-    """What is minimised and what is scored: a component of the `objective` section.
+    """The training loss and the scores: a component of the `objective` section.
 
-    By default the model and its data decide (`Model.objective`). One of your own extends this
-    class, is named `package.module:Name`, and works with every method whose `learns` admits it;
-    its metrics appear in tables, reports, grids and searches.
+    By default the model and the data choose the objective (`Model.objective`). Your own objective
+    subclasses this class, is named `package.module:Name`, and works with every method whose
+    `learns` admits it; its metrics appear in tables, reports, grids and searches.
 
     Example:
         >>> class MultiLabel(Objective):
@@ -132,26 +132,26 @@ class Objective(Component, ABC):
 
     @property
     def further(self) -> tuple[FurtherMetric, ...]:
-        """Metrics that the experiment asks for besides, in `evaluate.metrics`."""
+        """The additional metrics that the experiment requests in `evaluate.metrics`."""
         return self._further
 
     def with_further(self, further: Sequence[FurtherMetric]) -> Self:
-        """The same objective, with further metrics."""
+        """The same objective with additional metrics."""
         measuring = self.model_copy()
         measuring._further = tuple(further)
         return measuring
 
     def shown(self, data: Dataset) -> tuple[Metric, ...]:
-        """All that is shown: its own metrics, and further ones."""
+        """All displayed metrics: the objective's own and the additional ones."""
         return *self.metrics(data), *(f.shown for f in self._further if f.shown is not None)
 
     @abstractmethod
     def num_outputs(self, data: Dataset) -> int:
-        """How many numbers a network returns for one input."""
+        """The number of outputs of a network for one input."""
 
     @abstractmethod
     def metrics(self, data: Dataset) -> tuple[Metric, ...]:
-        """The scores that are shown; one of them is the primary metric."""
+        """The displayed scores; one of them is the primary metric."""
 
     @abstractmethod
     def loss(
@@ -161,52 +161,53 @@ class Objective(Component, ABC):
 
         Args:
             network: takes x.
-            x: (B, ...) inputs; images may lie channels last: `reshape` them, `view` may fail.
+            x: (B, ...) inputs; images may be in channels-last memory format, so use `reshape`
+                instead of `view`.
             y: (B, ...) labels or targets.
             context: the method's own vectors; see `Client.train`.
         """
 
     def written_out(self) -> OutputGradient | None:
-        """The losses and their gradient as functions of a network's outputs, where known.
+        """The losses and their gradient as functions of a network's outputs, if known.
 
-        Training by plain SGD then asks autograd for nothing that it can do without. Only where
-        `loss` runs the network once and sees no more of it than its outputs.
+        Training by plain SGD then needs less of autograd. Only valid if `loss` runs the network
+        once and uses nothing of it but its outputs.
         """
         return None
 
     def outputs(self, network: nn.Module, x: Tensor) -> Any:
-        """What `totals` needs of a network in evaluation: a tensor (B, ...), or several."""
+        """The outputs of a network in evaluation mode that `totals` needs: one or several (B, ...)."""
         return network(x)
 
     def predictions(self, outputs: Any) -> Tensor:
-        """What the network predicts, (B, ...), logits or numbers, of what `outputs` returned.
+        """The predictions (B, ...), logits or numbers, from the result of `outputs`.
 
-        Metrics of `evaluate.metrics` and `fedsim.predictions` go by it.
+        Used by the metrics of `evaluate.metrics` and by `fedsim.predictions`.
         """
         found: Tensor = outputs
         return found
 
     @abstractmethod
     def totals(self, outputs: Any, batch: Batch) -> Totals:
-        """What scores are made of, for the examples of a batch; see `Totals`."""
+        """The quantities from which scores are computed, for the examples of a batch; see `Totals`."""
 
     @abstractmethod
     def scores(self, totals: Totals) -> dict[str, float]:
-        """The scores that totals make, by column: the metrics, and others if there are any."""
+        """Compute the scores from totals, by column: the metrics, and further scores if any."""
 
     def weight_scores(self, weights: Callable[[], Mapping[str, NDArray[Any]]]) -> dict[str, float]:
-        """Scores of the global model's weights alone, on record after every round.
+        """Scores that depend only on the global model's weights, recorded after every round.
 
         Args:
-            weights: returns them by layer; not called where there are no such scores.
+            weights: returns the weights by layer; not called if there are no such scores.
         """
         return {}
 
     def check(self, data: Dataset) -> None:
-        """Refuse data that the objective is not made for.
+        """Reject data that do not suit the objective.
 
         Raises:
-            ExperimentError: with what would be right.
+            ExperimentError: they do not; the message says what would be right.
         """
 
 

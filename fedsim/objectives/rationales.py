@@ -1,4 +1,4 @@
-"""Classifying documents by the words that a model chooses."""
+"""Classification of documents by the words that a model selects."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @objectives.register
 class Rationales(Classification):
-    """Cross-entropy, sparsity and continuity of chosen words; scores of decisions and of words.
+    """Rationalisation: cross-entropy plus sparsity and continuity of the selected words.
 
-    Loss: weight·CE + λ_s·|Σz / Σm − α| + λ_c·mean |z_t − z_{t−1}|, z the choice and m the places
-    of words (z of padding counts); the last two terms are of the batch, and the same for each of
-    its documents. α, λ_s, λ_c and the weight are the model's.
+    Loss: weight·CE + λ_s·|Σz / Σm − α| + λ_c·mean |z_t − z_{t−1}|, z the selection and m the
+    positions of words (z of padding counts); the last two terms are computed over the batch and
+    are the same for all of its documents. α, λ_s, λ_c and the weight are set in the model.
 
     Columns: those of classification; `balanced_accuracy`, the mean over classes; `majority`, the
-    share of the largest class, which is the accuracy of always saying the same; `chosen`, the
-    share of the words that is chosen; `comprehensiveness`, by how much the class decided upon is
-    less probable by the other words than by all; `sufficiency`, by how much by the chosen ones
-    alone. Where marked words are known, `rationale_precision`, `rationale_recall` and
-    `rationale_f1` over all words of all documents, and `chance_f1`, that of as many words chosen
-    at random, 2gs/(g + s) for shares g marked and s chosen, s at most 1.
+    share of the largest class, which is the accuracy of a constant prediction; `chosen`, the share
+    of words that is selected; `comprehensiveness`, the drop in probability of the predicted class
+    when only the other words are read; `sufficiency`, the drop when only the selected words are
+    read. If annotated words are known, `rationale_precision`, `rationale_recall` and
+    `rationale_f1` over all words of all documents, and `chance_f1`, the F1 of as many randomly
+    selected words, 2gs/(g + s) for shares g annotated and s selected, s at most 1.
     """
 
     name: str = "rationales"

@@ -1,4 +1,4 @@
-"""Predicting a number."""
+"""Regression."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedsim.objectives.objective import Batch, Metric, Objective, Totals, object
 
 @objectives.register
 class Regression(Objective):
-    """Squared error of a single output.
+    """Regression: squared error of a single output.
 
     Columns: `loss` (mean squared error), `rmse`, `mae` and `r2` = 1 - Σ(y - ŷ)² / Σ(y - ȳ)², NaN
-    where all targets are the same.
+    if all targets are the same.
     """
 
     name: str = "regression"

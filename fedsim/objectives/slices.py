@@ -1,4 +1,4 @@
-"""Slices: parts of the central test set that are scored apart."""
+"""Slices: parts of the central test set that are scored separately."""
 
 from __future__ import annotations
 
