@@ -1,4 +1,4 @@
-"""What attributions found, in words and pictures."""
+"""Attributions in text and pictures."""
 
 from __future__ import annotations
 

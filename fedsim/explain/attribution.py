@@ -1,12 +1,13 @@
-"""What a network's answer owes to each entry of its input: pixel attributions.
+"""Attributions: the relevance of each entry of an input for a network's output.
 
-An attribution gives every entry of an input x a signed number, its relevance for the logit f_y(x)
-of the example's own true class y. Positive speaks for the class, negative against it; nothing is
-made absolute. FedXDS removes the pixels of least relevance before it shares an image.
+An attribution assigns a signed number to every entry of an input x, its relevance for the logit
+f_y(x) of the example's true class y. Positive values speak for the class, negative values against
+it; no absolute values are taken. FedXDS removes the least relevant pixels before it shares an
+image.
 
-FedXDS's released code departs from this in what it explains: LRP starts from the classes of all
-labels in the batch at once, gradients and integrated gradients from all logits. Here it is one
-class, the example's own, for every attribution.
+FedXDS's released code explains something else: LRP starts from the classes of all labels in the
+batch at once, gradients and integrated gradients from all logits. Here every attribution explains
+one class, the example's own.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _COMPARED = 8  # rows on which a canonised network must do what the network does
 
 
 class OfDecision(FeatureExplainer, ABC):
-    """Explains single decisions by their relevances, in words and pictures."""
+    """Explains single decisions by their relevances, in text and pictures."""
 
     def explain(
         self,
@@ -60,7 +61,7 @@ class OfDecision(FeatureExplainer, ABC):
         inputs: Inputs,
         rng: np.random.Generator,
     ) -> Explanation:
-        """The relevance of each part of the inputs for the class that is decided upon."""
+        """The relevance of each part of the inputs for the predicted class."""
         x, classes = data.prepare(inputs.x), data.dataset.classes
         outputs = torch.from_numpy(logits(model.as_network(), x))
         best = outputs.argmax(dim=1)
@@ -84,19 +85,20 @@ class OfDecision(FeatureExplainer, ABC):
 
 
 class Attribution(OfDecision, ABC):
-    """How much each entry of an input matters to a network: one way to measure it.
+    """Base class of attributions, which measure the relevance of each entry of an input.
 
     Attributes:
-        differentiates: whether it needs gradients, which neither rules nor documents have.
+        differentiates: whether it needs gradients, which are not available for rules and
+            documents.
     """
 
     differentiates: ClassVar[bool] = False
 
     def check_network(self, network: nn.Module) -> None:
-        """Refuse networks that the attribution cannot explain, before anything starts.
+        """Reject networks that the attribution cannot explain, before anything starts.
 
         Raises:
-            ExperimentError: it names the layer, and says what would do.
+            ExperimentError: it cannot; the message names the layer and an alternative.
         """
 
     @abstractmethod
@@ -105,20 +107,20 @@ class Attribution(OfDecision, ABC):
     ) -> Tensor:
         """The signed relevance of every input entry for the logit of the example's own class.
 
-        Computed in evaluation mode. The network is left exactly as it was: its modes, parameters,
-        gradients and hooks. Torch's global random generators are not touched.
+        Computed in evaluation mode. The network's modes, parameters, gradients and hooks are left
+        unchanged. Torch's global random generators are not touched.
 
         Args:
             network: inputs (B, ...) to logits (B, classes).
             x: (B, ...) floating-point inputs, on the network's device.
             y: (B,) class indices.
-            rng: for what is random.
+            rng: source of randomness.
 
         Returns:
-            Like x.
+            Relevances in the shape of x.
 
         Raises:
-            ExperimentError: the inputs, or the network, cannot be explained in this way.
+            ExperimentError: the inputs or the network cannot be explained in this way.
         """
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
@@ -163,7 +165,7 @@ attributions: Registry[Attribution] = Registry("attribution", Attribution)  # ty
 
 
 def heatmap(relevance: Tensor) -> Tensor:
-    """The sum over the channels: (B, C, H, W) to (B, H, W); vectors (B, F) stay as they are."""
+    """The sum over the channels: (B, C, H, W) to (B, H, W); vectors (B, F) are unchanged."""
     return relevance.sum(1) if relevance.dim() > 2 else relevance
 
 
@@ -198,7 +200,7 @@ class _OfGradients(Attribution):
 @explainers.register
 @attributions.register
 class Gradient(_OfGradients):
-    """How the logit changes with each entry: R = ∂f_y(x)/∂x.
+    """Gradient of the logit: R = ∂f_y(x)/∂x.
 
     Source: Simonyan et al. (ICLR 2014 workshop), without the absolute value.
     """
@@ -216,7 +218,7 @@ class Gradient(_OfGradients):
 class GradientXInput(_OfGradients):
     """Gradient times input: R = x ⊙ ∂f_y(x)/∂x.
 
-    Of a piecewise linear network without biases, the relevances sum to the logit.
+    For a piecewise linear network without biases, the relevances sum to the logit.
 
     Source: Shrikumar et al. (2016), «Not Just a Black Box».
     """
@@ -232,14 +234,15 @@ class GradientXInput(_OfGradients):
 @explainers.register
 @attributions.register
 class SmoothGrad(_OfGradients):
-    """The mean gradient around an input: R = 1/n Σ_i ∂f_y(x + ε_i)/∂x, ε_i ~ N(0, σ²).
+    """SmoothGrad, the mean gradient near an input: R = 1/n Σ_i ∂f_y(x + ε_i)/∂x, ε_i ~ N(0, σ²).
 
-    σ = noise·(max x − min x) for each example by itself. All n samples are noisy, as in the paper;
-    Zennit leaves the last one clean. FedXDS's code for it fails, so there is none to follow.
+    σ = noise·(max x − min x), separately for each example. All n samples are noisy, as in the
+    paper; Zennit leaves the last one clean. FedXDS's code for SmoothGrad does not run, so it
+    cannot be followed.
 
     Args:
         noise: σ as a share of the example's range.
-        samples: n.
+        samples: n, number of noisy samples.
 
     Source: Smilkov et al. (2017).
     """
@@ -264,14 +267,14 @@ class SmoothGrad(_OfGradients):
 @explainers.register
 @attributions.register
 class IntegratedGradients(_OfGradients):
-    """Gradients along the way from zero to an input: R = x ⊙ 1/m Σ_{k=1..m} ∂f_y(k/m·x)/∂x.
+    """Integrated gradients from zero to an input: R = x ⊙ 1/m Σ_{k=1..m} ∂f_y(k/m·x)/∂x.
 
-    The baseline is zero as the network takes it: the mean pixel where the data are normalised,
-    else black, or the least value of a scaled feature. With many steps the relevances
-    sum to f_y(x) − f_y(0).
+    The baseline is zero as the network takes it: the mean pixel if the data are normalised,
+    otherwise black, or the minimum of a scaled feature. With many steps the relevances sum to
+    f_y(x) − f_y(0).
 
     Args:
-        steps: m; FedXDS takes 20.
+        steps: m, number of steps; FedXDS uses 20.
 
     Source: Sundararajan et al. (ICML 2017), the sum of their section 5.
     """
@@ -291,7 +294,7 @@ class IntegratedGradients(_OfGradients):
 @explainers.register
 @attributions.register
 class Random(Attribution):
-    """A control that knows nothing of the network: R ~ U[−1, 1) for each entry or word."""
+    """A random control that ignores the network: R ~ U[−1, 1) for each entry or word."""
 
     name: str = "random"
 
@@ -306,15 +309,15 @@ class Random(Attribution):
 @explainers.register
 @attributions.register
 class Occlusion(Attribution):
-    """What the logit loses with a part of the input: R = f_y(x) − f_y(x without it).
+    """Occlusion, the drop of the logit without a part of the input: R = f_y(x) − f_y(x without it).
 
-    Of images it is a square at a time, set to zero (the mean pixel if the data are normalised),
-    and what is lost is spread evenly over its pixels and channels; of vectors an entry at a time.
-    Of documents it is a word at a time, which is left out. For any
-    network, differentiable or not.
+    For images, one square at a time is set to zero (the mean pixel if the data are normalised),
+    and the drop is spread evenly over its pixels and channels; for vectors, one entry at a time is
+    set to zero; for documents, one word at a time is left out. Works with any network,
+    differentiable or not.
 
     Args:
-        size: of the squares, in pixels; those at the right and lower edge may be smaller.
+        size: side of the squares, in pixels; squares at the right and lower edges may be smaller.
 
     Sources: Zeiler and Fergus (ECCV 2014); of words, Li et al. (2016), «Understanding Neural
     Networks through Representation Erasure».
@@ -352,14 +355,15 @@ class Occlusion(Attribution):
 @explainers.register
 @attributions.register
 class Lrp(Attribution):
-    """Layer-wise relevance propagation: f_y(x) handed down layer by layer, by Zennit's rules.
+    """Layer-wise relevance propagation: f_y(x) is passed down layer by layer, by Zennit's rules.
 
     The relevance of the outputs is one-hot, f_y(x) for the class y and 0 for the others. A layer
-    with inputs a (J,) and outputs z_k = Σ_j a_j w_jk + b_k hands on what its outputs got:
+    with inputs a (J,) and outputs z_k = Σ_j a_j w_jk + b_k distributes the relevance of its
+    outputs:
 
     - ε: R_j = Σ_k a_j w_jk / (z_k + ε·sign z_k) · R_k. Batch norm is merged into the layer before
-      it, sums of residual branches and average pooling are layers with w = 1, activations hand on
-      unchanged, maximum pooling hands on to the maximum.
+      it, sums of residual branches and average pooling are layers with w = 1, activations pass it
+      on unchanged, maximum pooling passes it to the maximum.
     - z⁺: as ε, with only the positive products a_j w_jk and b_k⁺.
     - γ: as ε, with w_jk + γ·w_jk⁺ (γ = 1/4; the mirror image for z_k < 0).
     - flat: R_j = Σ_k R_k / |inputs of k|, whatever a and w are.
@@ -376,16 +380,16 @@ class Lrp(Attribution):
     epsilon               ε                 ε                  ε
     ====================  ================  =================  ==============
 
-    Relevance is lost to biases (those of merged batch norm too): without any, the relevances sum
+    Biases absorb relevance (including those of merged batch norm): without any, the relevances sum
     to f_y(x), as far as each rule allows.
 
-    What it can see: modules. Sums within fedsim's and torchvision's residual blocks are made
-    modules first; a network with sums of its own needs a canonizer of its own, and is refused
-    without one once it is called. Other operations written out in a `forward` (not modules) hand
-    on relevance as they hand on gradients, so use modules for pooling and scaling.
+    Rules apply to modules only. Sums within fedsim's and torchvision's residual blocks are
+    converted to modules first; a network with other sums needs its own canonizer, and is rejected
+    without one when it is called. Other operations written out in a `forward` (not modules)
+    propagate relevance like gradients, so use modules for pooling and scaling.
 
     Args:
-        composite: which rules.
+        composite: which rules are used, see above.
         epsilon: ε.
         low: l, the least value of a pixel for each channel, or one for all: (0 − mean)/std for
             pixels in [0, 1]. Without it, the least and greatest values of each image's own
@@ -393,8 +397,8 @@ class Lrp(Attribution):
             depend on other images.
         high: h, the greatest value: (1 − mean)/std.
         canonizer: `package.module:Name` of a class or function that, called without arguments,
-            gives a `zennit.canonizers.Canonizer`, for residual networks of the user's own. It is
-            applied after fedsim's, to a copy.
+            returns a `zennit.canonizers.Canonizer`, for your own residual networks. It is applied
+            after fedsim's, to a copy.
 
     Source: Bach et al. (PLoS ONE 2015) for ε, z⁺; Montavon et al. (Pattern Recognition 2017;
     LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`. FedXDS's code

@@ -1,6 +1,6 @@
-"""What an explainer is: it is asked about a model and some inputs, and says text, rows, pictures.
+"""The base class of explainers, which explain a model and some inputs in text, rows and pictures.
 
-An explainer of one's own, which `fedsim explain RUN --explainer my_module:Ablation` finds, and
+An explainer of your own, to be used with `fedsim explain RUN --explainer my_module:Ablation`, and
 whose pictures `fedsim report` shows:
 
     from dataclasses import dataclass
@@ -66,25 +66,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExplainedModel:
-    """A model that is to be explained, and whose; it may be in the middle of a run.
+    """A model to explain, possibly in the middle of a run.
 
     Args:
         section: `model` of the experiment.
         title: «client 3's model after round 7».
-        round: after which it is as it is.
-        seed: the experiment's.
-        client: whose; None for the global model, and for a run as a whole.
-        suffix: for names of files, so that pictures of several models lie side by side:
-            `-client-3-round-7`; that of inputs is `inputs.suffix`.
-        network: prepared inputs (B, ...) to logits (B, classes), or numbers (B, 1); in
-            evaluation. None for rules.
+        round: the round after which the model has this state.
+        seed: the experiment's seed.
+        client: whose model it is; None for the global model, and for a run as a whole.
+        suffix: suffix of file names, so that pictures of several models can be in one folder:
+            `-client-3-round-7`; the suffix of the inputs is `inputs.suffix`.
+        network: prepared inputs (B, ...) to logits (B, classes) or numbers (B, 1), in evaluation
+            mode. None for rules.
         rules: the arrays of a rule base; None for a network.
-        sources: (R,) from how many clients' bases each rule comes.
-        beside: other networks by name that it may be compared with; the global one, if it is a
-            client's.
-        scores: its scores on the central test set, as they go on record. Worked out when it is
-            called, because it takes time.
-        record: the explanations.parquet in which all of this model's rules are, if they are.
+        sources: (R,) from how many clients' rule bases each rule comes.
+        beside: other networks by name to compare with; the global one, if it is a client's model.
+        scores: function that returns the scores on the central test set, as they are recorded.
+            Computed only when called, because it takes time.
+        record: the explanations.parquet that holds all of this model's rules, if there is one.
     """
 
     section: Model
@@ -101,7 +100,7 @@ class ExplainedModel:
     record: Path | None = None
 
     def as_network(self) -> nn.Module:
-        """Its network, or one that returns what its rules predict, (B, 1), without gradients."""
+        """The network, or one that returns the predictions of the rules, (B, 1), without gradients."""
         if self.network is not None:
             return self.network
         assert isinstance(self.section, RuleModel)
@@ -140,16 +139,16 @@ class SharedItems:
 
 @dataclass(frozen=True)
 class ExplainedData:
-    """What a model was made of and is tested on.
+    """The data with which a model was trained and is tested.
 
     Args:
-        dataset: of the run, as it was loaded.
-        prepare: raw inputs (n, ...) as the network takes them: scaled, normalised, on its device.
-        own: (n, ...) raw inputs of the client's own, labelled and unlabelled ones; None where the
-            model is no client's.
-        tables: of a run as a whole: `tasks` and `explanations`, as the run has them on record.
-        shared: of a run as a whole whose clients share images: what they did. Worked out when it
-            is called.
+        dataset: the run's data set, as it was loaded.
+        prepare: converts raw inputs (n, ...) to network inputs: scaled, normalised, on its device.
+        own: (n, ...) the client's own raw inputs, labelled and unlabelled; None if the model is
+            not a client's.
+        tables: for a run as a whole: `tasks` and `explanations`, as recorded.
+        shared: for a run as a whole whose clients share images: function that returns what they
+            shared. Computed only when called.
     """
 
     dataset: Dataset
@@ -160,19 +159,19 @@ class ExplainedData:
 
 
 class Explanation(ABC):
-    """What an explainer has found. In a notebook it shows itself."""
+    """The result of an explainer. Notebooks display it."""
 
     @abstractmethod
     def text(self) -> str:
-        """In words, for the terminal."""
+        """The explanation as text, for the terminal."""
 
     @abstractmethod
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """As records: one of each input, rule, or whatever it is about."""
+        """The explanation as records: one per input, rule or other unit."""
 
     @abstractmethod
     def save(self, folder: Path) -> list[Path]:
-        """Draw pictures into a folder that there is; their paths, none if there are none.
+        """Draw pictures into an existing folder, and return their paths, if any.
 
         Raises:
             OSError: they cannot be written.
@@ -185,25 +184,25 @@ class Explanation(ABC):
 
 @runtime_checkable
 class Exportable(Protocol):
-    """An explanation that other programs read, too."""
+    """An explanation that can be exported to other programs."""
 
     def export(self, folder: Path) -> None:
-        """Write it as .npy files.
+        """Write the explanation as .npy files.
 
         Raises:
-            BadInput: the other program knows nothing of that kind.
+            BadInput: the other program does not support this kind.
             OSError: it cannot be written.
         """
 
 
 class Explainer(Config, ABC):
-    """One way to explain models. Its fields are its settings, each with a default.
+    """A way to explain models. Its fields are its settings, each with a default.
 
     Attributes:
-        takes_inputs: whether it explains single predictions; else it gets no inputs.
-        usual_inputs: how many rows of the test set it explains, if nobody says which.
+        takes_inputs: whether it explains single predictions; otherwise it gets no inputs.
+        usual_inputs: number of test set rows that it explains by default.
         whole_run: whether it explains a run as a whole rather than a model.
-        takes_clients: of a whole run, whether it is about some of the clients.
+        takes_clients: for explainers of a whole run, whether clients can be selected.
     """
 
     name: str
@@ -213,10 +212,10 @@ class Explainer(Config, ABC):
     takes_clients: ClassVar[bool] = False
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
-        """Refuse what it cannot explain. Called before `explain`.
+        """Reject what the explainer cannot explain. Called before `explain`.
 
         Raises:
-            BadInput: with the reason.
+            BadInput: it cannot explain this; the message gives the reason.
         """
 
     @abstractmethod
@@ -230,22 +229,22 @@ class Explainer(Config, ABC):
         """Explain a model.
 
         Args:
-            model: it. Its network is to be left as it was.
-            data: what it was made of.
-            inputs: whose predictions are to be explained, raw; none if it takes none.
-            rng: for what is random; see `rng`.
+            model: the model. Its network must be left unchanged.
+            data: the data of the model.
+            inputs: raw inputs whose predictions are explained; none if the explainer takes none.
+            rng: source of randomness; see `rng`.
 
         Raises:
-            BadInput: it cannot be explained in this way.
+            BadInput: the model cannot be explained in this way.
         """
 
     def rng(self, seed: int, client: int | None = None) -> np.random.Generator:
-        """The random stream for a model of a run with that seed."""
+        """The random stream for a model of a run with this seed."""
         return keyed_rng(seed, f"explained/{self.name}")
 
 
 class FeatureExplainer(Explainer, ABC):
-    """Explains a decision by a number for each part of its input: pixel, feature or word."""
+    """An explainer that assigns a number to each part of an input: pixel, feature or word."""
 
     @abstractmethod
     def relevances(
@@ -256,20 +255,20 @@ class FeatureExplainer(Explainer, ABC):
         y: Tensor,
         rng: np.random.Generator,
     ) -> NDArray[np.float32]:
-        """What each part of some inputs is worth to a decision; positive speaks for it.
+        """The relevance of each part of some inputs for a decision; positive speaks for it.
 
         Args:
-            model: its network is left as it was.
-            data: what it was made of.
-            x: (n, ...) inputs, prepared.
-            y: (n,) the class decided upon; 0 for a regression.
-            rng: for what is random.
+            model: the model, whose network is left unchanged.
+            data: the data of the model.
+            x: (n, ...) prepared inputs.
+            y: (n,) the class decided upon; 0 for regression.
+            rng: source of randomness.
 
         Returns:
-            Like x; of images (n, H, W), their channels added up.
+            Relevances in the shape of x; for images (n, H, W), summed over channels.
 
         Raises:
-            BadInput: it cannot be explained in this way.
+            BadInput: the model cannot be explained in this way.
         """
 
 

@@ -1,4 +1,4 @@
-"""A tree that mimics a model, and t-SNE of the model's features."""
+"""A surrogate tree of a model, and t-SNE of the model's features."""
 
 from __future__ import annotations
 
@@ -97,19 +97,19 @@ def embedded(
 
 @explainers.register
 class TreeExplainer(FeatureExplainer):
-    """A tree mimics all decisions of a classifier; t-SNE shows its features beside.
+    """A surrogate decision tree of a classifier, together with t-SNE of its features.
 
-    For a client's model the tree is grown on what it predicts for the client's own inputs, for
-    the global one on what it predicts for those of the central test set.
+    The tree is grown on the model's predictions: for a client's model on those for the client's
+    own inputs, for the global model on those for the central test set.
 
     Args:
-        images: inputs for the tree, and of the central test set for t-SNE, at most.
-        held_out: share of the inputs that the tree is not grown on.
-        perplexity: of t-SNE; if not given 30, or a third of its inputs if that is less.
-        iterations: of t-SNE.
+        images: largest number of inputs for the tree, and of test inputs for t-SNE.
+        held_out: share of the inputs that is not used to grow the tree.
+        perplexity: perplexity of t-SNE; by default 30, or a third of its inputs if that is less.
+        iterations: iterations of t-SNE.
 
     The relevance of a pixel or feature is what the tree's conditions on it add to the share of the
-    class that the model decides upon, on the way from the root to the input's leaf.
+    predicted class, on the way from the root to the input's leaf.
 
     Sources: see `fedsim.explain.tree` and `fedsim.methods.xpfl`; of the relevance Saabas,
     Interpreting random forests (2014).

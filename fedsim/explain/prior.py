@@ -1,4 +1,4 @@
-"""What clients agree matters to each class, by groups of an input's parts."""
+"""The prior of xFedAlign: what matters for each class, by groups of input parts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST_NAMED = 5  # groups of a class
 
 
 class PriorExplainer(Explainer):
-    """The prior that clients' explanations are drawn to, after the last round (xFedAlign).
+    """The prior with which clients' explanations are aligned, after the last round (xFedAlign).
 
     Args:
-        size: pixels a side of a group, as the method has it.
+        size: side of a group in pixels, as set in the method.
     """
 
     name: str = "prior"

@@ -1,4 +1,4 @@
-"""Models that choose words, explained by these; how alike clients' encoders are."""
+"""Explanations of rationalisation models by their selected words; similarity of clients' encoders."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ MOST_DRAWN = 24  # documents in a picture
 
 @explainers.register
 class RationaleExplainer(FeatureExplainer):
-    """By which words a model decides that chooses words, and how good its choice is.
+    """The words that a rationalisation model selects for its decision, and their quality.
 
-    The relevance of a word is 1 if it is chosen, and 0 else.
+    The relevance of a word is 1 if it is selected, and 0 otherwise.
     """
 
     name: str = "rationale"

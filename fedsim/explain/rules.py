@@ -1,4 +1,4 @@
-"""Rule bases explained: all rules in words, the rule behind one prediction, how readable they are.
+"""Explanations of rule bases: all rules in words, their readability, the rule behind a prediction.
 
 A global explanation is the whole rule base, the weightiest rule first. A local one is the rule
 that decided a prediction: how strongly it fired, how well each of its conditions holds, and what
@@ -246,15 +246,15 @@ def local_explanation(
 
 @explainers.register
 class RulesExplainer(FeatureExplainer):
-    """All rules in words, how readable they are, and the rule behind a prediction.
+    """All rules in words, their readability, and the rule behind a prediction.
 
-    The relevance of a feature is its term in the outputs of the rules, Σ_r s_r·γ_rf·x_f, where
-    s_r is what rule r counts for; what a rule's constant γ_r0 differs from the mean constant b,
-    weighted by the rules' weights, is shared out evenly among the features of its conditions. The
-    relevances of an input sum to the prediction less b (of rules that all have conditions).
+    The relevance of a feature is its term in the outputs of the rules, Σ_r s_r·γ_rf·x_f, where s_r
+    is the weight of rule r in the prediction; the difference of a rule's constant γ_r0 from the
+    mean constant b, weighted by the rules' weights, is distributed evenly among the features of
+    its conditions. The relevances of an input sum to the prediction minus b (if all rules have
+    conditions).
 
-    Args:
-        most: rules in the text, the weightiest first.
+    Args: most: number of rules in the text, by decreasing weight.
     """
 
     name: str = "rules"

@@ -1,4 +1,4 @@
-"""What each feature takes off a model's loss: Shapley values of the loss, as in SAGE."""
+"""SAGE: how much each feature reduces a model's loss, as Shapley values."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ from fedsim.training import logits
 
 @explainers.register
 class Sage(OfDecision):
-    """How much of an input's loss each feature takes away: Shapley values of the loss.
+    """SAGE: how much each feature reduces the loss, as Shapley values of the loss.
 
     With v(S) = ln (1/n Σ_b p_y(x_S, b_rest)), minus the cross-entropy of the mean prediction when
-    the features outside S are those of n background rows b, feature i gets the mean over orders
-    of v(before i, i) − v(before i): positive where it lowers the loss. The orders are drawn for
-    each input by itself. The sum over features is the loss with all of them absent less that of
-    the input as it is, whatever the number of orders.
+    the features outside S are those of n background rows b, feature i gets the mean over orders of
+    v(before i, i) − v(before i), which is positive if it lowers the loss. Orders are drawn
+    separately for each input. The sum over features is the loss with all features absent minus the
+    loss of the unchanged input, whatever the number of orders.
 
-    The background is drawn from the client's own training inputs, for the global model from the
-    data set's. y is the class explained: with `explain.target: label` it is the true class, and
-    the mean over inputs is the SAGE value of each feature. With `decision` it is how certain the
-    model is, rather than how right.
+    The background is drawn from the client's own training inputs, or from the data set's for the
+    global model. y is the explained class: with `explain.target: label` it is the true class, and
+    the mean over inputs is the SAGE value of each feature. With `decision`, the values explain how
+    certain the model is rather than how accurate.
 
-    Of images a feature is a square of pixels, its value spread evenly over them; of other inputs
-    an entry. For classes, and inputs of floating point. It takes about
+    For images a feature is a square of pixels, with its value spread evenly over them; for other
+    inputs it is an entry. Only for classification and floating-point inputs. It takes about
     permutations · background · features evaluations of the network for each input.
 
-    Args:
-        permutations: orders drawn for each input.
-        background: n; all rows if there are fewer.
-        size: of the squares, in pixels; those at the right and lower edge may be smaller.
+    Args: permutations: number of orders drawn for each input. background: n, number of background
+    rows; all rows if there are fewer. size: side of the squares, in pixels; squares at the right
+    and lower edges may be smaller.
 
     Source: Covert, Lundberg, Lee, «Understanding Global Feature Contributions With Additive
-    Importance Measures» (NeurIPS 2020), Eq. 3 and Algorithm 1. There the background is drawn anew
-    at each step, here it is the same rows throughout.
+    Importance Measures» (NeurIPS 2020), Eq. 3 and Algorithm 1. There the background is redrawn at
+    each step; here the same rows are used throughout.
     """
 
     name: str = "sage"

@@ -1,10 +1,10 @@
-"""What relevances are worth, by themselves: how few parts they name, how alike two are, and how
-much of them is where it should be.
+"""Scores of relevances alone: how sparse they are, how similar two of them are, and how much of
+them is in the right place.
 
-Relevances are (n, P): of n inputs with P parts each (pixels, features or words), signed and
-finite. Each score is (n,), one of each input, in float64. Parts of equal relevance come in the
-order of their index. The padding of a document counts as parts of no relevance, so documents of
-unlike length are better scored one by one, without it.
+Relevances are (n, P), for n inputs with P parts each (pixels, features or words), signed and
+finite. Each score is (n,), one per input, in float64. Ties are ordered by index. The padding of a
+document counts as parts without relevance, so documents of different lengths are better scored one
+by one, without padding.
 """
 
 from __future__ import annotations

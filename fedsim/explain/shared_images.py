@@ -1,4 +1,4 @@
-"""What clients share of their images, beside what they held."""
+"""Images that clients share, next to their original images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedsim.words import MOST_ROWS, columns
 
 @explainers.register
 class SharedImagesExplainer(Explainer):
-    """What clients shared beside what they held, and who shared how many images of which class."""
+    """Shared images next to the originals, and how many images of each class each client shared."""
 
     name: str = "shared_images"
     takes_inputs: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Tasks that clients learn in turn: how accuracy on each develops, and who learns from whom."""
+"""Continual learning: accuracy on each task over time, and transfer between clients."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
 
 @explainers.register
 class TasksExplainer(Explainer):
-    """How accuracy on tasks that clients learn in turn develops, and who learns from whom."""
+    """Continual learning: accuracy on each task over time, and transfer between clients."""
 
     name: str = "tasks"
     takes_inputs: ClassVar[bool] = False

@@ -1,7 +1,7 @@
-"""A decision tree that mimics a model, so that its predictions can be read as conditions.
+"""A surrogate decision tree, which turns a model's predictions into readable conditions.
 
-The tree is grown on a model's predictions, not on labels: what it gets right is its fidelity to
-the model. It is C4.5's on continuous features: binary splits x ≤ t, chosen by gain ratio.
+The tree is grown on a model's predictions, not on labels; its accuracy is its fidelity to the
+model. It is C4.5's on continuous features: binary splits x ≤ t, chosen by gain ratio.
 
 A node's rows have the entropy H = -Σ p_c·log2 p_c bits, where p_c is the share of class c. A split
 of its m rows into m_l and m_r gains H - (m_l·H_l + m_r·H_r)/m. The gain ratio is this divided by

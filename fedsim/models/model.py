@@ -96,7 +96,7 @@ class Model(Component):
         return self.build_text(vectors, known, outputs)
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build a network with PyTorch's default initialisation, from torch's current random state.
+        """Build a network with PyTorch's default initialisation from torch's current random state.
 
         Args:
             shape: shape of an input, without the batch axis; images are (channels, height, width).

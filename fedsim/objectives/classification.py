@@ -76,7 +76,7 @@ class Classification(Objective):
         return self.losses(network(x), y)
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """(B,) losses of logits (B, C); to change the loss of a classification, override only this."""
+        """(B,) losses of logits (B, C); override this to classify with another loss."""
         return cross_entropy(logits, y, reduction="none")
 
     def written_out(self) -> OutputGradient | None:

@@ -37,7 +37,7 @@ def probabilities(logits: Outputs) -> NDArray[np.float64]:
 
 
 def confusion(outputs: Outputs, targets: Labels) -> NDArray[np.int64]:
-    """(C, C) confusion matrix: number of examples by true class (row) and predicted class (column)."""
+    """(C, C) confusion matrix: examples by true class (row) and predicted class (column)."""
     C = outputs.shape[1]
     return np.bincount(targets * C + outputs.argmax(axis=1), minlength=C * C).reshape(C, C)
 
@@ -71,7 +71,7 @@ def accuracy_by_class(
 
 
 def top_k_accuracy(k: int, outputs: Outputs, targets: Labels) -> float:
-    """The share of examples whose class is among the k most probable; in ties the first classes win."""
+    """The share of examples whose class is among the k most probable; of ties, the first win."""
     best = np.argsort(-outputs, axis=1, kind="stable")[:, :k]
     return float((best == targets[:, None]).any(axis=1).mean())
 

@@ -176,11 +176,11 @@ class Objective(Component, ABC):
         return None
 
     def outputs(self, network: nn.Module, x: Tensor) -> Any:
-        """The outputs of a network in evaluation mode that `totals` needs: one or several (B, ...)."""
+        """The outputs of a network in evaluation mode that `totals` needs, (B, ...) each."""
         return network(x)
 
     def predictions(self, outputs: Any) -> Tensor:
-        """The predictions (B, ...), logits or numbers, from the result of `outputs`.
+        """The predictions (B, ...), logits or numbers, from what `outputs` returned.
 
         Used by the metrics of `evaluate.metrics` and by `fedsim.predictions`.
         """
@@ -189,7 +189,7 @@ class Objective(Component, ABC):
 
     @abstractmethod
     def totals(self, outputs: Any, batch: Batch) -> Totals:
-        """The quantities from which scores are computed, for the examples of a batch; see `Totals`."""
+        """The totals from which scores are computed, for a batch; see `Totals`."""
 
     @abstractmethod
     def scores(self, totals: Totals) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Relevance maps that runs have kept (`explain.maps`), held against each other.
+"""Compare the relevance maps that runs have stored (`explain.maps`).
 
 agreement_matrix(run, "occlusion")                    # clients and the global model
 similarity(run, centralised, "occlusion", how="rank")  # two global models
@@ -32,10 +32,10 @@ def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[s
     """The maps of each model: «global», «shared», «client 3», «client 3's own» (personal).
 
     Args:
-        round: in which models were explained; by default the last one.
+        round: a round in which models were explained; by default the last one.
 
     Raises:
-        RunFolderError: the run has kept none, or none of that explainer or round.
+        RunFolderError: the run has stored no maps, or none of this explainer or round.
     """
     rows = run.maps
     if rows.empty:
@@ -55,18 +55,18 @@ def relevance_maps(run: Run, explainer: str, round: int | None = None) -> dict[s
 
 
 def importance(run: Run, explainer: str, round: int | None = None) -> pd.DataFrame:
-    """What each part of an input is worth on average: the mean of each model's maps.
+    """The mean importance of each part of an input: the mean of each model's maps.
 
-    Of `sage` on clients' own examples (`inputs_from: own`, `target: label`) these are the SAGE
-    values of each client, and the row «all clients» is what a server that adds up their sums has:
-    those of all their examples together.
+    For `sage` on clients' own examples (`inputs_from: own`, `target: label`) these are the SAGE
+    values of each client, and the row «all clients» is what a server obtains by adding up the
+    clients' sums: the values of all their examples together.
 
     Args:
         explainer, round: as of `relevance_maps`.
 
     Returns:
-        A row for each model, a column for each part, by index; and «all clients», each counting
-        with its number of inputs, if there are any.
+        One row per model and one column per part, by index; and a row «all clients», weighted by
+        their numbers of inputs, if there are any clients.
 
     Raises:
         RunFolderError: the run has kept no such maps, or inputs differ in length, as documents do.
@@ -92,14 +92,14 @@ def _same_length(maps: Maps) -> bool:
 def agreement_matrix(
     run: Run, explainer: str, round: int | None = None, how: str = "rank"
 ) -> pd.DataFrame:
-    """How alike the explanations of all pairs of models are, mean over the inputs.
+    """The similarity of the explanations of all pairs of models, averaged over the inputs.
 
     Args:
         explainer, round: as of `relevance_maps`.
         how: `rank` (Spearman), `top_k` (overlap) or `cosine`.
 
     Returns:
-        A row and a column for each model; NaN for models that explain other inputs.
+        One row and one column per model; NaN for models with explanations of different inputs.
 
     Raises:
         RunFolderError: the run has kept no such maps.
@@ -117,11 +117,11 @@ def agreement_matrix(
 def similarity(
     run: Run, other: Run, explainer: str, how: str = "rank", round: int | None = None
 ) -> float:
-    """How alike the explanations of two runs' global models are, such as a centralised one's.
+    """The similarity of the explanations of two runs' global models, such as a centralised run's.
 
     Args:
         explainer, how: as of `agreement_matrix`.
-        round: of `run`; of the other it is the last. By default the last of both.
+        round: round of `run`; for the other run the last is used. By default the last of both.
 
     Raises:
         RunFolderError: they have kept no such maps, or of other inputs.
