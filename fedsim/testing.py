@@ -1,7 +1,7 @@
 """Conformance checks for authors of methods, objectives, partitions, models and explainers.
 
-Each takes a component and raises an AssertionError that says what the component breaks; fedsim's
-own tests put every built-in component through them. Call them from a test of any framework:
+Each check takes a component and raises an AssertionError that says what is wrong with it. fedsim's
+own tests run them on every built-in component. Call them from any test framework:
 
     from fedsim.testing import check_method
     from my_method import MyMethod
@@ -9,7 +9,7 @@ own tests put every built-in component through them. Call them from a test of an
     def test_my_method():
         check_method(MyMethod(mu=0.1))
 
-`check_method` and `check_explainer` run small experiments in this process, in seconds.
+`check_method` and `check_explainer` run small experiments in this process, within seconds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _TABLES = ("rounds", "clients", "tasks", "explanations", "maps")
 
 
 def small_experiment(**sections: Any) -> Experiment:
-    """Ten clients that learn ten digits for ten rounds, in this process: in about a second.
+    """Ten clients that learn ten digits for ten rounds, in this process, in about a second.
 
     Args:
-        sections: they extend these; one that names another component, or is an object, replaces
-            it.
+        sections: sections that extend the default ones; a section that names another component, or
+            is an object, replaces the default.
 
     Example:
         >>> small_experiment(train={"rounds": 3}, method={"name": "scaffold"}).train.rounds
@@ -82,26 +82,26 @@ def check_method(
     actors: int = 0,
     **sections: Any,
 ) -> None:
-    """Check that a method keeps what the federation relies on.
+    """Check that a method fulfils what the federation relies on.
 
     - Its state is a `State` of arrays never changed in place, and its weights stay finite.
     - `round` is a function of that state and of what clients keep: after a checkpoint, in another
       process, the next round comes out to the same bits.
     - A run that is interrupted and resumed has the result and the tables of one that was not.
-    - The bytes of a round are those of its clients.
-    - If it says that clients can be trained in stacks (`Method.stackable`), stacks of three come
-      to what the loop comes to, but for rounding.
-    - With `actors`, a run on so many client actors of Ray has the same result hash.
+    - The bytes of a round are the sum over its clients.
+    - If it says that clients can be trained in stacks (`Method.stackable`), stacks of three give
+      the same result as the loop, up to rounding.
+    - With `actors`, a run on that many Ray client actors has the same result hash.
 
     Args:
-        method: as an experiment takes it.
-        actors: client actors of Ray to compare with; 0 starts none. Ray takes some seconds.
-        sections: what it needs beside `small_experiment`, such as
+        method: the method, in any form that an experiment accepts.
+        actors: number of Ray client actors to compare with; 0 starts none. Ray takes some seconds.
+        sections: settings that it needs in addition to `small_experiment`, such as
             `partition={"server_fraction": 0.2}`.
 
     Raises:
-        AssertionError: it breaks one of these.
-        FedsimError: it cannot be run in that experiment at all.
+        AssertionError: one of these checks fails.
+        FedsimError: the method cannot be run in that experiment at all.
 
     Example:
         >>> check_method({"name": "fedprox", "mu": 0.1}, train={"rounds": 4})
@@ -226,21 +226,20 @@ def check_objective(
     data: Dataset,
     model: Model | Mapping[str, Any] | None = None,
 ) -> None:
-    """Check that an objective's loss and scores can be put together from parts.
+    """Check that an objective's loss and scores can be computed from parts.
 
     - It has one primary metric, no two in the same column, and scores for all of them: finite
       numbers.
-    - The loss of an example is its own, (B,), whatever else is in the batch, and can be
-      differentiated.
+    - The loss (B,) of an example does not depend on the rest of the batch, and is differentiable.
     - Scores do not depend on how examples are cut into batches.
-    - What `written_out` says is what autograd finds.
+    - The gradient from `written_out` agrees with autograd.
 
     Args:
-        data: that it is for; 40 examples of the test set are used.
-        model: as an experiment takes it; by default a small MLP.
+        data: a data set for the objective; 40 examples of the test set are used.
+        model: in any form that an experiment accepts; by default a small MLP.
 
     Raises:
-        AssertionError: it breaks one of these.
+        AssertionError: one of these checks fails.
 
     Example:
         >>> from fedsim.objectives import Classification
@@ -325,20 +324,20 @@ class _Constant(nn.Module):
 
 
 def check_partition(partition: Partition, data: Dataset, *, random: bool = True) -> None:
-    """Check that a partition deals examples out as every kind must.
+    """Check that a partition distributes examples correctly.
 
-    - It deals no example twice, none that there is not, and every client at least one.
-    - The same seed deals alike, and another one otherwise.
-    - Clients hold the same examples, however their shares are then cut into training, unlabelled
-      and test examples; the cuts keep classes in proportion.
-    - A client left without a labelled example is refused.
+    - It assigns no example twice, none that does not exist, and at least one to every client.
+    - The same seed gives the same partition, and another seed a different one.
+    - Clients hold the same examples, however their shares are then divided into training,
+      unlabelled and test examples; these divisions are stratified.
+    - A client left without a labelled example is rejected.
 
     Args:
-        data: what it deals out.
-        random: whether it depends on the seed.
+        data: the data set to distribute.
+        random: whether the partition depends on the seed.
 
     Raises:
-        AssertionError: it breaks one of these.
+        AssertionError: one of these checks fails.
 
     Example:
         >>> from fedsim.data import partitions
@@ -407,17 +406,17 @@ def check_model(model: Any, shape: Sequence[int] = (1, 8, 8), outputs: int = 10)
     """Check that a model builds networks that can be trained in a federation.
 
     - It returns (B, outputs) finite numbers for (B, *shape) inputs.
-    - From the same random state it builds the same network.
+    - It builds the same network from the same random state.
     - Every trainable parameter gets a gradient.
-    - In evaluation an example's outputs are its own, and the same twice.
+    - In evaluation mode, outputs are deterministic and do not depend on the rest of the batch.
 
     Args:
-        model: as an experiment takes it: a component, a class of networks, a function.
-        shape: of one input; images are (channels, height, width).
-        outputs: how many numbers it is to return.
+        model: in any form that an experiment accepts: a component, a network class, a function.
+        shape: shape of one input; images are (channels, height, width).
+        outputs: number of outputs.
 
     Raises:
-        AssertionError: it breaks one of these.
+        AssertionError: one of these checks fails.
 
     Example:
         >>> check_model({"name": "mlp", "hidden": [16]}, shape=(5,), outputs=2)
@@ -463,20 +462,20 @@ def check_model(model: Any, shape: Sequence[int] = (1, 8, 8), outputs: int = 10)
 
 
 def check_explainer(explainer: Explainer, done: Run, client: int | None = None) -> None:
-    """Check that an explainer leaves what it explains alone, and says the same twice.
+    """Check that an explainer has no side effects on the model, and is reproducible.
 
     - The network's weights, modes, gradients and hooks are left as they were, and so are the
       global random generators.
-    - Text and rows are the same for the same random stream; rows hold numbers and words.
-    - Pictures are written into the folder given, and are named.
+    - Text and rows are the same for the same random stream; rows hold numbers and strings.
+    - Pictures are written to the given folder, and their paths are returned.
 
     Args:
         done: a finished run whose model it can explain.
-        client: whose model; by default the global one.
+        client: the client whose model is explained; by default the global model.
 
     Raises:
-        AssertionError: it breaks one of these.
-        BadInput: it refuses this run.
+        AssertionError: one of these checks fails.
+        BadInput: the explainer rejects this run.
     """
     what = f"explainer {explainer.name}"
     if explainer.whole_run:

@@ -309,7 +309,7 @@ class Random(Attribution):
 @explainers.register
 @attributions.register
 class Occlusion(Attribution):
-    """Occlusion, the drop of the logit without a part of the input: R = f_y(x) − f_y(x without it).
+    """Occlusion, the drop of the logit without a part of x: R = f_y(x) − f_y(x without it).
 
     For images, one square at a time is set to zero (the mean pixel if the data are normalised),
     and the drop is spread evenly over its pixels and channels; for vectors, one entry at a time is

@@ -1,4 +1,4 @@
-"""The base class of explainers, which explain a model and some inputs in text, rows and pictures.
+"""The base class of explainers, which explain models and inputs in text, rows and pictures.
 
 An explainer of your own, to be used with `fedsim explain RUN --explainer my_module:Ablation`, and
 whose pictures `fedsim report` shows:
@@ -100,7 +100,7 @@ class ExplainedModel:
     record: Path | None = None
 
     def as_network(self) -> nn.Module:
-        """The network, or one that returns the predictions of the rules, (B, 1), without gradients."""
+        """The network, or one that returns what the rules predict, (B, 1), without gradients."""
         if self.network is not None:
             return self.network
         assert isinstance(self.section, RuleModel)

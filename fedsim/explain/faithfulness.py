@@ -1,5 +1,4 @@
-"""Faithfulness of relevances to the model, tested on inputs that lack some parts or are slightly
-changed.
+"""Faithfulness of relevances, tested on inputs that lack some parts or are slightly changed.
 
 An input consists of parts: an image (C, H, W) of its H·W pixels, all channels of one together; a
 document, integer tokens (L,) with 0 after its end, of its words; any other input of its entries.

@@ -1,4 +1,4 @@
-"""Explanations of rationalisation models by their selected words; similarity of clients' encoders."""
+"""Explanations of rationalisation models by selected words; similarity of clients' encoders."""
 
 from __future__ import annotations
 

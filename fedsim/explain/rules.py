@@ -254,7 +254,8 @@ class RulesExplainer(FeatureExplainer):
     its conditions. The relevances of an input sum to the prediction minus b (if all rules have
     conditions).
 
-    Args: most: number of rules in the text, by decreasing weight.
+    Args:
+        most: number of rules in the text, by decreasing weight.
     """
 
     name: str = "rules"

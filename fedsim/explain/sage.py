@@ -34,9 +34,10 @@ class Sage(OfDecision):
     inputs it is an entry. Only for classification and floating-point inputs. It takes about
     permutations · background · features evaluations of the network for each input.
 
-    Args: permutations: number of orders drawn for each input. background: n, number of background
-    rows; all rows if there are fewer. size: side of the squares, in pixels; squares at the right
-    and lower edges may be smaller.
+    Args:
+        permutations: number of orders drawn for each input.
+        background: n, number of background rows; all rows if there are fewer.
+        size: side of the squares, in pixels; squares at the right and lower edges may be smaller.
 
     Source: Covert, Lundberg, Lee, «Understanding Global Feature Contributions With Additive
     Importance Measures» (NeurIPS 2020), Eq. 3 and Algorithm 1. There the background is redrawn at

@@ -1,5 +1,4 @@
-"""Scores of relevances alone: how sparse they are, how similar two of them are, and how much of
-them is in the right place.
+"""Scores of relevances: sparseness, similarity of two, and agreement with the ground truth.
 
 Relevances are (n, P), for n inputs with P parts each (pixels, features or words), signed and
 finite. Each score is (n,), one per input, in float64. Ties are ordered by index. The padding of a

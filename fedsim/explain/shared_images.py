@@ -25,7 +25,7 @@ from fedsim.words import MOST_ROWS, columns
 
 @explainers.register
 class SharedImagesExplainer(Explainer):
-    """Shared images next to the originals, and how many images of each class each client shared."""
+    """Shared images next to the originals, and how many of each class each client shared."""
 
     name: str = "shared_images"
     takes_inputs: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The federation: clients, engines, exact sums, checkpoints."""
+"""The federation: clients, engines, exact sums and checkpoints."""
 
 from fedsim.cluster.settings import EngineSettings
 from fedsim.federation.aggregation import Aggregation, PrivateAggregation

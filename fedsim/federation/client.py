@@ -1,4 +1,4 @@
-"""What a client-side function sees of its client."""
+"""The client, as client functions see it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def client_function(rng: str) -> Callable[[F], F]:
-    """Name the random streams of a client function, so that renaming it changes no result.
+    """Set the name of a client function's random streams, so that renaming it changes no result.
 
-    Without this decorator they go by the function's own name.
+    Without this decorator, the streams are named after the function.
 
     Example:
         >>> @client_function("local_update")
@@ -93,22 +93,22 @@ class Trainer(Protocol):
 
 
 class Client:
-    """One client in one round, where its work is carried out.
+    """One client in one round, in the process that does its work.
 
     Attributes:
         id: the client's number, 0 ≤ id < K.
         round: t.
-        state: what the client keeps from round to round, by name: tensors, numbers, and lists and
-            dicts of them. It is committed when the server accepts the work.
-        model: the network; its weights are whatever was loaded or trained last.
+        state: the client's state kept between rounds, by name: tensors, numbers, and lists and
+            dicts of them. It is committed when the server accepts the client's work.
+        model: the network, with the weights that were last loaded or trained.
         settings: the experiment's `train` section.
         lr: η, the learning rate of this round.
         steps: τ, local steps of the latest `train`.
-        trained: the model that its latest training came to; None before any. A client function
-            that trains otherwise than by `train` sets it.
+        trained: the model after the latest training; None before any. A client function that
+            trains without `train` sets it.
         row: its columns of clients.parquet so far.
         records: its rows of further tables.
-        splits: who holds what in this round.
+        splits: the examples that each client holds in this round.
     """
 
     def __init__(
@@ -138,20 +138,20 @@ class Client:
         return self._context.model
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
-        """A further network, such as a generator: kept where the work is carried out, by name.
+        """A further network by name, such as a generator, kept in the process that does the work.
 
-        Its weights are whatever was left in it, perhaps by another client: load some first.
+        Its weights may have been left by another client, so load weights first.
         """
         return self._context.network(name, build)
 
     @property
     def learner(self) -> Model:
-        """The experiment's `model` section: builds networks, or learns rules itself."""
+        """The experiment's `model` section, which builds networks or learns rules."""
         return self._context.spec.model
 
     @property
     def objective(self) -> Objective:
-        """What is minimised and what is scored."""
+        """The objective: the training loss and the scores."""
         return self._context.spec.objective
 
     @property
@@ -164,17 +164,17 @@ class Client:
 
     @property
     def num_samples(self) -> int:
-        """n_k, how many labelled training examples the client holds."""
+        """n_k, the number of labelled training examples of the client."""
         return len(self.splits.train[self.id])
 
     @property
     def num_classes(self) -> int:
-        """C; 0 for a regression."""
+        """C, the number of classes; 0 for regression."""
         return self._context.spec.data.num_classes
 
     @property
     def labels(self) -> tuple[int, ...] | None:
-        """The classes that its model chooses among in this round; None for all."""
+        """The classes among which its model chooses in this round; None for all."""
         return None if self.splits.labels is None else self.splits.labels[self.id]
 
     @cached_property
@@ -184,7 +184,7 @@ class Client:
 
     @cached_property
     def unlabelled(self) -> Tensor:
-        """Inputs of the client's examples whose labels it does not know, (n, ...)."""
+        """The inputs (n, ...) of the client's examples whose labels it does not know."""
         return self._context.examples(self.splits.unlabelled[self.id]).x
 
     @cached_property
@@ -197,14 +197,14 @@ class Client:
 
     @cached_property
     def validation(self) -> Examples:
-        """Examples kept aside of what it trains on in this round; the partition may have none."""
+        """Validation examples of this round's training examples, if the partition has any."""
         if self.splits.validation is None:
             return self._context.examples(self.splits.train[self.id][:0])
         return self._context.examples(self.splits.validation[self.id])
 
     @property
     def central_test(self) -> Examples:
-        """The central test set, which a real client would not have: for diagnostics."""
+        """The central test set, which a real client would not have; for diagnostics."""
         return self._context.central_test
 
     @property
@@ -213,9 +213,9 @@ class Client:
         return self._context.examples(self.splits.held_out)
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """A random stream of this client's own, for one purpose in this round.
+        """A random stream for this client, this round and one purpose.
 
-        Asked again for the same purpose within one call, it is another stream.
+        A second request for the same purpose within one call returns another stream.
         """
         self._asked[purpose] += 1
         again = f"/{self._asked[purpose]}" if self._asked[purpose] > 1 else ""
@@ -235,29 +235,30 @@ class Client:
         epochs: int | None = None,
         on_record: bool = True,
     ) -> Tensor:
-        """Local training from `weights`, with a new optimiser.
+        """Train locally, starting from `weights`, with a new optimiser.
 
-        What is minimised is the mean loss + ⟨linear, w⟩ + (quadratic/2)·‖w‖², over the trainable
-        parameters w: a proximal term (a/2)·‖w − u‖², for one, is linear=-a·u, quadratic=a.
+        Minimises the mean loss + ⟨linear, w⟩ + (quadratic/2)·‖w‖², over the trainable parameters
+        w. For example, a proximal term (a/2)·‖w − u‖² is linear=-a·u, quadratic=a.
 
-        Clients are trained many at once (`engine.clients_per_step`) if `loss` and `perturb` are
+        Several clients are trained at once (`engine.clients_per_step`) if `loss` and `perturb` are
         the same functions for all of them, usually methods of the Method (or `functools.partial`
-        of them, with the same arguments), and take what is a client's own from the context. The
-        function that calls this one may then be run again from its start, up to here.
+        of them with the same arguments), and take client-specific values from the context. The
+        calling client function may then be run again from its start up to this call.
 
         Args:
-            weights: (size,) where to start.
-            loss: (network, x, y, context) -> (B,), the loss of each example, which depends on
-                that example alone (but for batch norm); the objective's if not given. Their mean
-                over the batch is minimised.
+            weights: (size,) initial weights.
+            loss: (network, x, y, context) -> (B,), the loss of each example, which must depend
+                only on that example (except through batch norm); by default the objective's. The
+                mean over the batch is minimised.
             linear: v (P,), added to each step's gradient.
             quadratic: a; a·w is added to each step's gradient.
-            perturb: (g, w, context) -> ε: the gradient is taken at w + ε, the step made from w.
-            part: range of the flat vector that is trained, if not all; see `FlatModel.part`.
+            perturb: (g, w, context) -> ε: the gradient is taken at w + ε, and the step made from
+                w.
+            part: range of the flat vector that is trained, by default all; see `FlatModel.part`.
             context: vectors that these functions need, (P,) or (size,) each.
-            data: what to train on, if not the client's labelled examples.
-            epochs: passes over them, if not `train.local_epochs`.
-            on_record: report loss and steps, as columns of clients.parquet.
+            data: examples to train on; by default the client's labelled examples.
+            epochs: passes over the examples; by default `train.local_epochs`.
+            on_record: report loss and steps as columns of clients.parquet.
 
         Returns:
             (size,) the trained weights.
@@ -283,7 +284,7 @@ class Client:
         return vector.clone() if vector.untyped_storage().data_ptr() == network else vector
 
     def evaluate(self, weights: Tensor) -> None:
-        """Report the scores of a network on the client's own test examples, as `test_<score>`.
+        """Report the scores of a network on the client's test examples, as `test_<score>`.
 
         A client without test examples reports nothing.
         """
@@ -295,17 +296,17 @@ class Client:
         self.report_test(scores_of(self.objective, totals))
 
     def report_test(self, scores: Mapping[str, float]) -> None:
-        """Report scores on the client's own test examples, those that are defined."""
+        """Report scores on the client's own test examples, except undefined ones."""
         defined = {name: score for name, score in scores.items() if not math.isnan(score)}
         self.report(**{f"test_{name}": score for name, score in defined.items()})
 
     def score(self, weights: Tensor) -> dict[str, float]:
         """The scores of a network on the central test set, for diagnostics.
 
-        If there is a validation set, those on it as well, as `validation_<score>`.
+        If there is a validation set, also the scores on it, as `validation_<score>`.
 
-        Where clients learn tasks one after another, those of each of its tasks go on record
-        instead, in tasks.parquet.
+        In continual learning, the scores of each of the client's tasks are recorded in
+        tasks.parquet instead.
         """
         slices, model = self._context.slices, self.model
         model.load(weights)
@@ -323,15 +324,15 @@ class Client:
         return scores
 
     def report(self, **scalars: float | int) -> None:
-        """Put scalars of this client and round on record, in clients.parquet.
+        """Record scalars of this client and round in clients.parquet.
 
         Raises:
-            ValueError: a name is taken by what is recorded of every client.
+            ValueError: a name is reserved for what is recorded for every client.
         """
         self.row.update(plain(scalars, RESERVED))
 
     def record(self, table: str, **scalars: float | int | str | None) -> None:
-        """Put a row on record in a further table; the round is added.
+        """Record a row in a further table; the round is added.
 
         Raises:
             ValueError: there is no such table.
@@ -340,5 +341,5 @@ class Client:
         self.records.setdefault(table, []).append(plain(scalars, {"round"}))
 
     def parameters(self, weights: Tensor) -> Tensor:
-        """(P,) the trainable parameters among (size,) weights: what gradients refer to."""
+        """(P,) the trainable parameters among (size,) weights, to which gradients refer."""
         return weights[: self._context.model.num_parameters]

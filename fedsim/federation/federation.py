@@ -1,4 +1,4 @@
-"""What a method sees of the clients: sample a cohort, run a function on it, get results back."""
+"""The federation, as methods see it: sample a cohort, run a client function, collect results."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ RESERVED = frozenset(
 class Federation:
     """The clients, as a method sees them.
 
-    A method's client functions are its own methods `f(self, client, **arguments)`. They run where
-    the clients live, usually in another process. The arguments, `PerClient` ones aside, are shared
-    by all clients and must not be changed. What a client is to keep goes into `client.state`.
+    A method's client functions are its own methods `f(self, client, **arguments)`. They usually
+    run in another process. Their arguments, except for `PerClient` ones, are shared by all clients
+    and must not be changed. State that a client keeps goes into `client.state`.
 
-    An engine does the work in blocks: a block is a list of clients that one worker goes through
-    in order, and the unit of what is lost and run again.
+    An engine does the work in blocks: a block is a list of clients that one worker processes in
+    order, and the unit that is repeated if it is lost.
 
     Args:
         spec: model, training settings and seed.
-        dataset, splits: the data, and who holds which examples.
-        engine: carries the clients' work out.
-        clients_per_step: V, how many clients are trained at once.
-        device: what the server computes on.
+        dataset, splits: the data, and the examples that each client holds.
+        engine: carries out the clients' work.
+        clients_per_step: V, number of clients trained at once.
+        device: the server's device.
 
     Attributes:
         num_clients: K.
         settings: the experiment's `train` section.
         round: t.
-        clients_per_step: V, from now on.
+        clients_per_step: V, for the following calls.
         model: the network in this process, for its layout and for training on the server.
-        device: where `model` and the server's examples are.
+        device: the device of `model` and of the server's examples.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Federation:
     # -- for methods ---------------------------------------------------------------------------
 
     def initial_weights(self) -> Vector:
-        """(size,) the run's initial weights, the same for every method with the same seed."""
+        """(size,) the run's initial weights, which are the same for all methods with the same seed."""
         return self._initial.copy()
 
     @property
@@ -124,17 +124,17 @@ class Federation:
 
     @property
     def learner(self) -> Model:
-        """The experiment's `model` section: builds networks, or learns rules itself."""
+        """The experiment's `model` section, which builds networks or learns rules."""
         return self._context.spec.model
 
     @property
     def objective(self) -> Objective:
-        """What is minimised and what is scored."""
+        """The objective: the training loss and the scores."""
         return self._context.spec.objective
 
     @cached_property
     def primary_metric(self) -> Metric:
-        """The score that models are compared by."""
+        """The score by which models are compared."""
         metrics = self.objective.metrics(self._data)
         return next(metric for metric in metrics if metric.primary)
 
@@ -146,17 +146,17 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one input."""
+        """The shape of one input."""
         return self._data.shape
 
     @property
     def num_classes(self) -> int:
-        """C; 0 for a regression."""
+        """C, the number of classes; 0 for regression."""
         return len(self._data.classes)
 
     @property
     def splits(self) -> ClientSplits:
-        """Who holds what in this round, as far as a simulation may tell."""
+        """The examples that each client holds in this round; a real server would not know them."""
         self._aggregation.allow("reads who holds which examples")
         return self._splits
 
@@ -165,9 +165,9 @@ class Federation:
         return self._context.splits_at(self.round)
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
-        """A further network on the server, such as a generator, with weights of the run's seed.
+        """A further network on the server, such as a generator, initialised with the run's seed.
 
-        Its weights are whatever was left in it: what a round trains belongs into the state.
+        It keeps the weights that were left in it; store what a round trains in the state.
         """
         return self._context.network(name, build)
 
@@ -178,7 +178,7 @@ class Federation:
 
     @property
     def labelled_data(self) -> Examples:
-        """All clients' labelled examples together, for baselines that no federation could run."""
+        """All clients' labelled examples together, for baselines that no real federation could run."""
         self._aggregation.allow("reads the clients' examples")
         return self._context.examples(np.sort(self._context.splits.held(self.round).train.values))
 
@@ -197,11 +197,11 @@ class Federation:
         return self._context.test_batch(part)
 
     def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
-        """An array as a tensor of its own on the server's device."""
+        """Copy an array to a tensor on the server's device."""
         return torch.tensor(array, device=self.device)
 
     def prepare(self, x: NDArray[np.generic], y: NDArray[np.int64]) -> Examples:
-        """Further examples (another data set's), scaled and normalised as the run's data are."""
+        """Scale and normalise further examples (of another data set) like the run's data."""
         return self._context.prepare(x, y)
 
     def rng(self, purpose: str) -> np.random.Generator:
@@ -210,7 +210,7 @@ class Federation:
 
     @contextmanager
     def setup_traffic(self) -> Iterator[None]:
-        """What is sent within is sent once a run: it is put on record apart, too."""
+        """Context in which traffic is also recorded separately, as sent only once per run."""
         self._setup_traffic = True
         try:
             yield
@@ -219,20 +219,20 @@ class Federation:
 
     @property
     def num_samples(self) -> NDArray[np.int64]:
-        """(K,) n_k, labelled training examples of each client."""
+        """(K,) n_k, the number of labelled training examples of each client."""
         self._aggregation.allow("reads how many examples each client holds")
         return self._samples
 
     @property
     def num_unlabelled(self) -> NDArray[np.int64]:
-        """(K,) examples of each client whose labels it does not know."""
+        """(K,) the number of examples of each client whose labels it does not know."""
         self._aggregation.allow("reads how many examples each client holds")
         return self._splits.unlabelled.lengths
 
     def sample(self, t: int) -> Cohort:
         """The clients that take part in round t, drawn without replacement.
 
-        With `privacy` each client is drawn by itself, so that their number varies.
+        With `privacy` each client is drawn independently, so their number varies.
         """
         independent = self._aggregation.independent_draws
         return draw_cohort(
@@ -246,15 +246,15 @@ class Federation:
         reduction: Reduction,
         **arguments: Any,
     ) -> Any:
-        """Run a client function on a cohort and reduce what the clients send back.
+        """Run a client function on a cohort and reduce the clients' messages.
 
         Args:
-            function: a method of the running Method; takes a client and the arguments.
+            function: a method of the running Method, which takes a client and the arguments.
             cohort: client ids.
-            reduction: what becomes of the messages.
-            arguments: what the server sends to every client of the cohort, counted as downlink
-                unless wrapped in `NotCounted`; or to each its own part (`PerClient`). Arrays
-                arrive as tensors on the client's device.
+            reduction: how the messages are reduced.
+            arguments: values that the server sends to every client of the cohort, or a part to
+                each client (`PerClient`); counted as downlink unless wrapped in `NotCounted`.
+                Arrays arrive as tensors on the client's device.
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
@@ -269,8 +269,8 @@ class Federation:
     ) -> Mean:
         """Run a client function on a cohort and average the updates: Σ weight·vector / Σ weight.
 
-        The same bits in any order; see `WeightedMean`. With `privacy` it is the noisy mean of
-        `fedsim.federation.aggregation`. For the arguments see `reduce`.
+        The result is the same to the bit in any order; see `WeightedMean`. With `privacy` it is
+        the noisy mean of `fedsim.federation.aggregation`. For the arguments see `reduce`.
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
@@ -287,7 +287,7 @@ class Federation:
         """Run a client function on a cohort and return each client's own message, by client.
 
         Messages are arrays, tensors or numbers, or dicts and lists of them; tensors come back as
-        arrays. In ascending order of clients; those that were skipped are missing.
+        arrays. Clients are in ascending order; skipped clients are missing.
         """
         self._aggregation.allow(f"gathers what each client sends ({function.__name__})")
         messages: dict[int, Any] = self._reduce(function, cohort, Gather(), arguments)
@@ -296,16 +296,16 @@ class Federation:
     def average(
         self, models: Mapping[int, Vector], factors: Mapping[int, float] | None = None
     ) -> Vector:
-        """Σ_k n_k·w_k / Σ_k n_k of gathered models, by client: what `mean` would come to.
+        """Σ_k n_k·w_k / Σ_k n_k of gathered models by client, as `mean` would compute it.
 
-        To the bit where each block is of one client; otherwise but for a rounding.
+        Equal to the bit if each block has one client, otherwise up to rounding.
 
         Args:
-            factors: what each n_k is multiplied with, by client.
+            factors: factor of each n_k, by client.
 
         Raises:
-            RunError: there is none, because every client was skipped.
-            Diverged: one is out of range.
+            RunError: there are no models, because every client was skipped.
+            Diverged: a model is out of range.
         """
         self._aggregation.allow("averages models by how many examples each client holds")
         if not models:
@@ -333,9 +333,9 @@ class Federation:
     def evaluate(self, weights: Vector) -> dict[str, float]:
         """The scores of a network on the central test set, by the run's objective.
 
-        If there is a validation set, those on it as well, as `validation_<score>`. The sets are
-        cut into shards of a fixed size, which the engine spreads. Scores of tasks that clients
-        learn one after another go on record as well, in tasks.parquet.
+        If there is a validation set, also the scores on it, as `validation_<score>`. The sets are
+        cut into shards of a fixed size, which the engine distributes. In continual learning, the
+        scores of each task are also recorded in tasks.parquet.
         """
         totals = self._totals("evaluate", weights)
         scores, rows = self._context.slices.scores(totals, self._splits.task)
@@ -359,15 +359,15 @@ class Federation:
         return totals
 
     def log(self, **scalars: float | int | str) -> None:
-        """Put scalars of this round on record, in rounds.parquet.
+        """Record scalars of this round in rounds.parquet.
 
         Raises:
-            ValueError: a name is taken by what is recorded of every round.
+            ValueError: a name is reserved for what is recorded for every round.
         """
         self._record.update(plain(scalars, RESERVED))
 
     def record(self, table: str, rows: Iterable[Mapping[str, float | int | str | None]]) -> None:
-        """Put rows of this round on record in a further table; the round is added.
+        """Record rows of this round in a further table; the round is added.
 
         Raises:
             ValueError: there is no such table.
@@ -376,18 +376,18 @@ class Federation:
         self._tables.setdefault(table, []).extend(plain(row, {"round"}) for row in rows)
 
     def recorded(self, table: str) -> list[dict[str, Any]]:
-        """The rows of a further table that this round has put on record so far."""
+        """The rows of a further table recorded in this round so far."""
         self._aggregation.allow("reads what clients have put on record")
         return list(self._tables.get(table, []))
 
     def explain(
         self, explainer: str, rows: Iterable[Mapping[str, float | int | str | None]]
     ) -> None:
-        """Put explanations of this round on record, in explanations.parquet.
+        """Record explanations of this round in explanations.parquet.
 
         Args:
-            explainer: who explains; a column, like `round`.
-            rows: what each explanation says in numbers and words.
+            explainer: name of the explainer; a column, like `round`.
+            rows: the columns of each explanation, as numbers and text.
         """
         rows = (plain(row, {"round", "explainer", "model"}) for row in rows)
         self.record("explanations", ({"explainer": explainer, **row} for row in rows))

@@ -1,4 +1,4 @@
-"""Reductions: what becomes of the messages that a cohort's clients send back."""
+"""Reductions of the messages that a cohort's clients send back."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class NothingToReduce(Exception):
 
 
 class Update:
-    """One client's contribution to a mean: named vectors and the weight that they count with.
+    """One client's contribution to a mean: named vectors and their weight.
 
-    One without vectors leaves the client out of the mean: it has nothing to send.
+    An update without vectors leaves the client out of the mean, as it has nothing to send.
 
     Args:
-        weight: share in the mean, before normalisation; usually the number of samples.
+        weight: weight in the mean, before normalisation; usually the number of samples.
         vectors: float tensors of any shape, the same names and shapes from every client.
     """
 
@@ -56,11 +56,11 @@ class Update:
 
 
 class Reduction(ABC):
-    """What becomes of a cohort's messages: checked and folded where clients are, then merged.
+    """Reduces a cohort's messages: they are checked and folded by the workers, then merged.
 
-    `Federation.reduce` takes one. Each worker folds the messages of its clients into a copy of
-    its own, and the copies are merged at the server. So that a result does not depend on who
-    computes what, `merge` must not care for order.
+    Passed to `Federation.reduce`. Each worker folds the messages of its clients into its own copy,
+    and the server merges the copies. `merge` must not depend on the order, so that the result is
+    independent of which worker computes what.
 
     Example:
         >>> class Median(Reduction):
@@ -77,29 +77,30 @@ class Reduction(ABC):
 
     Attributes:
         stays: the copy stays with its worker until all blocks of a call are done, so that traffic
-            grows with the number of workers, not of clients; else each block sends its own.
-        probes: an empty cohort is answered by client 0, of whom nothing is kept, so that the
-            result has its shapes.
+            grows with the number of workers, not of clients; otherwise each block sends its own
+            copy.
+        probes: for an empty cohort, run client 0 only to determine the shapes of the result;
+            nothing else of it is kept.
     """
 
     stays: ClassVar[bool] = False
     probes: ClassVar[bool] = False
 
     def check(self, message: Any) -> None:
-        """Refuse a message before any of it is folded.
+        """Reject an invalid message before any of it is folded.
 
         Raises:
-            InvalidUpdate: it cannot be accepted.
+            InvalidUpdate: the message cannot be accepted.
         """
         check_finite(message)
 
     def size(self, message: Any) -> int:
-        """Bytes that the message costs on the wire."""
+        """The size of the message in bytes, as sent over the network."""
         return nbytes(message)
 
     @abstractmethod
     def fold(self, id: int, message: Any, arguments: Mapping[str, Any]) -> None:
-        """(worker) Take a client's message, in the order of its block.
+        """(worker) Fold a client's message, in the order of its block.
 
         Args:
             arguments: what the server sent to all, by name: tensors on the worker's device.
@@ -110,22 +111,22 @@ class Reduction(ABC):
 
     @abstractmethod
     def merge(self, other: Any) -> None:
-        """Take in another copy, of other clients."""
+        """Merge another copy, with other clients' messages."""
 
     def forget(self) -> None:  # noqa: B027  # only those that probe
-        """(server) Keep the shapes of what was folded, and none of it; see `probes`."""
+        """(server) Keep the shapes of what was folded and discard the values; see `probes`."""
 
     @abstractmethod
     def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Any:
-        """(server) What all messages come to.
+        """(server) The result of all messages.
 
         Args:
             arguments: what the server sent to all, by name.
             failures: why clients were left out.
 
         Raises:
-            NothingToReduce: there is no message to make it of.
-            InvalidUpdate: messages do not fit together.
+            NothingToReduce: there are no messages.
+            InvalidUpdate: messages are incompatible.
         """
 
 

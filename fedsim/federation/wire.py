@@ -1,4 +1,4 @@
-"""What messages cost: bytes as the paper's system would send them.
+"""The size of messages: bytes as the paper's system would send them.
 
 Arrays count by their type: 4 bytes a float32 entry, 1 a byte (images, labels of up to 256 classes
 kept as uint8), one bit a boolean. Numbers that ride along (a round, a sample count) are not
@@ -20,7 +20,7 @@ _PART = 1 << 14  # entries that are compared at a time
 
 @dataclass(frozen=True)
 class NotCounted:
-    """An argument that the simulation passes along and a real system would not send."""
+    """Wraps an argument that the simulation passes on but a real system would not send."""
 
     value: Any
 
