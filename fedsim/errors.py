@@ -1,8 +1,8 @@
-"""What can go wrong, as a small tree. Every message says what, where, and what to do.
+"""The exceptions of fedsim. Every message says what went wrong, where, and what to do.
 
-A `FedsimError` is meant for a person: the command line prints its message without a traceback.
-`BadInput` and its children are refused before a run starts or a file is written (exit code 2);
-`RunError` and its children end a run that had started (exit code 1).
+A `FedsimError` is meant for users: the command line prints its message without a traceback.
+`BadInput` and its subclasses are raised before a run starts or a file is written (exit code 2);
+`RunError` and its subclasses end a run that had started (exit code 1).
 """
 
 from __future__ import annotations
@@ -13,56 +13,56 @@ from typing import ClassVar
 
 
 class FedsimError(Exception):
-    """Root of all errors that fedsim raises on purpose."""
+    """Base class of all errors that fedsim raises on purpose."""
 
     exit_code = 1
 
 
 class BadInput(FedsimError):
-    """What was asked for cannot be done; nothing has been started or written."""
+    """The request is invalid; nothing has been started or written."""
 
     exit_code = 2
 
 
 class ExperimentError(BadInput):
-    """An experiment file, or an override, that does not fit the schema."""
+    """An experiment file or an override does not fit the schema."""
 
 
 class DataError(BadInput):
-    """Data that is missing, unreadable, mislabelled, or cannot be partitioned as asked."""
+    """Data are missing, unreadable, mislabelled, or cannot be partitioned as requested."""
 
 
 class NotInstalled(BadInput):
-    """Something that takes a package which is not installed."""
+    """A package that is required here is not installed."""
 
 
 class ClusterError(BadInput):
-    """Actors that can never be placed on the nodes at hand."""
+    """Actors can never be placed on the available nodes."""
 
 
 class RunFolderError(BadInput):
-    """A run folder that is not one, is of another version, or was edited."""
+    """A folder is not a run folder, is of another version, or was edited."""
 
 
 class Damaged(RunFolderError):
-    """A file of a run folder that is missing, or no longer what was written."""
+    """A file of a run folder is missing or has changed since it was written."""
 
 
 class RunError(FedsimError):
-    """A run that started and could not go on.
+    """A run started and could not continue.
 
     Attributes:
-        resumable: whether it may end otherwise when it is resumed as it is.
+        resumable: whether the run may succeed when it is resumed unchanged.
     """
 
     resumable: ClassVar[bool] = True
 
 
 class ClientError(RunError):
-    """A client function that raised, or sent what cannot be aggregated.
+    """A client function raised an exception, or sent something that cannot be aggregated.
 
-    Carries the client's id, the round and the phase (the function's name), so that the step can
-    be made again alone.
+    Carries the client's id, the round and the phase (the function's name), so that the step can be
+    repeated in isolation.
     """
 
     def __init__(self, client: int, round: int, phase: str, cause: str) -> None:
@@ -74,11 +74,11 @@ class ClientError(RunError):
 
 
 class MethodError(RunError):
-    """A function that the server carries out, of a method or an objective, which raised."""
+    """A function of a method or an objective raised an exception on the server."""
 
 
 class Diverged(RunError):
-    """Training whose numbers have become too large, infinite or NaN; a resumed run ends alike."""
+    """Training has diverged to huge, infinite or NaN values; resuming ends in the same way."""
 
     resumable = False
 
@@ -91,17 +91,17 @@ class Diverged(RunError):
 
 
 class UnknownObjective(RunError):
-    """An objective of a search that is no column of its runs' rounds; all trials would fail."""
+    """An objective of a search is no column of its runs' rounds; all trials would fail."""
 
     resumable = False
 
 
 class StateLost(RunError):
-    """Kept client states went down with a node; the run falls back to its last checkpoint."""
+    """Kept client states were lost with a node; the run falls back to its last checkpoint."""
 
 
 class StackTooLarge(RunError):
-    """There is no memory to train so many clients at once; the run goes on with half as many."""
+    """Too little memory for so many clients at once; the run continues with half as many."""
 
 
 def in_one_line(error: BaseException) -> str:
@@ -122,4 +122,4 @@ def in_own_code(error: BaseException) -> str:
 
 
 class FedsimWarning(UserWarning):
-    """Something that is carried out as asked for, and probably not as meant."""
+    """Something is done as requested, but probably not as intended."""

@@ -152,11 +152,11 @@ D = TypeVar("D", bound=Config)
 
 
 class Registry(Generic[C]):
-    """The components of one sort, found by name.
+    """The components of one kind, found by name.
 
     Args:
-        what: the sort in words, for messages («method»).
-        base: the class that every component of the sort extends.
+        what: the kind, for messages («method»).
+        base: the base class of all components of this kind.
         key: the field that holds the name in an experiment file.
     """
 

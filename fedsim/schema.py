@@ -1,4 +1,4 @@
-"""The JSON schema of experiment files, by which editors complete and check them."""
+"""The JSON schema of experiment files, for completion and checks in editors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _File(Experiment):
     """A fedsim experiment file.
 
     Args:
-        grid: run every combination of some values (`fedsim grid`).
+        grid: run all combinations of some values (`fedsim grid`).
         search: tune hyper-parameters (`fedsim tune`).
     """
 
@@ -43,11 +43,11 @@ class _File(Experiment):
 
 
 def experiment_schema() -> dict[str, Any]:
-    """The schema of experiment files, grids and searches included (JSON Schema 2020-12).
+    """The JSON Schema (2020-12) of experiment files, including grids and searches.
 
-    A section that names a component is one of the alternatives that this name tells apart:
-    fedsim's own components with their keys, defaults and ranges, or `package.module:Name` with
-    any keys.
+    A section that names a component is one of several alternatives, distinguished by this name:
+    fedsim's own components with their keys, defaults and ranges, or `package.module:Name` with any
+    keys.
 
     Example:
         >>> from fedsim.schema import experiment_schema

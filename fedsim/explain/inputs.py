@@ -1,4 +1,4 @@
-"""What a model is asked about: rows of a test set, files, a text."""
+"""Inputs to explain: rows of a test set, files, texts."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ MOST_WORDS = 20  # that are named as unknown
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a data set, or like those of it.
+    """Inputs of a data set, or of the same kind.
 
     Args:
-        x: (n, ...) as in the data set.
-        names: what each is called.
-        labels: the true class of each, or its target in its own units; None where that is not
-            known.
-        words: of documents, each as far as the model reads it; else empty.
-        marks: of documents, which of these words the label is about; empty where that is not
-            known.
-        suffix: for names of files, so that pictures of other inputs lie beside theirs: `-row-3`.
-        notes: what a person should know of how they were read, a line each.
+        x: (n, ...) inputs as in the data set.
+        names: the name of each input.
+        labels: the true class of each, or its target in its own units; None if unknown.
+        words: for documents, the words that the model reads; otherwise empty.
+        marks: for documents, which of these words determine the label; empty if unknown.
+        suffix: suffix of file names, so that pictures of different inputs can be in one folder:
+            `-row-3`.
+        notes: remarks on how the inputs were read, one line each.
     """
 
     x: NDArray[Any]
@@ -54,7 +53,7 @@ class Inputs:
 
     @classmethod
     def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
-        """Rows of the central test set.
+        """Take rows of the central test set.
 
         Raises:
             DataError: there is no such row.
@@ -83,7 +82,7 @@ class Inputs:
 
     @classmethod
     def of_texts(cls, data: Dataset, texts: Sequence[str], names: Sequence[str]) -> Inputs:
-        """Documents of one's own; words that the data have not are unknown to the model.
+        """Use your own documents; words that do not occur in the data are unknown to the model.
 
         Raises:
             DataError: the data are no documents.
@@ -101,17 +100,17 @@ class Inputs:
 
     @classmethod
     def of_file(cls, data: Dataset, path: Path) -> Inputs:
-        """From a file, or a folder of pictures.
+        """Read a file, or a folder of pictures.
 
-        Documents are .txt, one a line; rows of a table .csv, with the names of the features in its
-        first line; arrays of one input or several, (n, ...), .npy. All are as in the source's own
-        files, and what the source does to these is done to them: numbers of a table before
-        `scale`, digits from 0 to 16.
+        Documents are .txt files with one document per line; rows of a table are .csv files with
+        the feature names in the first line; arrays (n, ...) of one or several inputs are .npy
+        files. All are given as in the source's own files and processed in the same way: numbers of
+        a table before `scale`, digits from 0 to 16.
 
-        Pictures are of any format of `PICTURES`, colours and size: they are converted to those of
-        the data, black being the least and white the greatest value of a training image's pixels,
-        and `notes` says so. (EMNIST's images lie on their side in its files; pictures stand
-        upright.)
+        Pictures can have any format of `PICTURES`, any colours and size: they are converted to
+        those of the data, with black as the minimum and white as the maximum pixel value of the
+        training images, and `notes` says so. (EMNIST's files hold images on their side; pictures
+        are upright.)
 
         Raises:
             DataError: it cannot be read, or holds something else.
@@ -166,7 +165,7 @@ class Inputs:
 
     @classmethod
     def of_arrays(cls, x: NDArray[Any], name: str) -> Inputs:
-        """Inputs (n, ...) as the data set has them, which are called by name and number."""
+        """Inputs (n, ...) in the data set's form, named by `name` and their number."""
         names = tuple(f"{name} {k}" for k in range(len(x)))
         return cls(x, names, (None,) * len(x))
 

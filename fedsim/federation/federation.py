@@ -115,7 +115,7 @@ class Federation:
     # -- for methods ---------------------------------------------------------------------------
 
     def initial_weights(self) -> Vector:
-        """(size,) the run's initial weights, which are the same for all methods with the same seed."""
+        """(size,) the run's initial weights, the same for every method with the same seed."""
         return self._initial.copy()
 
     @property
@@ -178,7 +178,7 @@ class Federation:
 
     @property
     def labelled_data(self) -> Examples:
-        """All clients' labelled examples together, for baselines that no real federation could run."""
+        """All clients' labelled examples together, for baselines beyond any real federation."""
         self._aggregation.allow("reads the clients' examples")
         return self._context.examples(np.sort(self._context.splits.held(self.round).train.values))
 

@@ -1,1 +1,1 @@
-"""Privacy: calibrated noise, and what it guarantees."""
+"""Privacy: calibrated noise and its guarantees, and attacks."""

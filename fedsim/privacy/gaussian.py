@@ -1,10 +1,10 @@
-"""Gaussian noise: how much of it, and what it guarantees.
+"""The Gaussian mechanism: calibration of the noise, and its guarantees.
 
-To add N(0, σ²) to every entry of f(x) is (ε, δ)-differentially private if no two neighbours x, x′
-have f(x) and f(x′) further apart than Δ, the sensitivity, in Euclidean distance. Two calibrations:
-the classical one, proven for ε < 1 only, and the analytic one, exact for every ε.
+Adding N(0, σ²) to every entry of f(x) is (ε, δ)-differentially private if f(x) and f(x′) are at
+most Δ, the sensitivity, apart in Euclidean distance for all neighbours x, x′. There are two
+calibrations: the classical one, proven only for ε < 1, and the analytic one, exact for every ε.
 
-All of it depends on μ = Δ/σ alone: σ and Δ are in the units of the data, ε and δ are numbers.
+Everything depends only on μ = Δ/σ: σ and Δ are in the units of the data, ε and δ are numbers.
 
 Sources: Dwork and Roth, The Algorithmic Foundations of Differential Privacy (2014), Theorem A.1;
 Balle and Wang, Improving the Gaussian Mechanism for Differential Privacy (ICML 2018), Theorem 8.
@@ -23,10 +23,10 @@ from fedsim.errors import ExperimentError
 
 
 def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The σ that the classical calibration wants: Δ·√(2·ln(1.25/δ)) / ε.
+    """The σ of the classical calibration: Δ·√(2·ln(1.25/δ)) / ε.
 
     Args:
-        epsilon: ε, below 1: the theorem says nothing about others.
+        epsilon: ε, below 1, as the theorem requires.
         delta: δ, between 0 and 1.
         sensitivity: Δ, largest Euclidean distance of two neighbours' values.
 
@@ -46,8 +46,8 @@ def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> f
 def classical_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> float:
     """The classical formula solved for ε: Δ·√(2·ln(1.25/δ)) / σ. A guarantee only below 1.
 
-    A value of 1 or more is what papers quote and the theorem does not support: from some value on
-    (8.42 for δ = 1e-5) the true ε is greater, which `analytic_epsilon` returns.
+    Papers quote values of 1 or more, which the theorem does not support: from some value on (8.42
+    for δ = 1e-5) the true ε, which `analytic_epsilon` returns, is greater.
 
     Raises:
         ExperimentError: a value out of range.
@@ -58,7 +58,7 @@ def classical_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> f
 
 
 def delta(epsilon: float, sigma: float, sensitivity: float = 1.0) -> float:
-    """The least δ for which noise of that σ is (ε, δ)-private.
+    """The smallest δ for which noise of this σ is (ε, δ)-private.
 
     δ(ε) = Φ(Δ/(2σ) − εσ/Δ) − e^ε·Φ(−Δ/(2σ) − εσ/Δ)
 
@@ -74,7 +74,7 @@ def delta(epsilon: float, sigma: float, sensitivity: float = 1.0) -> float:
 
 
 def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The least σ for which Gaussian noise is (ε, δ)-private: δ(ε) = δ, solved for σ.
+    """The smallest σ for which Gaussian noise is (ε, δ)-private: δ(ε) = δ, solved for σ.
 
     Its relative error is below 1e-9 for ε from 1e-4 on and δ from 1e-12 to 0.5.
 
@@ -101,9 +101,9 @@ def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
 
 
 def analytic_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The least ε for which noise of that σ is (ε, δ)-private: δ(ε) = δ, solved for ε.
+    """The smallest ε for which noise of this σ is (ε, δ)-private: δ(ε) = δ, solved for ε.
 
-    It is 0 where σ is so large that the noise is even (0, δ)-private.
+    It is 0 if σ is so large that the noise is (0, δ)-private.
 
     Raises:
         ExperimentError: a value out of range.
@@ -120,9 +120,9 @@ def analytic_epsilon(sigma: float, delta: float, sensitivity: float = 1.0) -> fl
 
 
 def clip(x: Tensor, norm: float) -> Tensor:
-    """Each sample scaled down to a Euclidean norm of at most `norm`: x·min(1, norm/‖x‖).
+    """Scale each sample down to a Euclidean norm of at most `norm`: x·min(1, norm/‖x‖).
 
-    Two of them end no further apart than they were, and at most 2·`norm`.
+    Afterwards two samples are no further apart than before, and at most 2·`norm`.
 
     Args:
         x: (B, ...) floating point; a sample within the norm keeps its bits.
@@ -145,7 +145,7 @@ def clip(x: Tensor, norm: float) -> Tensor:
 
 @dataclass(frozen=True)
 class AtDistance:
-    """How private noise keeps two images that lie a distance apart.
+    """The privacy of two images at a given distance.
 
     Args:
         distance: Euclidean, of the two images.
@@ -160,13 +160,13 @@ class AtDistance:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What noise on masked images guarantees, in metric privacy: by the distance of two images.
+    """The metric privacy guarantee of noise on masked images, by the distance of two images.
 
     Args:
         sigma: σ of the noise.
         delta: δ.
         per_unit: at distance 1.
-        farthest: at the largest distance that clipping leaves; none without clipping.
+        farthest: at the largest distance possible after clipping; None without clipping.
     """
 
     sigma: float
@@ -200,17 +200,17 @@ class Guarantee:
 
 
 def guarantee(sigma: float, delta: float, clip_norm: float | None = None) -> Guarantee:
-    """What noise of that σ guarantees for masked images x ⊙ m, m in [0, 1] and fixed.
+    """The guarantee of noise of this σ for masked images x ⊙ m, with a fixed m in [0, 1].
 
-    Masking with a fixed m brings no two images further apart, and neither does clipping, so the
-    sensitivity for images at distance d is d. The analytic ε grows faster than d. The noise may be
-    left out where m = 0: both images are 0 there.
+    Neither masking with a fixed m nor clipping increases the distance of two images, so the
+    sensitivity for images at distance d is d. The analytic ε grows faster than d. Noise may be
+    left out where m = 0, because both images are 0 there.
 
     Args:
         sigma: σ of the noise, in the units of the images' entries.
         delta: δ.
-        clip_norm: the norm that images are clipped to (see `clip`), which leaves no two of them
-            further apart than twice as much; none: they are not clipped.
+        clip_norm: the norm to which images are clipped (see `clip`), so that they are at most
+            twice as far apart; None for no clipping.
 
     Raises:
         ExperimentError: a value out of range.

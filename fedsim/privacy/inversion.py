@@ -1,8 +1,8 @@
-"""Attacks that reconstruct images from what clients share, and how close they come.
+"""Attacks that reconstruct images from what clients share, and measures of their success.
 
-A defence is worth what it withstands: `train_denoiser` attacks shared images (masked, noisy), for
-an attacker who knows the mechanism, `invert_gradient` attacks gradients, and updates that stand
-for one. `fidelity` says how much of the originals a reconstruction shows.
+`train_denoiser` attacks shared images (masked, noisy), for an attacker who knows the mechanism;
+`invert_gradient` attacks gradients, and updates that are equivalent to one. `fidelity` measures
+how close reconstructions come to the originals.
 
 Sources: Geiping, Bauermeister, Dröge and Moeller, Inverting Gradients - How easy is it to break
 privacy in federated learning? (NeurIPS 2020); Ronneberger, Fischer and Brox, U-Net (MICCAI 2015);
@@ -74,8 +74,8 @@ def check_fidelity() -> None:
 def fidelity(original: Images, reconstructed: Images) -> Fidelity:
     """Compare reconstructions with their originals, image by image, by scikit-image.
 
-    The PSNR of an image counts as at most 100 dB: that of an exact one is infinite, and one of
-    them would decide the mean.
+    The PSNR of an image is limited to 100 dB: it is infinite for an exact reconstruction, and a
+    single one would dominate the mean.
 
     Args:
         original: (n, C, H, W) with pixels in [0, 1], 7 of them a side or more, SSIM's window.
@@ -114,8 +114,8 @@ def fidelity(original: Images, reconstructed: Images) -> Fidelity:
 class UNet(nn.Module):
     """A small U-Net from shared items to images with pixels in [0, 1].
 
-    Sides are halved twice, rounded up, and channels doubled; on the way back each level is
-    scaled to its skip connection's size and put beside it, so that odd sides are no matter.
+    Sides are halved twice, rounded up, and channels doubled; on the way back each level is resized
+    to its skip connection and concatenated with it, so odd sides are allowed.
 
     Args:
         channels: C.
@@ -174,12 +174,12 @@ def train_denoiser(
     lr: float = 1e-2,
     width: int = 16,
 ) -> UNet:
-    """Train a U-Net to undo a mechanism, by the mean squared error, with Adam.
+    """Train a U-Net to invert a mechanism, with Adam and the mean squared error.
 
-    The attacker has images of its own and knows the mechanism, so that it has pairs of both.
-    Where noise is drawn it can have several draws of each image, all of which may be given: they
-    keep the network from learning the noise of a single one by heart, as do few epochs. The same
-    seed, device and number of threads give the same bits.
+    The attacker has its own images and knows the mechanism, so it can create training pairs. With
+    a random mechanism, several draws per image can be given: like few epochs, they keep the
+    network from memorising the noise of a single draw. The same seed, device and number of threads
+    give the same bits.
 
     Args:
         shared: (n, C, H, W) what the mechanism makes of `x`: any real values. Their mean and
@@ -216,7 +216,7 @@ def train_denoiser(
 
 @torch.no_grad()
 def reconstruct(network: UNet, shared: Tensor) -> Tensor:
-    """(n, C, H, W) what a network makes of (n, C, H, W) shared items on its device, in [0, 1].
+    """(n, C, H, W) reconstructions in [0, 1] from (n, C, H, W) shared items on its device.
 
     Raises:
         ExperimentError: no items, or sides under 8.
@@ -229,10 +229,10 @@ def reconstruct(network: UNet, shared: Tensor) -> Tensor:
 
 
 def update_gradient(before: Tensor, after: Tensor, lr: float) -> Tensor:
-    """(P,) the gradient that one plain step of SGD took: (before − after)/lr.
+    """(P,) the gradient of one plain SGD step: (before − after)/lr.
 
-    No momentum, no weight decay. Of several steps it is the sum of their gradients, each at the
-    weights of its step.
+    Without momentum and weight decay. For several steps it is the sum of their gradients, each at
+    the weights of its step.
 
     Args:
         before, after: (P,) the parameters that a client was given, and those that it sent.
@@ -274,12 +274,12 @@ def invert_gradient(
     lr: float = 0.1,
     tv: float = 1e-4,
 ) -> Tensor:
-    """Find inputs whose gradient points where a given one does.
+    """Find inputs whose gradient points in the same direction as a given one.
 
-    They minimise 1 − cos(∇L(x), gradient) + tv·TV(x), L the mean cross-entropy and TV the mean
-    absolute difference of neighbours, downwards plus across, from a normal draw on: by Adam on
-    the signs of the objective's gradient, a tenth of the rate after 3/8, 5/8 and 7/8 of the
-    steps, and x clamped after each.
+    Minimises 1 − cos(∇L(x), gradient) + tv·TV(x), L the mean cross-entropy and TV the mean
+    absolute difference of neighbours, downwards plus across, from a normal draw on: by Adam on the
+    signs of the objective's gradient, a tenth of the rate after 3/8, 5/8 and 7/8 of the steps, and
+    x clamped after each.
 
     Args:
         network: a classifier, with the weights at which the gradient was taken. A copy of it is

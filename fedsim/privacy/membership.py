@@ -1,14 +1,16 @@
-"""Membership inference: who was in the training set of a finished model.
+"""Membership inference: which examples were in the training set of a finished model.
 
-An attack gives each example a score, the higher the more likely it was trained on. `outcome` says
-how well scores tell members (clients' training examples) from non-members (test examples).
+An attack assigns each example a score, which is higher the more likely the example was trained on.
+`outcome` measures how well scores separate members (clients' training examples) from non-members
+(test examples).
 
-Scores of the model alone are its loss, entropy and confidence. The likelihood-ratio attack (LiRA)
-compares the confidence with those of shadow models, trained with and without the example. Here it
-is an audit: its shadow models learn from the members and non-members themselves.
+Scores from the model alone are its loss, entropy and confidence. The likelihood-ratio attack
+(LiRA) compares the confidence with that of shadow models, trained with and without the example.
+Here it is used as an audit: its shadow models are trained on the members and non-members
+themselves.
 
-Explanations give members away as well: by the variance and the norm of their relevances, by LiRA
-on that norm, and most of all by LiRA on all of a map's relevances at once.
+Explanations also reveal members: by the variance and the norm of their relevances, by LiRA on that
+norm, and most of all by LiRA on all of a map's relevances at once.
 
 Sources: Yeom et al., Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting
 (CSF 2018); Salem et al., ML-Leaks (NDSS 2019); Song and Mittal, Systematic Evaluation of Privacy
@@ -44,7 +46,7 @@ MOST_SHADOWS = 10_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """How well an attack's scores tell members from non-members.
+    """How well an attack's scores separate members from non-members.
 
     Args:
         auc: area under the ROC curve; 0.5 for guessing.
@@ -61,7 +63,7 @@ class Outcome:
 
 
 def outcome(members: NDArray[Any], others: NDArray[Any]) -> Outcome:
-    """How well scores tell members from non-members, where a threshold t takes score ≥ t as yes.
+    """How well scores separate members from non-members; a score ≥ t predicts a member.
 
     Args:
         members: (n,) scores of members.
@@ -110,8 +112,8 @@ def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64
 def loss_scores(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
     """(n,) log p_y, the cross-entropy with its sign changed.
 
-    As −log(1 + e^(−confidence)), which tells apart p_y that all round to 1: models are very sure
-    of what they have learnt by heart.
+    Computed as −log(1 + e^(−confidence)), which distinguishes values of p_y that all round to 1:
+    models are very confident on memorised examples.
 
     Args:
         logits: (n, C) of C ≥ 2 classes.
@@ -141,9 +143,9 @@ def entropy_scores(logits: NDArray[Any]) -> NDArray[np.float64]:
 def variance_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
     """(n,) the variance of relevances over the parts of an input, with its sign changed.
 
-    Explanations of a probability are flat where the model is sure, as it is of what it has learnt
-    by heart. Those of a logit, as all of fedsim's, do not saturate: there the score may tell
-    nothing, or members may even have the larger variance, and the AUC is below 0.5.
+    Explanations of a probability are flat where the model is confident, as it is on memorised
+    examples. Explanations of a logit, as all of fedsim's are, do not saturate: there the score may
+    reveal nothing, or members may even have the larger variance, and the AUC is below 0.5.
 
     Args:
         relevance: (n, P) of explanations, signed.
@@ -158,7 +160,7 @@ def variance_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
 def norm_scores(relevance: NDArray[Any]) -> NDArray[np.float64]:
     """(n,) Σ_p |R_p|, the L1 norm of an explanation, with its sign changed.
 
-    Of logits it may tell nothing, or the contrary, as the variance may.
+    For logits, as with the variance, it may reveal nothing or be reversed.
 
     Args:
         relevance: (n, P) of explanations, signed.
@@ -197,9 +199,9 @@ def lira_scores(
     examples about their common mean, as in the authors' code, and σ_out² that of the rest.
 
     Args:
-        target: (n,) what the model under attack gives away: a value of each example that is about
-            Gaussian over models, such as `confidence` or `log_norm`.
-        shadows: (S, n) the same of each shadow model.
+        target: (n,) a value of the attacked model for each example that is roughly Gaussian over
+            models, such as `confidence` or `log_norm`.
+        shadows: (S, n) the same for each shadow model.
         inside: (S, n) whether the example was in that shadow model's training set.
 
     Raises:
@@ -237,10 +239,10 @@ def map_scores(
 ) -> NDArray[np.float64]:
     """(n,) ‖R − μ_out‖² − ‖R − μ_in‖²: LiRA on the relevances of all parts at once.
 
-    It is log N(R; μ_in, σ²I) − log N(R; μ_out, σ²I), but for the factor 1/(2σ²), which is the
-    same for all examples: few shadow models tell no more than means. The norm of a map is a small
-    part of what it gives away; an example changes which parts are relevant in a model that has
-    learnt it.
+    Equal to log N(R; μ_in, σ²I) − log N(R; μ_out, σ²I) except for the factor 1/(2σ²), which is the
+    same for all examples: few shadow models allow no more than means to be estimated. The norm
+    reveals only a small part of what a map does: training on an example changes which parts are
+    relevant.
 
     Args:
         target: (n, P) explanations by the model under attack.
