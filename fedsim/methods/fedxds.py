@@ -90,8 +90,8 @@ class FedXDS(PoolMethod[FedXDSState]):
             released code.
         fraction: share of each client's images that it sends.
         clip: largest L2 norm of an image before noise; null for no clipping.
-        sigma: σ; by default computed from epsilon and delta, for images at unit distance, by the
-            analytic Gaussian mechanism.
+        sigma: σ; if not given, it is computed from epsilon and delta, for images at unit distance,
+            by the analytic Gaussian mechanism.
         epsilon, delta: the guarantee, given instead of σ.
         noise_on: add noise to `retained` pixels, as in the paper, or to `all`, as in the released
             code.
