@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ class Snippet:
     line: int
 
 
+PAGE = "page"  # the module of a page's snippets without a title
 END = Snippet("", None, "", 0)
 
 
@@ -74,6 +76,7 @@ def run_page(page: Path, folder: Path) -> None:
                 except Exception as error:
                     raise AssertionError(f"{page}:{snippet.line}: {error}") from error
     finally:
+        sys.modules.pop(PAGE, None)
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
                 del sys.modules[name]
@@ -82,7 +85,8 @@ def run_page(page: Path, folder: Path) -> None:
 class _Runner:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.names: dict[str, Any] = {"__name__": "page"}
+        sys.modules[PAGE] = ModuleType(PAGE)  # so that classes are found, as those of cells are
+        self.names: dict[str, Any] = sys.modules[PAGE].__dict__
         self.printed = ""
         self.refused = ""  # a command, which a page must show to be
 

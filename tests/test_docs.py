@@ -36,7 +36,8 @@ ON_RAY = [
     page
     for page in PAGES
     if any(
-        snippet.language == "console" and re.search(r"^fedsim (grid|tune) ", snippet.text, re.M)
+        snippet.language in ("console", "python")
+        and re.search(r"^fedsim (grid|tune) |fedsim\.(grid|tune)\(", snippet.text, re.M)
         for snippet in snippets(text_of(ROOT / page))
     )
 ]
@@ -71,7 +72,9 @@ class TestReadme:
         rows = [row.split("|")[1] for row in table.splitlines()[2:-1]]
         listed = re.findall(r"`(\w+)`", "".join(rows))
         assert sorted(listed) == [name for name, _ in methods.items()]
-        assert f"{len(listed)} methods" in self.README
+        controls = re.findall(r"`(\w+)`", rows[-1])
+        assert f"{len(listed) - len(controls)} methods from the literature" in self.README
+        assert f"{len(controls)} controls" in self.README
 
     def test_its_links_lead_somewhere(self) -> None:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", self.README):
