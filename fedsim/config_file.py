@@ -41,12 +41,15 @@ class RawConfig:
     changed_keys: frozenset[Location] = frozenset()
 
     @classmethod
-    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> RawConfig:
+    def read(
+        cls, path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
+    ) -> RawConfig:
         """Read an experiment file.
 
         Args:
             path: a YAML file.
-            overrides: `section.key=value`, which win over the file.
+            overrides: `section.key=value`, or a dict of values by `section.key`, which win over
+                the file.
 
         Raises:
             ExperimentError: it cannot be read, or an override is none.
@@ -62,7 +65,7 @@ class RawConfig:
             lines = _lines(root, str(path))
             content = OmegaConf.create(text if root is not None else {})
         except _NOT_YAML as error:
-            raise ExperimentError(f"{path}: not YAML: {_in_one_line(error)}") from error
+            raise ExperimentError(f"{path}: not YAML: {_in_one_line(error)}") from None
 
         def where(location: Location) -> str:
             for end in range(len(location), 0, -1):
@@ -74,13 +77,17 @@ class RawConfig:
         sheet = cls(OmegaConf.to_container(content, resolve=False), where)
         return sheet.overridden(overrides)
 
-    def overridden(self, overrides: Sequence[str]) -> RawConfig:
-        """The sheet with overrides, `section.key=value`.
+    def overridden(self, overrides: Sequence[str] | Mapping[str, Any]) -> RawConfig:
+        """The sheet with overrides, `section.key=value` or values by `section.key`.
 
         Raises:
             ExperimentError: an override is none.
         """
         sheet = self
+        if isinstance(overrides, Mapping):
+            for key, value in overrides.items():
+                sheet = sheet.changed({key: value}, f"override {key}={value}")
+            return sheet
         for override in overrides:
             key, equals, given = override.partition("=")
             if not equals or not key:
@@ -93,7 +100,7 @@ class RawConfig:
                 for part in key.split("."):
                     value = value[part]
             except (*_NOT_YAML, KeyError, TypeError) as error:
-                raise ExperimentError(f"override '{override}': {_in_one_line(error)}") from error
+                raise ExperimentError(f"override '{override}': {_in_one_line(error)}") from None
             sheet = sheet.changed({key: value}, f"override {override}")
         return sheet
 
@@ -173,7 +180,7 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ExperimentError(f"{path}: cannot be read: {why}") from error
+        raise ExperimentError(f"{path}: cannot be read: {why}") from None
 
 
 def _in_one_line(error: BaseException) -> str:
@@ -227,7 +234,9 @@ _WORDS = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "string_type": "a word",
-    "model_type": "a section of keys",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
     "tuple_type": "a list",
     "missing": "missing",
 }

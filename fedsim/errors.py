@@ -7,15 +7,21 @@ A `FedsimError` is meant for users: the command line prints its message without 
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import ClassVar
 
 
 class FedsimError(Exception):
-    """Base class of all errors that fedsim raises on purpose."""
+    """Root of all errors that fedsim raises on purpose.
+
+    Attributes:
+        advice: how to go on, which the command line prints below the message.
+    """
 
     exit_code = 1
+    advice = ""
 
 
 class BadInput(FedsimError):
@@ -111,14 +117,18 @@ def in_one_line(error: BaseException) -> str:
 
 
 def in_own_code(error: BaseException) -> str:
-    """An error in one line, with the place where code outside of libraries raised it."""
+    """An error in one line, with the place in the user's own code where it was raised, if any."""
     frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename
+        frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)
     ]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return in_one_line(error) + place
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file is the user's: of neither fedsim, nor Python, nor an installed package."""
+    libraries = (str(Path(__file__).parent), sysconfig.get_path("stdlib"))
+    return "site-packages" not in file and not file.startswith((*libraries, "<frozen "))
 
 
 class FedsimWarning(UserWarning):

@@ -163,23 +163,29 @@ class Experiment(Config):
         return self
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    def load(
+        cls, path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
+    ) -> Experiment:
         """Read an experiment file.
 
         Args:
             path: a YAML file.
-            overrides: `section.key=value` settings that take precedence over the file.
+            overrides: `section.key=value`, or a dict of values by `section.key`, which win over
+                the file.
 
         Raises:
             ExperimentError: the experiment is invalid; the message has a line for each mistake and
                 its place.
         """
         sheet = RawConfig.read(path, overrides)
-        for section, command in (("grid", "grid"), ("search", "tune")):
+        for section, what, command in (
+            ("grid", "a grid of experiments", "grid"),
+            ("search", "a search", "tune"),
+        ):
             if section in sheet.content:
                 raise ExperimentError(
-                    f"{sheet.where((section,))}: {section}: many experiments in one file; carry "
-                    f"them out with: fedsim {command} {path}"
+                    f"{sheet.where((section,))}: this file has {what}; run it with: "
+                    f"fedsim {command} {path}"
                 )
         return sheet.build(cls)
 
@@ -191,6 +197,9 @@ class Experiment(Config):
             ExperimentError: the experiment is invalid; the message has a line for each mistake.
         """
         return RawConfig(content).build(cls)
+
+    def __str__(self) -> str:
+        return self.to_yaml()
 
     def to_yaml(self) -> str:
         """The complete experiment as YAML, with every default written out."""

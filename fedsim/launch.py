@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,13 @@ from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.connection import planned_actors
 from fedsim.cluster.placement import node_is_lost, starting
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ExperimentError, FedsimError, RunError, RunFolderError
+from fedsim.errors import (
+    ExperimentError,
+    FedsimError,
+    FedsimWarning,
+    RunError,
+    RunFolderError,
+)
 from fedsim.experiment import Experiment
 from fedsim.federation import (
     Engine,
@@ -62,6 +69,14 @@ def run(
         BadInput: the experiment is invalid; nothing was started or written.
         RunError: the run failed; its folder can be resumed.
     """
+    engine = experiment.engine
+    if engine.kind == "local" and engine.actors != "auto":
+        warnings.warn(
+            f"engine.actors={engine.actors} has no effect with engine.kind=local: everything is "
+            "computed in one process",
+            FedsimWarning,
+            stacklevel=2,
+        )
     dataset, splits, spec = prepare(experiment)
     check_disk(experiment, spec, Path(out))
     with (

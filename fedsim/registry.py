@@ -38,12 +38,19 @@ OWN = r"^[\w.]+:\w+$"  # the name of a component of the user's own, as a JSON sc
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """« — did you mean 'x'?» for a near miss, else «; known: a, b, c»."""
+    """«; did you mean 'x'?» for a near miss or a part of a name, else «; known: a, b, c»."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean '{close[0]}'?"
+    found = _closest(str(word).lower(), {name.lower(): name for name in names})
+    if found:
+        return f"; did you mean '{found}'?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def _closest(word: str, names: Mapping[str, str]) -> str | None:
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
+    containing = [name for name in names if word in name.split("_")]  # «f1» of macro_f1
+    found = close or containing
+    return names[found[0]] if found else None
 
 
 def located(title: str, key: str, problem: PydanticCustomError, given: Any) -> ValidationError:
@@ -70,7 +77,7 @@ class Config(BaseModel):
             unknown = [key for key in values if key not in cls.model_fields]
             if unknown:
                 key = unknown[0]
-                hint = nearest(key, cls.model_fields)
+                hint = _missing_space(key, values[key]) or nearest(key, cls.model_fields)
                 about = {"hint": hint, "within": _sections_with(key, cls)}
                 problem = PydanticCustomError("unknown_key", "unknown key{hint}", about)
                 raise located(cls.__name__, str(key), problem, values[key])
@@ -104,6 +111,14 @@ class Config(BaseModel):
             return value.expanduser().absolute()
         except RuntimeError as error:  # «~somebody» who is not there
             raise ValueError(f"'{value}': {error}") from error
+
+
+def _missing_space(key: object, value: Any) -> str:
+    """What to write for `{name:fedavg}`, which YAML reads as a key without a value."""
+    name, colon, word = str(key).partition(":")
+    if value is not None or not colon or not word:
+        return ""
+    return f"; write '{name}: {word}', with a space after the colon"
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -183,11 +198,7 @@ class Registry(Generic[C]):
             return self._known[name]
         if ":" in name:
             return self._import(name)
-        raise PydanticCustomError(
-            "unknown_name",
-            "unknown {what} '{name}'{hint}",
-            {"what": self.what, "name": name, "hint": nearest(name, self._known)},
-        )
+        raise unknown_name(self.what, name, self._known)
 
     def _import(self, name: str) -> type[C]:
         found = import_object(name, self.what)
@@ -214,16 +225,20 @@ class Registry(Generic[C]):
         if isinstance(value, self.base):
             return self._named(value)
         value = self.section(value)
+        if isinstance(value, str):
+            raise PydanticCustomError(
+                "not_a_section",
+                "must be a mapping of keys; write {{{key}: {value}}}",
+                {"key": self.key, "value": value},
+            )
         if not isinstance(value, Mapping):
             return value
         name = value.get(self.key)
         try:
             if name is None:
-                raise PydanticCustomError(
-                    "missing_name",
-                    "missing; known: {known}",
-                    {"known": ", ".join(sorted(self._known))},
-                )
+                hints = (_missing_space(key, value[key]) for key in value)
+                hint = next(filter(None, hints), f"; known: {', '.join(sorted(self._known))}")
+                raise PydanticCustomError("missing_name", "missing{hint}", {"hint": hint})
             component = self.find(str(name))
         except PydanticCustomError as error:
             raise located(self.what, self.key, error, name) from None
@@ -262,6 +277,17 @@ class Registry(Generic[C]):
         return importable_name(component, self.what)
 
 
+def unknown_name(what: str, name: str, known: Iterable[str]) -> PydanticCustomError:
+    """The error for a name that nothing is registered under."""
+    module, dot, own = name.rpartition(".")
+    hint = f"; your own is named with a colon: {module}:{own}" if dot else nearest(name, known)
+    return PydanticCustomError(
+        "unknown_name",
+        "unknown {what} '{name}'{hint}",
+        {"what": what, "name": name, "hint": hint},
+    )
+
+
 _may_import: ContextVar[bool] = ContextVar("may_import", default=True)
 
 
@@ -296,7 +322,8 @@ def import_object(name: str, what: str) -> Any:
             {"what": what, "name": name},
         )
     try:
-        return attrgetter(attribute)(importlib.import_module(module))
+        found = importlib.import_module(module)
+        return attrgetter(attribute)(found)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever the module raises
@@ -308,6 +335,16 @@ def import_object(name: str, what: str) -> Any:
                 {"what": what, "name": attribute},
             ) from error
         words = str(error).strip().partition("\n")[0] or type(error).__name__
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            folders = _own_folders()
+            modules = {path.stem for folder in folders for path in folder.glob("*.py")}
+            close = _closest(module, {name: name for name in modules})
+            hint = f"did you mean '{close}:{attribute}'?" if close else ""
+            searched = ", ".join(map(str, folders))
+            words = f"there is no module '{error.name}' in {searched}, nor installed"
+            words = "; ".join(filter(None, (words, hint)))
+        elif isinstance(error, AttributeError) and (own := _own_names(module, attribute)):
+            words = f"{module} has no '{attribute}'{nearest(attribute, own)}"
         raise PydanticCustomError(
             "import_failed",
             "{what} '{name}' cannot be imported: {error}",
@@ -317,6 +354,25 @@ def import_object(name: str, what: str) -> Any:
                 "error": f"it exits ({words})" if isinstance(error, SystemExit) else words,
             },
         ) from error
+
+
+def _own_folders() -> list[Path]:
+    """Where modules are looked for, but for those of Python and of packages."""
+    python = (sys.prefix, sys.base_prefix)
+    folders = [Path(entry).absolute() for entry in sys.path if not entry.startswith(python)]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+
+
+def _own_names(module: str, attribute: str) -> list[str]:
+    """What a module itself defines; nothing if it was not imported, or has the attribute."""
+    found = sys.modules.get(module)
+    if found is None or hasattr(found, attribute):
+        return []
+    return [
+        name
+        for name, value in vars(found).items()
+        if getattr(value, "__module__", None) == module and not name.startswith("_")
+    ]
 
 
 def importable_name(found: Any, what: str) -> str:
@@ -388,18 +444,18 @@ def check_keywords(
         given: the arguments that it is called with besides, in words.
 
     Raises:
-        PydanticCustomError: it takes no such keyword; the message names the nearest.
+        ValidationError: it takes no such keyword; the message names the nearest.
+        PydanticCustomError: it cannot be called with these.
     """
     parameters = list(inspect.signature(function).parameters.values())
     known = [p.name for p in parameters[len(given) :]]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for key in keywords or {}:
             if key not in known:
-                raise PydanticCustomError(
-                    "unknown_keyword",
-                    "{name} takes no '{key}'{hint}",
-                    {"name": name, "key": key, "hint": nearest(key, known)},
-                )
+                about = {"name": name, "key": key, "hint": nearest(key, known)}
+                problem = "{name} takes no '{key}'{hint}"
+                error = PydanticCustomError("unknown_keyword", problem, about)
+                raise located(name, key, error, (keywords or {})[key])
     try:
         inspect.signature(function).bind(*given, **(keywords or {}))
     except TypeError as error:

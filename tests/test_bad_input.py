@@ -810,8 +810,8 @@ def broken(fedsim: Call, module: Callable[[str], str]) -> Callable[..., str]:
         write_experiment(5, f"method: {{name: '{name}:{method}'}}")
         code, _, err = fedsim("run", "small.yaml", *overrides)
         assert code == 1
-        before, _, message = err.partition("error: ")
-        assert f"fedsim resume {the_run().path.relative_to(Path.cwd())}" in before
+        message, _, advice = err.removeprefix("error: ").partition("broke off")
+        assert advice.endswith(f"fedsim resume {the_run().path.relative_to(Path.cwd())}\n")
         assert the_run().manifest["status"] == "failed"
         return message
 

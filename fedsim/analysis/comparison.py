@@ -54,6 +54,15 @@ class Comparison:
             "results": self.results,
         }
 
+    def __str__(self) -> str:
+        parts = [
+            f"{about}: the same"
+            if table.columns.empty
+            else f"{about}\n{table.T.to_string(na_rep='–')}"
+            for about, table in self.tables.items()
+        ]
+        return "\n\n".join(parts)
+
     def _repr_html_(self) -> str:
         parts = []
         for about, table in self.tables.items():

@@ -75,6 +75,8 @@ def _carry_out() -> None:
         app(prog_name="fedsim")  # by `python -m fedsim` as well
     except FedsimError as error:
         err.print(f"error: {_shortened(str(error))}", markup=False, highlight=False)
+        if error.advice:
+            err.print(error.advice, markup=False, highlight=False)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:

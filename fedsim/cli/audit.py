@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from fedsim.cli.components import complete_explainer
-from fedsim.cli.console import Trust, app, out, say_written, writing
+from fedsim.cli.console import Trust, app, latest, out, say_written, writing
 
 
 @app.command("attack")
 def attack_command(
-    folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="A run's folder; of one with several runs the latest.", show_default=False)],
     shadows: Annotated[
         int, typer.Option(help="Number of shadow models to train for LiRA; 0 skips this attack.")
     ] = 0,
@@ -42,6 +42,7 @@ def attack_command(
     from fedsim.results.folder import RunFolder
     from fedsim.results.run import load
 
+    folder = latest(folder, "run")
     if trust:
         RunFolder.open(folder).trust()
     found = audit(

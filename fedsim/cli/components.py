@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from rich.table import Table
 
 import fedsim
-from fedsim.cli.console import AsJson, app, out, print_json
+from fedsim.cli.console import AsJson, app, out, print_json, print_table
 from fedsim.errors import BadInput
 from fedsim.registry import first_line, nearest, summary
 
@@ -108,7 +108,7 @@ def _list_kinds(as_json: bool) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for kind, what in (*((kind, what) for kind, (_, what) in KINDS.items()), METRICS):
         table.add_row(f"fedsim list {kind}", what)
-    out.print(table)
+    print_table(table)
 
 
 def _list_components(registry: Registry[Any], as_json: bool) -> None:
@@ -124,7 +124,7 @@ def _list_components(registry: Registry[Any], as_json: bool) -> None:
             if key != registry.key:
                 keys.append(key if field.is_required() else f"{key}={_plain(field.default)}")
         table.add_row(name, "\n".join(keys), first_line(component), end_section=True)
-    out.print(table)
+    print_table(table)
     out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)
 
 
@@ -140,7 +140,7 @@ def _list_metrics(as_json: bool) -> None:
         table.add_column(column)
     for name, label in sorted(KNOWN_METRICS.items()):
         table.add_row(name, label)
-    out.print(table)
+    print_table(table)
     out.print("\nand your own: package.module:function of (outputs, targets)", markup=False)
 
 
@@ -165,7 +165,7 @@ def _show_component(name: str, component: type[Config], key: str, as_json: bool)
             table.add_row(each, words, default, node.get("description", ""))
     if table.row_count:
         out.print("")
-        out.print(table)
+        print_table(table)
 
 
 def _plain(value: Any) -> str:

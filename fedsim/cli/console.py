@@ -12,13 +12,74 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
 
 import fedsim
-from fedsim.errors import RunError
+from fedsim.errors import BadInput, RunError
 from fedsim.words import short as short
 from fedsim.words import size as size
 
+UsageError = typer.BadParameter.__base__  # of click, which typer brings under another name
+TAKE_LATEST = ("attack", "explain", "pack", "verify")  # commands; see `latest`
+
+
+class _Commands(TyperGroup):
+    """Says of some misuses what was probably meant."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter:
+            raise
+        except UsageError as error:  # type: ignore[misc]
+            if advice := _what_was_meant(error):
+                raise BadInput(advice) from None
+            raise
+
+
+def _what_was_meant(error: Any) -> str:
+    """Of a key of the experiment that is written as an option; of several folders for one."""
+    command = error.ctx and error.ctx.command
+    if command is None:
+        return ""
+    known = {parameter.name for parameter in command.params}
+    option = getattr(error, "option_name", "")
+    if option.startswith("--") and "overrides" in known:
+        key = option.lstrip("-").replace("-", "_")
+        words = iter(sys.argv)
+        value = next((next(words, "") for word in words if word == option), "") or "VALUE"
+        given = f"{key_of(key)}={value}"
+        return f"{error.format_message()}; keys of the experiment take no dashes: {given}"
+    if "folder" in known and error.format_message().startswith("Got unexpected extra argument"):
+        first = error.ctx.params.get("folder")
+        what = f"fedsim {command.name} takes one folder"
+        if first is None or command.name not in TAKE_LATEST:
+            return what
+        return f"{what}; {first.parent} means the latest below it"
+    return ""
+
+
+def key_of(name: str) -> str:
+    """The `section.key` that a key's name alone means, as far as that is clear."""
+    from fedsim.experiment import COMPONENTS, Experiment
+    from fedsim.training import Train
+
+    if name in Experiment.model_fields:
+        return name
+    if name in Train.model_fields:
+        return f"train.{name}"
+    for section, registry in COMPONENTS.items():
+        if any(name in component.model_fields for _, component in registry.items()):
+            return f"{section}.{name}"
+    for section, field in Experiment.model_fields.items():
+        if name in getattr(field.annotation, "model_fields", {}):
+            return f"{section}.{name}"
+    return f"section.{name}"
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -61,6 +122,31 @@ def options(
     ] = False,
 ) -> None:
     """Explainable federated learning, simulated on Ray."""
+
+
+def latest(folder: Path, kind: str | None = None) -> Path:
+    """The folder of results that is given, or the latest below it, which is named on stderr.
+
+    Args:
+        kind: of results, such as `run`; any if not given.
+    """
+    from fedsim.results.manifest import is_at, latest_first
+
+    below = [] if is_at(folder) else latest_first(folder, kind)
+    if not below:
+        return folder
+    several = f" of {len(below)} {kind or 'result'}s" if len(below) > 1 else f" {kind or 'result'}"
+    name = below[0].relative_to(folder)
+    err.print(f"{folder}: the latest{several}, {name}", markup=False, highlight=False)
+    return below[0]
+
+
+def print_table(table: Table) -> None:
+    """Print a table without the blanks that fill its last column."""
+    with out.capture() as capture:
+        out.print(table)
+    for line in capture.get().splitlines():
+        out.out(line.rstrip(), highlight=False)
 
 
 def print_json(content: Any) -> None:

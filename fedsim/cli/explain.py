@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from fedsim.cli.components import complete_explainer
-from fedsim.cli.console import Trust, app, out, say_written, writing
+from fedsim.cli.console import Trust, app, latest, out, say_written, writing
 from fedsim.errors import BadInput
 
 
 @app.command("explain")
 def explain_command(
-    folder: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="A run's folder; of one with several runs the latest.", show_default=False)],
     round: Annotated[
         list[int] | None,
         typer.Option(help=r"Explain the model after this round. \[default: the last]"),
@@ -74,6 +74,7 @@ def explain_command(
     from fedsim.results.folder import RunFolder
     from fedsim.results.run import load
 
+    folder = latest(folder, "run")
     if trust:
         RunFolder.open(folder).trust()
     run = load(folder)

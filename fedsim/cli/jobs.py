@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedsim.cli.console import File, Overrides, app, err, out, short
+from fedsim.cli.console import File, Overrides, app, err, out, print_table, short
 
 Address = Annotated[
     str | None,
@@ -74,7 +74,10 @@ def jobs_command(address: Address = None) -> None:
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
             f"{(job.ended or time.time()) - began:.0f} s",
         )
-    out.print(table if table.row_count else "no jobs")
+    if table.row_count:
+        print_table(table)
+    else:
+        out.print("no jobs")
 
 
 @app.command("stop")

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedsim.cli.console import File, Overrides, app, out, say_written, short, size, writing
+from fedsim.cli.console import (
+    File,
+    Overrides,
+    app,
+    latest,
+    out,
+    print_table,
+    say_written,
+    short,
+    size,
+    writing,
+)
 
 if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
     from fedsim.cluster.placement import Node
@@ -107,7 +118,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
         parts = (splits.train[k], splits.unlabelled[k], splits.test[k])
         cells = [*counts[k], counts[k].sum(), *map(len, parts)]
         table.add_row(str(k), *(str(n) if n else "·" for n in cells))
-    out.print(table)
+    print_table(table)
     if shown < len(counts):
         out.print(f"… and {len(counts) - shown} clients more")
     sizes = counts.sum(axis=1)
@@ -200,7 +211,7 @@ def verify_command(
     """Check that the files of a folder are unchanged since they were written."""
     from fedsim.results.verify import insist_on_whole
 
-    out.print(f"nothing is damaged ({insist_on_whole(folder)} folder(s))")
+    out.print(f"nothing is damaged ({insist_on_whole(latest(folder))} folder(s))")
 
 
 @app.command("pack")
@@ -220,7 +231,7 @@ def pack_command(
     """Verify a folder and pack it into one archive to share."""
     from fedsim.results.archive import pack
 
-    packed = pack(folder, path)
+    packed = pack(latest(folder), path)
     if packed.unfinished:
         ends = ", ".join(
             f"{count} {status}" for status, count in sorted(packed.unfinished.items())
@@ -236,7 +247,7 @@ def doctor_command(
     file: Annotated[Path | None, typer.Argument(help="An experiment file (YAML).")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show the resources that Ray sees, and those that an experiment would get."""
+    """Show the resources Ray sees, and which of them an experiment would get."""
     import ray
     import torch
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedsim.cli.components import complete_method
-from fedsim.cli.console import AsJson, app, out, print_json, short, size
+from fedsim.cli.console import AsJson, app, out, print_json, print_table, short, size
 from fedsim.errors import BadInput
 from fedsim.registry import nearest
 
@@ -89,7 +89,7 @@ def ls_command(
         table.add_row(
             *(place, row.kind, row.method, row.status, done, score, started, row.result_hash)
         )
-    out.print(table)
+    print_table(table)
 
 
 @app.command("compare")
@@ -147,7 +147,7 @@ def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) 
         table.add_column(title.replace("[", r"\["), overflow="fold")
     for line in lines:
         table.add_row(*(cell.replace("[", r"\[") for cell in line))
-    out.print(table)
+    print_table(table)
     if shared:
         out.print(
             f"of all: {', '.join(f'{key} {cell}' for key, cell, *_ in shared)}", markup=False

@@ -24,10 +24,11 @@ from fedsim.cli.console import (
     err,
     out,
     print_json,
+    print_table,
     short,
     size,
 )
-from fedsim.errors import ClientError, MethodError, RunError
+from fedsim.errors import ClientError, FedsimError, MethodError, RunError
 
 if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
     from fedsim import Grid, Run, Search
@@ -150,14 +151,7 @@ class _Lines:
     ) -> None:
         if kind is None or self._folder is None or not _resumable(error):
             return
-        how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
-        err.print(
-            f"{how}; to go on:\n  fedsim resume {short(self._folder.path)}",
-            markup=False,
-            highlight=False,
-        )
-        if issubclass(kind, KeyboardInterrupt):
-            sys.exit(130)
+        _advise(error, f"to go on: fedsim resume {short(self._folder.path)}")
 
 
 def _grid_summary(folder: Grid) -> None:
@@ -189,7 +183,7 @@ def _grid_summary(folder: Grid) -> None:
         if tested:
             cells.append("" if math.isnan(row["p_holm"]) else f"{row['p_holm']:.3f}")
         table.add_row(*cells)
-    out.print(table)
+    print_table(table)
     runs = [run for run in folder.runs if run.status == "finished"]
     metrics = list(dict.fromkeys(run.primary_metric for run in runs))
     words = f"{in_words(metrics)}: mean ± standard deviation over seeds"
@@ -230,7 +224,7 @@ def _search_summary(folder: Search) -> None:
             str(row["trial"]),
             *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
         )
-    out.print(table)
+    print_table(table)
     out.print(
         "the Pareto front of the trials; pareto.png shows it" if several else "the best trials",
         markup=False,
@@ -254,6 +248,17 @@ def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
     if failed:
         lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
         raise RunError(f"{len(failed)} run(s) failed:{lines}")
+
+
+def _advise(error: BaseException | None, how: str, when: str = "") -> None:
+    """Have the end of a command say how to go on: below its error, if there is one to be told."""
+    if isinstance(error, KeyboardInterrupt):
+        err.print(f"interrupted{when}; {how}", markup=False, highlight=False)
+        sys.exit(130)
+    if isinstance(error, FedsimError):
+        error.advice = f"broke off{when}; {how}"
+    else:
+        err.print(f"broke off{when}; {how}", markup=False, highlight=False)
 
 
 def _resumable(error: BaseException | None) -> bool:
@@ -308,20 +313,16 @@ class _Screen:
             self._bar.stop()
         if kind is None or self._folder is None or not _resumable(error):
             return
-        how = "interrupted" if issubclass(kind, KeyboardInterrupt) else "broke off"
         when = f" after round {self._latest}" if self._latest else ""
         path = short(self._folder.path)
-        in_log = isinstance(error, ClientError | MethodError)
-        trace = f"; traceback in {path}/log.txt" if in_log else ""
-        err.print(
-            f"{how}{when}{trace}; to go on:\n  fedsim resume {path}",
-            markup=False,
-            highlight=False,
-        )
-        if issubclass(kind, KeyboardInterrupt):
-            sys.exit(130)
+        how = f"to go on: fedsim resume {path}"
+        if isinstance(error, ClientError | MethodError):
+            how = f"traceback in {path}/log.txt; once fixed, continue with: fedsim resume {path}"
         if issubclass(kind, SystemExit):  # whatever its code, the run has not ended well
-            raise RunError("code of the experiment has ended the process (sys.exit)") from error
+            ended = RunError("code of the experiment has ended the process (sys.exit)")
+            ended.advice = f"broke off{when}; {how}"
+            raise ended from error
+        _advise(error, how, when)
 
 
 def _summary(done: Run) -> None:
@@ -356,4 +357,4 @@ def _summary(done: Run) -> None:
     table.add_row("time", f"{done.manifest['wall_seconds']:.1f} s")
     table.add_row("result hash", done.result_hash)
     table.add_row("run folder", short(done.path))
-    out.print(table)
+    print_table(table)

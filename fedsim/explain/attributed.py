@@ -47,7 +47,7 @@ class Attributed(Explanation):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """«row 3: seven (98%), is nine» of each input."""
+        """«row 3: predicted seven (98%), true class nine» of each input."""
         told = map(in_short, self.decisions, self._chances, self.inputs.labels)
         return tuple(f"{name}: {what}" for name, what in zip(self.inputs.names, told, strict=True))
 

@@ -14,9 +14,10 @@ Colour = str | tuple[float, float, float, float]
 
 
 def in_short(decision: str, probability: float | None, label: str | None) -> str:
-    """«positive (93%), is negative»."""
-    chance = "" if probability is None else f" ({probability:.0%})"
-    return f"{decision}{chance}" + ("" if label is None else f", is {label}")
+    """«predicted positive (93%), true class negative»; of a regression without a probability."""
+    chance, what = ("", "value") if probability is None else (f" ({probability:.0%})", "class")
+    truth = "" if label is None else f", true {what} {label}"
+    return f"predicted {decision}{chance}{truth}"
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,9 @@ class Update:
     An update without vectors leaves the client out of the mean, as it has nothing to send.
 
     Args:
-        weight: weight in the mean, before normalisation; usually the number of samples.
-        vectors: float tensors of any shape, the same names and shapes from every client.
+        weight: share in the mean, before normalisation; usually the number of samples.
+        vectors: float tensors of any shape, the same names and shapes from every client. One
+            named like an argument that the server sent to all, such as `weights`, is as long.
     """
 
     def __init__(self, *, weight: float = 1.0, **vectors: Tensor) -> None:
@@ -251,6 +252,13 @@ class WeightedMean(Reduction):
         return nbytes(message.vectors)
 
     def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
+        for name, vector in message.vectors.items():
+            sent = arguments.get(name)
+            if isinstance(sent, Tensor) and sent.numel() != vector.numel():
+                raise InvalidUpdate(
+                    f"'{name}' has {vector.numel()} entries, expected {sent.numel()}, as the "
+                    "server sent; give a part another name"
+                )
         self.answered = True
         if message.vectors:
             self.add(id, message.weight, message.vectors)

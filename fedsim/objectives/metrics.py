@@ -14,11 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import PydanticCustomError
+from torch import Tensor
 
 from fedsim.data import Dataset
-from fedsim.errors import ExperimentError
+from fedsim.errors import ExperimentError, MethodError, in_own_code
 from fedsim.objectives.objective import FurtherMetric, Metric, ScoreFunction
-from fedsim.registry import import_object, nearest
+from fedsim.registry import import_object, unknown_name
 
 Outputs = NDArray[Any]
 Labels = NDArray[np.int64]
@@ -148,11 +149,7 @@ def check_name(name: str) -> None:
     if ":" in name:
         _own_function(name)
     elif name not in KNOWN_METRICS and not _TOP_K.fullmatch(name):
-        raise PydanticCustomError(
-            "unknown_name",
-            "unknown metric '{name}'{hint}",
-            {"name": name, "hint": nearest(name, KNOWN_METRICS)},
-        )
+        raise unknown_name("metric", name, KNOWN_METRICS)
 
 
 def further_metrics(names: Sequence[str], data: Dataset) -> tuple[FurtherMetric, ...]:
@@ -172,7 +169,8 @@ def _further_metric(name: str, data: Dataset) -> FurtherMetric:
         best: Any = getattr(function, "best", "max")
         if best not in ("max", "min"):
             raise ExperimentError(f"{where}.best must be 'max' or 'min', not {best!r}")
-        return FurtherMetric(column, function, Metric(column, column.replace("_", " "), best))
+        shown = Metric(column, column.replace("_", " "), best)
+        return FurtherMetric(column, partial(_own_scores, name, function), shown)
     if name in _OF_NUMBERS:
         if C or data.y.ndim > 1:
             what = f"{C} classes" if C else f"{data.y.shape[1]} targets"
@@ -204,6 +202,29 @@ def _confusion_rows(
         {"target": classes[i], "prediction": classes[j], "count": int(counts[i, j])}
         for i, j in np.argwhere(counts).tolist()
     ]
+
+
+def _own_scores(
+    name: str, function: ScoreFunction, outputs: Outputs, targets: NDArray[Any]
+) -> float | dict[str, float]:
+    """What a function of the user's own returns.
+
+    Raises:
+        MethodError: it raises, or returns other than a number or a dict of numbers.
+    """
+    try:
+        found = function(outputs, targets)
+    except Exception as error:
+        raise MethodError(f"metric {name}: {in_own_code(error)}") from error
+    for score in found.values() if isinstance(found, Mapping) else (found,):
+        one = isinstance(score, Tensor) and score.numel() == 1
+        if not one and not isinstance(score, int | float | np.number):
+            shape = getattr(score, "shape", None)
+            what = repr(score) if shape is None else f"an array of shape {tuple(shape)}"
+            raise MethodError(
+                f"metric {name} must return a number or a dict of numbers, not {what}"
+            )
+    return found  # type: ignore[no-any-return]
 
 
 def _own_function(name: str) -> Callable[..., Any]:

@@ -189,19 +189,24 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted({path.parent for path in folder.glob("*/**/manifest*.json")})
 
 
-def did_you_mean(folder: Path, kind: str | None = None) -> str:
-    """«; did you mean <folder of the latest results below>?», for a message; empty without any.
+def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
+    """Folders of results below another one or its sub-folders, the latest first.
 
     Args:
-        folder: below which, or below whose sub-folders, there may be some.
         kind: of results; any if not given.
     """
     for pattern in ("*/manifest*.json", "*/*/manifest*.json", "*/*/*/manifest*.json"):
         found = {path.parent for path in folder.glob(pattern)}
         fitting = [path for path in found if kind in (None, kind_of(path))]
         if fitting:  # their names begin with when they were started
-            return f"; did you mean {short(max(fitting, key=lambda path: (path.name, path)))}?"
-    return ""
+            return sorted(fitting, key=lambda path: (path.name, path), reverse=True)
+    return []
+
+
+def did_you_mean(folder: Path, kind: str | None = None) -> str:
+    """«; did you mean <folder of the latest results below>?», for a message; empty without any."""
+    found = latest_first(folder, kind)
+    return f"; did you mean {short(found[0])}?" if found else ""
 
 
 def kind_of(folder: Path) -> str | None:

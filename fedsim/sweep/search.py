@@ -134,6 +134,7 @@ class SearchSweep(SweepRunner[Search]):
             finished=len(_ended(path)),
             concurrent=self.settings.concurrent,
             objectives={name: self._place(name) for name in self.settings.objectives},
+            directions=self.settings.objectives,
             every_round=self.settings.asha is not None,
         )
 

@@ -19,7 +19,7 @@ from fedsim.results.sweeps import Grid, Search, open_folder
 
 def grid(
     experiment: str | Path | Mapping[str, Any] | RawConfig,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] | Mapping[str, Any] = (),
     out: str | Path = "runs",
     progress: bool | Callable[[str], None] = True,
     on_start: Callable[[Grid], None] = lambda _: None,
@@ -27,12 +27,13 @@ def grid(
     """Run every cell of a grid with every seed, several runs at a time.
 
     Args:
-        experiment: an experiment file with a `grid` section, or its content as nested dicts, which
-            may hold the same objects as an `Experiment`.
-        overrides: `section.key=value` settings that take precedence over the file.
-        out: parent folder; the grid is written to `<out>/<name>/<id>`.
-        progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A
-            function is called with a line for each run that ends.
+        experiment: an experiment file with a `grid` section, or its content as nested dicts,
+            which may hold objects as `Experiment` takes them.
+        overrides: `section.key=value`, or a dict of values by `section.key`, which win over
+            the file.
+        out: the folder below which the grid's own is made: `<out>/<name>/<id>`.
+        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
+            with a line for each run that ends.
         on_start: called with the grid before its first run.
 
     Returns:
@@ -50,7 +51,7 @@ def grid(
 
 def tune(
     experiment: str | Path | Mapping[str, Any] | RawConfig,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] | Mapping[str, Any] = (),
     out: str | Path = "runs",
     progress: bool | Callable[[str], None] = True,
     on_start: Callable[[Search], None] = lambda _: None,
@@ -59,11 +60,12 @@ def tune(
 
     Args:
         experiment: an experiment file with a `search` section, or its content as nested dicts,
-            which may hold the same objects as an `Experiment`.
-        overrides: `section.key=value` settings that take precedence over the file.
-        out: parent folder; the search is written to `<out>/<name>/<id>`.
-        progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A
-            function is called with a line for each trial that ends.
+            which may hold objects as `Experiment` takes them.
+        overrides: `section.key=value`, or a dict of values by `section.key`, which win over
+            the file.
+        out: the folder below which the search's own is made: `<out>/<name>/<id>`.
+        progress: True shows a bar in a terminal or a notebook, False nothing; a function is called
+            with a line for each trial that ends.
         on_start: called with the search before its first trial.
 
     Returns:
@@ -113,7 +115,8 @@ def resume(
 
 
 def _content(
-    given: str | Path | Mapping[str, Any] | RawConfig, overrides: Sequence[str]
+    given: str | Path | Mapping[str, Any] | RawConfig,
+    overrides: Sequence[str] | Mapping[str, Any],
 ) -> RawConfig:
     if isinstance(given, str | Path):
         return RawConfig.read(given, overrides)

@@ -166,8 +166,11 @@ def read_section(config: RawConfig, name: str, schema: type[S]) -> tuple[S, RawC
         ExperimentError: there is no such section, or it does not fit the schema.
     """
     if name not in config.content:
+        others = {"grid": "grid", "search": "tune"}
+        command = next((others[each] for each in others if each in config.content), "run")
         raise ExperimentError(
-            f"{config.where(())}: has no {name} section; fedsim run carries it out"
+            f"{config.where(())}: has no {name} section; run it with: fedsim {command} "
+            f"{config.where(())}"
         )
     settings = config.build(schema, name)
     _, base = config.take(name)

@@ -140,6 +140,7 @@ class SweepPlan:
         finished: how many of them finished in an earlier session, and are not run again.
         concurrent: how many are to run at the same time.
         objectives: what each trial reports of its last round, and where each is asked for.
+        directions: `max` or `min`, by objective.
         every_round: report it of every evaluated round, for a scheduler to decide on.
     """
 
@@ -149,6 +150,7 @@ class SweepPlan:
     finished: int = 0
     concurrent: int | Literal["auto"] = "auto"
     objectives: Mapping[str, str] = field(default_factory=dict)
+    directions: Mapping[str, Literal["max", "min"]] = field(default_factory=dict)
     every_round: bool = False
 
     @property
@@ -222,11 +224,7 @@ def run_trials(
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
         tell(f"{plan.count - plan.finished} runs, {concurrent} at a time, {each}")
         if by_test_set := [name for name in plan.objectives if name in tested]:
-            tell(
-                f"{', '.join(by_test_set)}: of the test set, on which what is chosen by it looks "
-                "better than it is; evaluate.validation=0.1 holds out examples to choose by, "
-                f"search.objectives={VALIDATION}{by_test_set[0]}"
-            )
+            tell(_about_test_set(plan, by_test_set))
         with (
             scratch("fstune-") as state,
             environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # those of trials that are stopped
@@ -238,6 +236,20 @@ def run_trials(
             except (TuneError, OSError) as error:
                 raise RunError(f"{path}: Ray Tune cannot go on: {_first_line(error)}") from error
         return errors
+
+
+def _about_test_set(plan: SweepPlan, by_test_set: Sequence[str]) -> str:
+    """The warning about objectives that are scores on the test set."""
+    instead = ", ".join(
+        f"{VALIDATION if name in by_test_set else ''}{name}: {direction}"
+        for name, direction in plan.directions.items()
+    )
+    held_out = all(trial.experiment.evaluate.validation for trial in plan.examples)
+    holding_out = "" if held_out else "evaluate.validation=0.1 "
+    return (
+        f"warning: the search chooses by {' and '.join(by_test_set)} on the test set. To choose "
+        f"by a validation set instead: {holding_out}'search.objectives={{{instead}}}'"
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -479,6 +491,10 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
             run = load(trial.path)
             rounds = run.rounds
             after = f"after round {rounds['round'].iloc[-1]}"
+            if self.plan.objectives:
+                last = rounds.iloc[-1].to_dict()
+                values = {name: objective_value(last, name) for name in self.plan.objectives}
+                return f"{', '.join(f'{name} {v:.4g}' for name, v in values.items())} {after}"
             metric = run.primary_metric
             scores = rounds.get(metric.column, pd.Series(dtype=float)).dropna()
             return f"{metric.label} {digits(scores.iloc[-1])} {after}" if len(scores) else after
