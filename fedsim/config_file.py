@@ -235,8 +235,8 @@ _WORDS = {
     "bool_type": "true or false",
     "string_type": "a word",
     "dict_type": "a mapping",
-    "model_type": "a mapping of keys",
-    "model_attributes_type": "a mapping of keys",
+    "model_type": "a section of keys",
+    "model_attributes_type": "a section of keys",
     "tuple_type": "a list",
     "missing": "missing",
 }

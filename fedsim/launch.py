@@ -88,6 +88,8 @@ def run(
         with folder.alone():
             shown.start(folder)
             on_start(folder)
+            if dataset.note:
+                shown(dataset.note)
             return _carry_out(folder, dataset, splits, spec, actors, shown)
 
 

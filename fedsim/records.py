@@ -120,7 +120,8 @@ def result_hash(chain: str, state: State) -> str:
 def facts(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, Any]:
     """What a manifest says of the data: their hashes, how many clients, and whose change."""
     change = {} if splits.change is None else {"change": splits.change.facts()}
-    return {**hashes(dataset, splits, method), "clients": len(splits), **change}
+    names = {"client_names": list(splits.names)} if splits.names else {}
+    return {**hashes(dataset, splits, method), "clients": len(splits), **names, **change}
 
 
 def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, str]:

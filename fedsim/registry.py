@@ -228,8 +228,8 @@ class Registry(Generic[C]):
         if isinstance(value, str):
             raise PydanticCustomError(
                 "not_a_section",
-                "must be a mapping of keys; write {{{key}: {value}}}",
-                {"key": self.key, "value": value},
+                "must be a section of keys; write {section}",
+                {"section": f"{{{self.key}: {value}}}"},
             )
         if not isinstance(value, Mapping):
             return value
@@ -341,7 +341,7 @@ def import_object(name: str, what: str) -> Any:
             close = _closest(module, {name: name for name in modules})
             hint = f"did you mean '{close}:{attribute}'?" if close else ""
             searched = ", ".join(map(str, folders))
-            words = f"there is no module '{error.name}' in {searched}, nor installed"
+            words = f"no module '{error.name}' in {searched}, nor installed"
             words = "; ".join(filter(None, (words, hint)))
         elif isinstance(error, AttributeError) and (own := _own_names(module, attribute)):
             words = f"{module} has no '{attribute}'{nearest(attribute, own)}"

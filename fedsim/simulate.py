@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -141,6 +142,7 @@ def simulate(
                         checkpoints.save(t, state, fed, {"ledger": ledger, "tables": chains})
                         folder.update(checkpoints=checkpoints.kept())
                         checkpoints.prune()
+                engine.notice(f"warning: {name} is NaN" for name in _undefined(row, spec))
                 while engine.notices:
                     yield engine.notices.popleft()
                 yield row
@@ -214,6 +216,12 @@ def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list
     every = [row, *itertools.chain.from_iterable(rows.values())]
     ledger["chain"] = chained(ledger["chain"], every)
     return {"rounds": [row], **rows}
+
+
+def _undefined(row: Mapping[str, Any], spec: RunSpec) -> list[str]:
+    """The metrics of `evaluate.metrics` that a round has no number for."""
+    names = [further.shown.column for further in spec.objective.further if further.shown]
+    return [name for name in names if math.isnan(row.get(name, 0.0))]
 
 
 def _insist_on_state(found: Any, what: str) -> State:

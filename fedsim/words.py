@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 MOST_ROWS = 30  # of a table
+MOST_NAMED = 20  # in a line
 
 
 def short(path: Path) -> str:
@@ -19,6 +20,12 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ("  ".join(map(str.rjust, row, widths)) for row in table)
     return "\n".join(lines)
+
+
+def in_short(names: Sequence[str]) -> str:
+    """Names, the first ones if there are many: «a, b, c and 9 more»."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def size(count: float) -> str:

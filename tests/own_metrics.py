@@ -44,4 +44,12 @@ def word(outputs: NDArray[Any], targets: NDArray[Any]) -> str:
     return "good"
 
 
+def vector(outputs: NDArray[Any], targets: NDArray[Any]) -> NDArray[Any]:
+    return outputs.argmax(axis=1) == targets
+
+
+def undefined(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return float("nan")
+
+
 NUMBER = 7

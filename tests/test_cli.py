@@ -19,7 +19,7 @@ from rich.console import Console
 
 from experiments import change_manifest, small_experiment
 from fedsim import Grid, Run, cli, load
-from fedsim.cli import look, runs
+from fedsim.cli import console, look, runs
 from fedsim.cli.console import short
 from fedsim.data import datasets, partitions
 from fedsim.explain import explainers
@@ -178,7 +178,7 @@ def test_the_folder_of_a_run_is_never_cut_off(
 ) -> None:
     done = finish(train={"rounds": 1}, name="n" * 90)
     screen = io.StringIO()
-    monkeypatch.setattr(runs, "out", Console(file=screen, width=80, soft_wrap=True))
+    monkeypatch.setattr(console, "out", Console(file=screen, width=80, soft_wrap=True))
     runs._summary(done)
     assert short(done.path) in re.sub(r"\s", "", screen.getvalue())
     assert done.result_hash in screen.getvalue()
@@ -186,7 +186,9 @@ def test_the_folder_of_a_run_is_never_cut_off(
 
 def test_a_terminal_gets_one_live_line(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(runs, "out", Console(file=screen, force_terminal=True, width=100))
+    terminal = Console(file=screen, force_terminal=True, width=100)
+    for module in (console, runs):
+        monkeypatch.setattr(module, "out", terminal)
     code, _, _ = say("run", "small.yaml")
     assert code == 0
     text = screen.getvalue()

@@ -68,7 +68,7 @@ def test_components_of_every_kind_can_be_shown(say: Say, kind: str) -> None:
     [
         (("method",), "there is no list of 'method'; did you mean 'methods'?"),
         (("methods", "fedprxo"), "unknown method 'fedprxo'; did you mean 'fedprox'?"),
-        (("models", "no_such:Model"), "model 'no_such:Model' cannot be imported: No module"),
+        (("models", "no_such:Model"), "model 'no_such:Model' cannot be imported: no module"),
         (("models", "json:loads"), "model 'json:loads' is of Python's own library"),
     ],
 )

@@ -364,13 +364,17 @@ class ModelSnapshot:
     @property
     def title(self) -> str:
         """«client 3's model after round 7»."""
-        whose = "the global" if self.client is None else f"client {self.client}'s"
+        whose = "the global"
+        if self.client is not None:
+            names = self.again.splits.names
+            name = f" ({names[self.client]})" if names else ""
+            whose = f"client {self.client}{name}'s"
         title = f"{whose} model after round {self.again.after}"
         if self._task is None:
             return title
         task, labels = self._task
-        names = ", ".join(self.dataset.classes[c] for c in labels)
-        return f"{title}, for its task {task} ({names})"
+        classes = ", ".join(self.dataset.classes[c] for c in labels)
+        return f"{title}, for its task {task} ({classes})"
 
     @property
     def suffix(self) -> str:

@@ -13,7 +13,12 @@ from fedsim.cli.console import Trust, app, latest, out, say_written, writing
 
 @app.command("attack")
 def attack_command(
-    folder: Annotated[Path, typer.Argument(help="A run's folder; of one with several runs the latest.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's folder; of one with several runs the latest.", show_default=False
+        ),
+    ],
     shadows: Annotated[
         int, typer.Option(help="Number of shadow models to train for LiRA; 0 skips this attack.")
     ] = 0,

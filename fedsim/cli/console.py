@@ -69,9 +69,13 @@ def key_of(name: str) -> str:
         return name
     if name in Train.model_fields:
         return f"train.{name}"
-    for section, registry in COMPONENTS.items():
-        if any(name in component.model_fields for _, component in registry.items()):
-            return f"{section}.{name}"
+    having = {
+        section: sum(name in component.model_fields for _, component in registry.items())
+        for section, registry in COMPONENTS.items()
+    }
+    section = max(having, key=having.__getitem__)
+    if having[section]:
+        return f"{section}.{name}"
     for section, field in Experiment.model_fields.items():
         if name in getattr(field.annotation, "model_fields", {}):
             return f"{section}.{name}"

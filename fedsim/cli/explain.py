@@ -14,7 +14,12 @@ from fedsim.errors import BadInput
 
 @app.command("explain")
 def explain_command(
-    folder: Annotated[Path, typer.Argument(help="A run's folder; of one with several runs the latest.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's folder; of one with several runs the latest.", show_default=False
+        ),
+    ],
     round: Annotated[
         list[int] | None,
         typer.Option(help=r"Explain the model after this round. \[default: the last]"),

@@ -109,15 +109,19 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     from fedsim.prepare import prepare
 
     dataset, splits, _ = prepare(experiment)
+    if dataset.note:
+        out.print(f"{dataset.note}\n", markup=False)
     counts, names = label_table(dataset, splits), label_names(dataset)
     table = Table(box=None, pad_edge=False)
-    for column in ("client", *names, "all", "labelled", "unlabelled", "test"):
+    named = ("name",) if splits.names else ()
+    for column in ("client", *named, *names, "all", "labelled", "unlabelled", "test"):
         table.add_column(column, justify="right")
     shown = min(len(counts), MOST_CLIENTS)
     for k in range(shown):
         parts = (splits.train[k], splits.unlabelled[k], splits.test[k])
         cells = [*counts[k], counts[k].sum(), *map(len, parts)]
-        table.add_row(str(k), *(str(n) if n else "·" for n in cells))
+        name = (splits.names[k],) if splits.names else ()
+        table.add_row(str(k), *name, *(str(n) if n else "·" for n in cells))
     print_table(table)
     if shown < len(counts):
         out.print(f"… and {len(counts) - shown} clients more")

@@ -151,7 +151,7 @@ class _Lines:
     ) -> None:
         if kind is None or self._folder is None or not _resumable(error):
             return
-        _advise(error, f"to go on: fedsim resume {short(self._folder.path)}")
+        _advise(error, f"to go on:\n  fedsim resume {short(self._folder.path)}")
 
 
 def _grid_summary(folder: Grid) -> None:
@@ -315,9 +315,11 @@ class _Screen:
             return
         when = f" after round {self._latest}" if self._latest else ""
         path = short(self._folder.path)
-        how = f"to go on: fedsim resume {path}"
+        how = f"to go on:\n  fedsim resume {path}"
         if isinstance(error, ClientError | MethodError):
-            how = f"traceback in {path}/log.txt; once fixed, continue with: fedsim resume {path}"
+            how = (
+                f"traceback in {path}/log.txt; once fixed, continue with:\n  fedsim resume {path}"
+            )
         if issubclass(kind, SystemExit):  # whatever its code, the run has not ended well
             ended = RunError("code of the experiment has ended the process (sys.exit)")
             ended.advice = f"broke off{when}; {how}"

@@ -91,13 +91,14 @@ class Dataset:
         test_columns: attributes of the test examples, (M,) each, by name.
         sliced_by: the one of `test_columns` whose values define slices with scores of their own;
             empty for none.
-        truth: ground truth for explanations, as far as known: which parts of each test input are
-            of a kind, by the kind's name, as words (M, L), features (M, F) or pixels (M, height,
-            width). `signal` is what determines the label.
-        scaling: scaling from the source's files to `x`; not for uint8.
-        target_scaling: scaling from the source's files to a regression's `y`.
-        copies: number of training examples at the end that are changed copies of others, for
-            clients that drift; no partition distributes them.
+        truth: which parts of each test input are of a kind, as far as that is known, by the kind's
+            name: words (M, L), features (M, F) or pixels (M, height, width). `signal` is what the
+            label is about.
+        scaling: what `x` was made with of the numbers in the source's files; not of uint8.
+        target_scaling: what a regression's `y` was made with.
+        note: what the source made of its files, in a line for the user; empty for nothing.
+        copies: how many training examples at the end are changed copies of others, for clients
+            that drift; no partition deals them out.
     """
 
     x: AnyArray
@@ -121,6 +122,7 @@ class Dataset:
     scaling: Scaling = UNSCALED
     target_scaling: Scaling = UNSCALED
     copies: int = 0
+    note: str = ""
 
     @classmethod
     def of(

@@ -123,6 +123,7 @@ class ClientSplits:
         validation: examples of the task kept aside.
         test_is_central: `test` holds indices into `Dataset.test_x`.
         change: what clients hold instead from a round on, if that is so.
+        names: what each client is called in the data, such as the hospital; empty if nothing.
     """
 
     train: Ragged
@@ -136,6 +137,7 @@ class ClientSplits:
     validation: Ragged | None = None
     test_is_central: bool = False
     change: Change | None = None
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.train)
@@ -257,13 +259,15 @@ class Partition(Component):
         if len(rest) < len(data.y):
             columns = {name: column[rest] for name, column in data.columns.items()}
             data = replace(data, x=select(data.x, rest), y=data.y[rest], columns=columns)
-        shares = [rest[s] for s in self.split(data, keyed_rng(seed, "partition"))]
+        dealt = self.split(data, keyed_rng(seed, "partition"))
+        shares = [rest[s] for s in dealt]
         for client, share in enumerate(shares):
             if len(share) == 0:
                 raise DataError(f"partition: client {client} is dealt no example")
         if self.test_fraction == 0 and self.labelled_fraction == 1:
             nothing = Ragged.of([NONE] * len(shares))
-            return ClientSplits(Ragged.of(shares), nothing, nothing, server, held_out)
+            parts = Ragged.of(shares), nothing, nothing
+            return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
         train, unlabelled, test = [], [], []
         for client, share in enumerate(shares):
             rng = keyed_rng(seed, "split", client=client)
@@ -280,7 +284,15 @@ class Partition(Component):
             unlabelled.append(hidden)
             test.append(aside)
         parts = Ragged.of(train), Ragged.of(unlabelled), Ragged.of(test)
-        return ClientSplits(*parts, server, held_out)
+        return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
+
+    def client_names(self, data: Dataset, shares: list[Indices]) -> tuple[str, ...]:
+        """What each client is called in the data; empty if nothing.
+
+        Args:
+            shares: what `split` returned.
+        """
+        return ()
 
     def taking_part(self, data: Dataset, seed: int, held_out: Indices = NONE) -> Indices:
         """The examples that are dealt out at all, sorted."""
@@ -536,6 +548,9 @@ class Natural(Partition):
             kept = np.sort(rng.choice(len(groups), size=wanted, replace=False))
             groups = [groups[k] for k in kept]
         return groups
+
+    def client_names(self, data: Dataset, shares: list[Indices]) -> tuple[str, ...]:
+        return tuple(str(data.columns[self.column][share[0]]) for share in shares)
 
 
 @partitions.register

@@ -32,6 +32,7 @@ from fedsim.errors import DataError
 from fedsim.extras import require
 from fedsim.registry import nearest
 from fedsim.rng import keyed_rng
+from fedsim.words import in_short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -956,7 +957,13 @@ class Table(Source):
             data = self._load_classes(path, frame, self.label, columns)
         names = map(str, (empty_table(path) if self.in_place else frame).columns)
         unread = [name for name in names if name not in (self.label, self.target, *self.columns)]
-        return replace(data, unread_columns=tuple(unread))
+        note = ""
+        if self.features is None:
+            texts = [name for name in unread if name not in data.features]
+            what = "which is" if len(texts) == 1 else "which are"
+            unused = f" (not used: {in_short(texts)}, {what} text)" if texts else ""
+            note = f"features: {in_short(data.features)}{unused}"
+        return replace(data, unread_columns=tuple(unread), note=note)
 
     def _load_classes(
         self,
@@ -1141,7 +1148,11 @@ def _present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
     series = frame[name]
     missing = np.flatnonzero(series.isna())
     if len(missing):
-        raise DataError(f"{path}: column '{name}' has no value in row {missing[0] + 1}")
+        place = f"line {missing[0] + 2}" if path.suffix == ".csv" else f"row {missing[0] + 1}"
+        raise DataError(
+            f"{path}: {place}: column '{name}' is empty ({frame.isna().any(axis=1).sum()} of "
+            f"{len(frame)} rows have empty cells); fill or drop them"
+        )
     for row, value in enumerate(series if series.dtype.kind == "O" else ()):
         if not isinstance(value, Hashable):
             kind = type(value).__name__

@@ -103,6 +103,7 @@ class RunManifest(Manifest):
 
     Args:
         clients: of the whole federation.
+        client_names: what each is called in the data; empty if nothing.
         clients_per_step: trained side by side; known from the first round on.
         halved: after which round there was no memory for more, and how many it had been.
         checkpoints: the rounds after which there are some.
@@ -115,6 +116,7 @@ class RunManifest(Manifest):
     data_hash: str = ""
     partition_hash: str = ""
     clients: Count
+    client_names: list[str] = []
     actors: Annotated[int, Field(ge=0)] | None = None
     clients_per_step: Count | None = None
     halved: list[tuple[Annotated[int, Field(ge=0)], Count]] = []

@@ -148,10 +148,10 @@ def test_a_row_of_the_file_is_the_row_of_the_test_set(
     _, of_rows, _ = say("explain", str(done.path), *chosen)
     code, of_file, _ = say("explain", str(done.path), "--input", "test.csv")
     assert code == 0
-    unlabelled = re.sub(r"(?<=\S), is .*", "", of_rows)
+    unlabelled = re.sub(r"(?<=\S), true (class|value) .*", "", of_rows)
     assert of_file == unlabelled.replace("-rows-0-1-2-3-4-5.png", "-test.png")
     if "target" in predicts:
-        said = re.findall(r"^row \d: (\S+), is (\S+)$", of_rows, re.MULTILINE)
+        said = re.findall(r"^row \d: predicted (\S+), true value (\S+)$", of_rows, re.MULTILINE)
         assert [float(truth) for _, truth in said] == [round(float(b), 4) for b in cells[:6]]
         assert all(2 < float(predicted) < 8 for predicted, _ in said)
 

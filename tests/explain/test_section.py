@@ -146,8 +146,8 @@ def built(**explain: Any) -> Explain:
         ),
         (
             {"explainers": ["nowhere:Mine"]},
-            "explainers.name: explainer 'nowhere:Mine' cannot be imported: No module named "
-            "'nowhere'",
+            "explainers.name: explainer 'nowhere:Mine' cannot be imported: no module "
+            f"'nowhere' in {', '.join(map(str, _own_folders()))}, nor installed",
         ),
         (
             {"explainers": ["smoothgrad", {"name": "smoothgrad", "samples": 3}]},

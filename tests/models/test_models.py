@@ -200,7 +200,7 @@ def test_functions_take_keywords(module: str) -> None:
         ("net", {"widht": 2}, "net takes no 'widht'; did you mean 'width'?"),
         ("net", {"kernels": 2}, "net takes no 'kernels'; known: bias, width"),
         ("net", {"shape": 2}, "net takes no 'shape'"),
-        ("missing", {}, "has no attribute 'missing'"),
+        ("missing", {}, "has no 'missing'; known: "),
         ("number", {}, "is not a function"),
     ],
 )

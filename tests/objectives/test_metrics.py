@@ -21,6 +21,7 @@ from fedsim.errors import ExperimentError, MethodError
 from fedsim.objectives import Batch, Classification, Rationales, Regression, merged, scores_of
 from fedsim.objectives import metrics as ours
 from fedsim.objectives.objective import totals_of
+from fedsim.simulate import Progress
 
 Finish = Callable[..., Run]
 
@@ -281,10 +282,20 @@ def test_metrics_that_do_not_fit_are_refused(
 
 
 def test_a_function_that_fails_is_named(finish: Finish) -> None:
-    with pytest.raises(MethodError, match=r"round 1, evaluation: .*\(own_metrics.py, line \d+\)"):
-        finish(evaluate={"metrics": ["own_metrics:fails"]})
-    with pytest.raises(MethodError, match="scores: 'word' is 'good', not a number"):
-        finish(evaluate={"metrics": ["own_metrics:word"]})
+    metrics = {"fails": r"IndexError: .* \(own_metrics.py, line \d+\)"}
+    must = "must return a number or a dict of numbers, not"
+    metrics |= {"word": f"{must} 'good'", "vector": rf"{must} an array of shape \(\d+,\)"}
+    for name, message in metrics.items():
+        with pytest.raises(MethodError, match=rf"^metric own_metrics:{name}:? {message}$"):
+            finish(evaluate={"metrics": [f"own_metrics:{name}"]})
+
+
+def test_a_score_that_is_nan_is_told_once(tmp_path: Path) -> None:
+    lines: list[Progress] = []
+    experiment = small_experiment(evaluate={"metrics": ["own_metrics:undefined"]})
+    run(experiment, tmp_path, progress=lines.append)
+    told = [line for line in lines if isinstance(line, str) and "NaN" in line]
+    assert told == ["warning: undefined is NaN"]
 
 
 def test_metrics_are_listed(say: Say) -> None:

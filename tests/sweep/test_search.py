@@ -103,9 +103,8 @@ class TestOnRay:
         assert list(trials["rounds"]) == [6, 2, 2]
         assert trials["accuracy"][0] > trials["accuracy"][1] == trials["accuracy"][2]
         assert lines[1] == (
-            "accuracy: of the test set, on which what is chosen by it looks better than it is; "
-            "evaluate.validation=0.1 holds out examples to choose by, "
-            "search.objectives=validation_accuracy"
+            "warning: the search chooses by accuracy on the test set. To choose by a validation "
+            "set instead: evaluate.validation=0.1 'search.objectives={validation_accuracy: max}'"
         )
         assert [line[:5] for line in lines[2:]] == ["[1/3]", "[2/3]", "[3/3]"]
         assert "stopped early, accuracy 0." in lines[4]

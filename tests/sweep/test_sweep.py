@@ -25,7 +25,7 @@ SPACE = "search:\n  space: {method.mu: {type: float, low: 0.1, high: 1}}\n"
 BEST = "\n  objectives: {accuracy: max}"
 
 GRIDS = [
-    ("", "small.yaml: has no grid section; fedsim run carries it out"),
+    ("", "small.yaml: has no grid section; run it with: fedsim run small.yaml"),
     ("grid: {seeds: [1]}", "small.yaml:8: grid.axes: missing"),
     ("grid: {axes: {}}", "small.yaml:8: grid.axes: Dictionary should have at least 1 item"),
     ("grid: {axis: {}}", "small.yaml:8: grid.axis: unknown key; did you mean 'axes'?"),
@@ -103,7 +103,7 @@ GRIDS = [
     ),
 ]
 SEARCHES = [
-    ("", "small.yaml: has no search section; fedsim run carries it out"),
+    ("", "small.yaml: has no search section; run it with: fedsim run small.yaml"),
     ("search:\n  objectives: {accuracy: max}", "small.yaml:8: search.space: missing"),
     (
         SPACE + "  objectives: {accuracy: up}",
@@ -188,6 +188,6 @@ def test_a_grid_file_is_no_single_run(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(FILE + "grid: {axes: {train.batch_size: [8]}}")
     with pytest.raises(
-        ExperimentError, match=r":8: grid: many experiments in one file; .* fedsim grid"
+        ExperimentError, match=r":8: this file has a grid of experiments; run it with: fedsim grid"
     ):
         Experiment.load(path)
