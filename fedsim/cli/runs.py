@@ -157,14 +157,18 @@ class _Lines:
 def _grid_summary(folder: Grid) -> None:
     """The results of a grid as a table."""
     from fedsim.objectives import VALIDATION
-    from fedsim.results.summary import in_words, mean_std
+    from fedsim.results.summary import LAST, compared_by, in_words, mean_std
 
     summary = folder.summary
     if summary.empty:
         return
     axes = folder.axes
     table = Table(box=None, pad_edge=False)
-    figures = {"last": "last round", "best": "best round", "last5": "mean of last 5"}
+    figures = {"last": "last round", "best": "best round"}
+    runs = [run for run in folder.runs if run.status == "finished"]
+    by = compared_by(runs)
+    if by == "last5":
+        figures["last5"] = f"mean of last {LAST}"
     for column in (*axes, "seeds", *figures.values(), "sent"):
         table.add_column(column, justify="left" if column in axes else "right")
     tested, aimed = "p_holm" in summary, "reached" in summary
@@ -184,7 +188,6 @@ def _grid_summary(folder: Grid) -> None:
             cells.append("" if math.isnan(row["p_holm"]) else f"{row['p_holm']:.3f}")
         table.add_row(*cells)
     print_table(table)
-    runs = [run for run in folder.runs if run.status == "finished"]
     metrics = list(dict.fromkeys(run.primary_metric for run in runs))
     words = f"{in_words(metrics)}: mean ± standard deviation over seeds"
     if any(VALIDATION + run.primary_metric.column in run.rounds for run in runs):
@@ -195,8 +198,8 @@ def _grid_summary(folder: Grid) -> None:
             dict.fromkeys({"max": "above", "min": "below"}[m.best] for m in metrics)
         )
         words += (
-            f"; p: one-tailed Welch test, mean of last 5 {better} that of {against}, corrected "
-            "for all comparisons (Holm)"
+            f"; p: unpaired one-tailed Welch t-test, {figures[by]} {better} that of {against}, "
+            "corrected for all comparisons (Holm)"
         )
     out.print(words, markup=False)
     out.print(f"grid folder: {short(folder.path)}", markup=False)
@@ -330,7 +333,7 @@ class _Screen:
 def _summary(done: Run) -> None:
     """The results of a run as a small table."""
     from fedsim.objectives.continual import continual
-    from fedsim.results.summary import best_round, chosen_by, digits
+    from fedsim.results.summary import LAST, best_round, chosen_by, digits
 
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -343,7 +346,9 @@ def _summary(done: Run) -> None:
         best = best_round(rounds, metric)
         by = " by validation" if chosen_by(rounds, metric) != metric.column else ""
         table.add_row(f"{metric.label}, last round", digits(scores.iloc[-1]))
-        table.add_row(f"{metric.label}, mean of last 5", digits(scores.iloc[-5:].mean()))
+        if len(scores) >= LAST:
+            mean = digits(scores.iloc[-LAST:].mean())
+            table.add_row(f"{metric.label}, mean of last {LAST}", mean)
         if best is not None:
             row = rounds.iloc[best]
             score = f"{digits(row[metric.column])} (round {int(row['round'])})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +16,8 @@ from fedsim.results.run import Run
 if TYPE_CHECKING:  # it takes long to import, and so does scipy.stats: only where they are needed
     import pandas as pd
 
-LAST = 5  # rounds that «mean of the last five» is the mean of
+LAST = 5  # rounds that the mean of the last five is taken over
+Compared = Literal["last5", "last"]
 
 
 def in_words(metrics: Sequence[Metric]) -> str:
@@ -37,13 +38,16 @@ def digits(score: float) -> str:
 def mean_std(mean: float, std: float) -> str:
     """Mean and standard deviation as papers round them: by two digits of the deviation.
 
-    No more than four decimals. Without a deviation (NaN) it is the mean alone; see `digits`.
+    No more than four decimals; a deviation too small for these is written `<0.0001`. Without a
+    deviation (NaN) it is the mean alone; see `digits`.
     """
     if not np.isfinite(std):
         return digits(mean)
+    if std < 5e-5:
+        return f"{digits(mean)} ± <0.0001"
     if max(abs(mean), std) >= 1e6:
         return f"{digits(mean)} ± {digits(std)}"
-    decimals = 4 if std == 0 else min(max(1 - math.floor(math.log10(std)), 0), 4)
+    decimals = min(max(1 - math.floor(math.log10(std)), 0), 4)
     return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
@@ -102,7 +106,7 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
 
     Returns:
         The score in the last round (`last`), that in the best (`best`; see `best_round`), the
-        mean of the last five evaluated (`last5`); `total_bytes` sent both ways; with a target
+        mean of the last five evaluated, or of all if there are fewer (`last5`); `total_bytes` sent both ways; with a target
         `rounds_to_target`, the first round that reached it, and `bytes_to_target`, what had been
         sent by the end of that round, NaN if none did.
     """
@@ -126,6 +130,22 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
     return found
 
 
+def compared_by(runs: Iterable[Run]) -> Compared:
+    """The figure by which runs are compared.
+
+    It is the mean of the last five evaluated rounds (`last5`), or the score in the last round
+    (`last`) if a run has evaluated fewer than five: a mean over all of them would be mostly of
+    the first rounds. Unfinished runs count only if none is finished.
+    """
+    runs = [run for run in runs if len(run.rounds)]
+    evaluated = [
+        int(run.rounds[run.primary_metric.column].notna().sum())
+        for run in [run for run in runs if run.status == "finished"] or runs
+        if run.primary_metric.column in run.rounds
+    ]
+    return "last5" if min(evaluated, default=LAST) >= LAST else "last"
+
+
 def summarise(
     runs: Sequence[tuple[Mapping[str, Any], int, Run]],
     axes: Sequence[str],
@@ -146,10 +166,13 @@ def summarise(
         The axes' columns, `seeds` (how many), `<figure>_mean` and `<figure>_std` for the figures
         of `of_run` (standard deviations of samples, ddof 1; NaN for a single seed). With a target
         `reached`: how many seeds reached it; the means of rounds and bytes are over these. With a
-        baseline, by the mean of the last five rounds: `difference_mean` and `difference_std`, of
-        the cell's score less the baseline's, paired by seed; `p_value` of the one-tailed Welch
+        baseline, by the figure that `compared_by` names: `difference_mean` and `difference_std`,
+        of the cell's score less the baseline's, paired by seed; `p_value` of the one-tailed Welch
         t-test that the score is better than the baseline's; `p_holm`, the same corrected by Holm's
         method for all cells that are compared.
+
+    The test is not paired. Accuracies on a test set are multiples of 1/n: a few seeds often have
+    equal differences, for which a paired t-test would give a p of 0.
     """
     import pandas as pd
 
@@ -165,6 +188,7 @@ def summarise(
         )
         for key, of_cell in by_cell.items()
     }
+    by = compared_by(run for _, _, run in runs)
     table = []
     for key, figures in by_run.items():
         cell = dict(zip(axes, key, strict=True))
@@ -178,11 +202,11 @@ def summarise(
             other = tuple({**cell, **baseline}[axis] for axis in axes)
             row |= dict.fromkeys(("difference_mean", "difference_std", "p_value"), np.nan)
             if other != key and metrics.get(other) == metrics[key]:
-                theirs = by_run[other]["last5"]
-                differences = _by_seed(figures["last5"]) - _by_seed(theirs)  # NaN: one lacks it
+                ours, theirs = figures[by], by_run[other][by]
+                differences = _by_seed(ours) - _by_seed(theirs)  # NaN: one lacks it
                 row["difference_mean"] = differences.mean()
                 row["difference_std"] = differences.std(ddof=1)
-                row["p_value"] = _welch(figures["last5"], theirs, metrics[key])
+                row["p_value"] = _welch(ours, theirs, metrics[key])
         table.append(row)
     found = pd.DataFrame(table)
     if baseline is not None and len(found):

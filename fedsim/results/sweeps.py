@@ -105,8 +105,8 @@ class Grid(Sweep):
         `missing` if it has not started), `error` (why it failed) and `folder` (relative to the
         grid's). Finished runs also have the figures that papers report: the primary metric in the
         last evaluated round (`last`), its `best` value and its mean over the last five evaluated
-        rounds (`last5`), `total_bytes` (sent up and down), and with a target `bytes_to_target`,
-        the bytes sent by the end of the first round that reached it.
+        rounds (`last5`; over all, if there are fewer), `total_bytes` (sent up and down), and with
+        a target `bytes_to_target`, the bytes sent by the end of the first round that reached it.
         """
         import pandas as pd
 
@@ -133,9 +133,10 @@ class Grid(Sweep):
 
         Columns: the axes, `seeds` (how many), and `<figure>_mean` and `<figure>_std` (sample
         standard deviation, ddof=1; NaN for one seed) for each figure in `cells`. With a target:
-        `reached` (how many seeds reached it). With a baseline, for `last5`: `difference_mean` and
-        `difference_std` (paired by seed), `p_value` (one-tailed Welch test that the cell is better
-        than the baseline) and `p_holm` (corrected for all cells).
+        `reached` (how many seeds reached it). With a baseline, for `last5`, or for `last` if runs
+        evaluated fewer than five rounds: `difference_mean` and `difference_std` (paired by seed),
+        `p_value` (unpaired one-tailed Welch t-test that the cell is better than the baseline) and
+        `p_holm` (corrected for all cells).
         """
         if self._concluded:
             return self._table("summary")
