@@ -269,9 +269,7 @@ class TestTables:
     PARTITION = "partition={kind: natural, column: site}"
 
     def write(self, blank: str = "1.5") -> None:
-        rows = [
-            f"{k},{k % 7},{'fm'[k % 2]},{['Kiel', 'Ulm'][k % 2]},{k % 3}" for k in range(60)
-        ]
+        rows = [f"{k},{k % 7},{'fm'[k % 2]},{['Kiel', 'Ulm'][k % 2]},{k % 3}" for k in range(60)]
         rows[0] = rows[0].replace("0,0,", f"0,{blank},", 1)
         Path("clinic.csv").write_text("\n".join(["id,crp,sex,site,ill", *rows]))
 
