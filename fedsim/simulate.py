@@ -142,7 +142,7 @@ def simulate(
                         checkpoints.save(t, state, fed, {"ledger": ledger, "tables": chains})
                         folder.update(checkpoints=checkpoints.kept())
                         checkpoints.prune()
-                engine.notice(f"warning: {name} is NaN" for name in _undefined(row, spec))
+                engine.notice([f"warning: {name} is NaN" for name in _undefined(row, spec)])
                 while engine.notices:
                     yield engine.notices.popleft()
                 yield row

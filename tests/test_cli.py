@@ -216,7 +216,8 @@ def test_data_of_a_regression_are_counted_by_parts_of_the_range(say: Say) -> Non
     words = ("data", "small.yaml", "data={name: table, path: numbers.csv, target: y}")
     code, text, complaint = say(*words, "partition={kind: quantile, clients: 8}")
     assert code == 0, complaint
-    heads = text.splitlines()[0].split()
+    assert text.splitlines()[0] == "features: a, b"
+    heads = text.splitlines()[2].split()
     assert heads[:3] == ["client", "0.0-0.1", "0.1-0.2"]
     assert re.search(r"and [12]\.\d of 10 parts of the target's range on average$", text, re.M)
     assert Path("small-labels.png").read_bytes().startswith(b"\x89PNG")

@@ -838,7 +838,7 @@ def test_table_of_nullable_parquet_columns(tmp_path):
     data = sources.Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
     assert_sound(data)
     table.loc[3, "x"] = pd.NA
-    with pytest.raises(DataError, match=r"column 'x' has no value in row 4"):
+    with pytest.raises(DataError, match=r"row 4: column 'x' is empty \(1 of 10 rows"):
         sources.Table(path=store(table, tmp_path / "a.parquet"), label="y").load()
 
 
@@ -851,9 +851,9 @@ def changed(frame: pd.DataFrame, column: str, row: int, value: object) -> pd.Dat
 @pytest.mark.parametrize(
     ("column", "value", "fields", "message"),
     [
-        ("age", None, {}, r"a\.csv: column 'age' has no value in row 8"),
-        ("sick", None, {}, r"a\.csv: column 'sick' has no value in row 8"),
-        ("site", None, {"columns": ("site",)}, r"column 'site' has no value in row 8"),
+        ("age", None, {}, r"a\.csv: line 9: column 'age' is empty \(1 of "),
+        ("sick", None, {}, r"a\.csv: line 9: column 'sick' is empty \(1 of "),
+        ("site", None, {"columns": ("site",)}, r"line 9: column 'site' is empty"),
         ("age", "old", {}, r"a\.csv: column 'age' has 'old' in row 8, expected a number"),
         ("age", "old", {"features": ("age",)}, r"column 'age' has 'old' in row 8, expected a num"),
         ("age", 1e300, {}, r"column 'age' has 1e\+300 in row 8, not finite in float32"),
@@ -967,7 +967,7 @@ def test_table_with_a_target_and_a_test_file(frame, tmp_path, scale):
 @pytest.mark.parametrize(
     ("column", "value", "fields", "message"),
     [
-        ("age", None, {}, r"a\.csv: column 'age' has no value in row 8"),
+        ("age", None, {}, r"a\.csv: line 9: column 'age' is empty \(1 of "),
         ("age", "old", {}, r"a\.csv: column 'age' has 'old' in row 8, expected a number$"),
         ("age", np.inf, {}, r"a\.csv: column 'age' has inf in row 8, not finite in float64"),
         ("dose", np.inf, {}, r"a\.csv: column 'dose' has inf in row 8, not finite in float64"),

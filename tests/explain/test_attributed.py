@@ -85,7 +85,7 @@ class TestDocuments:
         code, text, _ = say("explain", str(done.path), "--text", "a lovely golden head")
         assert code == 0
         assert found.text() in text
-        assert f"text: {subject.dataset.classes[label]} (" in text
+        assert f"text: predicted {subject.dataset.classes[label]} (" in text
         assert "\n  for it: " in text or "\n  against it: " in text
         Path("some.txt").write_text("a murky head\n\n")
         code, text, _ = say("explain", str(done.path), "--input", "some.txt", "--client", "1")
@@ -106,7 +106,7 @@ class TestDocuments:
         code, text, _ = say("explain", str(done.path), "--client", "1", "--row", "3")
         assert code == 0
         title = "client 1's model after round 2, for its task 1 (positive), occlusion:"
-        assert text.startswith(f"{title}\n\nrow 3: positive")
+        assert text.startswith(f"{title}\n\nrow 3: predicted positive")
         code, _, complaint = say("explain", str(done.path), "--row", "3")
         assert code == 2
         assert f"method.name={name} has no global model after round 2; clients may" in complaint

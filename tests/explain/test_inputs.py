@@ -330,7 +330,11 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         (images(), tmp_path / "none.npy", "there is nothing in it"),
         (images(), write("no.npy", b""), "cannot be read: "),
         (images(2), tmp_path / "wide.png", "inputs of these data are .npy"),
-        (table(), write("gaps.csv", b"a,b,c\n1,,3\n"), "column 'b' has no value in row 1"),
+        (
+            table(),
+            write("gaps.csv", b"a,b,c\n1,,3\n"),
+            "line 2: column 'b' is empty",
+        ),
         (table(), write("long.csv", b"a,b,c\n1,2,3,4\n"), "cannot be read: Length of header"),
         (table(), write("none.csv", b"a,b,c\n"), "has no rows"),
         (

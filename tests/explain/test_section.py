@@ -145,11 +145,6 @@ def built(**explain: Any) -> Explain:
             f"an input; those that do: {ABLE}",
         ),
         (
-            {"explainers": ["nowhere:Mine"]},
-            "explainers.name: explainer 'nowhere:Mine' cannot be imported: no module "
-            "'nowhere' in these folders, nor installed",
-        ),
-        (
             {"explainers": ["smoothgrad", {"name": "smoothgrad", "samples": 3}]},
             "explainers: 'smoothgrad' is named twice",
         ),
@@ -243,6 +238,12 @@ def test_what_is_wrong_is_one_line(explain: Sections, line: str) -> None:
         small_experiment(**TABLE, explain={"explainers": ["gradient"], **explain})
     said = re.sub(r"( in) /\S+(, /\S+)*,", r"\1 these folders,", str(refused.value))
     assert said == f"experiment: explain.{line}"
+
+
+def test_an_explainer_whose_module_is_missing() -> None:
+    message = r"^experiment: explain.explainers.name: explainer 'nowhere:Mine' cannot be imported"
+    with pytest.raises(ExperimentError, match=message):
+        small_experiment(**TABLE, explain={"explainers": ["nowhere:Mine"]})
 
 
 NETWORKS_OF_LRP = (
