@@ -213,11 +213,19 @@ def _search_summary(folder: Search) -> None:
     rows = rows[rows["status"] == "finished"]
     if rows.empty:
         raise RunError(f"no trial came to its end; {folder.path / 'trials.csv'} says why")
+    finished = len(rows)
     if several:
         rows = folder.pareto
     name, mode = next(iter(objectives.items()))
     rows = rows.sort_values(name, ascending=mode == "min", kind="stable")
     rows = rows if several else rows.head(5)
+    if several:
+        words = f"Pareto front, {len(rows)} of {finished} finished trials (see pareto.png):"
+    elif len(rows) < finished:
+        words = f"best {len(rows)} of {finished} finished trials:"
+    else:
+        words = "finished trials, best first:"
+    out.print(f"\n{words}", markup=False)
     table = Table(box=None, pad_edge=False)
     for column in ("trial", *folder.space, *objectives):
         table.add_column(column, justify="right")
@@ -228,10 +236,6 @@ def _search_summary(folder: Search) -> None:
             *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
         )
     print_table(table)
-    out.print(
-        "the Pareto front of the trials; pareto.png shows it" if several else "the best trials",
-        markup=False,
-    )
     shares = folder.importance
     for objective in objectives:
         ranked = shares.sort_values(objective, ascending=False)

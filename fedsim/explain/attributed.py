@@ -135,5 +135,7 @@ class Attributed(Explanation):
             draw_relevances(list(as_pixels(x, data)), list(relevance), captions, path, title)
         else:
             rows = relevance.reshape(len(x), -1).astype(np.float64)
-            draw_bars(rows, self._parts(0), titles, path, title=title)
+            predicted = "class" if self.probabilities else "value"
+            xlabel = f"relevance for the predicted {predicted}"
+            draw_bars(rows, self._parts(0), titles, path, title=title, xlabel=xlabel)
         return [path]

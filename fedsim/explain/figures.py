@@ -31,6 +31,7 @@ _STEPS = 12_000  # of a sampled range; the peaks of up to 7 uniform fuzzy sets a
 _SMALL, _FONT = 8, 9  # points
 _PANEL, _PANEL_OF_FEW, _GAP, _ROW = (1.65, 1.05), (2.6, 1.7), 0.2, 0.2  # inches
 _PALE, _SOLID, _NONE = "#a9c6e3", "#1f4e79", "#d95f02"
+_FOR, _AGAINST = "#c62828", "#1565c0"
 
 
 def draw_partitions(
@@ -460,8 +461,11 @@ def draw_bars(
     path: Path,
     most: int = 12,
     title: str = "",
+    xlabel: str = "relevance",
 ) -> None:
-    """Draw what predictions owe to features, the most first (red for them, blue against them).
+    """Draw the relevance of features, a panel for each prediction, the most relevant first.
+
+    Red bars speak for the prediction, blue ones against it. All panels have the same scale.
 
     Args:
         relevance: (n, F) signed.
@@ -470,20 +474,40 @@ def draw_bars(
         path: of the PNG file.
         most: features of each that are drawn.
         title: of the picture.
+        xlabel: what the relevance is of.
 
     Raises:
         OSError: it cannot be written.
     """
+    from matplotlib.patches import Patch
+
     shown = min(most, len(names))
-    high, gap = 0.22 * shown, 0.75
+    high, gap = 0.16 * shown + 0.1, 0.27
     figure = new_figure(6.0, len(relevance) * (high + gap))
+    low, top = min(relevance.min(), 0), max(relevance.max(), 0)
+    margin = 0.04 * (top - low) or 1.0
     for k, (row, caption) in enumerate(zip(relevance, titles, strict=True)):
         order = np.argsort(-np.abs(row), kind="stable")[:shown][::-1]
-        axes = place(figure, 1.6, k * (high + gap) + 0.35, 4.2, high)
-        colours = ["#c62828" if row[i] > 0 else "#1565c0" for i in order]
+        axes = place(figure, 1.6, k * (high + gap) + gap, 4.2, high)
+        colours = [_FOR if row[i] > 0 else _AGAINST for i in order]
         axes.barh(range(shown), row[order], color=colours)
-        axes.set_yticks(range(shown), [plain(names[i]) for i in order], fontsize=8)
-        axes.tick_params(axis="x", labelsize=7)
+        axes.set_yticks(range(shown), [plain(names[i]) for i in order], fontsize=_SMALL - 1)
+        axes.set(xlim=(low - margin, top + margin), ylim=(-0.7, shown - 0.3))
+        axes.tick_params(axis="x", labelsize=_SMALL - 1, labelbottom=k == len(relevance) - 1)
+        axes.grid(axis="x", color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
         axes.axvline(0, color="black", linewidth=0.6)
-        axes.set_title(plain(caption), fontsize=9)
+        axes.set_title(plain(caption), fontsize=_FONT, loc="left", pad=3)
+    axes.set_xlabel(xlabel, fontsize=_FONT)
+    if low < 0:
+        figure.legend(
+            handles=[Patch(color=_FOR, label="for it"), Patch(color=_AGAINST, label="against it")],
+            loc="upper right",
+            bbox_to_anchor=(5.8 / 6, 1),
+            ncols=2,
+            frameon=False,
+            fontsize=_SMALL,
+            borderaxespad=0,
+            borderpad=0.1,
+        )
     save(figure, path, title)

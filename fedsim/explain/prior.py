@@ -107,6 +107,7 @@ class ClassPrior(Explanation):
                 names,
                 path,
                 title=title,
+                xlabel="relevance for the class",
             )
             return [path]
         images = []

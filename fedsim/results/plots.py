@@ -98,7 +98,7 @@ def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
     names = tuple(held["label"].cat.categories)
     table = held.astype({"label": str}).pivot(index="client", columns="label", values="examples")
     counts = table.reindex(columns=names).fillna(0).to_numpy(dtype=np.int64)
-    plot_labels(ax, counts, names, "label")
+    plot_labels(ax, counts, names, run.label_axis)
 
 
 def _grid_metric(grid: Grid, metric: str | None) -> tuple[str, str]:

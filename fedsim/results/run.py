@@ -149,6 +149,12 @@ class Run:
         return self._table("labels", fault=_fault_of_labels)
 
     @property
+    def label_axis(self) -> str:
+        """What `labels` are: `class`, or `target` in a regression; `label` if that is unknown."""
+        columns = {metric.column for metric in self.metrics}
+        return "class" if "accuracy" in columns else "target" if "r2" in columns else "label"
+
+    @property
     def num_parameters(self) -> int | None:
         """The number of parameters of the global model; None before the run has finished.
 

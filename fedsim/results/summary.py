@@ -106,8 +106,8 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
 
     Returns:
         The score in the last round (`last`), that in the best (`best`; see `best_round`), the
-        mean of the last five evaluated, or of all if there are fewer (`last5`); `total_bytes` sent
-        both ways; with a target `rounds_to_target`, the first round that reached it, and
+        mean of the last five evaluated, or of all if there are fewer (`last5`); `total_bytes`
+        sent both ways; with a target `rounds_to_target`, the first round that reached it, and
         `bytes_to_target`, what had been sent by the end of that round, NaN if none did.
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]

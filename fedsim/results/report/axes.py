@@ -64,13 +64,16 @@ def _schema(section: str, component: Value | None) -> type[Config] | None:
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Config)), None)
 
 
+# Sections that set the problem: scores of different ones are not comparable.
+_PROBLEM = ("data", "partition", "objective", "evaluate", "privacy")
+
+
 @dataclass(frozen=True)
 class Layout:
-    """How cells are set against each other.
+    """The rows and columns of a pivot, and which cells compete with each other.
 
     Args:
-        rows: the axes whose values compete: cells that differ in nothing else. The first names
-            them.
+        rows: the axes of the rows. The first names them.
         columns: the axis of a pivot's columns; None for no pivot.
         others: further axes that vary: there is a pivot for each combination of their values.
     """
@@ -79,13 +82,37 @@ class Layout:
     columns: str | None
     others: tuple[str, ...]
 
+    @property
+    def competing(self) -> tuple[str, ...]:
+        """The axes whose values compete; none if all axes set the problem.
+
+        They are those of the rows, unless these set the problem, as data and partitions do; then
+        those of the columns or else of the first other axis, with the settings of its component.
+        """
+        columns = () if self.columns is None else (self.columns,)
+        if found := tuple(axis for axis in self.rows if not _sets_problem(axis)):
+            return found
+        further = [axis for axis in (*columns, *self.others) if not _sets_problem(axis)]
+        further.sort(key=lambda axis: axis not in (*columns, "method", "method.name"))
+        own = further[0].removesuffix(".name") + "." if further else ""
+        return tuple(axis for axis in further if axis == further[0] or axis.startswith(own))
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """The axes in which cells that compete with each other are equal."""
+        columns = () if self.columns is None else (self.columns,)
+        return tuple(a for a in (*self.rows, *columns, *self.others) if a not in self.competing)
+
     def rivals(self, cells: Iterable[Mapping[str, Value]]) -> list[list[int]]:
         """The numbers of the cells that compete with each other, group by group."""
-        alike = (*self.others, *(() if self.columns is None else (self.columns,)))
         groups: dict[tuple[Value, ...], list[int]] = {}
         for k, cell in enumerate(cells):
-            groups.setdefault(tuple(cell[axis] for axis in alike), []).append(k)
+            groups.setdefault(tuple(cell[axis] for axis in self.alike), []).append(k)
         return list(groups.values())
+
+
+def _sets_problem(axis: str) -> bool:
+    return axis.partition(".")[0] in _PROBLEM
 
 
 def layout(

@@ -22,7 +22,7 @@ from fedsim.results.report.entries import (
 )
 from fedsim.results.report.figures import STYLES
 from fedsim.results.run import Run
-from fedsim.results.summary import cell_label, in_words, sign, summarise, tidy
+from fedsim.results.summary import cell_label, compared_by, in_words, sign, summarise, tidy
 from fedsim.results.sweeps import open_folder
 
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
@@ -84,6 +84,7 @@ class Comparison:
         rounds: the rounds of all; where clients were tested, `WORST_DECILE` and the primary
             metric's column is the score that a tenth of them falls short of.
         summary: a row for each cell.
+        by: the figure of the summary by which cells are compared; see `summary.compared_by`.
 
     Raises:
         RunFolderError: one of the folders is none of these.
@@ -123,6 +124,7 @@ class Comparison:
             self.baseline = {axis: word(value) for axis, value in baseline.items()}
         self.target: float | None = self._of_grids("target")
         self.rounds = self._rounds(runs)
+        self.by = compared_by(run for _, _, run in runs)
         self.summary: pd.DataFrame = summarise(runs, self.axes, self.baseline, self.target)
         _arrange(self)
 
@@ -212,7 +214,7 @@ def _arrange(compared: Comparison) -> None:
     for _, row in compared.summary.iterrows():
         cell = compared.cell(row)
         is_first = compared.is_baseline(cell)
-        merit = np.inf if is_first else sign(cell.metric) * row["last5_mean"]
+        merit = np.inf if is_first else sign(cell.metric) * row[f"{compared.by}_mean"]
         merits[cell.line] = np.nanmax([merits[cell.line], merit])
     told = sorted(merits, key=lambda line: -merits[line])[:STYLES]
     styles = {line: k for k, line in enumerate(line for line in merits if line in told)}

@@ -15,7 +15,7 @@ from fedsim.results.report.comparison import WORST_DECILE, ComparedCell, Compari
 from fedsim.results.report.figures import Drawing, Line, class_of, draw_lines, swatch
 from fedsim.results.report.page import capital, file_name
 
-_TRAINING_LOSS = Metric("train_loss", "training loss, mean over examples", best="min")
+_TRAINING_LOSS = Metric("train_loss", "training loss", best="min")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,8 @@ PAPER = Look(
 )
 MAX_DOTS = 200  # of one cell in a figure of clients
 _LABEL = 60  # letters that fit across one
+_TITLE = 50  # letters that fit across one for papers
+_AXIS = 28  # letters that fit along a vertical axis
 _LEVELS = 8  # of shades
 _NAMES, _NAME = 30, 14  # labels that are named, and the letters of their names
 
@@ -233,7 +236,7 @@ def draw_lines(
         else:
             axes.locator_params(axis="x", integer=True, nbins=7)
         if look.alone:
-            axes.set_ylabel(ylabel)
+            axes.set_ylabel(textwrap.fill(ylabel, _AXIS))
             _draw_legend(figure, [line for line in lines if line.style is not None], look)
         return figure
 
@@ -338,18 +341,27 @@ def draw_clients(
     return Drawing(title, draw)
 
 
-def draw_label_counts(title: str, counts: NDArray[np.int64], names: Sequence[str]) -> Drawing:
+def draw_label_counts(
+    title: str,
+    counts: NDArray[np.int64],
+    names: Sequence[str],
+    *,
+    axis: str = "class",
+    heading: str = "",
+) -> Drawing:
     """Draw who holds which labels: the darker a square, the more examples.
 
     Args:
         title: what the figure shows, for those who cannot see it.
         counts: (clients, labels) examples.
         names: of the labels.
+        axis: what the labels are: `class`, or `target` for a regression.
+        heading: of a figure that stands alone.
     """
 
     def draw(look: Look) -> Figure:
         clients, labels = counts.shape
-        figure, axes = _figure(look, 70 + min(14.0 * labels, 320))
+        figure, axes = _figure(look, 84 + min(16.0 * max(labels, 4), 320))
         levels = np.ceil(counts / max(counts.max(), 1) * _LEVELS).astype(int)
         for level in range(1, _LEVELS + 1):
             held = np.argwhere(levels == level)
@@ -366,12 +378,30 @@ def draw_label_counts(title: str, counts: NDArray[np.int64], names: Sequence[str
         if labels <= _NAMES:
             short = [n if len(n) <= _NAME else f"{n[: _NAME - 1]}…" for n in names]
             axes.set_yticks(range(labels), labels=short, parse_math=False, fontsize=look.small)
-        else:
-            axes.set_ylabel("label")
+        axes.set_ylabel(axis)
         axes.grid(False)
+        _draw_scale(figure, axes, look, int(counts.max()))
+        if look.alone and heading:
+            figure.suptitle(textwrap.fill(heading, _TITLE), fontsize=look.normal, parse_math=False)
         return figure
 
     return Drawing(title, draw)
+
+
+def _draw_scale(figure: Figure, axes: Axes, look: Look, most: int) -> None:
+    """A bar beside the axes that says how many examples the shades stand for."""
+    bar = axes.inset_axes((1.03, 0, 0.035, 1))
+    bar.barh(
+        (np.arange(_LEVELS) + 0.5) / _LEVELS * most, 1, most / _LEVELS, align="center",
+        color=[mpl.colors.to_rgba(look.lines[0], level / _LEVELS) for level in range(1, _LEVELS + 1)],
+    )  # fmt: skip
+    bar.set(xlim=(0, 1), ylim=(0, max(most, 1)), xticks=[])
+    bar.yaxis.tick_right()
+    bar.yaxis.set_label_position("right")
+    bar.locator_params(axis="y", integer=True, nbins=5)
+    bar.tick_params(labelsize=look.small)
+    bar.set_ylabel("examples")
+    bar.grid(False)
 
 
 def draw_history(title: str, values: Array, best: Array, *, ylabel: str) -> Drawing:

@@ -19,7 +19,6 @@ from fedsim.results.report.comparison import Comparison
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.page import capital
 from fedsim.results.report.searches import SearchResult
-from fedsim.results.summary import LAST
 
 
 class Report:
@@ -60,7 +59,6 @@ class Report:
         environment.filters |= {"sha256": _sha256, "breakable": _breakable, "capital": capital}
         compared = self.compared
         return environment.get_template("report.html").render(
-            last=LAST,
             refresh=refresh,
             compared=compared,
             lead=overview.lead(compared),
@@ -70,6 +68,7 @@ class Report:
             missing=results.missing(compared),
             pivots=results.pivots(compared),
             results=results.results(compared),
+            notes=results.notes,
             legend=curves.legend(compared),
             band=curves.band(compared),
             plots=self.plots,
@@ -147,8 +146,10 @@ class Report:
             RunFolderError: there are none.
         """
         self._insist()
-        tables = [*results.pivots(self.compared), results.results(self.compared)]
-        return "\n".join(table.latex(self.compared.score) for table in tables)
+        compared = self.compared
+        tables = [pivot.latex(results.notes(compared, True)) for pivot in results.pivots(compared)]
+        tables.append(results.results(compared).latex(results.notes(compared, False)))
+        return "\n".join(tables)
 
     def _insist(self) -> None:
         if self.compared.summary.empty:
@@ -156,8 +157,8 @@ class Report:
 
 
 def _breakable(text: str) -> Markup:
-    """A name that may be broken between its parts («partition.alpha»)."""
-    return Markup(re.sub(r"\.(?=[A-Za-z])", ".<wbr>", escape(text)))
+    """Text whose names may be broken between their parts («partition.alpha», «file:Class»)."""
+    return Markup(re.sub(r"(?<=\w[.:/_])(?=[A-Za-z])", "<wbr>", escape(text)))
 
 
 def _sha256(text: str) -> str:

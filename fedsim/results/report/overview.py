@@ -140,7 +140,11 @@ def label_counts(compared: Comparison) -> list[Plot]:
         some = f"the first {_CLIENTS} of {clients:,} clients" if clients > _CLIENTS else ""
         panel = "; ".join(filter(None, [words, about, some]))
         drawing = draw_label_counts(
-            f"Who holds which labels: {panel}", table[:, :_LABELS], names[:_LABELS]
+            f"Who holds which labels: {panel}",
+            table[:, :_LABELS],
+            names[:_LABELS],
+            axis=entry.run.label_axis,
+            heading=words or "Labels of the clients",
         )
         panels.append((panel, drawing))
     heading = "Labels of the clients"

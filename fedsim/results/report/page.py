@@ -70,8 +70,8 @@ class PageTable:
     spanner: str = ""
     spanned: int = 0
 
-    def latex(self, score: str) -> str:
-        """The table for a paper; `score` says what its means are of."""
+    def latex(self, notes: Sequence[str]) -> str:
+        """The table for a paper; `notes` are sentences about it, for comments above it."""
         lines = [[_tex(column.title) for column in self.columns]]
         for row in self.rows:
             words = [_tex(f"{d.text} {d.note}".strip()) for d in row]
@@ -86,7 +86,8 @@ class PageTable:
             above = ["& " * (first - 1) + spanner, rf"\cmidrule{{{first}-{len(self.columns)}}}"]
         parts = [
             f"% {_tex(self.caption)}",
-            rf"% wants \usepackage{{booktabs}}; {score} is mean ± standard deviation over seeds",
+            r"% needs \usepackage{booktabs}",
+            *(f"% {note}" for note in notes),
             rf"\begin{{tabular}}{{{''.join('lr'[column.figure] for column in self.columns)}}}",
             *(r"\toprule", *above, head, r"\midrule", *body, r"\bottomrule"),
             r"\end{tabular}",
@@ -192,14 +193,23 @@ def mark_best(
     """
     for group in groups:
         for k, high in columns.items():
-            scores = {n: v for n in group if isinstance(v := rows[n][k].value, float)}
-            if len(scores) < 2:
-                continue
-            best = (max if high else min)(scores, key=scores.__getitem__)
-            decimals = len(rows[best][k].text.partition(" ")[0].partition(".")[2])
-            for n, score in scores.items():
-                if round(score, decimals) == round(scores[best], decimals):
-                    rows[n][k] = replace(rows[n][k], best=True)
+            for n in best_of({n: rows[n][k] for n in group}, high):
+                rows[n][k] = replace(rows[n][k], best=True)
+
+
+def best_of(rivals: Mapping[int, Datum], high: bool) -> list[int]:
+    """The best of some figures and those equal to it as printed; none of fewer than two.
+
+    Args:
+        rivals: the figures, by number.
+        high: whether much is good.
+    """
+    scores = {n: d.value for n, d in rivals.items() if isinstance(d.value, float)}
+    if len(scores) < 2:
+        return []
+    best = (max if high else min)(scores, key=scores.__getitem__)
+    decimals = len(rivals[best].text.partition(" ")[0].partition(".")[2])
+    return [n for n, s in scores.items() if round(s, decimals) == round(scores[best], decimals)]
 
 
 def duration(seconds: float) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from fedsim.objectives import Metric
 from fedsim.results.report.comparison import DASH, ComparedCell, Comparison, label
 from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import swatch
@@ -18,6 +15,8 @@ from fedsim.results.report.page import (
     Datum,
     PageTable,
     axis_columns,
+    best_of,
+    capital,
     cell_data,
     datum,
     distinct,
@@ -25,7 +24,7 @@ from fedsim.results.report.page import (
     number,
     sent,
 )
-from fedsim.results.summary import LAST, mean_std, sign
+from fedsim.results.summary import LAST, mean_std
 
 _MOST_FOUND = 6  # settings whose best are named one by one
 
@@ -35,6 +34,8 @@ def results(compared: Comparison) -> PageTable:
     high = not compared.less_is_better
     best = "best by validation" if compared.validated else "best"
     scores = {"last5": f"mean of last {LAST}", "last": "last", "best": best}
+    if compared.by == "last":
+        scores = {"last": "last round", "best": best}
     costs = {"rounds_to_target": "rounds to", "bytes_to_target": "bytes to"}
     first, *later = (Column(title, True, high) for title in scores.values())
     columns = [*axis_columns(compared), first]
@@ -75,7 +76,8 @@ def _result(compared: Comparison, row: pd.Series[Any]) -> list[Datum]:
     cell = compared.cell(row)
     mixed = len(compared.primary) > 1  # then each says what it is
     note = cell.metric.label if mixed else ""
-    first, *later = (_score(row, figure, note) for figure in ("last5", "last", "best"))
+    figures = ("last5", "last", "best") if compared.by == "last5" else ("last", "best")
+    first, *later = (_score(row, figure, note) for figure in figures)
     found = [*cell_data(cell, _unfinished(cell)), first]
     if compared.is_baseline(cell):
         found += [Datum("baseline", None), Datum(DASH, None)]
@@ -104,7 +106,7 @@ def _score(row: pd.Series[Any], figure: str, note: str = "", signed: bool = Fals
 
 
 def pivots(compared: Comparison) -> list[PageTable]:
-    """The mean of the last rounds as papers have it, such as methods × α.
+    """What runs are compared by as papers show it, such as methods × α.
 
     There is one for each combination of the values of further axes; none if there is no second
     axis, or if cells are judged by different metrics.
@@ -122,12 +124,14 @@ def _pivot(compared: Comparison, over: str, part: pd.DataFrame) -> PageTable:
     """A pivot of rows of the summary that are equal in all further axes."""
     down, called = compared.layout.rows, compared.labels
     high = not compared.less_is_better
+    best = {k for group in _winners(compared) for k in group}
     by_row: dict[tuple[Value, ...], dict[Value, Datum]] = {}
     styles: dict[tuple[Value, ...], int | None] = {}
-    for _, row in part.iterrows():
+    for k, (_, row) in zip(part.index, part.iterrows(), strict=True):
         cell = compared.cell(row)
         key = tuple(cell.values[axis] for axis in down)
-        by_row.setdefault(key, {})[cell.values[over]] = _score(row, "last5")
+        score = replace(_score(row, compared.by), best=k in best)
+        by_row.setdefault(key, {})[cell.values[over]] = score
         if cell.panel:  # then the row is a line in each of the panels
             styles[key] = cell.style
     across = distinct(value for of_row in by_row.values() for value in of_row)
@@ -140,8 +144,6 @@ def _pivot(compared: Comparison, over: str, part: pd.DataFrame) -> PageTable:
             first = replace(first, swatch=swatch(styles[key]))
         scores = (of_row.get(value, Datum(DASH, None)) for value in across)
         rows.append([first, *later, *scores])
-    marked = {len(down) + k: high for k in range(len(across))}
-    mark_best(rows, marked, [range(len(rows))])
     others = {axis: cell.values[axis] for axis in compared.layout.others}
     words = [f"by {called[down[0]]} and {called[over]}", label(others, called)]
     heads = [c for c in axis_columns(compared) if c.title in [called[axis] for axis in down]]
@@ -165,56 +167,117 @@ def pivot_frame(compared: Comparison) -> pd.DataFrame:
     parts = {}
     for value in compared.summary[over].unique():
         scores = compared.summary[compared.summary[over] == value].set_index(index)
-        parts[f"{over}={value}"] = scores["last5_mean"]
-        parts[f"{over}={value} std"] = scores["last5_std"]
+        parts[f"{over}={value}"] = scores[f"{compared.by}_mean"]
+        parts[f"{over}={value} std"] = scores[f"{compared.by}_std"]
     return pd.DataFrame(parts).reset_index()
+
+
+def notes(compared: Comparison, pivot: bool) -> list[str]:
+    """What a reader has to know about a table of results, sentence by sentence.
+
+    Args:
+        pivot: of the pivots, not of the summary.
+    """
+    score = f"{capital(compared.score)} on the central test set"
+    if pivot:
+        found = [f"{score}{_by(compared)}: mean ± standard deviation over seeds."]
+    elif compared.by == "last5":
+        found = [
+            f"{score}: mean of the last {LAST} evaluated rounds, last round and best round, "
+            "each as mean ± standard deviation over seeds."
+        ]
+    else:
+        found = [f"{score}: last round and best round, as mean ± standard deviation over seeds."]
+    if compared.by == "last":
+        found.append(
+            f"Runs are compared by their last round, because some evaluated fewer than {LAST} "
+            "rounds."
+        )
+    layout, called = compared.layout, compared.labels
+    if layout.competing and len(compared.primary) == 1 and any(_winners(compared)):
+        each = ", ".join(called[axis] for axis in layout.alike)
+        bold = f"Bold: the best {called[layout.competing[0]]}{f' for each {each}' if each else ''}"
+        found.append(f"{bold}; results that are equal as printed are all bold.")
+    if pivot:
+        return found
+    chosen = "the validation set" if compared.validated else "the test set itself"
+    found.append(f"The best round is chosen on {chosen}.")
+    found.append("Bytes are those of all clients, up and down.")
+    if compared.target is not None:
+        found.append(
+            f"Rounds and bytes to {compared.target:g}: the first round in which the "
+            f"{compared.score} was reached and what had been sent by its end, mean over the seeds "
+            "that reached it."
+        )
+    if compared.baseline is not None:
+        against = ", ".join(f"{called[a]} = {value}" for a, value in compared.baseline.items())
+        better = "below" if compared.less_is_better else "above"
+        found += [
+            f"vs. baseline: the difference{_by(compared)} to the cell with {against} and all "
+            "else equal, paired by seed (mean ± standard deviation of the pairs).",
+            f"p: one-tailed Welch t-test that the mean over seeds is {better} the baseline's. It "
+            "is unpaired and assumes no equal variances, so it does not follow from the ± of the "
+            "difference. Holm's method corrects it for all comparisons in the table.",
+            "* p < 0.05, ** p < 0.01, *** p < 0.001.",
+        ]
+    return found
+
+
+def _by(compared: Comparison) -> str:
+    """By what runs are compared, to follow the name of the score."""
+    if compared.by == "last":
+        return " in the last round"
+    return f", as mean of the last {LAST} rounds evaluated"
 
 
 def finding(compared: Comparison) -> str:
     """What came out, in a sentence."""
     table = compared.summary
-    if table.empty or table["last5_mean"].isna().all() or len(compared.primary) > 1:
+    if table.empty or table[f"{compared.by}_mean"].isna().all() or len(compared.primary) > 1:
         return ""
     (metric,) = compared.primary
+    scores = [_score(row, compared.by).text for _, row in table.iterrows()]
     if len(compared.cells) == 1:
-        only = table.iloc[0]
-        last, mean = (mean_std(only[f"{f}_mean"], only[f"{f}_std"]) for f in ("last", "last5"))
+        if compared.by == "last":
+            return f"Test {metric.label}: {scores[0]} in the last round."
+        last = _score(table.iloc[0], "last").text
         return (
-            f"Test {metric.label}: {last} in the last round, {mean} as mean of the last {LAST} "
-            "evaluated."
+            f"Test {metric.label}: {last} in the last round, {scores[0]} as mean of the last "
+            f"{LAST} evaluated."
         )
+    cells = [compared.cell(row) for _, row in table.iterrows()]
+    groups = _winners(compared)
+    if not any(groups):  # scores of different problems
+        if len(cells) > _MOST_FOUND:
+            return ""
+        told = "; ".join(f"{s} at {c.label}" for s, c in zip(scores, cells, strict=True))
+        return f"Test {metric.label}{_by(compared)}: {told}."
     extreme = "Lowest" if compared.less_is_better else "Highest"
-    found = f"{extreme} test {metric.label}, as mean of the last {LAST} rounds evaluated: "
-    groups = _rivals(compared)
-    if len(groups) == 1:
-        best = table.iloc[_best_of(groups[0], table, metric)]
-        score = mean_std(best["last5_mean"], best["last5_std"])
-        return f"{found}{score}, by {compared.cell(best).label}."
+    found = f"{extreme} test {metric.label}, {_by(compared)}: "
+    layout, called = compared.layout, compared.labels
     wins: dict[str, list[str]] = {}
-    for group in groups:
-        values = compared.cell(table.iloc[_best_of(group, table, metric)]).values
-        rows = compared.layout.rows
-        winner = label({axis: values[axis] for axis in rows}, compared.labels)
-        where = label({a: v for a, v in values.items() if a not in rows}, compared.labels)
-        wins.setdefault(winner, []).append(where)
+    for group in filter(None, groups):
+        names = [label({a: cells[k].values[a] for a in layout.competing}, called) for k in group]
+        if len(names) > _MOST_FOUND:
+            names = [*names[: _MOST_FOUND - 1], f"{len(names) - _MOST_FOUND + 1} others"]
+        tied = f"{', '.join(names[:-1])} and {names[-1]} (tied)" if names[1:] else names[0]
+        where = {a: v for a, v in cells[group[0]].values.items() if a not in layout.competing}
+        wins.setdefault(tied, []).append(label(where, called))
+    if len(groups) == 1:
+        return f"{found}{scores[groups[0][0]]}, by {tied}."
     if len(groups) > _MOST_FOUND:
-        return (
-            found
-            + "; ".join(
-                f"{winner} in {len(where)} of {len(groups)} settings"
-                for winner, where in wins.items()
-            )
-            + "."
-        )
-    if len(wins) == 1:
-        return f"{found}{winner}, in all {len(groups)} settings."
+        told = "; ".join(f"{w} in {len(of)} of {len(groups)} settings" for w, of in wins.items())
+        return f"{found}{told}."
+    if len(wins) == 1 and all(groups):
+        return f"{found}{tied}, in all {len(groups)} settings."
     return found + "; ".join(f"{w} at {', '.join(where)}" for w, where in wins.items()) + "."
 
 
-def _best_of(group: Sequence[int], table: pd.DataFrame, metric: Metric) -> int:
-    """The number of the best row of a group."""
-    scores = sign(metric) * table["last5_mean"].iloc[list(group)]
-    return group[int(scores.fillna(-np.inf).argmax())]
+def _winners(compared: Comparison) -> list[list[int]]:
+    """Of each group of rows of the summary that compete, the best and those equal as printed."""
+    high = not compared.less_is_better
+    scores = [_score(row, compared.by) for _, row in compared.summary.iterrows()]
+    return [best_of({k: scores[k] for k in group}, high) for group in _rivals(compared)]
 
 
 def missing(compared: Comparison) -> PageTable:
