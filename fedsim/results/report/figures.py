@@ -393,7 +393,7 @@ def _draw_scale(figure: Figure, axes: Axes, look: Look, most: int) -> None:
     bar = axes.inset_axes((1.03, 0, 0.035, 1))
     bar.barh(
         (np.arange(_LEVELS) + 0.5) / _LEVELS * most, 1, most / _LEVELS, align="center",
-        color=[mpl.colors.to_rgba(look.lines[0], level / _LEVELS) for level in range(1, _LEVELS + 1)],
+        color=[mpl.colors.to_rgba(look.lines[0], k / _LEVELS) for k in range(1, _LEVELS + 1)],
     )  # fmt: skip
     bar.set(xlim=(0, 1), ylim=(0, max(most, 1)), xticks=[])
     bar.yaxis.tick_right()
