@@ -89,8 +89,9 @@ def test_run_prints_rounds_and_a_summary(say: Say) -> None:
     found = re.search(r"^run folder +(here/other/\S+)", text, re.MULTILINE)
     assert found
     done = load(found[1])
-    assert f"result hash               {done.result_hash}" in text
-    assert f"accuracy, last round      {done.rounds.accuracy.iloc[-1]:.4f}" in text
+    assert re.search(rf"^result hash +{done.result_hash}$", text, re.MULTILINE)
+    last = f"{done.rounds.accuracy.iloc[-1]:.4f}"
+    assert re.search(rf"^accuracy, last round +{last}$", text, re.MULTILINE)
 
 
 def test_a_private_run_says_what_it_has_spent(say: Say) -> None:
@@ -127,7 +128,7 @@ def test_a_regression_is_judged_by_r2(
     assert re.search(r"^round 1/3  R² -12345\.7  [\d.]+ kB sent$", text, re.MULTILINE)
     assert re.search(r"^round 3/3  R² 0\.5000  ", text, re.MULTILINE)
     assert re.search(r"^R², last round +0\.5000 *$", text, re.MULTILINE)
-    assert re.search(r"^R², mean of last 5 +-4114\.89 *$", text, re.MULTILINE)
+    assert "mean of last" not in text  # of three evaluated rounds
     assert re.search(r"^R², best +0\.5200 \(round 2\) *$", text, re.MULTILINE)
     assert "accuracy" not in text
 
@@ -168,7 +169,6 @@ def test_a_grid_of_regressions_is_judged_by_r2(
     text = capsys.readouterr().out
     assert "R²: mean ± standard deviation over seeds" in text
     assert "0.550 ± 0.071" in text
-    assert "-1e+09 ± " in text
     assert "(2/2)" in text
     assert "accuracy" not in text
 

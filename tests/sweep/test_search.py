@@ -160,7 +160,9 @@ class TestOnRay:
         trials = folder.trials
         assert list(trials["status"]) == ["finished", "stopped"]
         assert trials["validation_rmse"][0] < trials["validation_rmse"][1]
-        assert re.search(r"train.optimizer.lr=0.05: R² -?\d\.\d{4} after round 4$", lines[1])
+        assert re.search(
+            r"train.optimizer.lr=0.05: validation_rmse 0\.\d+ after round 4$", lines[1]
+        )
         assert re.search(r"stopped early, validation_rmse 0\.\d+ after round 2$", lines[2])
         assert Experiment.load(folder.path / "best.yaml").train.optimizer.lr == 0.05
 
