@@ -502,7 +502,7 @@ def draw_bars(
     if low < 0:
         figure.legend(
             handles=[Patch(color=_FOR, label="for it"), Patch(color=_AGAINST, label="against it")],
-            loc="upper right",
+            loc="lower right",
             bbox_to_anchor=(5.8 / 6, 1),
             ncols=2,
             frameon=False,

@@ -42,7 +42,7 @@ def regression(r2: list[float]) -> pd.DataFrame:
 
 def a_run(rounds: pd.DataFrame, metric: Metric) -> Run:
     """What is summarised of a run."""
-    return cast(Run, SimpleNamespace(rounds=rounds, primary_metric=metric))
+    return cast(Run, SimpleNamespace(rounds=rounds, primary_metric=metric, status="finished"))
 
 
 def table(runs: dict[tuple[str, float, int], list[float]]) -> Runs:
@@ -243,8 +243,8 @@ def test_labels(cell: dict[str, Any], label: str) -> None:
         (0.50611, 0.06360, "0.506 ± 0.064"),
         (0.63667, 0.11407, "0.64 ± 0.11"),
         (0.78148, 0.00274, "0.7815 ± 0.0027"),
-        (0.81234, 0.00001, "0.8123 ± 0.0000"),
-        (0.5, 0.0, "0.5000 ± 0.0000"),
+        (0.81234, 0.00001, "0.8123 ± <0.0001"),
+        (0.5, 0.0, "0.5000 ± <0.0001"),
         (12345.6, 321.0, "12346 ± 321"),
         (-2e38, 1e38, "-2e+38 ± 1e+38"),
         (0.5, math.nan, "0.5000"),

@@ -132,6 +132,7 @@ PAPER = Look(
 )
 MAX_DOTS = 200  # of one cell in a figure of clients
 _LABEL = 60  # letters that fit across one
+_TICKS = 12  # clients that each have a tick
 _TITLE = 50  # letters that fit across one for papers
 _AXIS = 28  # letters that fit along a vertical axis
 _LEVELS = 8  # of shades
@@ -374,7 +375,10 @@ def draw_label_counts(
         axes.set_xlim(-0.6, clients - 0.4)
         axes.set_ylim(labels - 0.4, -0.6)
         axes.set_xlabel("client")
-        axes.locator_params(axis="x", integer=True, nbins=8)
+        if clients <= _TICKS:
+            axes.set_xticks(range(clients))
+        else:
+            axes.locator_params(axis="x", integer=True, nbins=8)
         if labels <= _NAMES:
             short = [n if len(n) <= _NAME else f"{n[: _NAME - 1]}…" for n in names]
             axes.set_yticks(range(labels), labels=short, parse_math=False, fontsize=look.small)

@@ -183,11 +183,11 @@ def notes(compared: Comparison, pivot: bool) -> list[str]:
         found = [f"{score}{_by(compared)}: mean ± standard deviation over seeds."]
     elif compared.by == "last5":
         found = [
-            f"{score}: mean of the last {LAST} evaluated rounds, last round and best round, "
+            f"{score}: the mean of the last {LAST} rounds evaluated, the last and the best, "
             "each as mean ± standard deviation over seeds."
         ]
     else:
-        found = [f"{score}: last round and best round, as mean ± standard deviation over seeds."]
+        found = [f"{score}: the last round and the best, as mean ± standard deviation over seeds."]
     if compared.by == "last":
         found.append(
             f"Runs are compared by their last round, because some evaluated fewer than {LAST} "
@@ -253,7 +253,7 @@ def finding(compared: Comparison) -> str:
         told = "; ".join(f"{s} at {c.label}" for s, c in zip(scores, cells, strict=True))
         return f"Test {metric.label}{_by(compared)}: {told}."
     extreme = "Lowest" if compared.less_is_better else "Highest"
-    found = f"{extreme} test {metric.label}, {_by(compared)}: "
+    found = f"{extreme} test {metric.label}{_by(compared)}: "
     layout, called = compared.layout, compared.labels
     wins: dict[str, list[str]] = {}
     for group in filter(None, groups):
