@@ -36,11 +36,19 @@ from fedsim.prepare import prepare
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import Comparison
 from fedsim.results.report.curves import curves, legend, of_clients, traffic
-from fedsim.results.report.figures import Drawing, Line, draw_clients, draw_lines
-from fedsim.results.report.html import Report
+from fedsim.results.report.figures import (
+    PAGE,
+    PAPER,
+    Drawing,
+    Line,
+    draw_clients,
+    draw_label_counts,
+    draw_lines,
+)
+from fedsim.results.report.html import Report, _breakable
 from fedsim.results.report.overview import hyper_parameters, label_counts, overview
 from fedsim.results.report.page import Datum, mark_best
-from fedsim.results.report.results import finding, missing, pivots, results
+from fedsim.results.report.results import finding, missing, notes, pivots, results
 from fedsim.results.summary import mean_std, summarise
 
 PROX = '<b onclick="alert(1)">prox & co</b>'  # a named variant of somebody who means no good
@@ -418,6 +426,47 @@ def test_the_best_of_each_column_is_marked(grid: Path) -> None:
     # The table of all cells marks the same ones.
     marked = [row[2].value for row in results(report.compared).rows if row[2].best]
     assert sorted(marked) == sorted(d.value for row in pivot.rows for d in row if d.best)
+
+
+def test_methods_compete_in_rows_too(grid: Path) -> None:
+    compared = Report([grid], rows="alpha", columns="method").compared
+    (pivot,) = pivots(compared)
+    for row in pivot.rows:
+        of_row = [d for d in row[1:] if isinstance(d.value, float)]
+        assert {d.value for d in of_row if d.best} == {max(d.value for d in of_row)}
+    assert "Bold: the best method for each α; " in " ".join(notes(compared, True))
+    assert finding(compared) == finding(Comparison([grid]))
+
+
+def test_problems_do_not_compete(runs: Mapping[tuple[str, float, int], Run]) -> None:
+    compared = Comparison([runs["fedavg", alpha, 0].path for alpha in (0.3, 10)])
+    assert not any(d.best for row in results(compared).rows for d in row)
+    assert "Bold" not in " ".join(notes(compared, False))
+    assert re.fullmatch(
+        r"Test accuracy, as mean of the last 5 rounds evaluated: "
+        r"0\.\d{4} at α=0\.3; 0\.\d{4} at α=10\.",
+        finding(compared),
+    )
+
+
+def test_few_rounds_are_compared_by_the_last_and_ties_are_named(tmp_path: Path) -> None:
+    methods = ({"name": "fedavg"}, {"name": "fedprox", "mu": 0.0})  # the same mathematics
+    folders = [
+        run(small_experiment(method=method, train={"rounds": 2}), tmp_path).path
+        for method in methods
+    ]
+    report = Report(folders)
+    table = results(report.compared)
+    score, other = (row[2] for row in table.rows)
+    assert score.best and other.best
+    assert finding(report.compared) == (
+        f"Highest test accuracy in the last round: {score.text}, by fedavg and fedprox, μ=0.0 "
+        "(tied)."
+    )
+    titles = [column.title for column in table.columns]
+    assert "last round" in titles
+    assert "mean of last 5" not in titles
+    assert "because some evaluated fewer than 5 rounds." in report.latex()
 
 
 def test_what_stands_there_as_equal_is_marked_alike() -> None:
@@ -839,7 +888,7 @@ class TestRegression:
             "Test loss by round (logarithmic)",
             "Test error, root mean square (RMSE) by round (logarithmic)",
             "Test error, mean absolute (MAE) by round (logarithmic)",
-            "Training loss, mean over examples by round",
+            "Training loss by round",
         ]
         assert [figure.heading for figure in of_clients(report.compared)] == [
             "R², mean over clients by round",
@@ -966,7 +1015,7 @@ class TestLessIsBetter:
         assert best == [[], ["mean of last 5", "last", "best"]]
         assert not any(column.high for column in table.columns)  # a click puts the lowest first
         latex = report.latex()
-        assert "Hamming loss is mean ± standard deviation over seeds" in latex
+        assert "% p: one-tailed Welch t-test that the mean over seeds is below" in latex
         assert r"\textbf{0.1050 $\pm$ 0.0071}" in latex
         assert latex.count(r"\textbf") == 3
         row = pd.read_csv(io.StringIO(report.csv())).set_index("method").loc["b"]
@@ -978,11 +1027,11 @@ class TestLessIsBetter:
         assert "accuracy" not in words.lower()
         assert "Hamming loss on the central test set" in words
         assert "Hamming loss against communication" in words
-        assert "is below that of the baseline" in words
+        assert "the mean over seeds is below the baseline" in words
         assert [figure.heading for figure in curves(report.compared)] == [
             "Test Hamming loss by round",
             "Test macro F1 by round",
-            "Training loss, mean over examples by round",
+            "Training loss by round",
         ]
         assert [figure.heading for figure in of_clients(report.compared)] == [
             "Hamming loss, mean over clients by round",
@@ -1114,7 +1163,7 @@ def test_the_command_writes_every_figure(
         "labels-of-the-clients",
         "test-accuracy-by-round",
         "test-loss-by-round",
-        "training-loss-mean-over-examples-by-round",
+        "training-loss-by-round",
         "test-accuracy-by-bytes-sent",
         "clients-by-test-accuracy",
         "accuracy-mean-over-clients-by-round",
@@ -1229,7 +1278,12 @@ def test_the_command_writes_page_and_tables(say: Say, grid: Path, page: Path) ->
     )
     pivot, summary = Path("a.tex").read_text().split("\n\n")
     lines = summary.splitlines()
-    assert lines[2:4] == [r"\begin{tabular}{lrrrrrrrrrr}", r"\toprule"]
+    comments = [line for line in lines if line.startswith("% ")]
+    assert comments[1] == r"% needs \usepackage{booktabs}"
+    for word in ("mean of the last 5 rounds", "Bold: ", "paired by seed", "Welch", "Holm"):
+        assert any(word in comment for comment in comments[2:])
+    first = len(comments)
+    assert lines[first : first + 2] == [r"\begin{tabular}{lrrrrrrrrrr}", r"\toprule"]
     row = next(line for line in lines if "prox" in line)
     prox = r'\textless{}b onclick="alert(1)"\textgreater{}prox \& co\textless{}/b\textgreater{}'
     assert row.startswith(f"{prox} & 0.3")
@@ -1316,3 +1370,34 @@ def test_a_grid_whose_manifest_was_edited(grid: Path, tmp_path: Path, say: Say) 
     code, _, complaint = say("report", copy)
     assert code == 2
     assert complaint == f"error: {copy}/manifest.json: is damaged: cells.0.cell: Field required\n"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_figure_of_labels_says_what_it_shows(alone: bool) -> None:
+    drawing = draw_label_counts(
+        "words", np.array([[3, 0], [1, 40]]), ("cat", "dog"), heading="α=0.1"
+    )
+    figure = drawing.draw(PAPER if alone else PAGE)
+    (axes,) = figure.axes
+    (scale,) = axes.child_axes
+    assert (axes.get_xlabel(), axes.get_ylabel(), scale.get_ylabel()) == (
+        "client", "class", "examples",
+    )  # fmt: skip
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
+    assert list(axes.get_xticks()) == [0, 1]
+    assert figure.get_suptitle() == ("α=0.1" if alone else "")
+
+
+def test_a_long_name_of_an_axis_is_in_several_lines() -> None:
+    x = np.arange(3.0)
+    drawing = draw_lines(
+        "words", [Line("a", 0, x, x, x, x)], xlabel="round", limits=(0, 2),
+        ylabel="Accuracy of the worst decile of clients",
+    )  # fmt: skip
+    (axes,) = drawing.draw(PAPER).axes
+    assert axes.get_ylabel() == "Accuracy of the worst decile\nof clients"
+
+
+def test_names_break_between_their_parts() -> None:
+    assert _breakable("own_method:Slow<b>") == "own_<wbr>method:<wbr>Slow&lt;b&gt;"
+    assert _breakable("α=0.1; 2.5") == "α=0.1; 2.5"

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from fedsim import Run
 from fedsim.objectives import Metric
-from fedsim.results.summary import cell_label, digits, in_words, mean_std, of_run, summarise
+from fedsim.results.summary import (
+    cell_label,
+    compared_by,
+    digits,
+    in_words,
+    mean_std,
+    of_run,
+    summarise,
+)
 
 ACCURACY = Metric("accuracy", "accuracy", primary=True)
 R2 = Metric("r2", "R²", primary=True)
@@ -192,7 +200,7 @@ class TestCells:
         assert math.isnan(p["fedavg", 0.1])
         assert math.isnan(p["fedprox", 1.0])  # one seed has no variance
         # Welch's t and the Welch-Satterthwaite degrees of freedom, written out.
-        a, b = np.array([0.75, 0.79, 0.71]), np.array([0.55, 0.60, 0.58])
+        a, b = np.array([0.80, 0.80, 0.82]), np.array([0.60, 0.66, 0.64])
         va, vb = a.var(ddof=1) / 3, b.var(ddof=1) / 3
         t = (a.mean() - b.mean()) / math.sqrt(va + vb)
         freedom = (va + vb) ** 2 / (va**2 / 2 + vb**2 / 2)
@@ -202,6 +210,20 @@ class TestCells:
         found = summarise(table(self.RUNS), ["method", "alpha"], {"method": "fedprox"})
         p = found.set_index(["method", "alpha"])["p_value"]
         assert p["fedavg", 0.1] > 0.99
+
+    @pytest.mark.parametrize(("evaluated", "by"), [(4, "last"), (5, "last5")])
+    def test_a_mean_of_the_last_five_takes_five_rounds(self, evaluated: int, by: str) -> None:
+        short = a_run(rounds([math.nan, *(0.1 * t for t in range(evaluated))]), ACCURACY)
+        long = a_run(rounds([0.5] * 9), ACCURACY)
+        assert compared_by([long, short]) == by
+        table: Runs = [({"method": "a"}, 0, long), ({"method": "b"}, 0, short)]
+        found = summarise(table, ["method"], {"method": "a"}).iloc[1]
+        assert found["difference_mean"] == pytest.approx(found[f"{by}_mean"] - 0.5)
+
+    def test_unfinished_runs_do_not_decide_what_is_compared(self) -> None:
+        short = SimpleNamespace(**{**vars(a_run(rounds([0.1]), ACCURACY)), "status": "failed"})
+        assert compared_by([cast(Run, short), a_run(rounds([0.5] * 5), ACCURACY)]) == "last5"
+        assert compared_by([cast(Run, short)]) == "last"
 
     def test_nothing_finished_is_an_empty_table(self) -> None:
         assert summarise([], ["method"]).empty
