@@ -458,7 +458,8 @@ def test_few_rounds_are_compared_by_the_last_and_ties_are_named(tmp_path: Path) 
     report = Report(folders)
     table = results(report.compared)
     score, other = (row[2] for row in table.rows)
-    assert score.best and other.best
+    assert score.best
+    assert other.best
     assert finding(report.compared) == (
         f"Highest test accuracy in the last round: {score.text}, by fedavg and fedprox, μ=0.0 "
         "(tied)."
