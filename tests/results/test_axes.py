@@ -102,3 +102,25 @@ def test_axes_that_there_are_not(found: Any, given: dict[str, str], message: str
     labels = {axis: axis for axis in found[0]}
     with pytest.raises(BadInput, match=message):
         layout(labels, found, **given)
+
+
+@pytest.mark.parametrize(
+    ("layout", "competing", "alike"),
+    [
+        (Layout(("method",), "partition.alpha", ()), ("method",), ("partition.alpha",)),
+        (Layout(("partition.alpha",), "method", ()), ("method",), ("partition.alpha",)),
+        (
+            Layout(("data",), "partition.alpha", ("train.lr", "method", "method.mu")),
+            ("method", "method.mu"),
+            ("data", "partition.alpha", "train.lr"),
+        ),
+        (Layout(("method", "partition.alpha"), None, ()), ("method",), ("partition.alpha",)),
+        (Layout(("train.lr",), "method", ()), ("train.lr",), ("method",)),
+        (Layout(("partition.alpha",), "data", ()), (), ("partition.alpha", "data")),
+    ],
+)
+def test_what_competes_within_one_problem(
+    layout: Layout, competing: tuple[str, ...], alike: tuple[str, ...]
+) -> None:
+    assert layout.competing == competing
+    assert layout.alike == alike

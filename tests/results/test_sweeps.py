@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -16,6 +18,7 @@ from matplotlib import pyplot as plt
 
 from experiments import change_manifest, grid_in_process, small_experiment
 from fedsim import Grid, Run, Search, load
+from fedsim.cli.runs import _search_summary
 from fedsim.errors import BadInput, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.results.folder import RunFolder
@@ -248,3 +251,30 @@ def test_a_run_of_no_round_shows_itself(tmp_path: Path) -> None:
     assert "running, 0 rounds" in page
     with pytest.raises(BadInput, match="metric 'accuracy' is not on record"):
         run.plot()
+
+
+@pytest.mark.parametrize(
+    ("objectives", "count", "heading"),
+    [
+        ({"accuracy": "max"}, 7, "best 5 of 7 finished trials:"),
+        ({"accuracy": "max"}, 3, "finished trials, best first:"),
+        ({"accuracy": "max", "loss": "min"}, 7, "Pareto front, 2 of 7 finished trials"),
+    ],
+)
+def test_the_table_of_a_search_says_which_trials_it_has(
+    objectives: dict[str, str], count: int, heading: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = [k / 10 for k in range(count)]
+    trials = pd.DataFrame(
+        {"trial": range(count), "status": "finished", "lr": 0.1, "accuracy": scores, "loss": 1.0}
+    )
+    shares = pd.DataFrame({"hyper-parameter": ["lr"], **dict.fromkeys(objectives, math.nan)})
+    search = SimpleNamespace(
+        objectives=objectives, trials=trials, pareto=trials.tail(2), space={"lr": ()},
+        importance=shares, path=Path("runs/tuned"),
+    )  # fmt: skip
+    _search_summary(cast(Search, search))
+    lines = capsys.readouterr().out.splitlines()
+    at = next(k for k, line in enumerate(lines) if line.startswith(heading))
+    assert lines[at + 1].split() == ["trial", "lr", *objectives]
+    assert lines[at + 2].split()[0] == str(count - 1)  # the best first
