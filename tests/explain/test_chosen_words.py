@@ -83,7 +83,8 @@ def test_in_words(done: Run) -> None:
     subject = ModelSnapshot.of(done)
     (found,) = documents(subject, Inputs.of_rows(subject.dataset, [3]))
     text = found.in_words()
-    assert text.startswith(f"{found.decision} ({found.probability:.0%}), is {found.label}: ")
+    decided = f"predicted {found.decision} ({found.probability:.0%}), true class {found.label}: "
+    assert text.startswith(decided)
     plain = [w.strip("[]_") for w in text.partition(": ")[2].split()]
     assert tuple(plain) == found.words
     assert text.count("[") == sum(found.chosen)

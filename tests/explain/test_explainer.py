@@ -83,7 +83,10 @@ def test_a_tree_mimics_classifiers(finish: Finish, say: Say) -> None:
             ["--explainer", "tasks", "--client", "1"],
             "explainer tasks explains the run as a whole, not one client",
         ),
-        (["--explainer", "tree", "--row", "1"], "explainer tree takes none: a tree mimics all"),
+        (
+            ["--explainer", "tree", "--row", "1"],
+            "explainer tree takes none: a surrogate decision tree",
+        ),
         (["--most", "3"], "most is no setting of explainer integrated_gradients"),
         (["--explainer", "own_explainer:nothing"], "explainer own_explainer:nothing: "),
         (["--explainer", "own_explainer:Norms"], "it must be a class that extends Explainer"),

@@ -69,7 +69,7 @@ def test_what_there_is_not(say: Say) -> None:
     assert (code, error) == (2, "error: there is no client 10; there are 10, counted from 0\n")
     code, _, error = say("explain", str(done.path), "--row", "1")
     assert code == 2
-    assert "a tree mimics all decisions" in error
+    assert "explainer tree takes none: a surrogate decision tree" in error
 
 
 def test_a_tree_of_any_classifier(say: Say) -> None:
