@@ -146,7 +146,8 @@ def _pivot(compared: Comparison, over: str, part: pd.DataFrame) -> PageTable:
         rows.append([first, *later, *scores])
     others = {axis: cell.values[axis] for axis in compared.layout.others}
     words = [f"by {called[down[0]]} and {called[over]}", label(others, called)]
-    heads = [c for c in axis_columns(compared) if c.title in [called[axis] for axis in down]]
+    by_axis = dict(zip(compared.axes, axis_columns(compared), strict=True))
+    heads = [by_axis[axis] for axis in down]  # in the order of the cells
     return PageTable(
         f"Test {compared.score} {'; '.join(filter(None, words))}",
         [*heads, *(Column(str(value), True, high) for value in across)],
