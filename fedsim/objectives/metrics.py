@@ -26,6 +26,7 @@ Labels = NDArray[np.int64]
 
 ECE_BINS = 15  # Guo et al. 2017
 CONFUSION = "confusion"
+CLASS_ACCURACY = "class_accuracy"  # and its columns, class_accuracy/<class>
 
 _TOP_K = re.compile(r"top([1-9][0-9]*)_accuracy")
 
@@ -134,7 +135,7 @@ _OF_NUMBERS: dict[str, tuple[str, Literal["max", "min"], ScoreFunction]] = {
 # What each is, for lists.
 KNOWN_METRICS: dict[str, str] = {
     **{name: label for name, (label, _, _) in {**_OF_CLASSES, **_OF_NUMBERS}.items()},
-    "class_accuracy": "accuracy of each class, in columns class_accuracy/<class>",
+    CLASS_ACCURACY: "accuracy of each class, in columns class_accuracy/<class>",
     CONFUSION: "how often each class is taken for which, in the table confusion",
     "top5_accuracy": "accuracy of the five most probable classes; top<k>_accuracy for any k",
 }
@@ -181,7 +182,7 @@ def _further_metric(name: str, data: Dataset) -> FurtherMetric:
         raise ExperimentError(f"{where} needs classes, and the target here is a number")
     if name == CONFUSION:
         return FurtherMetric(name, partial(_confusion_rows, data.classes), is_table=True)
-    if name == "class_accuracy":
+    if name == CLASS_ACCURACY:
         return FurtherMetric(name, partial(accuracy_by_class, data.classes))
     if top := _TOP_K.fullmatch(name):
         k = int(top[1])

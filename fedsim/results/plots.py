@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.data.labels import plot_labels
 from fedsim.errors import BadInput
 from fedsim.registry import nearest
+from fedsim.results.confusion import last_confusion, plot_confusion
 from fedsim.results.pareto import draw_pair, front
 from fedsim.results.summary import cell_label
 
@@ -99,6 +100,16 @@ def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
     table = held.astype({"label": str}).pivot(index="client", columns="label", values="examples")
     counts = table.reindex(columns=names).fillna(0).to_numpy(dtype=np.int64)
     plot_labels(ax, counts, names, run.label_axis)
+
+
+def _run_confusion(run: Run, ax: Axes, metric: str | None) -> None:
+    matrix = last_confusion(run)
+    if matrix.empty:
+        raise BadInput(
+            f"plot: {run.path}: no confusion matrix of the global model is on record; it takes "
+            "evaluate.metrics=[confusion]"
+        )
+    plot_confusion(ax, matrix.to_numpy(), matrix.columns.tolist(), colour="C0", size=9)
 
 
 def _grid_metric(grid: Grid, metric: str | None) -> tuple[str, str]:
@@ -191,7 +202,12 @@ def _search_importance(search: Search, ax: Axes, metric: str | None) -> None:
     ax.set_xlabel("share of the variance (fANOVA)")
 
 
-RUN: dict[str, Figure] = {"curves": _run_curves, "clients": _run_clients, "labels": _run_labels}
+RUN: dict[str, Figure] = {
+    "curves": _run_curves,
+    "clients": _run_clients,
+    "labels": _run_labels,
+    "confusion": _run_confusion,
+}
 GRID: dict[str, Figure] = {"curves": _grid_curves, "summary": _grid_summary}
 SEARCH: dict[str, Figure] = {
     "history": _search_history,

@@ -76,8 +76,10 @@ class Run:
 
         Args:
             figure: `curves` (a column of `rounds` over the rounds), `clients` (each client's score
-                on its own test examples, in the last round that has such scores) or `labels` (how
-                many examples of each class, or of each bin of targets, each client holds).
+                on its own test examples, in the last round that has such scores), `labels` (how
+                many examples of each class, or of each bin of targets, each client holds) or
+                `confusion` (the global model's confusion matrix in the last evaluated round, if
+                `evaluate.metrics` includes `confusion`).
             metric: a column of `rounds`; by default the primary metric.
             ax: what to draw on; by default a figure is made.
 
@@ -298,6 +300,8 @@ def _fault(frame: pd.DataFrame, keys: Sequence[str], scores: Sequence[str]) -> s
 
 
 def _fault_of_confusion(frame: pd.DataFrame) -> str | None:
+    if "client" not in frame:
+        return "it has no column 'client'"
     return _fault_of_keys(frame, ["round", "count"], ["target", "prediction"])
 
 

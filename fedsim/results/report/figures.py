@@ -22,12 +22,11 @@ import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path as MplPath
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
 from fedsim import atomic
+from fedsim.results.confusion import plot_confusion, shade, short_names
 
 Array = NDArray[np.float64]
 
@@ -136,7 +135,8 @@ _TICKS = 12  # clients that each have a tick
 _TITLE = 50  # letters that fit across one for papers
 _AXIS = 28  # letters that fit along a vertical axis
 _LEVELS = 8  # of shades
-_NAMES, _NAME = 30, 14  # labels that are named, and the letters of their names
+_NAMES = 30  # labels that are named
+_NUMBERED = 4  # cells up to which bars have their lengths beside them
 
 size = EngFormatter(unit="B", places=1)  # bytes as a person reads them
 
@@ -238,7 +238,7 @@ def draw_lines(
             axes.locator_params(axis="x", integer=True, nbins=7)
         if look.alone:
             axes.set_ylabel(textwrap.fill(ylabel, _AXIS))
-            _draw_legend(figure, [line for line in lines if line.style is not None], look)
+            _draw_legend(figure, [line.label for line in lines if line.style is not None], look)
         return figure
 
     return Drawing(title, draw)
@@ -264,14 +264,14 @@ def _draw_line(axes: Axes, line: Line, look: Look, limits: tuple[float, float]) 
         axes.fill_between(line.x, low, high, color=colour, alpha=0.13, linewidth=0, gid=name)
 
 
-def _draw_legend(figure: Figure, lines: Sequence[Line], look: Look) -> None:
+def _draw_legend(figure: Figure, labels: Sequence[str], look: Look) -> None:
     """Above the axes, in as few rows as labels of such lengths fit into."""
-    if len(lines) < 2:
+    if len(labels) < 2:
         return
-    longest = max(len(line.label) for line in lines)
+    longest = max(map(len, labels))
     fitting = look.width / (0.55 * look.small * longest + 34)
     figure.legend(
-        loc="outside upper left", ncols=max(1, min(len(lines), int(fitting))), frameon=False,
+        loc="outside upper left", ncols=max(1, min(len(labels), int(fitting))), frameon=False,
         handlelength=3, columnspacing=1.2, borderaxespad=0.2,
     )  # fmt: skip
 
@@ -364,14 +364,7 @@ def draw_label_counts(
         clients, labels = counts.shape
         figure, axes = _figure(look, 84 + min(16.0 * max(labels, 4), 320))
         levels = np.ceil(counts / max(counts.max(), 1) * _LEVELS).astype(int)
-        for level in range(1, _LEVELS + 1):
-            held = np.argwhere(levels == level)
-            corners = np.array(((0, 0), (1, 0), (1, 1), (0, 1), (0, 0))) - 0.5
-            vertices = (held[:, None, :] + corners).reshape(-1, 2)
-            codes = [MplPath.MOVETO, *(MplPath.LINETO,) * 3, MplPath.CLOSEPOLY] * len(held)
-            if len(held):
-                axes.add_patch(PathPatch(MplPath(vertices, codes), color=look.lines[0],
-                                         alpha=level / _LEVELS, linewidth=0))  # fmt: skip
+        shade(axes, levels.T, _LEVELS, look.lines[0])
         axes.set_xlim(-0.6, clients - 0.4)
         axes.set_ylim(labels - 0.4, -0.6)
         axes.set_xlabel("client")
@@ -380,8 +373,8 @@ def draw_label_counts(
         else:
             axes.locator_params(axis="x", integer=True, nbins=8)
         if labels <= _NAMES:
-            short = [n if len(n) <= _NAME else f"{n[: _NAME - 1]}…" for n in names]
-            axes.set_yticks(range(labels), labels=short, parse_math=False, fontsize=look.small)
+            axes.set_yticks(range(labels), labels=short_names(names), parse_math=False,
+                            fontsize=look.small)  # fmt: skip
         axes.set_ylabel(axis)
         axes.grid(False)
         _draw_scale(figure, axes, look, int(counts.max()))
@@ -406,6 +399,76 @@ def _draw_scale(figure: Figure, axes: Axes, look: Look, most: int) -> None:
     bar.tick_params(labelsize=look.small)
     bar.set_ylabel("examples")
     bar.grid(False)
+
+
+def draw_confusion(title: str, matrix: NDArray[np.int64], classes: Sequence[str]) -> Drawing:
+    """Draw a confusion matrix; see `plot_confusion`.
+
+    Args:
+        title: what the figure shows, for those who cannot see it.
+        matrix: (C, C) examples by true class (row) and predicted class (column).
+    """
+
+    def draw(look: Look) -> Figure:
+        # As high as the squares need, beside the names on the left and above those below.
+        names = (
+            0.6 * PAGE.small * max(map(len, short_names(classes)))
+            if len(classes) <= _NAMES
+            else 20
+        )
+        side = PAGE.width - names - 40
+        upright = names > side / len(classes)
+        figure, axes = _figure(look, side + 40 + (names if upright else PAGE.small))
+        plot_confusion(axes, matrix, classes, look.lines[0], look.small)
+        return figure
+
+    return Drawing(title, draw)
+
+
+def draw_classes(
+    title: str,
+    classes: Sequence[str],
+    cells: Mapping[str, tuple[int | None, Array]],
+    *,
+    xlabel: str,
+) -> Drawing:
+    """Draw a bar for each class and cell, the cells side by side.
+
+    Args:
+        title: what the figure shows, for those who cannot see it.
+        cells: by label: style, and (C,) shares, 0 to 1; NaN where there is none.
+    """
+    numbered = len(cells) <= _NUMBERED
+    bar = 12 if numbered else 7  # on the page, in points
+
+    def draw(look: Look) -> Figure:
+        figure, axes = _figure(look, 45 + len(classes) * (bar * len(cells) + 9))
+        thickness = bar / (bar * len(cells) + 9)
+        for k, (label, (style, shares)) in enumerate(cells.items()):
+            rows = np.flatnonzero(np.isfinite(shares))
+            heights = rows + (k - (len(cells) - 1) / 2) * thickness
+            gid = class_of(style)
+            drawn = axes.barh(heights, shares[rows], height=0.85 * thickness,
+                              color=look.colour(style), label=label)  # fmt: skip
+            for one in drawn:
+                one.set_gid(gid)
+            for height, share in zip(heights, shares[rows], strict=True) if numbered else ():
+                axes.annotate(f"{share:.2f}", (share, height), xytext=(4, 0), va="center_baseline",
+                              textcoords="offset points", fontsize=look.small - 1,
+                              gid=gid)  # fmt: skip
+        axes.set_yticks(range(len(classes)), labels=short_names(classes), parse_math=False,
+                        fontsize=look.small)  # fmt: skip
+        axes.set_ylim(len(classes) - 0.45, -0.55)
+        axes.set_xlim(0, 1.1 if numbered else 1)
+        axes.set_xticks((0, 0.25, 0.5, 0.75, 1))
+        axes.set_xlabel(xlabel)
+        axes.grid(False)
+        axes.grid(True, axis="x")
+        if look.alone:
+            _draw_legend(figure, list(cells), look)
+        return figure
+
+    return Drawing(title, draw)
 
 
 def draw_history(title: str, values: Array, best: Array, *, ylabel: str) -> Drawing:

@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.errors import RunFolderError
-from fedsim.results.report import curves, explanations, overview, provenance, results
+from fedsim.results.report import classes, curves, explanations, overview, provenance, results
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import Comparison
 from fedsim.results.report.curves import Plot
@@ -99,6 +99,7 @@ class Report:
             "labels": overview.label_counts(compared),
             "curves": curves.curves(compared),
             "traffic": curves.traffic(compared),
+            "classes": classes.figures(compared),
             "of_clients": curves.of_clients(compared),
             "clients": self.clients.figures(),
             "explanations": explanations.curves(compared),

@@ -1,0 +1,100 @@
+"""How models fare on each class, and what they take it for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fedsim.results.confusion import last_class_accuracy, last_confusion
+from fedsim.results.report.comparison import ComparedCell, Comparison
+from fedsim.results.report.curves import Plot
+from fedsim.results.report.figures import draw_classes, draw_confusion
+from fedsim.results.report.page import distinct
+
+_MATRICES = 12  # that are drawn
+_CLASSES = 30  # whose accuracies are drawn
+
+
+def figures(compared: Comparison) -> list[Plot]:
+    """The confusion matrices, and the accuracies of the classes; those that are on record."""
+    return [*_confusion(compared), *_accuracy(compared)]
+
+
+def _confusion(compared: Comparison) -> list[Plot]:
+    """A panel for each cell: the sum over its seeds."""
+    by_cell = [(cell, confusion_of(cell)) for cell in compared.cells]
+    found = [(cell, matrix) for cell, matrix in by_cell if len(matrix)]
+    if not found:
+        return []
+    heading = "Confusion matrix"
+    if len(found) > _MATRICES:
+        heading += f" (the first {_MATRICES} of {len(found)} settings)"
+    panels = []
+    for cell, matrix in found[:_MATRICES]:
+        drawing = draw_confusion(
+            f"Confusion matrix of {cell.label}: {_in_words(matrix)}.",
+            matrix.to_numpy(),
+            matrix.columns.tolist(),
+        )
+        panels.append((cell.label if len(compared.cells) > 1 else "", drawing))
+    return [Plot(heading, panels)]
+
+
+def confusion_of(cell: ComparedCell) -> pd.DataFrame:
+    """(C, C) examples by true and predicted class, of all seeds together."""
+    matrices = [m for m in (last_confusion(run) for _, _, run in cell.runs) if len(m)]
+    classes = distinct(name for matrix in matrices for name in matrix)
+    total = pd.DataFrame(0, index=classes, columns=classes)
+    for matrix in matrices:
+        total += matrix.reindex(index=classes, columns=classes, fill_value=0)
+    return total
+
+
+def _in_words(matrix: pd.DataFrame) -> str:
+    """What a matrix says, for those who cannot see it."""
+    counts = matrix.to_numpy()
+    right, wrong = int(np.trace(counts)), counts - np.diag(np.diag(counts))
+    words = f"{right} of {counts.sum()} test examples are right"
+    if not wrong.any():
+        return words
+    target, prediction = np.unravel_index(wrong.argmax(), wrong.shape)
+    often = f"{matrix.index[target]} is taken for {matrix.columns[prediction]}"
+    return f"{words}; most often {often}, {wrong.max()} times"
+
+
+def _accuracy(compared: Comparison) -> list[Plot]:
+    """A panel for each that the cells are drawn in: the mean over seeds, cells side by side."""
+    by_panel: dict[str, dict[str, tuple[int | None, pd.Series[float]]]] = {}
+    for cell in compared.cells:
+        means = accuracy_of(cell)
+        if len(means) and cell.style is not None:
+            by_panel.setdefault(cell.panel, {})[cell.line] = (cell.style, means)
+    heading = "Accuracy of each class"
+    panels = []
+    for panel, cells in by_panel.items():
+        table = pd.DataFrame({line: means for line, (_, means) in cells.items()})
+        table = table.reindex(
+            distinct(name for _, means in cells.values() for name in means.index)
+        )
+        if len(table) > _CLASSES:
+            heading = f"Accuracy of each class (the {_CLASSES} lowest)"
+            table = table.loc[table.mean(axis=1).nsmallest(_CLASSES).index]
+        words = [
+            f"{line}: " + ", ".join(f"{name} {share:.3f}" for name, share in of_line.items())
+            for line, of_line in table.items()
+        ]
+        drawing = draw_classes(
+            f"{heading}. {'; '.join(words)}.",
+            [str(name) for name in table.index],
+            {line: (style, table[line].to_numpy()) for line, (style, _) in cells.items()},
+            xlabel="accuracy",
+        )
+        panels.append((panel, drawing))
+    return [Plot(heading, panels)] if panels else []
+
+
+def accuracy_of(cell: ComparedCell) -> pd.Series[float]:
+    """The accuracy of each class, mean over the seeds."""
+    found = [a for a in (last_class_accuracy(run) for _, _, run in cell.runs) if len(a)]
+    means = pd.DataFrame(dict(enumerate(found))).mean(axis=1)
+    return means.reindex(distinct(name for one in found for name in one.index))
