@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COUNTED = 12  # classes up to which counts are written into the matrix
 _NAMED, _NAME = 30, 14  # labels that are named, and the letters of their names
 _LEVELS = 20  # of shades
-_DARKEST = 0.65  # so that counts can be read on it
+_DARKEST = 0.65  # where counts are to be read on it
 _LETTER = 0.6  # width of a letter, in its height
 
 
@@ -78,15 +78,16 @@ def plot_confusion(
     """
     C = len(classes)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    shade(axes, np.round(shares * _LEVELS).astype(int), _LEVELS, colour, _DARKEST)
+    darkest = _DARKEST if C <= COUNTED else 1
+    shade(axes, np.round(shares * _LEVELS).astype(int), _LEVELS, colour, darkest)
     square = min(axes.bbox.width, axes.bbox.height) * 72 / axes.figure.dpi / C
     if C <= COUNTED:
-        fitting = square / (_LETTER * len(str(matrix.max())) + 0.3)
+        fitting = square / (_LETTER * len(str(matrix.max())) + 0.6)
         for row, column in np.argwhere(matrix).tolist():
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center",
                       fontsize=min(size, fitting))  # fmt: skip
     if C <= _NAMED:
-        names = short_names(classes)
+        names, size = short_names(classes), min(size, 0.85 * square)
         upright = max(map(len, names)) * _LETTER * size > square
         axes.set_xticks(range(C), labels=names, parse_math=False, fontsize=size,
                         rotation=90 if upright else 0)  # fmt: skip

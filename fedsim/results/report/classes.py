@@ -36,7 +36,11 @@ def _confusion(compared: Comparison) -> list[Plot]:
             matrix.to_numpy(),
             matrix.columns.tolist(),
         )
-        panels.append((cell.label if len(compared.cells) > 1 else "", drawing))
+        panels.append((cell.label, drawing))
+    if len(panels) == 1:  # which has no caption of its own
+        label, drawing = panels[0]
+        heading = f"{heading}: {label}" if len(compared.cells) > 1 else heading
+        panels = [("", drawing)]
     return [Plot(heading, panels)]
 
 
