@@ -301,7 +301,11 @@ class PrivacyAudit:
     def passes(self) -> int:
         """How often a shadow model sees its examples: as often as in the run's last phase."""
         train = self.experiment.train
-        return max(1, round(self._rounds * train.local_epochs * train.participation))
+        epochs: float = train.local_epochs
+        if train.local_steps is not None:
+            samples = self._splits.train.lengths.mean()
+            epochs = train.local_steps / math.ceil(samples / train.batch_size)
+        return max(1, round(self._rounds * epochs * train.participation))
 
     def plan(
         self,

@@ -257,7 +257,8 @@ class Client:
             part: range of the flat vector that is trained, by default all; see `FlatModel.part`.
             context: vectors that these functions need, (P,) or (size,) each.
             data: examples to train on; by default the client's labelled examples.
-            epochs: passes over the examples; by default `train.local_epochs`.
+            epochs: passes over the examples; by default those of `train.local_epochs`, or
+                `train.local_steps`.
             on_record: report loss and steps as columns of clients.parquet.
 
         Returns:
@@ -266,12 +267,16 @@ class Client:
         examples = self.data if data is None else data
         hooks = Hooks(loss or self.objective.loss, perturb, part or slice(None))
         rng = self.rng("batches")
-        epochs = self.settings.local_epochs if epochs is None else epochs
+        most_steps = None
+        if epochs is None:
+            epochs, most_steps = self.settings.most_epochs, self.settings.local_steps
         context = {name: self._apart(vector) for name, vector in (context or {}).items()}
         start = self._apart(weights)
         linear = None if linear is None else self._apart(linear)
         x, y, eta = examples.x, examples.y, self.lr
-        job = TrainingJob(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic)
+        job = TrainingJob(
+            start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps
+        )
         trained = self._trainer.train(job)
         self.steps, self.trained = trained.steps, trained.weights
         if on_record:

@@ -33,9 +33,10 @@ class Centralised(Method[State]):
             x=union.x,
             y=union.y,
             lr=fed.settings.lr(t),
-            epochs=fed.settings.local_epochs,
+            epochs=fed.settings.most_epochs,
             rng=fed.rng("batches"),
             hooks=Hooks(fed.objective.loss),
+            most_steps=fed.settings.local_steps,
         )
         trained = train(fed.model, job, fed.settings)
         fed.log(train_loss=trained.loss)

@@ -313,7 +313,14 @@ class XPFL(Method[State]):
         loss = self.loss(self.teacher_of(client).module, teacher_loss)
         settings = client.settings
         job = TrainingJob(
-            start, client.data.x, client.data.y, client.lr, settings.local_epochs, rng, Hooks(loss)
+            start,
+            client.data.x,
+            client.data.y,
+            client.lr,
+            settings.most_epochs,
+            rng,
+            Hooks(loss),
+            most_steps=settings.local_steps,
         )
         trained = train(model, job, settings)
         client.report(loss=trained.loss, steps=trained.steps)

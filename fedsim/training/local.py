@@ -101,6 +101,8 @@ class Train(Config):
         rounds: T, communication rounds.
         participation: share of the clients that is sampled in each round.
         local_epochs: passes over a client's own data in a round.
+        local_steps: local steps of every client in a round, whatever its number of examples,
+            instead of epochs; it passes over its data as often as that takes.
         batch_size: examples per local step; the last batch of an epoch may be smaller.
         lr_decay: factor by which the learning rate changes from round to round: in round t it is
             lr·lr_decay^(t − 1).
@@ -114,11 +116,27 @@ class Train(Config):
     rounds: int = Field(20, ge=1, le=10_000_000)
     participation: float = Field(1.0, gt=0, le=1)
     local_epochs: int = Field(1, ge=1, le=1_000_000)
+    local_steps: int | None = Field(None, ge=1, le=1_000_000)
     batch_size: int = Field(16, ge=1, le=1_000_000_000)
     lr_decay: float = Field(1.0, gt=0, le=1)
     clip_norm: float | None = Field(None, gt=0)
     optimizer: Optimizer = Optimizer()
     on_client_error: Literal["stop", "skip"] = "stop"
+
+    @model_validator(mode="after")
+    def _epochs_or_steps(self) -> Train:
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise PydanticCustomError(
+                "epochs_or_steps",
+                "local_epochs={epochs} and local_steps={steps} are both set; set one of them",
+                {"epochs": self.local_epochs, "steps": self.local_steps},
+            )
+        return self
+
+    @property
+    def most_epochs(self) -> int:
+        """Passes over a client's data in a round, if `local_steps` does not end them earlier."""
+        return self.local_steps or self.local_epochs  # a pass is one step or more
 
     def lr(self, t: int) -> float:
         """The clients' learning rate η in round t = 1, 2, ..."""
@@ -168,6 +186,7 @@ class TrainingJob:
         context: vectors that the hooks need.
         linear: v (P,); ⟨v, w⟩ is minimised beside the loss.
         quadratic: a; (a/2)·‖w‖² is minimised beside the loss.
+        most_steps: training ends after so many steps, even within an epoch; None for no limit.
     """
 
     weights: Tensor
@@ -180,6 +199,7 @@ class TrainingJob:
     context: Context = field(default_factory=dict)
     linear: Tensor | None = None
     quadratic: float = 0.0
+    most_steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -189,11 +209,13 @@ class Trained:
     Args:
         weights: (size,) at the end.
         steps: τ, local steps made.
+        visited: examples of all steps together.
         loss: mean loss over all examples visited, as they were visited.
     """
 
     weights: Tensor
     steps: int
+    visited: int
     loss: float
 
 
@@ -215,9 +237,13 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     end = n - 1 if model.has_batch_norm and n % size == 1 else n
     step = _step_of(model, job, settings)
     for _ in range(job.epochs):
+        if steps == job.most_steps:
+            break
         order = torch.from_numpy(job.rng.permutation(n)).to(model.device)
         x, y = model.arranged(job.x[order]), job.y[order]
         for start in range(0, end, size):
+            if steps == job.most_steps:
+                break
             stop = min(start + size, end)
             total += step(x[start:stop], y[start:stop]).sum()
             steps += 1
@@ -229,7 +255,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
             else "a single training example, and the model has batch norm, whose statistics need "
             "two; raise partition.min_samples"
         )
-    return Trained(model.vector.clone(), steps, float(total) / visited)
+    return Trained(model.vector.clone(), steps, visited, float(total) / visited)
 
 
 # Makes a step from a batch; (B,) the losses of its examples before the step.

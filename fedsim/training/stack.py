@@ -175,7 +175,7 @@ class Stack:
         losses_of = (total / visited).tolist()
         place = {k: v for v, k in enumerate(order)}
         results = [
-            Trained(vectors[v], int(steps[v]), losses_of[v])
+            Trained(vectors[v], int(steps[v]), int(counts[:, v].sum()), losses_of[v])
             for v in (place[k] for k in range(len(jobs)))
         ]
         return results, [draws.generators[place[k]].get_state() for k in range(len(jobs))]
@@ -297,14 +297,14 @@ def _all_batches(jobs: Sequence[TrainingJob], settings: Train) -> list[list[NDAr
     """Each client's batches, in order, as rows of the examples of all, one after another."""
     first, found = 0, []
     for job in jobs:
-        orders = [job.rng.permutation(len(job.y)) for _ in range(job.epochs)]
-        found.append(
-            [
-                first + order[start : start + settings.batch_size]
-                for order in orders
-                for start in range(0, len(order), settings.batch_size)
-            ]
-        )
+        own: list[NDArray[np.int64]] = []
+        for _ in range(job.epochs):
+            if job.most_steps is not None and len(own) >= job.most_steps:
+                break
+            order = first + job.rng.permutation(len(job.y))
+            cuts = range(settings.batch_size, len(order), settings.batch_size)
+            own += np.split(order, cuts)
+        found.append(own[: job.most_steps])
         first += len(job.y)
     return found
 

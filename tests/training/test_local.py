@@ -398,3 +398,36 @@ def test_training_draws_from_its_own_stream_only() -> None:
             train(flat, x, y, settings({}), keyed_rng(0, "batches", 1, 2))
         ends.append(flat.weights())
     np.testing.assert_array_equal(*ends)
+
+
+def test_local_steps_end_within_an_epoch() -> None:
+    x, y = examples(10)
+    torch.manual_seed(0)
+    flat = FlatModel(nn.Sequential(nn.Linear(5, 3)), torch.device("cpu"))
+    start = flat.vector.clone()
+    order = np.random.default_rng(0)
+    passes = [order.permutation(10) for _ in range(2)]
+    batches = [own[i : i + 4] for own in passes for i in (0, 4, 8)][:4]
+    for batch in batches:
+        flat.module.zero_grad()
+        nn.functional.cross_entropy(flat.module(x[batch]), y[batch]).backward()
+        with torch.no_grad():
+            for parameter in flat.module.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+    expected = flat.vector.clone()
+    flat.load(start)
+    section = settings({"lr": 0.1}, batch_size=4, local_steps=4)
+    job = TrainingJob(
+        start,
+        *(x, y, 0.1, section.most_epochs, np.random.default_rng(0), Hooks(CROSS_ENTROPY)),
+        most_steps=section.local_steps,
+    )
+    done = train_task(flat, job, section)
+    assert (done.steps, done.visited) == (4, 14)
+    torch.testing.assert_close(done.weights, expected)
+
+
+def test_epochs_or_steps() -> None:
+    with pytest.raises(ValueError, match="local_epochs=2 and local_steps=3 are both set; set one"):
+        Train(local_epochs=2, local_steps=3)

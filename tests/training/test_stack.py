@@ -108,7 +108,7 @@ HOOKS: dict[str, dict[str, Any]] = {
 
 
 def tasks(
-    model: FlatModel, shape: tuple[int, ...], sizes: list[int], hooks: Hooks, epochs: int
+    model: FlatModel, shape: tuple[int, ...], sizes: list[int], hooks: Hooks, section: Train
 ) -> list[TrainingJob]:
     """Clients with data, starting points and contexts of their own."""
     made = []
@@ -121,12 +121,13 @@ def tasks(
                 torch.randn(n, *shape, generator=generator),
                 torch.randint(3, (n,), generator=generator),
                 0.07,
-                epochs,
+                section.most_epochs,
                 np.random.default_rng(k),
                 hooks,
                 {"anchor": noise[: model.num_parameters]},
                 0.3 * noise[: model.num_parameters] if k % 2 else None,
                 0.2 * k,
+                section.local_steps,
             )
         )
     return made
@@ -141,14 +142,14 @@ def both(
     model = FlatModel(module, CPU)
     start = model.vector.clone()
     alone, before, after = [], [], []
-    for k, task in enumerate(tasks(model, shape, sizes, hooks, section.local_epochs)):
+    for k, task in enumerate(tasks(model, shape, sizes, hooks, section)):
         torch.manual_seed(k)
         before.append(generator_state(CPU))
         alone.append(train(model, task, section))
         after.append(generator_state(CPU))
     model.load(start)
     stacked, states = Stack(model).train(
-        tasks(model, shape, sizes, hooks, section.local_epochs), section, before
+        tasks(model, shape, sizes, hooks, section), section, before
     )
     assert torch.equal(model.vector, start)  # the network for one client is not touched
     return alone, stacked, after, states
@@ -156,7 +157,7 @@ def both(
 
 def agree(alone: list[Trained], stacked: list[Trained]) -> None:
     for one, other in zip(alone, stacked, strict=True):
-        assert one.steps == other.steps
+        assert (one.steps, one.visited) == (other.steps, other.visited)
         assert other.loss == pytest.approx(one.loss, rel=1e-4)
         torch.testing.assert_close(other.weights, one.weights, rtol=1e-3, atol=2e-5)
 
@@ -196,6 +197,14 @@ def test_any_sizes(sizes: list[int], batch_size: int, local_epochs: int) -> None
     section = Train(batch_size=batch_size, local_epochs=local_epochs)
     alone, stacked, _, _ = both(mlp, sizes, Hooks(CROSS_ENTROPY), section)
     agree(alone, stacked)
+
+
+def test_the_same_number_of_steps_for_all() -> None:
+    section = Train(batch_size=4, local_steps=5)
+    alone, stacked, _, _ = both(mlp, [3, 8, 30], Hooks(CROSS_ENTROPY), section)
+    agree(alone, stacked)
+    assert [one.steps for one in alone] == [5, 5, 5]
+    assert [one.visited for one in alone] == [15, 20, 20]
 
 
 def test_dropout_drops_what_pytorch_drops() -> None:

@@ -143,6 +143,11 @@ class FedWeIT(Method[FedWeITState]):
                 f"method.name={self.name} has a rule of its own for the learning rate, and clips "
                 "no gradients: leave out train.lr_decay and train.clip_norm"
             )
+        if train.local_steps is not None:
+            raise ExperimentError(
+                f"method.name={self.name} may end a round's training after any epoch; set "
+                "train.local_epochs instead of train.local_steps"
+            )
 
     def check_fit(self, problem: Problem) -> None:
         super().check_fit(problem)

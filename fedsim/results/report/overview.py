@@ -51,6 +51,7 @@ def overview(compared: Comparison) -> list[tuple[str, str]]:
         "Participation": "train.participation",
         "Rounds": "train.rounds",
         "Local epochs": "train.local_epochs",
+        "Local steps": "train.local_steps",
         "Batch size": "train.batch_size",
         "Optimiser": "train.optimizer",
         "Learning rate": "train.optimizer.lr",
