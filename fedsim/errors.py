@@ -96,6 +96,17 @@ class Diverged(RunError):
         return f"training diverged in round {self.round}: {self.what}; lower the learning rate"
 
 
+class NobodyAnswers(RunError):
+    """No client's devices let it answer in a round; the round changes nothing."""
+
+    def __init__(self, round: int, why: str) -> None:
+        super().__init__(round, why)  # the arguments, so that it pickles
+        self.round, self.why = round, why
+
+    def __str__(self) -> str:
+        return f"round {self.round} changes nothing: {self.why}"
+
+
 class UnknownObjective(RunError):
     """An objective of a search is no column of its runs' rounds; all trials would fail."""
 

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.config_file import RawConfig
 from fedsim.data import Partition, Source, datasets, partitions
+from fedsim.devices import Devices
 from fedsim.errors import ExperimentError
 from fedsim.explain.section import Explain
 from fedsim.federation import EngineSettings
@@ -110,6 +111,7 @@ class Experiment(Config):
         evaluate: when and how models are evaluated.
         explain: explanations computed during the run; by default none.
         privacy: differential privacy; by default none.
+        devices: simulated devices, with time, energy and dropout; by default none.
         checkpoint: when checkpoints are written.
         loggers: where to log each round in addition to the run's own tables: `tensorboard` (in the
             run's folder), `mlflow`, or `wandb` (Weights & Biases).
@@ -129,6 +131,7 @@ class Experiment(Config):
     evaluate: Evaluate = Evaluate()
     explain: Explain | None = None
     privacy: Privacy | None = None
+    devices: Devices | None = None
     checkpoint: Checkpoint = Checkpoint()
     loggers: tuple[Annotated[str, Field(json_schema_extra={"enum": [*LOGGERS]})], ...] = ()
 
@@ -155,6 +158,24 @@ class Experiment(Config):
                     "explain.share: clients would send more than sums, which is all that privacy "
                     "covers; leave out `share`, or `privacy`"
                 )
+            if self.devices is not None and self.devices.over_selection > 1:
+                raise ExperimentError(
+                    "devices.over_selection: samples more clients than `privacy` accounts for; "
+                    "raise train.participation instead"
+                )
+        devices = self.devices
+        if self.method.asynchronous and (
+            devices is None or devices.deadline is not None or devices.over_selection > 1
+        ):
+            raise ExperimentError(
+                f"method.name={self.method.name} is asynchronous: it needs a section `devices`, "
+                "without deadline and over_selection"
+            )
+        if devices is not None and devices.partial_work and not self.method.stackable:
+            raise ExperimentError(
+                f"devices.partial_work: method.name={self.method.name} has a training loop of its "
+                "own, which cannot stop early; leave it out"
+            )
         if self.evaluate.clients and not self.partition.tests_clients:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.data.subset import take_stratified
+from fedsim.devices import Fleet, check_deadline
 from fedsim.errors import ExperimentError, FedsimError, in_one_line, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
@@ -80,6 +81,7 @@ def prepare(
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
         aggregation=Aggregation() if privacy is None else PrivateAggregation(privacy),
+        devices=experiment.devices,
     )
     network = _try_model(spec)
     if privacy is not None:
@@ -87,6 +89,9 @@ def prepare(
     experiment.method.check_data(dataset, splits, network)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))
     explain = experiment.explain and _check_explain(experiment, dataset, network)
+    if experiment.devices is not None:
+        fleet = Fleet(experiment.devices, len(splits), experiment.seed)
+        check_deadline(fleet, experiment.train, splits.train.lengths, 4 * size)
     return dataset, splits, replace(spec, size=size, explain=explain)
 
 

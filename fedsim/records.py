@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray, StoredArray
+from fedsim.devices import CLOCK
 from fedsim.federation import RunSpec
 from fedsim.federation.checkpoint import pack
 from fedsim.methods import Method, State
@@ -91,7 +92,8 @@ def known_columns(
     if spec.explain is not None:
         columns += [metric.column for metric in spec.explain.metrics(dataset)]
     ways = [f"{what}_{way}" for what in ("bytes", "total_bytes") for way in ("up", "down")]
-    return [*columns, "train_loss", *spec.aggregation.column_names, *ways]
+    clock = () if spec.devices is None else CLOCK
+    return [*columns, "train_loss", *spec.aggregation.column_names, *ways, *clock]
 
 
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:

@@ -29,6 +29,7 @@ from fedsim.errors import (
     Diverged,
     FedsimError,
     MethodError,
+    NobodyAnswers,
     RunError,
     StackTooLarge,
     StateLost,
@@ -113,6 +114,7 @@ def simulate(
         else:
             begin, state, ledger = found.round, found.state, found.progress["ledger"]
             yield f"going on after round {begin}"
+        fed.clock = ledger.get("simulated_seconds", 0.0)
         if lacking:
             folder.update(**halved(folder.manifest, begin))
             V = clients_per_step(folder.manifest, begin + 1)
@@ -188,9 +190,12 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
     with (
         keyed_torch_rng(experiment.seed, "server", t, device=fed.device),
         _carrying_out(f"round {t}"),
-        fed.explaining_cohort(),
+        fed.during_round(),
     ):
-        state = _insist_on_state(experiment.method.round(fed, state, t), f"round {t}")
+        try:
+            state = _insist_on_state(experiment.method.round(fed, state, t), f"round {t}")
+        except NobodyAnswers as nobody:
+            fed.notice(str(nobody))
     if not np.isfinite(state.weights).all():
         raise Diverged(t, "the server's weights are no longer finite numbers")
     return state

@@ -60,6 +60,10 @@ LITTLE_TEACHER = {
 # What a method needs beside its name to work on small experiments.
 NEEDS: dict[str, dict[str, Any]] = {
     "fedaux": {"partition": {"server_fraction": 0.2}},
+    "fedbuff": {
+        "method": {"name": "fedbuff", "buffer": 3},
+        "devices": {"speed": {"median": 100, "sigma": 1}},
+    },
     "feddf": {"partition": {"server_fraction": 0.2}},
     "fedfed": {"method": {"name": "fedfed", "distillation_rounds": 2, "width": 4}},
     "fedftg": {"method": {"name": "fedftg", "width": 8, "iterations": 1}},

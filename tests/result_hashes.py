@@ -71,7 +71,8 @@ def experiments(folder: Path) -> dict[str, dict[str, Any]]:
     found["xpfl, explained"] = with_method(
         "xpfl",
         train=TRAIN,
-        method={"name": "xpfl", "psi": None, "packet_error": 0.2}
+        devices={"packet_error": 0.2},
+        method={"name": "xpfl", "psi": None}
         | {"xfed": {"every": 4, "images": 40, "perplexity": 5, "iterations": 300}},
     )
     for method in ("fedweit", "fedseit", "fedavg", "fedprox", "local"):

@@ -110,8 +110,8 @@ class TestOnRay:
             # In all its phases, with each client's own model and random draws for attributions.
             {"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"}
             | {"attribution": {"name": "smoothgrad", "samples": 2}},
-            # Teachers and personal models, kept by the clients; lost uploads.
-            {"name": "xpfl", "psi": None, "packet_error": 0.2}
+            # Teachers and personal models, kept by the clients.
+            {"name": "xpfl", "psi": None}
             | {"xfed": {"every": 4, "images": 40, "perplexity": 5, "iterations": 300}},
             # Words that are drawn in training; 40 clients, an aspect each.
             {"name": "fedrnl"},

@@ -220,6 +220,7 @@ def replay(
     while again.after < after:
         on_round(again.after + 1)
         again.go_on()
+    fed.clock = ledger.get("simulated_seconds", 0.0)
     fed.begin_round(again.after)  # a checkpoint knows nothing of the round in the federation
     return again
 

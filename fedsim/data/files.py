@@ -323,7 +323,7 @@ def read_cifar_python(
     """
     content = read_bytes(path)
     with reading(path):
-        batch = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+        batch = ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     if not isinstance(batch, dict):
         raise DataError(f"{path}: a pickled {type(batch).__name__}, expected a dictionary")
     x = _entry(path, batch, "data")
@@ -334,7 +334,7 @@ def read_cifar_python(
     return x.reshape(-1, *CIFAR_SHAPE), y
 
 
-class _ArrayUnpickler(pickle.Unpickler):
+class ArrayUnpickler(pickle.Unpickler):
     """Rebuilds NumPy arrays and plain values, and refuses every other global of a pickle."""
 
     # NumPy 2 renamed numpy.core, which the official files (written by NumPy 1) still name.

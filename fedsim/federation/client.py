@@ -54,6 +54,7 @@ RECORDED = ("explanations", "tasks", "confusion")
 RESERVED = frozenset(
     {"round", "client", "samples", "seconds", "error"}
     | {"bytes_up", "bytes_down", "one_off_up", "one_off_down"}
+    | {"lost", "dropped", "simulated_seconds", "energy_joules"}
 )
 
 
@@ -106,6 +107,8 @@ class Client:
         steps: τ, local steps of the latest `train`.
         trained: the model after the latest training; None before any. A client function that
             trains without `train` sets it.
+        examples: how many examples it has trained on in this call, each pass counted, from which
+            simulated time follows. A client function that trains without `train` adds to it.
         row: its columns of clients.parquet so far.
         records: its rows of further tables.
         splits: the examples that each client holds in this round.
@@ -119,17 +122,20 @@ class Client:
         rng: str,
         state: Mapping[str, Any],
         trainer: Trainer,
+        most_examples: int | None = None,
     ) -> None:
         self.id, self.round = id, round
         self.state = dict(state)
         self.lr = context.spec.train.lr(round)
         self.steps = 0
         self.trained: Any = None
+        self.examples = 0
         self.row: dict[str, Any] = {}
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.splits: ClientSplits = context.splits_at(round)
         self._context = context
         self._trainer = trainer
+        self._most_examples = most_examples
         self._rng = rng
         self._asked: Counter[str] = Counter()
 
@@ -270,6 +276,9 @@ class Client:
         most_steps = None
         if epochs is None:
             epochs, most_steps = self.settings.most_epochs, self.settings.local_steps
+        if self._most_examples is not None:
+            left = (self._most_examples - self.examples) // self.settings.batch_size
+            most_steps = max(1, left if most_steps is None else min(left, most_steps))
         context = {name: self._apart(vector) for name, vector in (context or {}).items()}
         start = self._apart(weights)
         linear = None if linear is None else self._apart(linear)
@@ -279,6 +288,7 @@ class Client:
         )
         trained = self._trainer.train(job)
         self.steps, self.trained = trained.steps, trained.weights
+        self.examples += trained.visited
         if on_record:
             self.report(loss=trained.loss, steps=trained.steps)
         return trained.weights

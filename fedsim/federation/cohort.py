@@ -19,20 +19,29 @@ def cohort_size(participation: float, num_clients: int) -> int:
 
 
 def draw_cohort(
-    seed: int, participation: float, num_clients: int, t: int, independent: bool = False
+    seed: int,
+    participation: float,
+    num_clients: int,
+    t: int,
+    independent: bool = False,
+    among: Cohort | None = None,
+    over_selection: float = 1.0,
 ) -> Cohort:
     """The clients that take part in round t, drawn without replacement.
 
     Args:
         independent: draw each client by itself with that probability (Poisson sampling).
+        among: the clients that can be drawn, ascending; by default all.
+        over_selection: factor by which more are drawn, as far as there are more.
     """
+    among = np.arange(num_clients) if among is None else among
     if independent:
         chances = keyed_rng(seed, "cohort", t).random(num_clients)
-        return np.flatnonzero(chances < participation)
-    size = cohort_size(participation, num_clients)
-    if size == num_clients:
-        return np.arange(size)
-    return np.sort(keyed_rng(seed, "cohort", t).choice(num_clients, size=size, replace=False))
+        return among[chances[among] < participation]
+    size = min(len(among), round(cohort_size(participation, num_clients) * over_selection))
+    if size == len(among):
+        return among
+    return np.sort(keyed_rng(seed, "cohort", t).choice(among, size=size, replace=False))
 
 
 def cut_blocks(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, DataSpec
+from fedsim.devices import Devices
 from fedsim.errors import in_one_line
 from fedsim.explain import ExplainedData
 from fedsim.explain.measure import ExplainedInputs
@@ -67,6 +68,7 @@ class RunSpec:
         aggregation: how updates are averaged.
         size: how many numbers a model's weights are, buffers included; 0 if it has none.
         explain: which models are explained, and how; None if none are.
+        devices: the clients' devices; None if they are not simulated.
     """
 
     model: Model
@@ -79,6 +81,7 @@ class RunSpec:
     aggregation: Aggregation = field(default_factory=Aggregation)
     size: int = 0
     explain: Explain | None = None
+    devices: Devices | None = None
 
     def worker_bytes(self, clients_per_step: int | Literal["auto"]) -> float:
         """About what the arrays of a worker take, examples and activations aside.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,13 +15,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.errors import ClientError, Diverged, RunError
+from fedsim.devices import CLOCK, RETRY, Devices, Fleet, Selection, planned_examples
+from fedsim.errors import ClientError, Diverged, NobodyAnswers, RunError
 from fedsim.explain.compare import Key, recorded
 from fedsim.explain.measure import Explained
 from fedsim.explain.section import PREFIXES, Explain, Whose
 from fedsim.explain.share import Share
 from fedsim.federation.client import RECORDED, check_table, plain
-from fedsim.federation.cohort import Cohort, cut_blocks, draw_cohort
+from fedsim.federation.cohort import Cohort, cohort_size, cut_blocks, draw_cohort
 from fedsim.federation.context import TEST_SHARD, Examples, RunSpec, WorkerContext
 from fedsim.federation.engine import Engine, Handle, Outcome
 from fedsim.federation.reduction import (
@@ -47,7 +49,7 @@ CPU = torch.device("cpu")
 
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
-    {"round", "clients", "failed", "seconds", "explain_seconds"}
+    {"round", "clients", "failed", "seconds", "explain_seconds", *CLOCK}
     | {f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")}
 )
 
@@ -76,6 +78,7 @@ class Federation:
         clients_per_step: V, for the following calls.
         model: the network in this process, for its layout and for training on the server.
         device: the device of `model` and of the server's examples.
+        clock: simulated seconds of all rounds so far; 0 without `devices`.
     """
 
     def __init__(
@@ -111,6 +114,14 @@ class Federation:
         self._tables: dict[str, list[dict[str, Any]]] = {}
         self._of_cohort: Explain | None = None  # by what models that clients train are explained
         self._explained: dict[Key, dict[str, Explained]] = {}
+        self._in_round = False  # rather than evaluating, which takes no simulated time
+        self._fleet = None
+        if spec.devices is not None:
+            self._fleet = Fleet(spec.devices, self.num_clients, self.seed)
+        self._selection: Selection | None = None
+        self._elapsed: float | None = None  # as a method says
+        self._calls_took = 0.0
+        self.clock = 0.0
 
     # -- for methods ---------------------------------------------------------------------------
 
@@ -232,12 +243,48 @@ class Federation:
     def sample(self, t: int) -> Cohort:
         """The clients that take part in round t, drawn without replacement.
 
-        With `privacy` each client is drawn independently, so their number varies.
+        With `privacy` each client is drawn independently, so their number varies. With `devices`
+        only clients that are online are drawn, and those are left out that drop out, miss the
+        deadline, or are surplus.
+
+        Raises:
+            NobodyAnswers: no client is left, so the round changes nothing.
         """
-        independent = self._aggregation.independent_draws
-        return draw_cohort(
-            self.seed, self.settings.participation, self.num_clients, t, independent
-        )
+        if self._fleet is None:
+            return self._draw(t)
+        if self._selection is None or t != self.round:
+            self._selection = self._select(self._fleet, t)
+        if self._in_round and not len(self._selection.kept):
+            raise NobodyAnswers(t, "no client that is online finishes in time")
+        return self._selection.kept
+
+    @property
+    def devices(self) -> Devices:
+        """The experiment's `devices` section.
+
+        Raises:
+            RunError: there is none.
+        """
+        return self._devices.settings
+
+    @property
+    def _devices(self) -> Fleet:
+        if self._fleet is None:
+            raise RunError("simulated time needs a section `devices`")
+        return self._fleet
+
+    def planned_seconds(self, clients: Sequence[int] | Cohort) -> NDArray[np.float64]:
+        """(n,) how long clients' devices need for a round: the model both ways, and training."""
+        k, moved = np.asarray(clients, dtype=np.int64), self.model_bytes
+        return self._devices.seconds(k, self._planned_examples(k), moved, moved)
+
+    def online(self, clock: float) -> NDArray[np.bool_]:
+        """(K,) whether each client is online in this round, and at that simulated time."""
+        return self._devices.online(self.round, clock)
+
+    def take(self, seconds: float) -> None:
+        """Set the simulated time of this round; by default that of its slowest clients."""
+        self._elapsed = seconds
 
     def reduce(
         self,
@@ -399,16 +446,25 @@ class Federation:
         self.round, self._record, self._rows = t, {}, {}
         self._tables, self._means = {}, []
         self._explained = {}
+        self._selection, self._elapsed, self._calls_took = None, None, 0.0
 
     @contextmanager
-    def explaining_cohort(self) -> Iterator[None]:
-        """Models that clients train within are explained, if it is time for it."""
+    def during_round(self) -> Iterator[None]:
+        """Within, models that clients train are explained, if due, and simulated time passes."""
         section = self._section_due()
         self._of_cohort = section if section and "cohort" in (section.of or ()) else None
+        self._in_round = True
         try:
             yield
         finally:
             self._of_cohort = None
+            self._in_round = False
+        if self._fleet is not None:
+            self.clock += self._took
+
+    def notice(self, line: str) -> None:
+        """Tell the user something, once a run."""
+        self._engine.notice([line])
 
     def explain_models(self, model: Any) -> None:
         """Explain the global model, and those that clients keep, if it is time for it.
@@ -485,6 +541,8 @@ class Federation:
         """
         record = {**self._record, **self._aggregation.columns(self._means, ledger)}
         record |= self._record_explanations(ledger)
+        if self._fleet is not None:
+            record |= self._record_devices(self._fleet, ledger)
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
         further = {
             table: [{"round": self.round, **row} for row in self._tables.get(table, [])]
@@ -509,6 +567,36 @@ class Federation:
         of_all = [one.seconds for own in self._explained.values() for one in own.values()]
         return {**added.columns, "explain_seconds": math.fsum(of_all)}
 
+    def _record_devices(self, fleet: Fleet, ledger: dict[str, Any]) -> dict[str, float]:
+        """Add rows of clients that dropped out; simulated time and energy of the round."""
+        dropped = {} if self._selection is None else self._selection.dropped
+        moved = self.model_bytes
+        for k, reason in dropped.items():
+            examples = float(self._planned_examples(np.array([k]))[0])
+            sent = {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0}
+            (joules,) = fleet.joules([k], examples, moved, 0)
+            self._rows[k] = {**sent, "dropped": reason, "energy_joules": float(joules)}
+        energy = math.fsum(row.get("energy_joules", 0.0) for row in self._rows.values())
+        ledger["simulated_seconds"] = self.clock
+        ledger["energy_joules"] = ledger.get("energy_joules", 0.0) + energy
+        return {
+            "dropped": len(dropped),
+            "simulated_seconds": self._took,
+            "total_simulated_seconds": self.clock,
+            "energy_joules": energy,
+            "total_energy_joules": ledger["energy_joules"],
+        }
+
+    @property
+    def _took(self) -> float:
+        """Simulated seconds of this round."""
+        if self._elapsed is not None:
+            return self._elapsed
+        if self._selection is None:
+            return self._calls_took
+        waited = self._selection.waited if len(self._selection.kept) else RETRY
+        return max(self._calls_took, waited)
+
     def states(self) -> dict[int, Handle]:
         """Handles of all kept client states. A state that changes gets a new handle."""
         return dict(self._states)
@@ -522,6 +610,32 @@ class Federation:
         self._states = {id: self._engine.keep(state) for id, state in states.items()}
 
     # -- within --------------------------------------------------------------------------------
+
+    def _draw(self, t: int, among: Cohort | None = None, over_selection: float = 1.0) -> Cohort:
+        share, independent = self.settings.participation, self._aggregation.independent_draws
+        K = self.num_clients
+        return draw_cohort(self.seed, share, K, t, independent, among, over_selection)
+
+    def _select(self, fleet: Fleet, t: int) -> Selection:
+        """Who takes part in round t, by their devices."""
+        online = np.flatnonzero(fleet.online(t, self.clock))
+        sampled = self._draw(t, online, fleet.settings.over_selection)
+        wanted = cohort_size(self.settings.participation, self.num_clients)
+        if self._aggregation.independent_draws:
+            wanted = len(sampled)
+        examples = self._planned_examples(sampled)
+        return fleet.select(
+            sampled, wanted, t, examples, self.settings.batch_size, self.model_bytes
+        )
+
+    def _planned_examples(self, clients: Cohort) -> NDArray[np.float64]:
+        """(n,) on how many examples clients train in a round, each pass counted."""
+        return planned_examples(self.settings, self._samples[clients])
+
+    @property
+    def model_bytes(self) -> int:
+        """The size of the model as it is sent, in bytes."""
+        return self._initial.nbytes
 
     @property
     def _samples(self) -> NDArray[np.int64]:
@@ -537,7 +651,11 @@ class Federation:
     ) -> Call:
         self._serial += 1
         V = self.clients_per_step
-        return Call(function, reduction, self.round, self._serial, V, unit, explained)
+        call = Call(function, reduction, self.round, self._serial, V, unit, explained)
+        selection = self._selection if self._in_round and unit == "clients" else None
+        if selection is None or isinstance(reduction, Discard):
+            return call
+        return replace(call, lost=selection.lost, most_examples=selection.most_examples)
 
     def _reduce(
         self,
@@ -559,6 +677,8 @@ class Federation:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
             outcome = self._engine.run(call, blocks, arguments, self._states)
             self._commit(outcome, arguments)
+            if call.lost and outcome.rows.keys() <= call.lost:
+                raise NobodyAnswers(self.round, "the uploads of all clients are lost")
         else:
             outcome = self._engine.run(call, [[0]], arguments, self._states)
             outcome.partial.forget()
@@ -587,6 +707,7 @@ class Federation:
         sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, apart))
         own = [v.parts for v in arguments.values() if isinstance(v, PerClient)]
         failed = {id: {"error": why} for id, why in outcome.failures.items()}
+        slowest = 0.0
         for id, row in {**outcome.rows, **failed}.items():
             known = self._rows.setdefault(id, {})
             # A client may work several times in a round: costs add up, the rest is the latest.
@@ -595,7 +716,16 @@ class Federation:
             if self._setup_traffic:
                 costs |= {"one_off_up": costs["bytes_up"], "one_off_down": down}
             costs["seconds"] = row.get("seconds", 0.0)
+            if self._fleet is not None and self._in_round:
+                work = (outcome.examples.get(id, 0), down, costs["bytes_up"])
+                (took,), (joules,) = (
+                    self._fleet.seconds([id], *work),
+                    self._fleet.joules([id], *work),
+                )
+                costs |= {"simulated_seconds": float(took), "energy_joules": float(joules)}
+                slowest = max(slowest, float(took))
             known.update({**row, **{name: known.get(name, 0) + c for name, c in costs.items()}})
+        self._calls_took += slowest
 
 
 def _in_order(key: Key) -> tuple[int, int]:

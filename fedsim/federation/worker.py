@@ -47,6 +47,8 @@ class Call:
             set, or `explainers`.
         explained: clients whose models are explained once the function has trained them; they are
             few.
+        lost: clients whose messages do not arrive.
+        most_examples: how many examples at most some clients train on.
     """
 
     function: str
@@ -56,6 +58,8 @@ class Call:
     clients_per_step: int
     unit: Literal["clients", "shards", "explainers"] = "clients"
     explained: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()
+    most_examples: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -69,6 +73,7 @@ class BlockResult:
         records: rows of further tables, by table.
         notices: lines for the user.
         explained: what explainers say of clients' models, by explainer.
+        examples: how many examples clients trained on, each pass counted.
         partial: the messages, folded; None if that stays with the worker.
     """
 
@@ -78,6 +83,7 @@ class BlockResult:
     records: dict[int, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     notices: set[str] = field(default_factory=set)
     explained: dict[int, dict[str, Explained]] = field(default_factory=dict)
+    examples: dict[int, int] = field(default_factory=dict)
     partial: Reduction | None = None
 
     def take(self, other: BlockResult) -> None:
@@ -271,7 +277,8 @@ class Worker:
         context = self.context
         function = getattr(context.spec.functions, call.function)
         rng = getattr(function, "rng", call.function)
-        client = Client(context, id, call.round, rng, to_tensors(state, context.device), trainer)
+        kept_state, most = to_tensors(state, context.device), call.most_examples.get(id)
+        client = Client(context, id, call.round, rng, kept_state, trainer, most)
         context.model.train()
         context.model.restrict_classes(client.labels)
         lent = each_leaf(self._lent)  # in dicts and lists of the client's own
@@ -292,7 +299,11 @@ class Worker:
         kept = to_arrays(client.state)
         changed = not same(kept, state)
         partial.check(message)
-        partial.fold(id, message, self._lent)
+        if id in call.lost:
+            client.row["lost"] = 1
+        else:
+            partial.fold(id, message, self._lent)
+        result.examples[id] = client.examples
         if changed:
             result.states[id] = kept
         if client.records:

@@ -53,12 +53,15 @@ class Method(Component, ABC, Generic[S]):
         learns: the models, objectives and sequences of tasks that it can learn.
         has_global_model: whether the server obtains a global model.
         trains_clients: whether clients train the experiment's model.
+        asynchronous: whether updates are aggregated as they arrive, in the simulated time of
+            `devices`.
     """
 
     name: str
     learns: ClassVar[Learns] = Learns()
     has_global_model: ClassVar[bool] = True
     trains_clients: ClassVar[bool] = True
+    asynchronous: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, fed: Federation) -> S:

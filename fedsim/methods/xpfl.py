@@ -168,8 +168,6 @@ class XPFL(Method[State]):
         weigh: `loss` as in the text, `code` as in the released code.
         psi: ψ of all clients; by default computed from their models.
         personalise: which clients get a personal model in a round: its `cohort`, or `everyone`.
-        packet_error: q, the probability that an upload is lost, and with it the client's
-            contribution to w_g.
         teacher: the masked autoencoder.
         xfed: explain personal models by trees (as trained, before fusion) and t-SNE (before and
             after fusion); by default they are not explained. The results are in
@@ -188,7 +186,6 @@ class XPFL(Method[State]):
     weigh: Literal["loss", "code"] = "loss"
     psi: float | None = Field(None, ge=0, le=1)
     personalise: Literal["cohort", "everyone"] = "cohort"
-    packet_error: float = Field(0.0, ge=0, lt=1)
     teacher: Teacher = Teacher()
     xfed: Xfed | None = None
 
@@ -270,9 +267,6 @@ class XPFL(Method[State]):
         else:
             client.state["weights"] = client.train(client.state["weights"])
         client.trained = client.state["weights"]
-        if self.packet_error and client.rng("channel").random() < self.packet_error:
-            client.report(lost=1)
-            return Update()
         labelled, held = client.num_samples, client.num_samples + len(x)
         # ρ_k·D_k, in this order so that it is |D^L| to the bit where it should be.
         weight = labelled * held / (len(x) if all_unlabelled else held)
@@ -295,6 +289,7 @@ class XPFL(Method[State]):
         job = TrainingJob(start, x, y, own.optimizer.lr, own.epochs, rng, Hooks(loss))
         trained = train(teacher, job, settings)
         client.state["teacher"] = trained.weights
+        client.examples += trained.visited
         teacher.load(trained.weights)
         drawn = torch.from_numpy(client.rng("judged").permutation(len(x))[:MOST_JUDGED])
         judged = self.reconstruction_loss(teacher, x[drawn.to(x.device)])
@@ -324,6 +319,7 @@ class XPFL(Method[State]):
         )
         trained = train(model, job, settings)
         client.report(loss=trained.loss, steps=trained.steps)
+        client.examples += trained.visited
         client.state["projection"] = trained.weights[P : model.num_parameters]
         return torch.cat([trained.weights[:P], trained.weights[model.num_parameters :]])
 

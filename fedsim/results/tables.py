@@ -172,6 +172,8 @@ class _Ledger(BaseModel):
     total_bytes_down: int = Field(ge=0)
     chain: str
     releases: list[list[float]] = []
+    simulated_seconds: float = Field(0.0, ge=0)
+    energy_joules: float = Field(0.0, ge=0)
     maps: dict[str, dict[str, _Maps]] = {}
 
 

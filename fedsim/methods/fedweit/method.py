@@ -304,6 +304,7 @@ class FedWeIT(Method[FedWeITState]):
             if plateau.reached(validation):
                 lr /= LR_FACTOR
                 adam = torch.optim.Adam(leaves, lr, train.optimizer.betas)
+        client.examples += visited
         client.report(steps=steps, lr=lr)
         if visited:
             client.report(loss=total / visited)

@@ -1,0 +1,141 @@
+"""FedBuff: asynchronous training with a buffer of updates.
+
+Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.data import ClientSplits, Dataset
+from fedsim.devices import RETRY
+from fedsim.errors import ExperimentError
+from fedsim.federation import (
+    Client,
+    Federation,
+    PerClient,
+    Update,
+    Vector,
+    client_function,
+    cohort_size,
+)
+from fedsim.methods.learns import Learns
+from fedsim.methods.method import Method, State, methods
+
+
+@dataclass(frozen=True)
+class FedBuffState(State):
+    """The server's state between two of its steps.
+
+    Attributes:
+        clients: (M,) clients at work.
+        finish: (M,) when each finishes, in simulated seconds.
+        versions: (M,) the step after which each started.
+        models: the models that they started from, by step.
+    """
+
+    clients: NDArray[np.int64]
+    finish: NDArray[np.float64]
+    versions: NDArray[np.int64]
+    models: dict[str, Vector]
+
+
+@methods.register
+class FedBuff(Method[FedBuffState]):
+    """Buffered asynchronous aggregation (Nguyen et al. 2022): no client waits for another.
+
+    M clients are always at work (`train.participation` of all), each from the model that was
+    current when it started. As soon as K updates have arrived, the server makes a step, which is
+    what counts as a round: w ← w + η_g · Σ_{i ≤ K} s(τ_i)·Δ_i / K, with the staleness τ_i, the
+    number of steps since client i started. A client that finishes is replaced at once by another
+    that is online, drawn at random; no client contributes twice to a step. Who finishes when
+    follows from `devices`, so the result is the same on any cluster. An update is lost with the
+    chances `devices.dropout` and `devices.packet_error`.
+
+    Args:
+        buffer: K, updates per step.
+        server_lr: η_g.
+        staleness: a in s(τ) = (1 + τ)^−a; 0.5 in the paper, 0 to ignore staleness.
+    """
+
+    name: str = "fedbuff"
+    buffer: int = Field(10, ge=1)
+    server_lr: float = Field(1.0, gt=0)
+    staleness: float = Field(0.5, ge=0)
+    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
+    asynchronous: ClassVar[bool] = True
+
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
+        if self.buffer >= len(splits):
+            raise ExperimentError(
+                f"method.buffer={self.buffer} of {len(splits)} clients: nobody would be left to "
+                f"start while the buffer fills; set at most {len(splits) - 1}"
+            )
+
+    def init(self, fed: Federation) -> FedBuffState:
+        weights, nobody = fed.initial_weights(), np.zeros(0, dtype=np.int64)
+        return FedBuffState(weights, nobody, np.zeros(0), nobody, {})
+
+    def round(self, fed: Federation, state: FedBuffState, t: int) -> FedBuffState:
+        rng, clock = fed.rng("arrivals"), fed.clock
+        devices = fed.devices
+        lost = 1 - (1 - devices.dropout) * (1 - devices.packet_error)
+        M = cohort_size(fed.settings.participation, fed.num_clients)
+        at_work = [
+            (float(finish), int(client), int(version))
+            for finish, client, version in zip(
+                state.finish, state.clients, state.versions, strict=True
+            )
+        ]
+        heapq.heapify(at_work)
+        buffer: dict[int, int] = {}  # the version that each update refers to
+        while True:
+            busy = {client for _, client, _ in at_work} | buffer.keys()
+            idle = [int(k) for k in np.flatnonzero(fed.online(clock)) if k not in busy]
+            count = min(M - len(at_work), len(idle))
+            for k in rng.choice(idle, size=count, replace=False) if count else ():
+                seconds = float(fed.planned_seconds([k])[0])
+                heapq.heappush(at_work, (clock + seconds, int(k), t - 1))
+            if not at_work:
+                clock += RETRY
+                break
+            clock, client, version = heapq.heappop(at_work)
+            if rng.random() >= lost:
+                buffer[client] = version
+            if len(buffer) == self.buffer:
+                break
+        models = {**state.models, str(t - 1): state.weights}
+        fed.take(clock - fed.clock)
+        weights = state.weights
+        if buffer:
+            staleness = {k: t - 1 - version for k, version in buffer.items()}
+            fed.log(staleness=sum(staleness.values()) / len(buffer))
+            mean = fed.mean(
+                self.local_update,
+                sorted(buffer),
+                weights=PerClient({k: models[str(version)] for k, version in buffer.items()}),
+                tau=PerClient(staleness),
+            )
+            weights = weights + np.float32(self.server_lr) * mean.change
+        used = {str(version) for _, _, version in at_work}
+        return FedBuffState(
+            weights,
+            np.array([client for _, client, _ in at_work], dtype=np.int64),
+            np.array([finish for finish, _, _ in at_work]),
+            np.array([version for _, _, version in at_work], dtype=np.int64),
+            {version: model for version, model in models.items() if version in used},
+        )
+
+    @client_function("local_update")
+    def local_update(self, client: Client, weights: Tensor, tau: int) -> Update:
+        """(client) s(τ)·Δ, from the model that it started from."""
+        change = client.train(weights) - weights
+        return Update(change=(1 + tau) ** -self.staleness * change)

@@ -1,0 +1,428 @@
+"""Simulated devices: time, energy, selection, traces; the same bits each time."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import federation, server_states, small_experiment, with_method
+from fedsim import Run, resume
+from fedsim.devices import Devices, Fleet, read_availability, read_capacities
+from fedsim.errors import BadInput, DataError, RunError
+from fedsim.rng import keyed_rng
+from fedsim.training import Train
+
+Finish = Callable[..., Run]
+SPREAD: dict[str, Any] = {"speed": {"median": 100, "sigma": 1}}
+TEN = {"kind": "iid", "clients": 10}
+
+
+def fleet(clients: int = 10, seed: int = 0, **settings: Any) -> Fleet:
+    return Fleet(Devices.model_validate(settings), clients, seed)
+
+
+class TestTime:
+    def test_is_that_of_the_formula(self) -> None:
+        devices = fleet(speed=50, download=8, upload=2, power={"training": 4, "radio": 0.5})
+        seconds = devices.seconds([0, 3], np.array([100.0, 0.0]), 1_000_000, 250_000)
+        np.testing.assert_allclose(seconds, [1 + 2 + 1, 1 + 1])
+        joules = devices.joules([0, 3], np.array([100.0, 0.0]), 1_000_000, 250_000)
+        np.testing.assert_allclose(joules, [0.5 * 2 + 4 * 2, 0.5 * 2])
+
+    def test_a_quantity_is_drawn_for_each_client(self) -> None:
+        devices = fleet(2000, speed={"median": 30, "sigma": 0.5})
+        assert np.median(devices.speed) == pytest.approx(30, rel=0.05)
+        assert np.log(devices.speed).std() == pytest.approx(0.5, rel=0.05)
+        again = fleet(2000, speed={"median": 30, "sigma": 0.5})
+        np.testing.assert_array_equal(devices.speed, again.speed)
+        assert not np.array_equal(devices.speed, fleet(2000, seed=1, **SPREAD).speed)
+
+    def test_of_a_run(self, finish: Finish) -> None:
+        sections: dict[str, Any] = {
+            "partition": TEN,
+            "train": {"rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 16},
+        }
+        devices = {**SPREAD, "download": 8, "upload": 4}
+        done, plain = finish(devices=devices, **sections), finish(**sections)
+        known = fleet(**devices)
+        clients = done.clients
+        size = clients["bytes_up"].iloc[0]
+        expected = [
+            size / 1e6 + size / 0.5e6 + 2 * n / known.speed[k]
+            for k, n in zip(clients["client"], clients["samples"], strict=True)
+        ]
+        np.testing.assert_allclose(clients["simulated_seconds"], expected)
+        slowest = clients.groupby("round")["simulated_seconds"].max().to_numpy()
+        np.testing.assert_allclose(done.rounds["simulated_seconds"], slowest)
+        np.testing.assert_allclose(done.rounds["total_simulated_seconds"], slowest.cumsum())
+        energy = clients.groupby("round")["energy_joules"].sum().to_numpy()
+        np.testing.assert_allclose(done.rounds["total_energy_joules"], energy.cumsum())
+        # Devices that fail nobody change nothing else.
+        shared = [c for c in plain.rounds if c not in ("seconds",)]
+        assert done.rounds[shared].equals(plain.rounds[shared])
+        assert (done.rounds["dropped"] == 0).all()
+
+    def test_goes_on_after_a_resume(self, finish: Finish, tmp_path: Path) -> None:
+        sections: dict[str, Any] = {
+            "partition": TEN,
+            "train": {"rounds": 4, "participation": 0.5},
+            "devices": {**SPREAD, "dropout": 0.2, "packet_error": 0.2},
+            "checkpoint": {"every": 2},
+        }
+        whole = finish(**sections)
+
+        class Enough(Exception):
+            pass
+
+        def stop(event: Any) -> None:
+            if isinstance(event, dict) and event["round"] == 3:
+                raise Enough
+
+        from fedsim import run
+
+        with pytest.raises(Enough):
+            run(small_experiment(**sections), tmp_path / "cut", progress=stop)
+        (folder,) = (tmp_path / "cut").glob("*/*")
+        assert resume(folder).result_hash == whole.result_hash
+
+
+def select(devices: Fleet, clients: int = 10, wanted: int = 10, **changes: Any) -> Any:
+    given = {
+        "sampled": np.arange(clients),
+        "wanted": wanted,
+        "t": 1,
+        "examples": np.full(clients, 100.0),
+        "batch": 10,
+        "model_bytes": 125_000,
+        **changes,
+    }
+    return devices.select(**given)
+
+
+class TestSelection:
+    def test_a_deadline_that_nobody_misses_changes_nothing(self, finish: Finish) -> None:
+        sections: dict[str, Any] = {
+            "partition": TEN,
+            "train": {"rounds": 2, "participation": 0.5},
+        }
+        without = finish(devices=SPREAD, **sections)
+        within = finish(devices={**SPREAD, "deadline": 1e6, "partial_work": True}, **sections)
+        assert within.result_hash == without.result_hash
+
+    def test_who_misses_the_deadline_is_left_out(self) -> None:
+        devices = fleet(deadline=2.0, download=8, upload=8, **SPREAD)
+        planned = 0.25 + 100 / devices.speed
+        found = select(devices)
+        assert set(found.kept) == set(np.flatnonzero(planned <= 2))
+        assert found.dropped == dict.fromkeys(np.flatnonzero(planned > 2).tolist(), "deadline")
+        assert 0 < len(found.kept) < 10
+        assert found.waited == 2.0  # for those that are late
+
+    def test_or_works_less(self) -> None:
+        devices = fleet(deadline=2.0, partial_work=True, download=8, upload=8, **SPREAD)
+        found = select(devices)
+        slow = np.flatnonzero(0.25 + 100 / devices.speed > 2)
+        assert found.most_examples == {int(k): int(1.75 * devices.speed[k]) for k in slow}
+        assert len(found.kept) == 10
+        assert all(n >= 10 for n in found.most_examples.values())
+
+    def test_the_slowest_beyond_those_wanted_are_surplus(self) -> None:
+        devices = fleet(over_selection=2, **SPREAD)
+        found = select(devices, wanted=4)
+        order = np.argsort(-devices.speed)
+        assert sorted(found.kept) == sorted(order[:4])
+        assert set(found.dropped) == set(order[4:].tolist())
+        assert set(found.dropped.values()) == {"surplus"}
+
+    def test_surplus_clients_take_the_place_of_those_that_drop_out(self) -> None:
+        devices = fleet(100, over_selection=2, dropout=0.3)
+        found = select(devices, 100, wanted=50)
+        assert len(found.kept) == 50
+        reasons = list(found.dropped.values())
+        assert 15 < reasons.count("dropout") < 45
+        assert reasons.count("dropout") + reasons.count("surplus") == 50
+
+    @given(
+        deadline=st.none() | st.floats(0.3, 5),
+        partial=st.booleans(),
+        dropout=st.floats(0, 0.9),
+        wanted=st.integers(1, 10),
+        t=st.integers(1, 5),
+    )
+    def test_everybody_is_kept_or_dropped(
+        self, deadline: float | None, partial: bool, dropout: float, wanted: int, t: int
+    ) -> None:
+        partial = partial and deadline is not None
+        devices = fleet(
+            **SPREAD, deadline=deadline, partial_work=partial, dropout=dropout, packet_error=0.5
+        )
+        found = select(devices, wanted=wanted, t=t)
+        assert sorted([*found.kept.tolist(), *found.dropped]) == list(range(10))
+        assert len(found.kept) <= wanted
+        assert found.most_examples.keys() <= set(found.kept.tolist())
+        assert found.lost <= set(found.kept.tolist())
+
+    def test_of_a_run(self, finish: Finish) -> None:
+        """Late, surplus and lost clients cost, and do not count."""
+        devices = {**SPREAD, "over_selection": 1.5, "dropout": 0.2, "packet_error": 0.3}
+        done = finish(
+            partition={"kind": "iid", "clients": 20},
+            train={"rounds": 4, "participation": 0.4},
+            devices=devices,
+        )
+        clients = done.clients
+        gone = clients["dropped"].notna()
+        assert (clients[gone].groupby("round").size() == done.rounds["dropped"].tolist()).all()
+        assert (clients.groupby("round").size() == 12).all()
+        assert clients.loc[gone, "steps"].isna().all()
+        assert (clients.loc[gone, "bytes_down"] > 0).all()
+        assert (clients.loc[gone, "energy_joules"] > 0).all()
+        assert clients["lost"].sum() > 0
+
+    def test_only_those_online_are_sampled(self, finish: Finish) -> None:
+        done = finish(
+            partition={"kind": "iid", "clients": 20},
+            train={"rounds": 3},
+            devices={"available": 0.5},
+        )
+        for t, rows in done.clients.groupby("round"):
+            chances = keyed_rng(0, "devices/online", int(t)).random(20)
+            assert rows["client"].tolist() == np.flatnonzero(chances < 0.5).tolist()
+
+    def test_partial_work_is_fewer_steps(self, finish: Finish) -> None:
+        devices = {"speed": {"median": 100, "sigma": 1.5}, "deadline": 1.0, "partial_work": True}
+        train = {"rounds": 1, "batch_size": 4, "local_epochs": 2}
+        done = finish(partition=TEN, train=train, devices=devices)
+        kept = done.clients[done.clients["steps"].notna()]
+        full = 2 * np.ceil(kept["samples"] / 4)
+        assert (kept["steps"] < full).any()
+        assert (kept["steps"] == full).any()
+        assert (kept["simulated_seconds"] <= 1.0 + 1e-9).all()
+        assert done.rounds["simulated_seconds"][0] == pytest.approx(
+            1.0 if len(kept) < 10 else kept["simulated_seconds"].max()
+        )
+
+    def test_a_round_that_nobody_finishes_changes_nothing(self) -> None:
+        made = small_experiment(
+            partition=TEN, train={"rounds": 3}, devices={"packet_error": 0.9999}
+        )
+        states = server_states(made)
+        for state in states[1:]:
+            np.testing.assert_array_equal(state.weights, states[0].weights)
+        offline = small_experiment(partition=TEN, train={"rounds": 2}, devices={"available": 1e-9})
+        states = server_states(offline)
+        np.testing.assert_array_equal(states[2].weights, states[0].weights)
+
+
+TIMES = {"active": [10, 50], "inactive": [20, 60], "finish_time": 100}
+
+
+class TestTraces:
+    def test_capacities(self, tmp_path: Path) -> None:
+        """Of FedScale: ms for one example, and kbit/s."""
+        content = {2: {"computation": 10, "communication": 8000}}
+        content[10] = {"computation": 20.5, "communication": 16000}
+        path = tmp_path / "capacity"
+        path.write_bytes(pickle.dumps(content))
+        np.testing.assert_array_equal(read_capacities(path), [[10, 8000], [20.5, 16000]])
+        devices = fleet(3, capacity_trace=path)
+        np.testing.assert_allclose(devices.speed, [1000 / 30, 1000 / 61.5, 1000 / 30])
+        np.testing.assert_allclose(devices.upload, [1e6, 2e6, 1e6])
+
+    def test_availability(self, tmp_path: Path) -> None:
+        path = tmp_path / "behaviour.json"
+        path.write_text(json.dumps({"7": TIMES, "8": {**TIMES, "active": [0, 50]}}))
+        (device, _) = read_availability(path)
+        online = [clock for clock in range(200) if device.online(clock)]
+        once = [*range(10, 21), *range(50, 61)]
+        assert online == [*once, *(100 + clock for clock in once)]
+        devices = fleet(3, availability_trace=path)
+        assert devices.online(1, 5.0).tolist() == [False, True, False]
+
+    def test_time_passes_for_a_server_that_finds_nobody(
+        self, finish: Finish, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "behaviour.json"
+        path.write_text(json.dumps({"1": {"active": [70], "inactive": [900], "finish_time": 999}}))
+        done = finish(
+            partition=TEN, train={"rounds": 3}, devices={"availability_trace": str(path)}
+        )
+        assert done.rounds["simulated_seconds"][:2].tolist() == [60, 60]
+        assert done.rounds["clients"].tolist() == [0, 0, 10]
+
+    @pytest.mark.parametrize(
+        ("device", "problem"),
+        [
+            ({"computation": 10}, "device 3: has no 'communication'"),
+            (
+                {"computation": "x", "communication": 1},
+                "device 3: 'computation' must be a number, not 'x'",
+            ),
+            (
+                {"computation": 0, "communication": 1},
+                "device 3: computation and communication must be above 0",
+            ),
+            (7, "device 3: must be a dict, not int"),
+        ],
+    )
+    def test_bad_capacities(self, tmp_path: Path, device: Any, problem: str) -> None:
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"3": device}))
+        with pytest.raises(DataError, match=problem):
+            read_capacities(path)
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"inactive": [20]}, "goes online 2 times and offline 1 times; each needs the other"),
+            ({"active": [10, 15]}, "times online must ascend, and not overlap"),
+            ({"active": [10, None]}, "has no 'active'"),
+            ({"active": []}, "'active' must be a list of seconds"),
+            ({"finish_time": 55}, "finish_time=55 comes before the last time online"),
+            ({"finish_time": None}, "has no 'finish_time'"),
+        ],
+    )
+    def test_traces_with_holes(self, tmp_path: Path, change: Any, problem: str) -> None:
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"3": {**TIMES, **change}}))
+        with pytest.raises(DataError, match=problem):
+            read_availability(path)
+
+    @pytest.mark.parametrize("content", [b"", b"nothing", b"[1, 2]", pickle.dumps(print)])
+    def test_other_files(self, tmp_path: Path, content: bytes) -> None:
+        for name in ("trace.json", "trace"):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(DataError, match=rf"{name}: "):
+                read_capacities(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("devices", "problem"),
+    [
+        ({"speed": 0}, "speed must be above 0"),
+        ({"speed": {"median": 0, "sigma": 1}}, "devices.speed.*greater than 0"),
+        ({"partial_work": True}, "partial_work needs a deadline"),
+        ({"over_selection": 0.5}, "devices.over_selection"),
+        (
+            {"capacity_trace": "x", "upload": 3},
+            "capacity_trace says what upload says; leave one of them out",
+        ),
+        ({"availability_trace": "x", "available": 0.5}, "availability_trace says what available"),
+    ],
+)
+def test_bad_input(devices: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        small_experiment(devices=devices)
+
+
+def test_a_deadline_that_nobody_meets() -> None:
+    devices: dict[str, Any] = {"speed": 10, "deadline": 0.5}
+    made = small_experiment(partition=TEN, devices=devices)
+    with pytest.raises(BadInput, match=r"devices.deadline=0.5: no client meets it; the fastest "):
+        federation(made)
+    made = small_experiment(partition=TEN, devices={**devices, "partial_work": True})
+    with pytest.raises(BadInput, match=r"the fastest needs [0-9.]+ s for a single step"):
+        federation(made)
+
+
+def test_other_sections() -> None:
+    with pytest.raises(BadInput, match="samples more clients than `privacy` accounts for"):
+        small_experiment(
+            devices={"over_selection": 2}, privacy={"clip": 1.0, "noise_multiplier": 1.0}
+        )
+    late = {"deadline": 3.0, "partial_work": True}
+    with pytest.raises(BadInput, match="has a training loop of its own, which cannot stop early"):
+        small_experiment(**with_method("xpfl", devices=late))
+
+
+class TestFedBuff:
+    @staticmethod
+    def by_hand(made: Any) -> list[np.ndarray[Any, Any]]:
+        """Events one by one, from the paper; a server without a heap and without kept models."""
+        fed = federation(made)
+        method, K = made.method, made.method.buffer
+        weights, clock = [fed.initial_weights()], 0.0
+        at_work: dict[int, tuple[float, int]] = {}
+        M = round(made.train.participation * fed.num_clients)
+        for t in range(1, made.train.rounds + 1):
+            fed.begin_round(t)
+            rng = fed.rng("arrivals")
+            buffer: dict[int, int] = {}
+            while len(buffer) < K:
+                idle = [k for k in range(fed.num_clients) if k not in at_work and k not in buffer]
+                missing = min(M - len(at_work), len(idle))
+                for k in rng.choice(idle, size=missing, replace=False) if missing else ():
+                    at_work[int(k)] = (clock + float(fed.planned_seconds([k])[0]), t - 1)
+                first = min(at_work, key=lambda k: (at_work[k][0], k))
+                clock, version = at_work.pop(first)
+                rng.random()
+                buffer[first] = version
+            step = np.zeros_like(weights[0], dtype=np.float64)
+            for k, version in buffer.items():
+                mean = fed.mean(method.local_update, [k], weights=weights[version], tau=0)
+                step += (1 + t - 1 - version) ** -method.staleness * mean.change
+            weights.append(weights[-1] + np.float32(method.server_lr * step / K))
+        return weights
+
+    def test_is_the_algorithm_of_the_paper(self) -> None:
+        made = small_experiment(
+            method={"name": "fedbuff", "buffer": 3, "server_lr": 0.5},
+            partition=TEN,
+            train={"rounds": 5, "participation": 0.5},
+            devices=SPREAD,
+        )
+        states = server_states(made)
+        for state, expected in zip(states, self.by_hand(made), strict=True):
+            np.testing.assert_allclose(state.weights, expected, rtol=2e-5, atol=2e-6)
+
+    def test_in_a_run(self, finish: Finish) -> None:
+        sections: dict[str, Any] = {
+            "partition": {"kind": "iid", "clients": 20},
+            "train": {"rounds": 8, "participation": 0.5},
+            "devices": {**SPREAD, "dropout": 0.2},
+        }
+        done = finish(method={"name": "fedbuff", "buffer": 4}, **sections)
+        rounds = done.rounds
+        assert (rounds["clients"] == 4).all()
+        assert rounds["staleness"].iloc[0] == 0
+        assert rounds["staleness"].max() > 0
+        assert (rounds["simulated_seconds"] > 0).all()
+        # Nobody waits for the slowest, which takes so long for a round.
+        waiting = finish(method={"name": "fedavg"}, **sections).rounds
+        assert (
+            rounds["total_simulated_seconds"].iloc[-1]
+            < 0.5 * waiting["total_simulated_seconds"].iloc[-1]
+        )
+
+    def test_learns(self) -> None:
+        made = small_experiment(
+            method={"name": "fedbuff", "buffer": 5},
+            partition=TEN,
+            train={"rounds": 30, "participation": 0.6},
+            devices=SPREAD,
+        )
+        fed, states = federation(made), server_states(made)
+        assert fed.evaluate(states[-1].weights)["accuracy"] > 0.8
+
+    def test_bad_input(self) -> None:
+        for devices in (None, {"deadline": 3.0}, {"over_selection": 2.0}):
+            with pytest.raises(BadInput, match="fedbuff is asynchronous: it needs a section"):
+                small_experiment(method={"name": "fedbuff"}, devices=devices)
+        made = small_experiment(method={"name": "fedbuff"}, partition=TEN, devices={})
+        with pytest.raises(BadInput, match=r"method.buffer=10 of 10 clients: .* set at most 9"):
+            federation(made)
+
+
+def test_simulated_time_needs_devices() -> None:
+    fed = federation(small_experiment(partition=TEN))
+    with pytest.raises(RunError, match="simulated time needs a section `devices`"):
+        fed.planned_seconds([0])
+    assert Train().most_epochs == 1
