@@ -28,6 +28,7 @@ from pydantic_core import PydanticUndefined
 
 from fedsim.cli import app
 from fedsim.data import Partition, Source, datasets, partitions
+from fedsim.devices import Devices
 from fedsim.experiment import Checkpoint, Evaluate, Experiment
 from fedsim.explain import Explainer, explainers
 from fedsim.explain.explainer import FeatureExplainer
@@ -69,6 +70,7 @@ SECTION_TYPES: Mapping[str, type[Config]] = {
     "evaluate": Evaluate,
     "explain": Explain,
     "privacy": Privacy,
+    "devices": Devices,
     "checkpoint": Checkpoint,
     "grid": GridSettings,
     "search": SearchSettings,

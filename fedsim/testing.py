@@ -138,8 +138,10 @@ def _check_state(experiment: Experiment, what: str) -> None:
             state = _pure_round(fed, experiment, state, t, what)
         checkpoints = Checkpoints(Path(folder))
         checkpoints.save(last, state, fed, {})
+        clock = fed.clock
         following = _pure_round(fed, experiment, state, last + 1, what)
         other = _federation(experiment)
+        other.clock = clock
         found = checkpoints.latest(initial_state(other, experiment), other)
         assert found is not None
         again = one_round(other, experiment, found.state, last + 1)

@@ -61,7 +61,7 @@ LITTLE_TEACHER = {
 NEEDS: dict[str, dict[str, Any]] = {
     "fedaux": {"partition": {"server_fraction": 0.2}},
     "fedbuff": {
-        "method": {"name": "fedbuff", "buffer": 3},
+        "method": {"name": "fedbuff", "buffer": 5},
         "devices": {"speed": {"median": 100, "sigma": 1}},
     },
     "feddf": {"partition": {"server_fraction": 0.2}},

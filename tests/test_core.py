@@ -48,7 +48,7 @@ LAYERS = [
     {"objectives"},
     {"models"},
     {"training"},
-    {"privacy", "explain"},
+    {"devices", "privacy", "explain"},
     {"cluster"},
     {"federation"},
     {"methods"},

@@ -70,7 +70,7 @@ class FedBuff(Method[FedBuffState]):
     buffer: int = Field(10, ge=1)
     server_lr: float = Field(1.0, gt=0)
     staleness: float = Field(0.5, ge=0)
-    learns: ClassVar[Learns] = Learns(task_sequences="no", dp_compatible=False)
+    learns: ClassVar[Learns] = Learns(dp_compatible=False)
     asynchronous: ClassVar[bool] = True
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:

@@ -384,6 +384,7 @@ def test_centralised_learns_all_tasks_at_once(
 # What makes those work on a stream that hold unlabelled examples otherwise.
 AUXILIARY = {"name": "synthetic", "samples": 30, "test_samples": 10, "shape": [1, 8, 8]}
 WITHOUT_SHARES: dict[str, dict[str, Any]] = {
+    "fedbuff": {"buffer": 1},  # of two clients
     "feddf": {"auxiliary": AUXILIARY},
     "xpfl": {"lam": 0, "psi": 0.0},
 }
