@@ -157,7 +157,7 @@ class FedFTG(Method[FedFTGState]):
         student.load(fed.tensor(state.weights))
         G.load(fed.tensor(state.generator))
         w, v = (nn.Parameter(m.vector[: m.num_parameters]) for m in (student, G))
-        decay = fed.settings.lr_decay ** (fed.round - 1)
+        decay = fed.settings.lr_factor(fed.round)
         sgd = torch.optim.SGD(
             [w], lr=self.student_lr * decay, weight_decay=self.student_weight_decay
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,6 +95,42 @@ class Sgd:
         w.add_(g, alpha=-self.lr)
 
 
+class Schedule(Config):
+    """How a learning rate changes from round to round: a factor between 0 and 1.
+
+    Args:
+        name: `constant`; `cosine`, half a cosine from 1 in the first round towards `floor` after
+            the last; or `step`, times `gamma` after every `every` rounds.
+        warmup: rounds over which the factor rises linearly to 1 before that.
+        floor: smallest factor, of `cosine`.
+        gamma: factor of a `step`.
+        every: rounds between steps.
+    """
+
+    name: Literal["constant", "cosine", "step"] = "constant"
+    warmup: int = Field(0, ge=0)
+    floor: float = Field(0.0, ge=0, le=1)
+    gamma: float = Field(0.1, gt=0, le=1)
+    every: int = Field(10, ge=1)
+
+    def factor(self, t: int, rounds: int) -> float:
+        """The factor in round t = 1, ..., rounds.
+
+        Example:
+            >>> [round(Schedule(name="cosine").factor(t, 4), 3) for t in range(1, 5)]
+            [1.0, 0.854, 0.5, 0.146]
+            >>> [Schedule(name="step", every=2, warmup=1).factor(t, 5) for t in range(1, 6)]
+            [0.5, 1.0, 1.0, 0.1, 0.1]
+        """
+        if t <= self.warmup:
+            return t / (self.warmup + 1)
+        after = t - self.warmup - 1
+        if self.name == "cosine":
+            share = after / (rounds - self.warmup)
+            return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
+        return self.gamma ** (after // self.every) if self.name == "step" else 1.0
+
+
 class Train(Config):
     """Training settings of the federation.
 
@@ -106,6 +143,7 @@ class Train(Config):
         batch_size: examples per local step; the last batch of an epoch may be smaller.
         lr_decay: factor by which the learning rate changes from round to round: in round t it is
             lr·lr_decay^(t − 1).
+        schedule: a further factor of the learning rate that depends on the round.
         clip_norm: largest L2 norm of a local step's gradient, including the terms that the method
             adds and before weight decay; longer gradients are scaled down to it.
         optimizer: the clients' local optimiser.
@@ -119,9 +157,20 @@ class Train(Config):
     local_steps: int | None = Field(None, ge=1, le=1_000_000)
     batch_size: int = Field(16, ge=1, le=1_000_000_000)
     lr_decay: float = Field(1.0, gt=0, le=1)
+    schedule: Schedule = Schedule()
     clip_norm: float | None = Field(None, gt=0)
     optimizer: Optimizer = Optimizer()
     on_client_error: Literal["stop", "skip"] = "stop"
+
+    @model_validator(mode="after")
+    def _warms_up_in_time(self) -> Train:
+        if self.schedule.warmup >= self.rounds:
+            raise PydanticCustomError(
+                "warmup",
+                "schedule.warmup={warmup} leaves none of rounds={rounds}",
+                {"warmup": self.schedule.warmup, "rounds": self.rounds},
+            )
+        return self
 
     @model_validator(mode="after")
     def _epochs_or_steps(self) -> Train:
@@ -140,7 +189,11 @@ class Train(Config):
 
     def lr(self, t: int) -> float:
         """The clients' learning rate η in round t = 1, 2, ..."""
-        return self.optimizer.lr * self.lr_decay ** (t - 1)
+        return self.optimizer.lr * self.lr_factor(t)
+
+    def lr_factor(self, t: int) -> float:
+        """η in round t, as a share of `optimizer.lr`."""
+        return float(self.lr_decay ** (t - 1)) * self.schedule.factor(t, self.rounds)
 
 
 @dataclass(frozen=True)

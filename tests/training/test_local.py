@@ -431,3 +431,22 @@ def test_local_steps_end_within_an_epoch() -> None:
 def test_epochs_or_steps() -> None:
     with pytest.raises(ValueError, match="local_epochs=2 and local_steps=3 are both set; set one"):
         Train(local_epochs=2, local_steps=3)
+
+
+def test_the_learning_rate_follows_its_schedule() -> None:
+    def rates(rounds: int, **fields: Any) -> list[float]:
+        section = settings({"lr": 0.5}, rounds=rounds, **fields)
+        return [section.lr(t) for t in range(1, rounds + 1)]
+
+    np.testing.assert_allclose(
+        rates(4, schedule={"name": "cosine", "floor": 0.2}),
+        [0.5 * (0.2 + 0.8 * (1 + np.cos(np.pi * k / 4)) / 2) for k in range(4)],
+    )
+    stepped = rates(6, schedule={"name": "step", "every": 2, "gamma": 0.5, "warmup": 2})
+    np.testing.assert_allclose(stepped, [0.5 / 3, 1 / 3, 0.5, 0.5, 0.25, 0.25])
+    np.testing.assert_allclose(rates(3, lr_decay=0.9, schedule={"warmup": 1}), [0.25, 0.45, 0.405])
+
+
+def test_a_warmup_without_end() -> None:
+    with pytest.raises(ValueError, match=r"schedule.warmup=3 leaves none of rounds=3"):
+        Train.model_validate({"rounds": 3, "schedule": {"warmup": 3}})

@@ -52,7 +52,7 @@ from fedsim.models.decomposed import Layout, Rest
 from fedsim.models.text import Reader, TextFeatures
 from fedsim.objectives import Classification
 from fedsim.objectives.slices import mean_over_tasks
-from fedsim.training import FlatModel, Train
+from fedsim.training import FlatModel, Schedule, Train
 
 LEAST_LR = 1e-10  # below, a client does not train on
 LR_FACTOR = 3.0  # by which the learning rate falls
@@ -138,10 +138,10 @@ class FedWeIT(Method[FedWeITState]):
                 f"method.name={self.name} trains with Adam and a weight decay of its own; set "
                 "train.optimizer.name=adam, and method.weight_decay"
             )
-        if train.lr_decay != 1 or train.clip_norm is not None:
+        if train.lr_decay != 1 or train.schedule != Schedule() or train.clip_norm is not None:
             raise ExperimentError(
                 f"method.name={self.name} has a rule of its own for the learning rate, and clips "
-                "no gradients: leave out train.lr_decay and train.clip_norm"
+                "no gradients: leave out train.lr_decay, train.schedule and train.clip_norm"
             )
         if train.local_steps is not None:
             raise ExperimentError(
