@@ -55,11 +55,16 @@ def prepare(
         )
     objective = experiment.objective or experiment.model.objective(dataset)
     objective.check(dataset)
+    objective = objective.fitted(dataset)
     primary = [metric.column for metric in objective.metrics(dataset) if metric.primary]
     if len(primary) != 1:
         raise ExperimentError(
             f"objective.name={objective.name}: one of its metrics must be the primary one, not "
             f"{len(primary)}"
+        )
+    if experiment.train.sampler == "balanced" and not dataset.classes:
+        raise ExperimentError(
+            "train.sampler=balanced needs classes, and the target here is a number"
         )
     objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
     experiment.method.check_fit(

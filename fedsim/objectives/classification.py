@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
+import numpy as np
 import torch
+from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -46,9 +48,15 @@ class Classification(Objective):
     """Classification: cross-entropy and accuracy of logits, one logit per class.
 
     Columns: `loss` (mean cross-entropy) and `accuracy`.
+
+    Args:
+        class_weights: factor of the training loss of each class, in the data's order; or
+            `balanced`, inversely proportional to the class's share of all training examples, and
+            1 on average. Scores are not weighted.
     """
 
     name: str = "classification"
+    class_weights: Literal["balanced"] | tuple[NonNegativeFloat, ...] | None = None
 
     def check(self, data: Dataset) -> None:
         if not data.classes:
@@ -60,6 +68,20 @@ class Classification(Objective):
                 f"objective.name={self.name} needs two classes or more, and all examples are of "
                 f"'{data.classes[0]}'"
             )
+
+        given = self.class_weights
+        if isinstance(given, tuple) and len(given) != len(data.classes):
+            raise ExperimentError(
+                f"objective.class_weights: {len(given)} weights for {len(data.classes)} classes: "
+                f"{', '.join(data.classes)}"
+            )
+
+    def fitted(self, data: Dataset) -> Self:
+        if self.class_weights != "balanced":
+            return self
+        counts = np.bincount(data.y, minlength=len(data.classes))
+        weights = len(data.y) / (len(counts) * np.maximum(counts, 1))
+        return self.model_copy(update={"class_weights": tuple(weights.tolist())})
 
     def num_outputs(self, data: Dataset) -> int:
         return len(data.classes)
@@ -73,7 +95,14 @@ class Classification(Objective):
     def loss(
         self, network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
     ) -> Tensor:
-        return self.losses(network(x), y)
+        return self.weighted(self.losses(network(x), y), y)
+
+    def weighted(self, losses: Tensor, y: Tensor) -> Tensor:
+        """Losses (B,) times the weights of their classes (`class_weights`)."""
+        if self.class_weights is None:
+            return losses
+        assert self.class_weights != "balanced", "see `fitted`"
+        return losses * losses.new_tensor(self.class_weights)[y]
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """(B,) losses of logits (B, C); override this to classify with another loss."""
@@ -82,13 +111,13 @@ class Classification(Objective):
     def written_out(self) -> OutputGradient | None:
         own = type(self)
         as_here = own.loss is Classification.loss and own.losses is Classification.losses
-        return _cross_entropy if as_here else None
+        return _cross_entropy if as_here and self.class_weights is None else None
 
     def forward(self, network: TwoParts, x: Tensor, y: Tensor) -> Forward:
         """The loss of each example, with what it is made from, in one pass."""
         features = network.features(x)
         logits = network.head(features)
-        return Forward(self.losses(logits, y), features, logits)
+        return Forward(self.weighted(self.losses(logits, y), y), features, logits)
 
     def totals(self, outputs: Tensor, batch: Batch) -> Totals:
         y = batch.y

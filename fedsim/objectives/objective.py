@@ -130,6 +130,10 @@ class Objective(Component, ABC):
     name: str
     _further: tuple[FurtherMetric, ...] = PrivateAttr(())
 
+    def fitted(self, data: Dataset) -> Self:
+        """The objective with everything filled in that depends on the data."""
+        return self
+
     @property
     def further(self) -> tuple[FurtherMetric, ...]:
         """The additional metrics that the experiment requests in `evaluate.metrics`."""

@@ -67,7 +67,7 @@ class Rationales(Classification):
         if x.shape[1] > 1:
             penalty = penalty + network.continuity * (z[:, 1:] - z[:, :-1]).abs().mean()
         logits = network.head(encoded)
-        losses = network.weight * cross_entropy(logits, y, reduction="none")
+        losses = network.weight * self.weighted(cross_entropy(logits, y, reduction="none"), y)
         return Forward(losses + penalty, encoded, logits)
 
     def outputs(self, network: Any, x: Tensor) -> Outputs:

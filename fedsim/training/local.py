@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -144,6 +145,13 @@ class Train(Config):
         lr_decay: factor by which the learning rate changes from round to round: in round t it is
             lr·lr_decay^(t − 1).
         schedule: a further factor of the learning rate that depends on the round.
+        sampler: how an epoch visits a client's examples: `shuffle`, each once in a new order; or
+            `balanced`, as many draws with replacement, in which each of the client's classes is
+            equally likely.
+        accumulate: number of parts in which the gradient of a batch is computed, one after
+            another, to save memory; the steps are the same up to rounding, except with batch norm.
+        precision: `float32`, or `bfloat16` for forward and backward passes in training (weights,
+            optimiser and evaluation stay in float32).
         clip_norm: largest L2 norm of a local step's gradient, including the terms that the method
             adds and before weight decay; longer gradients are scaled down to it.
         optimizer: the clients' local optimiser.
@@ -158,6 +166,9 @@ class Train(Config):
     batch_size: int = Field(16, ge=1, le=1_000_000_000)
     lr_decay: float = Field(1.0, gt=0, le=1)
     schedule: Schedule = Schedule()
+    sampler: Literal["shuffle", "balanced"] = "shuffle"
+    accumulate: int = Field(1, ge=1)
+    precision: Literal["float32", "bfloat16"] = "float32"
     clip_norm: float | None = Field(None, gt=0)
     optimizer: Optimizer = Optimizer()
     on_client_error: Literal["stop", "skip"] = "stop"
@@ -292,7 +303,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     for _ in range(job.epochs):
         if steps == job.most_steps:
             break
-        order = torch.from_numpy(job.rng.permutation(n)).to(model.device)
+        order = torch.from_numpy(epoch_order(job, settings)).to(model.device)
         x, y = model.arranged(job.x[order]), job.y[order]
         for start in range(0, end, size):
             if steps == job.most_steps:
@@ -311,6 +322,16 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     return Trained(model.vector.clone(), steps, visited, float(total) / visited)
 
 
+def epoch_order(job: TrainingJob, settings: Train) -> NDArray[np.int64]:
+    """(n,) the examples that an epoch visits, in this order."""
+    n = len(job.y)
+    if settings.sampler == "shuffle":
+        return job.rng.permutation(n)
+    _, labels, counts = np.unique(job.y.cpu().numpy(), return_inverse=True, return_counts=True)
+    chances = 1 / (len(counts) * counts[labels])
+    return job.rng.choice(n, size=n, p=chances)
+
+
 # Makes a step from a batch; (B,) the losses of its examples before the step.
 _Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -323,6 +344,7 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
         (optimizer.name, optimizer.momentum, settings.clip_norm) == ("sgd", 0, None)
         and hooks.perturb is None
         and hooks.part == slice(None)
+        and (settings.accumulate, settings.precision) == (1, "float32")
     )
     flat_step = None
     written_out = _written_out(hooks.loss)
@@ -336,8 +358,7 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
         if by_layers:
             losses, g = model.layerwise.step(loss, job.lr, decay, job.linear)
         else:
-            losses = loss()
-            g = model.gradient(losses.mean())
+            losses, g = _gradient(model, job, settings, x, y)
         if g is not None:
             by_layers = False
             flat_step = flat_step or _flat_step(model, job, settings)
@@ -355,6 +376,29 @@ def _written_out(loss: Loss) -> OutputGradient | None:
     return objective.written_out()
 
 
+def _gradient(
+    model: FlatModel, job: TrainingJob, settings: Train, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The losses (B,) of a batch, and the gradient (P,) of their mean."""
+    losses, total = [], None
+    parts = zip(x.chunk(settings.accumulate), y.chunk(settings.accumulate), strict=True)
+    for part_x, part_y in parts:
+        with in_precision(settings, model.device):
+            found = job.hooks.loss(model.module, part_x, part_y, job.context)
+        losses.append(found.detach())
+        g = model.gradient(found.mean() * (len(part_y) / len(y)))
+        total = g if settings.accumulate == 1 else g.clone() if total is None else total.add_(g)
+    assert total is not None
+    return torch.cat(losses), total
+
+
+def in_precision(settings: Train, device: torch.device) -> AbstractContextManager[object]:
+    """Context of forward passes in training."""
+    if settings.precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
 def _flat_step(
     model: FlatModel, job: TrainingJob, settings: Train
 ) -> Callable[[Tensor, Tensor, Tensor], None]:
@@ -369,7 +413,7 @@ def _flat_step(
         if hooks.perturb is not None:
             origin, statistics = w.clone(), buffers.clone()
             w.add_(hooks.perturb(g, w, context))
-            g = model.gradient(hooks.loss(model.module, x, y, context).mean())
+            g = _gradient(model, job, settings, x, y)[1]
             w.copy_(origin)
             buffers.copy_(statistics)  # they have seen this batch already
         trained.grad = with_terms(g, w, job.linear, job.quadratic or None, settings)[hooks.part]

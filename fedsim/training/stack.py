@@ -31,6 +31,8 @@ from fedsim.training.local import (
     Train,
     Trained,
     TrainingJob,
+    epoch_order,
+    in_precision,
     train,
     with_terms,
 )
@@ -82,6 +84,8 @@ class Stack:
             x, y: inputs and labels or targets of five examples.
             loss: is minimised.
         """
+        if settings.accumulate > 1:
+            return "train.accumulate computes a gradient in parts"
         for name, module in self._bundle.network.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
                 getattr(module, "running_mean", None) is not None
@@ -160,12 +164,12 @@ class Stack:
                 here = index[s, :count, :width]
                 batch = x[here], y[here], scales[s, :count, :width]
                 draws.counts = counts[s].tolist()
-                g, losses = self._gradient(hooks, active, *batch, gradients)
+                g, losses = self._gradient(hooks, active, *batch, gradients, settings)
                 total[:count] += losses
                 if hooks.perturb is not None:
                     origin, statistics = active.w.clone(), active.buffers.clone()
                     active.w.add_(hooks.perturb(g, active.w, active.context))
-                    g, _ = self._gradient(hooks, active, *batch, gradients)
+                    g, _ = self._gradient(hooks, active, *batch, gradients, settings)
                     active.w.copy_(origin)
                     active.buffers.copy_(statistics)
                 g = with_terms(g, active.w, active.linear, active.quadratic, settings)
@@ -207,7 +211,14 @@ class Stack:
         )
 
     def _gradient(
-        self, hooks: Hooks, active: _Active, x: Tensor, y: Tensor, scale: Tensor, out: Tensor
+        self,
+        hooks: Hooks,
+        active: _Active,
+        x: Tensor,
+        y: Tensor,
+        scale: Tensor,
+        out: Tensor,
+        settings: Train,
     ) -> tuple[Tensor, Tensor]:
         """(count, P) gradients, which the next call overwrites, and (count,) summed losses."""
 
@@ -217,7 +228,8 @@ class Stack:
             found: Tensor = functional_call(self._bundle, leaves, (hooks.loss, x, y, context))
             return found
 
-        losses = vmap(losses_of_one, randomness="error")(active.leaves, x, y, active.context)
+        with in_precision(settings, x.device):
+            losses = vmap(losses_of_one, randomness="error")(active.leaves, x, y, active.context)
         parameters = [leaf for leaf in active.leaves.values() if leaf.requires_grad]
         parts = torch.autograd.grad((losses * scale).sum(), parameters, materialize_grads=True)
         g = torch.cat(
@@ -301,7 +313,7 @@ def _all_batches(jobs: Sequence[TrainingJob], settings: Train) -> list[list[NDAr
         for _ in range(job.epochs):
             if job.most_steps is not None and len(own) >= job.most_steps:
                 break
-            order = first + job.rng.permutation(len(job.y))
+            order = first + epoch_order(job, settings)
             cuts = range(settings.batch_size, len(order), settings.batch_size)
             own += np.split(order, cuts)
         found.append(own[: job.most_steps])

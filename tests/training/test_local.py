@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from experiments import small_experiment
+from fedsim.errors import BadInput
 from fedsim.objectives import Batch, Classification, evaluate
+from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng, keyed_torch_rng, torch_seed
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob
 from fedsim.training import train as train_task
+from fedsim.training.local import epoch_order
 
 CROSS_ENTROPY = Classification().loss
 CPU = torch.device("cpu")
@@ -450,3 +455,97 @@ def test_the_learning_rate_follows_its_schedule() -> None:
 def test_a_warmup_without_end() -> None:
     with pytest.raises(ValueError, match=r"schedule.warmup=3 leaves none of rounds=3"):
         Train.model_validate({"rounds": 3, "schedule": {"warmup": 3}})
+
+
+def ascend(g: Tensor, w: Tensor, context: Mapping[str, Tensor]) -> Tensor:
+    return 0.1 * g / g.norm()
+
+
+class TestGradients:
+    """`train.accumulate`, `precision` and `sampler`, and class weights, on a small network."""
+
+    X, Y = examples(23)
+
+    def trained(self, loss: Any = CROSS_ENTROPY, perturb: Any = None, **fields: Any) -> Tensor:
+        torch.manual_seed(1)
+        network = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+        flat = FlatModel(network, torch.device("cpu"))
+        section = settings({"lr": 0.2, "momentum": 0.5}, batch_size=7, local_epochs=3, **fields)
+        hooks = Hooks(loss, perturb)
+        rng = np.random.default_rng(3)
+        job = TrainingJob(flat.vector.clone(), self.X, self.Y, 0.2, 3, rng, hooks)
+        return train_task(flat, job, section).weights
+
+    @pytest.mark.parametrize("perturb", [None, ascend], ids=["plain", "perturbed"])
+    def test_in_parts_they_are_the_same(self, perturb: Any) -> None:
+        whole = self.trained(perturb=perturb)
+        for parts in (2, 3, 50):
+            in_parts = self.trained(perturb=perturb, accumulate=parts)
+            torch.testing.assert_close(in_parts, whole, rtol=1e-4, atol=1e-6)
+
+    def test_in_bfloat16_they_are_nearly_the_same(self) -> None:
+        exact, rounded = self.trained(), self.trained(precision="bfloat16")
+        assert not torch.equal(exact, rounded)
+        assert rounded.dtype == torch.float32
+        torch.testing.assert_close(rounded, exact, rtol=0.1, atol=0.02)
+
+    def test_classes_are_drawn_alike(self) -> None:
+        y = torch.tensor([0] * 900 + [2] * 100)
+        job = TrainingJob(
+            torch.zeros(0), y[:, None], y, 0.1, 1, np.random.default_rng(0), Hooks(CROSS_ENTROPY)
+        )
+        drawn = epoch_order(job, Train(sampler="balanced"))
+        assert len(drawn) == 1000
+        assert (y[drawn] == 2).float().mean() == pytest.approx(0.5, abs=0.05)
+        assert not np.array_equal(self.trained(), self.trained(sampler="balanced"))
+
+    def test_losses_are_weighted_by_class(self) -> None:
+        weights = (0.5, 0.0, 2.0)
+        objective = Classification(class_weights=weights)
+        network = nn.Linear(5, 3)
+        found = objective.loss(network, self.X, self.Y, {})
+        plain = nn.functional.cross_entropy(
+            network(self.X), self.Y, weight=torch.tensor(weights), reduction="none"
+        )
+        torch.testing.assert_close(found, plain)
+        weighted = self.trained(loss=objective.loss)
+        assert not torch.allclose(weighted, self.trained(), rtol=1e-2)
+
+
+def test_balanced_weights_are_one_on_average() -> None:
+    made = small_experiment(
+        partition={"kind": "iid", "clients": 5},
+        objective={"name": "classification", "class_weights": "balanced"},
+    )
+    dataset, _, spec = prepare(made)
+    assert isinstance(spec.objective, Classification)
+    weights = np.array(spec.objective.class_weights)
+    counts = np.bincount(dataset.y)
+    np.testing.assert_allclose(weights * counts, weights[0] * counts[0])
+    assert weights[dataset.y].mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        (
+            {"objective": {"name": "classification", "class_weights": [1, 2]}},
+            "objective.class_weights: 2 weights for 10 classes: 0, 1",
+        ),
+        (
+            {
+                "data": {"name": "table", "path": "@", "target": "t"},
+                "train": {"sampler": "balanced"},
+            },
+            "train.sampler=balanced needs classes, and the target here is a number",
+        ),
+    ],
+)
+def test_bad_input(sections: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    if "data" in sections:
+        path = tmp_path / "table.csv"
+        path.write_text("a,t\n" + "".join(f"{i},{i / 7}\n" for i in range(40)))
+        sections = {**sections, "data": {**sections["data"], "path": str(path)}}
+    made = small_experiment(partition={"kind": "iid", "clients": 5}, **sections)
+    with pytest.raises(BadInput, match=problem):
+        prepare(made)

@@ -199,6 +199,25 @@ def test_any_sizes(sizes: list[int], batch_size: int, local_epochs: int) -> None
     agree(alone, stacked)
 
 
+@pytest.mark.parametrize("fields", [{"sampler": "balanced"}, {"precision": "bfloat16"}])
+def test_samplers_and_precisions(fields: dict[str, Any]) -> None:
+    section = Train.model_validate({"batch_size": 4, "local_epochs": 2, **fields})
+    alone, stacked, _, _ = both(mlp, [3, 8, 30], Hooks(CROSS_ENTROPY), section)
+    if "precision" not in fields:
+        agree(alone, stacked)
+    for one, other in zip(alone, stacked, strict=True):
+        torch.testing.assert_close(other.weights, one.weights, rtol=0.1, atol=0.02)
+
+
+def test_gradients_in_parts_are_not_stacked() -> None:
+    torch.manual_seed(0)
+    module, shape = mlp()
+    model = FlatModel(module, CPU)
+    x, y = torch.randn(5, *shape), torch.arange(5) % 3
+    found = Stack(model).obstacle(x, y, Train(accumulate=2), CROSS_ENTROPY)
+    assert found == "train.accumulate computes a gradient in parts"
+
+
 def test_the_same_number_of_steps_for_all() -> None:
     section = Train(batch_size=4, local_steps=5)
     alone, stacked, _, _ = both(mlp, [3, 8, 30], Hooks(CROSS_ENTROPY), section)
