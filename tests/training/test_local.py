@@ -534,7 +534,7 @@ def test_balanced_weights_are_one_on_average() -> None:
         ),
         (
             {
-                "data": {"name": "table", "path": "@", "target": "t"},
+                "data": {"name": "table", "target": "t"},
                 "train": {"sampler": "balanced"},
             },
             "train.sampler=balanced needs classes, and the target here is a number",
