@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -26,7 +27,7 @@ from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
 from fedsim.objectives.metrics import check_name
 from fedsim.privacy.central import Privacy
-from fedsim.registry import Config, Registry, nearest
+from fedsim.registry import Config, Registry, importable_name, nearest
 from fedsim.training import Train
 
 COMPONENTS: dict[str, Registry[Any]] = {
@@ -56,7 +57,7 @@ class Evaluate(Config):
             `top5_accuracy` (any k), `auroc`, `ece` (expected calibration error), and `confusion`,
             a table of its own. For regression: `pearson` and `spearman`. Or
             `package.module:function`, your own function of (outputs, targets), NumPy arrays of all
-            test examples, that returns a score or a dict of scores.
+            test examples, that returns a score or a dict of scores; in Python also the function.
         validation: share of the training examples that is held out as a validation set, stratified
             and drawn with the seed, before the rest is distributed to clients. Models are scored
             on it whenever they are scored on the test set, in columns `validation_<score>`, and
@@ -67,6 +68,13 @@ class Evaluate(Config):
     clients: bool = False
     metrics: tuple[str, ...] = ()
     validation: float = Field(0.0, ge=0, lt=1)
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        if not isinstance(given, list | tuple):
+            return given
+        return [importable_name(one, "metric") if callable(one) else one for one in given]
 
     @field_validator("metrics")
     @classmethod
@@ -228,7 +236,10 @@ class Experiment(Config):
 
 
 def plain(content: Any, key: str = "") -> Any:
-    """Nested dicts as a file would hold them: objects become the sections that name them.
+    """Nested dicts as a file would hold them.
+
+    Components become the sections that name them, functions their names, and NumPy values, tuples
+    and paths what YAML has for them.
 
     Args:
         key: below which the content stands.
@@ -238,12 +249,18 @@ def plain(content: Any, key: str = "") -> Any:
     """
     if isinstance(content, Mapping):
         return {k: plain(v, str(k).rpartition(".")[2]) for k, v in content.items()}
-    if isinstance(content, list):
+    if isinstance(content, np.ndarray | np.generic):
+        content = content.tolist()
+    if isinstance(content, list | tuple):
         return [plain(value, key) for value in content]
-    if key not in COMPONENTS:
-        return content
+    if isinstance(content, Path):
+        return str(content)
     try:
-        return COMPONENTS[key].section(content)
+        if key in COMPONENTS:
+            return COMPONENTS[key].section(content)
+        if isinstance(content, Config):
+            return content.model_dump(mode="json")
+        return importable_name(content, key) if callable(content) else content
     except PydanticCustomError as error:
         raise ExperimentError(f"{key}: {error.message()}") from None
 

@@ -19,9 +19,11 @@ from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.section import Explain
 from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
 from fedsim.federation.context import scaled
+from fedsim.federation.federation import RESERVED
 from fedsim.methods.learns import Problem
-from fedsim.objectives import Objective
+from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
+from fedsim.records import TESTED
 from fedsim.registry import MAIN, Config
 from fedsim.results.loggers import check_loggers
 from fedsim.rng import keyed_rng, keyed_torch_rng
@@ -164,7 +166,13 @@ def _with_further(
     """
     further = further_metrics(names, dataset)
     taken = [metric.column for metric in objective.metrics(dataset)]
+    recorded = {*RESERVED, "train_loss", *(f"{who}_{own}" for who in TESTED for own in taken)}
     for name, metric in zip(names, further, strict=True):
+        if metric.name in recorded or metric.name.startswith(VALIDATION):
+            raise ExperimentError(
+                f"evaluate.metrics: {name}: '{metric.name}' is a column that every run has, or "
+                "may have; give the function another name"
+            )
         if metric.name in taken:
             raise ExperimentError(
                 f"evaluate.metrics: {name}: there is a metric '{metric.name}' already; leave it "

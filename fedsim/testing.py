@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from fedsim.analysis.replay import ModelSnapshot, explain_run
 from fedsim.data import ClientSplits, Dataset, Partition
-from fedsim.errors import DataError
+from fedsim.errors import DataError, ExperimentError
 from fedsim.experiment import Experiment
 from fedsim.explain import Explainer, Explanation
 from fedsim.explain.inputs import Inputs
@@ -43,10 +43,9 @@ from fedsim.objectives import Batch, Objective, evaluate, scores_of
 from fedsim.objectives.objective import merged
 from fedsim.prepare import prepare
 from fedsim.results.run import Run
-from fedsim.simulate import Progress, initial_state, one_round
+from fedsim.simulate import TABLES, Progress, initial_state, one_round
 
 _TIMES = ["seconds", "explain_seconds"]  # columns that no two runs have alike
-_TABLES = ("rounds", "clients", "tasks", "explanations", "maps")
 
 
 def small_experiment(**sections: Any) -> Experiment:
@@ -107,6 +106,11 @@ def check_method(
         >>> check_method({"name": "fedprox", "mu": 0.1}, train={"rounds": 4})
     """
     experiment = small_experiment(method=method, **sections)
+    if experiment.train.rounds < 3:
+        raise ExperimentError(
+            f"check_method needs train.rounds=3 or more, not {experiment.train.rounds}: it "
+            "interrupts the run, and resumes it"
+        )
     what = f"method {experiment.method.name}"
     _check_state(experiment, what)
     with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +185,7 @@ def _check_resumption(experiment: Experiment, undisturbed: Run, out: Path, what:
         f"{what}: interrupted in round {stop} and resumed, its result is another; what rounds "
         "need must be in the state, or be kept by the clients (client.state)",
     )
-    for table in _TABLES:
+    for table in TABLES:
         one, other = (
             getattr(r, table).drop(columns=_TIMES, errors="ignore") for r in (undisturbed, resumed)
         )

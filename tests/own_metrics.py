@@ -53,3 +53,19 @@ def undefined(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
 
 
 NUMBER = 7
+
+
+def train_loss(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return 0.0
+
+
+def validation_accuracy(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return 0.0
+
+
+def worst_client_accuracy(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return 0.0
+
+
+def seconds(outputs: NDArray[Any], targets: NDArray[Any]) -> float:
+    return 0.0

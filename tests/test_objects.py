@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import own_metrics
 import own_objects
 import pytest
 from own_components import MultiLabel, Tagged
@@ -21,6 +22,7 @@ from fedsim.data.dataset import Scaling
 from fedsim.errors import BadInput, DataError, ExperimentError
 from fedsim.experiment import plain
 from fedsim.methods.fedavg import FedAvg
+from fedsim.training import Train
 
 OBJECTS: dict[str, Any] = {
     "partition": own_objects.Halves(),
@@ -165,7 +167,41 @@ def test_content_of_a_grid_becomes_what_a_file_would_hold(data_folder: Path) -> 
         plain({"grid": {"axes": {"model": [own_objects.inner()]}}})
 
 
+def test_values_become_what_yaml_has_for_them() -> None:
+    found = plain(
+        {
+            "seed": np.int64(3),
+            "train": Train(rounds=7),
+            "evaluate": {"metrics": (own_metrics.f2, "ece")},
+            "data": {"name": "npz", "path": Path("a", "b.npz")},
+            "grid": {"axes": {"partition.alpha": np.array([0.1, 1.0]), "seed": np.arange(2)}},
+        }
+    )
+    assert found["seed"] == 3
+    assert type(found["seed"]) is int
+    assert found["train"]["rounds"] == 7
+    assert found["evaluate"] == {"metrics": ["own_metrics:f2", "ece"]}
+    assert found["data"]["path"] == "a/b.npz"
+    assert found["grid"] == {"axes": {"partition.alpha": [0.1, 1.0], "seed": [0, 1]}}
+
+
+def test_metrics_are_functions(tmp_path: Path) -> None:
+    made = small_experiment(evaluate={"metrics": [own_metrics.f2]}, train={"rounds": 1})
+    assert made.evaluate.metrics == ("own_metrics:f2",)
+    assert "f2" in run(made, tmp_path).rounds
+    with pytest.raises(ExperimentError, match=r"evaluate.metrics: metric .* is a lambda"):
+        small_experiment(evaluate={"metrics": [lambda outputs, targets: 0.0]})
+
+
 class TestData:
+    def test_kinds_of_labels_and_names(self) -> None:
+        x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1], np.int32)
+        made = Dataset(x, y, x, y.astype(np.uint8), (3, 7), mean=(np.float32(0.5),), std=(1,))
+        assert made.classes == ("3", "7")
+        assert made.y.dtype == made.test_y.dtype == np.int64
+        experiment = Experiment.from_dict({**SMALL, "data": made})
+        assert load_dataset(experiment.data).mean == (0.5,)
+
     def test_it_is_kept_whole(self) -> None:
         rng = np.random.default_rng(0)
         given = Dataset(
@@ -220,6 +256,16 @@ class TestData:
             ({"y": np.zeros(5, int)}, r"x of shape \(48, 5\) and y of \(5,\) do not go together"),
             ({"y": np.full(48, 2)}, "y must be class indices from 0 to 1"),
             ({"test_y": np.zeros(12)}, "test_y must be class indices from 0 to 1"),
+            (
+                {"y": np.zeros((48, 1), int)},
+                r"y must be \(N,\) class indices, not of",
+            ),
+            ({"x": np.full((48, 5), np.nan)}, "x has NaN or infinite values"),
+            ({"x": np.full((48, 5), "a")}, "x must hold numbers, not <U1"),
+            (
+                {"test_x": np.zeros((0, 5)), "test_y": np.zeros(0, int)},
+                "test_x and test_y are empty",
+            ),
         ],
     )
     def test_arrays_that_do_not_go_together(self, change: Any, message: str) -> None:

@@ -13,6 +13,7 @@ from own_objects import Net, Plain
 
 from fedsim import Dataset, Run, run
 from fedsim.data import datasets
+from fedsim.errors import ExperimentError
 from fedsim.models import models
 from fedsim.objectives import Classification, Regression
 from fedsim.testing import (
@@ -31,6 +32,11 @@ SHORT: dict[str, Any] = {"train": {"rounds": 4}, "checkpoint": {"every": 2}}
 def labelled() -> Dataset:
     x = np.random.default_rng(0).normal(size=(90, 4))
     return Dataset.of(x, np.arange(90) % 3)
+
+
+def test_a_method_is_interrupted_and_resumed() -> None:
+    with pytest.raises(ExperimentError, match=r"needs train\.rounds=3 or more, not 2"):
+        check_method({"name": "fedavg"}, train={"rounds": 2})
 
 
 class TestBuiltIns:

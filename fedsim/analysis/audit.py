@@ -671,6 +671,8 @@ def _audit(
     levels: list[float | None] = [None]
     if noise is not None:
         levels = [noise] if isinstance(noise, int | float) else [*dict.fromkeys(noise)]
+        if not levels:
+            raise BadInput("noise: no level is given")
         if not shown:
             raise BadInput("noise is added to explanations; name an explainer")
     attacked = PrivacyAudit(run)

@@ -357,6 +357,12 @@ def _summary(done: Run) -> None:
             row = rounds.iloc[best]
             score = f"{digits(row[metric.column])} (round {int(row['round'])})"
             table.add_row(f"{metric.label}, best{by}", score)
+    for name in done.experiment.evaluate.metrics:
+        own = [m for m in done.metrics if m.column == name.rpartition(":")[2] and m != metric]
+        for further in own:
+            values = rounds.get(further.column, rounds["round"][:0]).dropna()
+            if len(values):
+                table.add_row(f"{further.label}, last round", digits(values.iloc[-1]))
     if "accuracy" in done.tasks:
         found = continual(done.tasks)
         table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")

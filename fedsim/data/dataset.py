@@ -171,7 +171,12 @@ class Dataset:
         for name in ("x", "y", "test_x", "test_y"):
             array = getattr(self, name)
             if isinstance(array, np.ndarray):
+                labels = name.endswith("y") and array.dtype.kind in "iu"
+                array = array.astype(np.int64, copy=False) if labels else array
                 object.__setattr__(self, name, _contiguous(array))
+        object.__setattr__(self, "classes", tuple(map(str, self.classes)))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -123,7 +123,16 @@ def _check(dataset: Dataset) -> None:
                 f"data: {x} of shape {inputs.shape} and {y} of {labels.shape} do not go together; "
                 "they must be (N, ...) and (N,)"
             )
+        if not len(labels):
+            raise DataError(f"data: {x} and {y} are empty")
+        for name, array in ((x, inputs), (y, labels)):
+            if array.dtype.kind not in "uif":
+                raise DataError(f"data: {name} must hold numbers, not {array.dtype}")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise DataError(f"data: {name} has NaN or infinite values")
         known = len(dataset.classes)
+        if known and labels.ndim != 1:
+            raise DataError(f"data: {y} must be (N,) class indices, not of shape {labels.shape}")
         if known and (
             labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < known
         ):

@@ -260,6 +260,10 @@ FRIEDMAN = {"name": "friedman", "samples": 60, "test_samples": 20}
         ({"metrics": ["pearson"]}, "pearson needs a number for a target, and the data has 10 cla"),
         ({"metrics": ["top10_accuracy"]}, "top10_accuracy is 1 for any model: the data has 10"),
         ({"metrics": ["own_metrics:loss"]}, "there is a metric 'loss' already"),
+        *(
+            ({"metrics": [f"own_metrics:{name}"]}, f"'{name}' is a column that every run has")
+            for name in ("train_loss", "validation_accuracy", "worst_client_accuracy", "seconds")
+        ),
         ({"metrics": ["own_metrics:strange"]}, "best must be 'max' or 'min', not 'least'"),
         (
             {
