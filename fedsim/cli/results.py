@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedsim.cli.components import complete_method
@@ -86,9 +87,8 @@ def ls_command(
         done = f"{row.done}/{'?' if row.of is None else row.of} {unit}" if row.created else ""
         started = row.created[:16].replace("T", " ")
         place = short((folder / row.folder).absolute())
-        table.add_row(
-            *(place, row.kind, row.method, row.status, done, score, started, row.result_hash)
-        )
+        cells = (place, row.kind, row.method, row.status, done, score, started, row.result_hash)
+        table.add_row(*map(escape, cells))
     print_table(table)
 
 

@@ -66,8 +66,11 @@ def _folders(above: Path) -> Iterator[Path]:
     if manifests.is_at(above):
         yield above
         return
-    with os.scandir(above) as entries:
-        below = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    try:
+        with os.scandir(above) as entries:
+            below = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    except PermissionError:  # nothing in it can be ours
+        return
     for path in sorted(below):
         yield from _folders(path)
 
@@ -77,7 +80,7 @@ def _listed(path: Path, above: Path) -> Listed:
     try:
         folder = open_folder(path)
         return _of_run(folder, place) if isinstance(folder, RunFolder) else _of_many(folder, place)
-    except FedsimError:
+    except (FedsimError, OSError, yaml.YAMLError, AttributeError):  # files by other hands
         return Listed(place, manifests.kind_of(path) or "", "damaged")
 
 

@@ -36,12 +36,30 @@ def plot(
     """
     if name not in figures:
         raise BadInput(f"plot: there is no figure '{name}'{nearest(name, figures)}")
-    if ax is None:
-        from matplotlib import pyplot as plt
+    import matplotlib as mpl
+    from matplotlib import pyplot as plt
 
-        _, ax = plt.subplots(layout="constrained")
-    figures[name](of, ax, metric)
+    own = None
+    if ax is None:
+        own, ax = plt.subplots(layout="constrained")
+    try:
+        with mpl.rc_context({"text.parse_math": False}):  # a $ in a name is a dollar
+            figures[name](of, ax, metric)
+    except BadInput:
+        if own is not None:
+            plt.close(own)
+        raise
     return ax
+
+
+def _no_metric(figure: str, metric: str | None) -> None:
+    """Reject a metric for a figure that shows none.
+
+    Raises:
+        BadInput: one is given.
+    """
+    if metric is not None:
+        raise BadInput(f"plot: '{figure}' shows no metric; leave out metric={metric}")
 
 
 def _column(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -93,6 +111,7 @@ def _run_clients(run: Run, ax: Axes, metric: str | None) -> None:
 
 
 def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
+    _no_metric("labels", metric)
     held = run.labels
     if not len(held):
         raise BadInput(f"plot: {run.path}: who holds which labels is not on record")
@@ -103,6 +122,7 @@ def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
 
 
 def _run_confusion(run: Run, ax: Axes, metric: str | None) -> None:
+    _no_metric("confusion", metric)
     matrix = last_confusion(run)
     if matrix.empty:
         raise BadInput(
@@ -156,9 +176,9 @@ def _ended_trials(search: Search) -> pd.DataFrame:
     Raises:
         BadInput: there are none.
     """
-    trials = search.trials
-    ended = trials.dropna(subset=list(search.objectives)) if len(trials) else trials
-    if not len(ended):
+    trials, objectives = search.trials, list(search.objectives)
+    known = trials.columns.isin(objectives).sum() == len(objectives)
+    if not known or not len(ended := trials.dropna(subset=objectives)):
         raise BadInput(f"plot: {search.path}: no trial has ended")
     return ended
 
@@ -181,6 +201,7 @@ def _search_history(search: Search, ax: Axes, metric: str | None) -> None:
 
 
 def _search_pareto(search: Search, ax: Axes, metric: str | None) -> None:
+    _no_metric("pareto", metric)
     names = list(search.objectives)
     if len(names) < 2:
         raise BadInput(
@@ -188,13 +209,18 @@ def _search_pareto(search: Search, ax: Axes, metric: str | None) -> None:
         )
     trials = _ended_trials(search)
     trials = trials[trials["status"] == "finished"]
+    if not len(trials):
+        raise BadInput(f"plot: {search.path}: no trial has finished")
     optimal = front(trials, search.objectives)
     draw_pair(ax, trials, optimal, search.objectives, (names[0], names[1]))
     ax.legend(frameon=False)
 
 
 def _search_importance(search: Search, ax: Axes, metric: str | None) -> None:
+    _no_metric("importance", metric)
     _ended_trials(search)
+    if "hyper-parameter" not in search.importance:
+        raise BadInput(f"plot: {search.path}: too few trials have finished")
     shares = search.importance.set_index("hyper-parameter")[list(search.objectives)]
     shares.plot.barh(ax=ax)
     ax.invert_yaxis()

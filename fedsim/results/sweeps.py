@@ -145,8 +145,10 @@ class Grid(Sweep):
 
     @property
     def _concluded(self) -> bool:
-        """Whether its tables are of all that it has come to; while it goes on they are not."""
-        return "summary.parquet" in self.files and self.status != "running"
+        """Whether its tables are up to date: not while it runs, or if a run was resumed alone."""
+        if "summary.parquet" not in self.files or self.status == "running":
+            return False
+        return all(about["status"] == _how(about, run)["status"] for about, run in self._rows)
 
     @cached_property
     def _rows(self) -> list[tuple[Mapping[str, Any], Run | None]]:

@@ -128,3 +128,16 @@ def test_nothing_to_list(out: Path, say: Say) -> None:
     code, text, _ = say("ls", str(out), "--status", "failed")
     assert code == 0
     assert "nothing to list" in text
+
+
+def test_an_odd_folder_is_listed_with_the_others(tmp_path: Path, say: Say) -> None:
+    made = small_experiment(train={"rounds": 1})
+    good = run(made, tmp_path / "runs" / "[bold]").path
+    content = {**made.model_dump(mode="json"), "grid": {"axes": {"partition.alpha": [0.1]}}}
+    odd = grid_in_process(content, tmp_path / "runs")
+    (odd / "experiment.yaml").unlink()
+    (odd / "experiment.yaml").mkdir()
+    found = {tmp_path / "runs" / row.folder: row.status for row in list_results(tmp_path / "runs")}
+    assert found == {odd: "damaged", good: "finished"}
+    _, text, _ = say("ls", str(tmp_path / "runs"))
+    assert "[bold]" in re.sub(r"\s", "", text)

@@ -108,6 +108,20 @@ class TestGrid:
         assert len(found.rounds) == 2 * 3
         assert "running, 2 of 8 runs finished" in repr(found)
 
+    def test_a_run_that_was_resumed_alone_counts(self, grid: Grid, tmp_path: Path) -> None:
+        again = shutil.copytree(grid.path, tmp_path / "again")
+        cells = [dict(row) for row in grid.manifest["cells"]]
+        cells[0]["status"] = "failed"  # as it was when the grid ended
+        change_manifest(again, cells=cells)
+        without = grid.summary.copy()
+        without["seeds"] = 1
+        files = write_tables(again, {"summary": without, "rounds": grid.rounds[:3]})
+        change_manifest(again, files=files)
+        found = load(again)
+        assert isinstance(found, Grid)
+        assert list(found.summary["seeds"]) == [2] * 4
+        assert len(found.rounds) == 4 * 2 * 3
+
     def test_shows_itself(self, grid: Grid) -> None:
         assert repr(grid) == f"<Grid '{grid.path}': finished, 8 of 8 runs finished>"
         page = grid._repr_html_()
@@ -145,8 +159,16 @@ class TestGrid:
     def test_figures_that_there_are_not(
         self, grid: Grid, figure: str, metric: str | None, message: str
     ) -> None:
+        plt.close("all")
         with pytest.raises(BadInput, match=re.escape(f"plot: {message}")):
             grid.plot(figure, metric=metric)
+        assert not plt.get_fignums()
+
+    def test_a_dollar_is_no_mathematics(self, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fedsim.results.plots.cell_label", lambda cell: "$5 and $6")
+        axes = grid.plot("curves")
+        (text, *_) = axes.get_legend().get_texts()
+        assert not text.get_parse_math()
 
     def test_a_run(self, grid: Grid) -> None:
         run = grid.runs[0]
@@ -165,6 +187,9 @@ class TestGrid:
         assert image.get_array().sum() == 1437
         with pytest.raises(BadInput, match=r"clients\.parquet has no 'test_rmse'; it takes evalu"):
             run.plot("clients", metric="rmse")
+        for figure in ("labels", "confusion"):
+            with pytest.raises(BadInput, match=f"'{figure}' shows no metric; leave out"):
+                run.plot(figure, metric="loss")
 
 
 class TestSearch:
@@ -206,6 +231,17 @@ class TestSearch:
         assert search.importance.set_index("hyper-parameter")["accuracy"].tolist() == [1.0]
         assert isinstance(search.best, Experiment)
         assert search.best.train.batch_size == 8
+
+    def test_of_trials_that_all_failed_there_is_no_figure(self, tmp_path: Path) -> None:
+        facts = {"name": "small", "objectives": {"accuracy": "max"}, "space": ["train.batch_size"]}
+        folder = Search.make(tmp_path / "search", "name: small\n", facts)
+        trials = pd.DataFrame({"trial": [0], "train.batch_size": [8], "status": ["failed"]})
+        folder.update(files=write_tables(folder.path, {"trials": trials}), status="failed")
+        search = load(folder.path)
+        assert isinstance(search, Search)
+        for figure in ("history", "importance"):
+            with pytest.raises(BadInput, match="no trial has ended"):
+                search.plot(figure)
 
     def test_without_a_trial_there_is_no_best(self, tmp_path: Path) -> None:
         facts = {"name": "small", "objectives": {"accuracy": "max"}, "space": ["train.batch_size"]}

@@ -87,9 +87,9 @@ def _watch(page: Path, found: Report, look: Callable[[], Report]) -> Report:
     failed = 0
     try:
         while found.compared.unfinished:
-            _write(page, found.html(refresh=INTERVAL))
-            time.sleep(INTERVAL)
             try:
+                _write(page, found.html(refresh=INTERVAL))
+                time.sleep(INTERVAL)
                 found, failed = look(), 0
             except Damaged:  # a run has moved its files meanwhile
                 failed += 1

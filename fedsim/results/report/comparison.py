@@ -23,7 +23,7 @@ from fedsim.results.report.entries import (
 from fedsim.results.report.figures import STYLES
 from fedsim.results.run import Run
 from fedsim.results.summary import cell_label, compared_by, in_words, sign, summarise, tidy
-from fedsim.results.sweeps import open_folder
+from fedsim.results.sweeps import Grid, Search, open_folder
 
 DASH = "–"  # where there is nothing: a setting that a run does not have, a figure not on record
 # What changes nothing in a result: names, logs, where data and processes are.
@@ -100,8 +100,8 @@ class Comparison:
         opened = [
             open_folder(p) for p in dict.fromkeys(Path(os.path.realpath(f)) for f in folders)
         ]
-        self.grids = [folder for folder in opened if folder.kind == "grid"]
-        self.searches = [folder for folder in opened if folder.kind == "search"]
+        self.grids = [folder for folder in opened if isinstance(folder, Grid)]
+        self.searches = [folder for folder in opened if isinstance(folder, Search)]
         names = [f.manifest.get("name", f.path.parent.name) for f in opened]
         self.title = ", ".join(dict.fromkeys(map(str, names)))
         called = names_of([folder.path for folder in opened])

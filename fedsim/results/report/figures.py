@@ -93,6 +93,7 @@ class Look:
             "ytick.labelcolor": self.text,
             "ytick.major.size": 0,
             "lines.scale_dashes": False,
+            "text.parse_math": False,  # a $ in a name is a dollar
         }
 
     def colour(self, style: int | None) -> str:

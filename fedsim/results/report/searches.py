@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fedsim.results.folder import Folder
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.figures import draw_bars, draw_history
 from fedsim.results.report.page import PageTable, Picture, capital, plain
+from fedsim.results.sweeps import Search
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class SearchResult:
     given: str
 
     @classmethod
-    def read(cls, folder: Folder) -> SearchResult:
+    def read(cls, folder: Search) -> SearchResult:
         tables = {
-            name: pd.read_parquet(path)
+            name: table
             for name in ("trials", "importance", "pareto")
-            if (path := folder.path / f"{name}.parquet").exists()
+            if len(table := getattr(folder, name))
         }
         objectives = folder.manifest["objectives"]
         trials, importance, picture = None, None, folder.path / "pareto.png"
