@@ -45,6 +45,20 @@ def _refuse_twice(name: str, names: Sequence[str]) -> None:
         raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
 
 
+class EarlyStopping(Config):
+    """End a run when its score on the validation set no longer improves.
+
+    Args:
+        metric: column of the score, such as `loss`; by default the primary metric.
+        patience: rounds without a better score after which the run ends.
+        min_delta: by how much a score must be better to count.
+    """
+
+    metric: str = ""
+    patience: int = Field(10, ge=1)
+    min_delta: float = Field(0.0, ge=0)
+
+
 class Evaluate(Config):
     """When and how models are evaluated; the last round is always evaluated.
 
@@ -62,12 +76,25 @@ class Evaluate(Config):
             and drawn with the seed, before the rest is distributed to clients. Models are scored
             on it whenever they are scored on the test set, in columns `validation_<score>`, and
             selection (the best round, the best trial of a search) uses these scores.
+        early_stopping: end the run early by a score on the validation set; by default it takes
+            `train.rounds` rounds.
     """
 
     every: int = Field(1, ge=1)
     clients: bool = False
     metrics: tuple[str, ...] = ()
     validation: float = Field(0.0, ge=0, lt=1)
+    early_stopping: EarlyStopping | None = None
+
+    @model_validator(mode="after")
+    def _stops_by_the_validation_set(self) -> Evaluate:
+        if self.early_stopping is not None and not self.validation:
+            raise PydanticCustomError(
+                "validation",
+                "early_stopping needs a validation set: set validation=0.1; the test set must not "
+                "decide when to stop",
+            )
+        return self
 
     @field_validator("metrics", mode="before")
     @classmethod

@@ -23,7 +23,7 @@ from fedsim.federation.federation import RESERVED
 from fedsim.methods.learns import Problem
 from fedsim.objectives import VALIDATION, Objective
 from fedsim.objectives.metrics import further_metrics
-from fedsim.records import TESTED
+from fedsim.records import TESTED, check_stopping
 from fedsim.registry import MAIN, Config
 from fedsim.results.loggers import check_loggers
 from fedsim.rng import keyed_rng, keyed_torch_rng
@@ -69,6 +69,7 @@ def prepare(
             "train.sampler=balanced needs classes, and the target here is a number"
         )
     objective = _with_further(experiment.evaluate.metrics, objective, dataset, splits)
+    check_stopping(experiment.evaluate.early_stopping, objective.shown(dataset))
     experiment.method.check_fit(
         Problem(
             experiment.model,

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray, StoredArray
 from fedsim.devices import CLOCK
+from fedsim.errors import ExperimentError
+from fedsim.experiment import EarlyStopping
 from fedsim.federation import RunSpec
 from fedsim.federation.checkpoint import pack
 from fedsim.methods import Method, State
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.slices import slices_of
+from fedsim.registry import nearest
 
 TESTED = ("client", "worst_client")  # what clients' scores are summarised as
 # Columns that are not the same each time: times, and tracebacks, which name places.
@@ -70,6 +73,69 @@ def summarise(
         ledger[f"total_{way}"] += row[way]
         row[f"total_{way}"] = ledger[f"total_{way}"]
     return row
+
+
+def stopped_early(
+    stopping: EarlyStopping | None, metrics: Sequence[Metric], ledger: dict[str, Any]
+) -> str | None:
+    """Why a run ends before its last round, in words; None if it goes on.
+
+    Args:
+        metrics: the displayed ones.
+        ledger: with what `watch_score` has noted.
+    """
+    if stopping is None or "best" not in ledger:
+        return None
+    noted = ledger["best"]
+    if noted["last"] - noted["round"] < stopping.patience:
+        return None
+    label = _watched(stopping, metrics).label
+    return (
+        f"stopped early after round {noted['last']}: no better {label} on the validation set "
+        f"since round {noted['round']}"
+    )
+
+
+def watch_score(
+    stopping: EarlyStopping | None,
+    metrics: Sequence[Metric],
+    row: Mapping[str, Any],
+    ledger: dict[str, Any],
+) -> None:
+    """Note the best score so far, and the latest round that had one."""
+    if stopping is None:
+        return
+    metric = _watched(stopping, metrics)
+    score = row.get(VALIDATION + metric.column)
+    if score is None or math.isnan(score):
+        return
+    sign = 1 if metric.best == "max" else -1
+    noted = ledger.setdefault("best", {"score": score, "round": row["round"]})
+    if sign * (score - noted["score"]) > stopping.min_delta:
+        noted["score"], noted["round"] = score, row["round"]
+    noted["last"] = row["round"]
+
+
+def check_stopping(stopping: EarlyStopping | None, metrics: Sequence[Metric]) -> None:
+    """Reject a metric that no round has.
+
+    Raises:
+        ExperimentError: it is none of the displayed ones.
+    """
+    known = [metric.column for metric in metrics]
+    if stopping is not None and stopping.metric and stopping.metric not in known:
+        raise ExperimentError(
+            f"evaluate.early_stopping.metric: there is no score '{stopping.metric}'"
+            f"{nearest(stopping.metric, known)}"
+        )
+
+
+def _watched(stopping: EarlyStopping, metrics: Sequence[Metric]) -> Metric:
+    return next(
+        metric
+        for metric in metrics
+        if metric.column == stopping.metric or (not stopping.metric and metric.primary)
+    )
 
 
 def known_columns(

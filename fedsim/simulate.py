@@ -42,7 +42,14 @@ from fedsim.federation.checkpoint import Checkpoints
 from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
-from fedsim.records import chained, new_ledger, result_hash, summarise
+from fedsim.records import (
+    chained,
+    new_ledger,
+    result_hash,
+    stopped_early,
+    summarise,
+    watch_score,
+)
 from fedsim.results.folder import FINAL_WEIGHTS, LABELS, RunFolder
 from fedsim.results.manifest import clients_per_step, halved
 from fedsim.results.tables import Table, check_tables, write_table
@@ -90,7 +97,8 @@ def simulate(
             yield why
         folder.update(clients_per_step=V)
     device = engine.server_device()
-    metrics = [asdict(metric) for metric in spec.objective.shown(dataset)]
+    shown, stopping = spec.objective.shown(dataset), experiment.evaluate.early_stopping
+    metrics = [asdict(metric) for metric in shown]
     folder.update(server_device=str(device), metrics=metrics)
     if spec.explain is not None and experiment.explain is not None:
         scores = [asdict(metric) for metric in spec.explain.metrics(dataset)]
@@ -126,6 +134,10 @@ def simulate(
                 table.rewind(begin, found.progress["tables"].get(name, "") if found else "")
         try:
             for t in range(begin + 1, last + 1):
+                if stopped := stopped_early(stopping, shown, ledger):
+                    folder.update(stopped_after=t - 1)
+                    yield stopped
+                    break
                 started = time.perf_counter()
                 fed.clients_per_step = clients_per_step(folder.manifest, t)
                 state = one_round(fed, experiment, state, t)
@@ -135,8 +147,13 @@ def simulate(
                 row["seconds"] = time.perf_counter() - started
                 for name, added in rows.items():
                     tables[name].add(added)
+                watch_score(stopping, shown, row, ledger)
                 every = experiment.checkpoint.every
-                if t == last or (every and t % every == 0):
+                if (
+                    t == last
+                    or stopped_early(stopping, shown, ledger)
+                    or (every and t % every == 0)
+                ):
                     with _writing(folder):
                         for table in tables.values():
                             table.flush(t)

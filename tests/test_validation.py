@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -13,12 +14,14 @@ import pytest
 import torch
 
 from experiments import Say, federation, grid_in_process, small_experiment
-from fedsim import Run, replay, run
+from fedsim import Run, replay, resume, run
 from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput
+from fedsim.experiment import EarlyStopping
 from fedsim.federation.context import TEST_SHARD
 from fedsim.objectives import Metric
 from fedsim.prepare import prepare
+from fedsim.records import new_ledger, stopped_early, watch_score
 from fedsim.results.summary import best_round, of_run
 from fedsim.sweep.search import SearchSweep
 
@@ -137,6 +140,72 @@ class TestRuns:
         row = done.rounds.iloc[0]
         assert row["validation_r2"] < 1
         assert row["validation_r2"] != row["r2"]
+
+
+class TestEarlyStopping:
+    SECTIONS: ClassVar[dict[str, Any]] = {
+        "evaluate": {"validation": 0.1, "early_stopping": {"patience": 3, "metric": "loss"}},
+        "train": {"rounds": 60, "optimizer": {"lr": 0.5}},
+    }
+
+    @staticmethod
+    def expected(losses: pd.Series[float], patience: int) -> int:
+        """The round in which a loop over all of a run's losses would stop."""
+        best, since = math.inf, 0
+        for t, loss in enumerate(losses, 1):
+            if loss < best:
+                best, since = loss, t
+            if t - since == patience:
+                return t
+        return len(losses)
+
+    def test_ends_when_the_score_no_longer_improves(self, finish: Finish, tmp_path: Path) -> None:
+        whole = {**self.SECTIONS, "evaluate": {"validation": 0.1}}
+        losses = finish(**whole).rounds["validation_loss"]
+        last = self.expected(losses, 3)
+        assert last < 60
+        said: list[str] = []
+        made = small_experiment(**self.SECTIONS)
+        done = run(made, tmp_path / "early", lambda e: said.append(e) if isinstance(e, str) else 0)
+        assert done.last_round == len(done.rounds) == last
+        assert done.status == "finished"
+        pd.testing.assert_series_equal(done.rounds["validation_loss"], losses[:last])
+        since = last - 3
+        told = f"stopped early after round {last}: no better loss on the validation set since "
+        assert f"{told}round {since}" in said
+        assert replay(done).after == last
+
+    def test_stops_in_the_same_round_when_resumed(self, finish: Finish, tmp_path: Path) -> None:
+        done = finish(**self.SECTIONS)
+
+        def interrupt(event: Any) -> None:
+            if isinstance(event, dict) and event["round"] == done.last_round - 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(small_experiment(**self.SECTIONS), tmp_path / "cut", interrupt)
+        (folder,) = (tmp_path / "cut").glob("*/*")
+        assert resume(folder).result_hash == done.result_hash
+
+    def test_of_what_counts_as_better(self) -> None:
+        stopping = EarlyStopping(patience=2, min_delta=0.1)
+        shown, ledger = (Metric("accuracy", "accuracy", primary=True),), new_ledger()
+        for t, score in enumerate((0.5, 0.55, 0.65, math.nan, 0.7), 1):
+            watch_score(stopping, shown, {"round": t, "validation_accuracy": score}, ledger)
+        assert ledger["best"] == {"score": 0.65, "round": 3, "last": 5}
+        assert stopped_early(stopping, shown, ledger) is not None
+
+    def test_bad_input(self) -> None:
+        with pytest.raises(
+            BadInput, match="early_stopping needs a validation set: set"
+        ):
+            small_experiment(evaluate={"early_stopping": {}})
+        made = small_experiment(
+            evaluate={"validation": 0.1, "early_stopping": {"metric": "acuracy"}}
+        )
+        message = "early_stopping.metric: there is no score 'acuracy'; did you mean 'accuracy'"
+        with pytest.raises(BadInput, match=message):
+            prepare(made)
 
 
 def test_without_it_nothing_is_held_out() -> None:

@@ -602,9 +602,8 @@ class Audit:
             folder.mkdir(parents=True, exist_ok=True)
             paths.append(folder / f"{stem}.png")
             what = stem.removeprefix("reconstructed-").replace("-", " ")
-            experiment = self.run.experiment
-            name = experiment.method.name if stem == SHARED else what
-            t = experiment.train.rounds
+            name = self.run.experiment.method.name if stem == SHARED else what
+            t = self.run.last_round
             title = f"the global model after round {t}: images reconstructed from {what}"
             inversion.draw(name, paths[-1], title)
         return paths

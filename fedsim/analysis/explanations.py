@@ -177,7 +177,7 @@ def explanations(
     asked: list[int | None] = [*times] or [None]
     with LineProgress(progress) as tell:
         for t in asked:
-            last = t or run.experiment.train.rounds
+            last = t or run.last_round
 
             def on_round(k: int, last: int = last) -> None:
                 tell(f"[{k}/{last}] making round {k} once more")

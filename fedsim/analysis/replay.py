@@ -112,7 +112,7 @@ class Replay:
                     value, was = row.get(name), before.get(name)
                     if name not in VARYING and not _same(value, was):
                         self._otherwise(f"{name} in {table}.parquet is {value!r}, and was {was!r}")
-        if t == self.experiment.train.rounds:
+        if t == self.run.last_round:
             found = result_hash(self.ledger["chain"], self.state)
             if found != self.run.result_hash:
                 self._otherwise(f"the result hash is {found}, and was {self.run.result_hash}")
@@ -150,7 +150,7 @@ def _same(value: Any, known: Any) -> bool:
 
 
 def _insist_on_round(run: Run, t: int) -> None:
-    last = run.experiment.train.rounds
+    last = run.last_round
     if not 1 <= t <= last:
         raise RunFolderError(f"{run.path}: there is no round {t}; it has {last}")
 
@@ -198,7 +198,7 @@ def replay(
     """
     run.result_hash  # noqa: B018  # raises if it is not finished
     experiment = run.experiment
-    last = experiment.train.rounds
+    last = run.last_round
     after = last if after is None else after
     if after:
         _insist_on_round(run, after)
@@ -216,11 +216,11 @@ def replay(
     begin, state, ledger = 0, initial, new_ledger()
     if found is not None:
         begin, state, ledger = found.round, found.state, found.progress["ledger"]
+    fed.clock = ledger.get("simulated_seconds", 0.0)
     again = Replay(run, fed, state, begin, dataset, splits, spec, engine, ledger)
     while again.after < after:
         on_round(again.after + 1)
         again.go_on()
-    fed.clock = ledger.get("simulated_seconds", 0.0)
     fed.begin_round(again.after)  # a checkpoint knows nothing of the round in the federation
     return again
 
@@ -250,7 +250,7 @@ def client_models(
     if after is not None:
         _insist_on_round(run, after)
     keeps = run.experiment.method.keeps_models
-    if keeps and after in (None, run.experiment.train.rounds):
+    if keeps and after in (None, run.last_round):
         again = replay(run, dataset=dataset)
         models = {k: own for k in clients if (own := again.own_model(k)) is not None}
         if len(models) == len(clients):
@@ -403,7 +403,7 @@ class ModelSnapshot:
         """The model in the form that explainers take, without the run."""
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
-        last = again.after == experiment.train.rounds
+        last = again.after == again.run.last_round
         sources = None  # of a client's rules: itself
         if self.client is None and isinstance(state, Sourced):
             sources = state.sources
@@ -496,7 +496,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
     model = ExplainedModel(
         section=experiment.model,
         title=short(run.path),
-        round=experiment.train.rounds,
+        round=run.last_round,
         seed=experiment.seed,
         suffix=f"-client{'s' * (len(whom) > 1)}-{'-'.join(map(str, whom))}" if clients else "",
         record=run.path / "explanations.parquet",

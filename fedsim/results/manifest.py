@@ -110,6 +110,8 @@ class RunManifest(Manifest):
         session: of the search or grid in which it failed last.
         hopeless: it failed as all trials of its search would.
         last: what a trial that was stopped early had come to.
+        stopped_after: the round after which early stopping ended it.
+        continues: the run from whose end it went on: its `folder`, `round` and `result_hash`.
     """
 
     seed: Annotated[int, Field(ge=0)]
@@ -132,6 +134,8 @@ class RunManifest(Manifest):
     session: str = ""
     hopeless: bool = False
     last: dict[str, float] = {}
+    stopped_after: Count | None = None
+    continues: dict[str, str | int] | None = None
 
     @model_validator(mode="after")
     def _says_how_it_was_made(self) -> RunManifest:

@@ -112,6 +112,11 @@ class Run:
         return _METRICS.validate_python(found)
 
     @property
+    def last_round(self) -> int:
+        """The number of its last round: `train.rounds`, unless it was stopped early."""
+        return self.manifest.get("stopped_after") or self.experiment.train.rounds
+
+    @property
     def primary_metric(self) -> Metric:
         """The metric by which models are compared."""
         return next(metric for metric in self.metrics if metric.primary)

@@ -174,6 +174,7 @@ class _Ledger(BaseModel):
     releases: list[list[float]] = []
     simulated_seconds: float = Field(0.0, ge=0)
     energy_joules: float = Field(0.0, ge=0)
+    best: dict[str, float] = {}
     maps: dict[str, dict[str, _Maps]] = {}
 
 
