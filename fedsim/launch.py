@@ -83,7 +83,7 @@ def run(
         RunProgress(progress) as shown,
         _planned(experiment, splits, spec, shown) as actors,
     ):
-        about = facts(dataset, splits, experiment.method)
+        about = facts(dataset, splits, experiment)
         folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
         with folder.alone():
             shown.start(folder)
@@ -155,7 +155,7 @@ def drive(
             folder.trust()  # the experiment was handed over with it; it may have begun elsewhere
             same_data(folder, dataset, splits)
         else:
-            about = facts(dataset, splits, experiment.method)
+            about = facts(dataset, splits, experiment)
             folder = RunFolder.create(experiment, path, about)
         if folder.manifest["status"] == "finished" and not folder.damage():
             return load(path)
@@ -203,7 +203,7 @@ def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None
     Raises:
         RunFolderError: they changed.
     """
-    found = hashes(dataset, splits, folder.experiment.method)
+    found = hashes(dataset, splits, folder.experiment)
     if any(folder.manifest.get(name) != h for name, h in found.items()):
         raise RunFolderError(f"{folder.path}: the data changed since the run started")
 

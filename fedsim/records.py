@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray, StoredArray
-from fedsim.devices import CLOCK
+from fedsim.devices import CLOCK, Devices
 from fedsim.errors import ExperimentError
-from fedsim.experiment import EarlyStopping
+from fedsim.experiment import EarlyStopping, Experiment
 from fedsim.federation import RunSpec
 from fedsim.federation.checkpoint import pack
-from fedsim.methods import Method, State
+from fedsim.methods import State
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.slices import slices_of
 from fedsim.registry import nearest
@@ -185,21 +185,31 @@ def result_hash(chain: str, state: State) -> str:
     return digest.hexdigest()[:16]
 
 
-def facts(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, Any]:
+def facts(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> dict[str, Any]:
     """What a manifest says of the data: their hashes, how many clients, and whose change."""
     change = {} if splits.change is None else {"change": splits.change.facts()}
     names = {"client_names": list(splits.names)} if splits.names else {}
-    return {**hashes(dataset, splits, method), "clients": len(splits), **names, **change}
+    return {**hashes(dataset, splits, experiment), "clients": len(splits), **names, **change}
 
 
-def hashes(dataset: Dataset, splits: ClientSplits, method: Method[Any]) -> dict[str, str]:
-    """Hashes of the data (data_hash) and of who holds what (partition_hash)."""
+def hashes(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> dict[str, str]:
+    """Hashes of the data (data_hash) and of who holds what (partition_hash).
+
+    Other files that decide the result count with the data.
+    """
+    devices = experiment.devices or Devices()
+    files = (
+        experiment.train.initial_weights,
+        devices.capacity_trace,
+        devices.availability_trace,
+    )
     held = [splits] if splits.change is None else [splits, splits.change.splits]
     parts = [part for s in held for part in (s.train, s.unlabelled, s.test)]
     contents: dict[str, list[AnyArray]] = {
         "data_hash": [
             *(dataset.x, dataset.y, dataset.test_x, dataset.test_y),
-            *method.extra_hash_inputs(),
+            *experiment.method.extra_hash_inputs(),
+            *(np.fromfile(path, dtype=np.uint8) for path in files if path is not None),
         ],
         "partition_hash": [
             *(array for part in parts for array in (part.values, part.offsets)),

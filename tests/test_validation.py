@@ -196,9 +196,7 @@ class TestEarlyStopping:
         assert stopped_early(stopping, shown, ledger) is not None
 
     def test_bad_input(self) -> None:
-        with pytest.raises(
-            BadInput, match="early_stopping needs a validation set: set"
-        ):
+        with pytest.raises(BadInput, match="early_stopping needs a validation set: set"):
             small_experiment(evaluate={"early_stopping": {}})
         made = small_experiment(
             evaluate={"validation": 0.1, "early_stopping": {"metric": "acuracy"}}

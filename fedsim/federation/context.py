@@ -24,7 +24,15 @@ from fedsim.models import Model
 from fedsim.objectives import Batch, Objective
 from fedsim.objectives.slices import slices_of
 from fedsim.rng import keyed_torch_rng
-from fedsim.training import FlatModel, Stack, Train, Trained, TrainingJob, lacks_memory
+from fedsim.training import (
+    FlatModel,
+    Stack,
+    Train,
+    Trained,
+    TrainingJob,
+    lacks_memory,
+    load_weights,
+)
 from fedsim.training import train as train_alone
 
 TEST_SHARD = 500  # examples of the central test set that are one unit of evaluation
@@ -100,9 +108,13 @@ class RunSpec:
 
         Raises:
             ExperimentError: it does not take the data's inputs.
+            DataError: `train.initial_weights` are not those of such a network.
         """
         with keyed_torch_rng(self.seed, "init"):
-            return self.model.build_for(self.data, self.outputs)
+            network = self.model.build_for(self.data, self.outputs)
+        if self.train.initial_weights is not None:
+            load_weights(self.train.initial_weights, network)
+        return network
 
 
 class WorkerContext:

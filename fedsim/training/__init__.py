@@ -1,6 +1,7 @@
 """Local training on a flat vector of weights."""
 
 from fedsim.training.flat import FlatModel, representation
+from fedsim.training.initial import load_weights
 from fedsim.training.local import (
     Context,
     Hooks,
@@ -34,6 +35,7 @@ __all__ = [
     "TrainingJob",
     "choose_stack_size",
     "lacks_memory",
+    "load_weights",
     "logits",
     "representation",
     "train",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -155,6 +156,9 @@ class Train(Config):
         clip_norm: largest L2 norm of a local step's gradient, including the terms that the method
             adds and before weight decay; longer gradients are scaled down to it.
         optimizer: the clients' local optimiser.
+        initial_weights: file to start from instead of random weights: safetensors, such as a run's
+            `weights/final.safetensors`, or a state dict saved by `torch.save`. Every node reads
+            it.
         on_client_error: what happens if a client fails: `stop` ends the run, `skip` leaves the
             client out of the round.
     """
@@ -171,6 +175,7 @@ class Train(Config):
     precision: Literal["float32", "bfloat16"] = "float32"
     clip_norm: float | None = Field(None, gt=0)
     optimizer: Optimizer = Optimizer()
+    initial_weights: Path | None = None
     on_client_error: Literal["stop", "skip"] = "stop"
 
     @model_validator(mode="after")

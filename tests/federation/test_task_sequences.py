@@ -515,7 +515,7 @@ def test_a_stack_of_different_tasks_falls_back_to_one_by_one() -> None:
 def hash_of(**partition: Any) -> dict[str, str]:
     experiment = streams(partition={**STREAM, **partition})
     data, splits, _ = prepare(experiment)
-    return hashes(data, splits, experiment.method)
+    return hashes(data, splits, experiment)
 
 
 def test_the_hash_of_a_partition_is_that_of_its_stream() -> None:

@@ -335,7 +335,7 @@ def test_the_hash_of_data_is_that_of_the_vectors_too(texts: dict[str, Any]) -> N
     for dimension in (8, 9):
         experiment = small_experiment(**of_texts({**texts, "dimension": dimension}))
         data, splits, _ = prepare(experiment)
-        found.append(hashes(data, splits, experiment.method)["data_hash"])
+        found.append(hashes(data, splits, experiment)["data_hash"])
     assert found[0] != found[1]
 
 

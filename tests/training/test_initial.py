@@ -1,0 +1,110 @@
+"""Initial weights from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from experiments import federation, server_states, small_experiment
+from fedsim import Run, resume, run
+from fedsim.errors import BadInput
+from fedsim.results.folder import FINAL_WEIGHTS
+
+Finish = Callable[..., Run]
+SECTIONS: dict[str, Any] = {"partition": {"kind": "iid", "clients": 4}, "train": {"rounds": 2}}
+
+
+def start_from(path: Path, **sections: Any) -> Any:
+    train = {"rounds": 2, "initial_weights": str(path)}
+    return small_experiment(**{**SECTIONS, **sections, "train": train})
+
+
+@pytest.mark.parametrize(
+    "model", [{"name": "mlp", "hidden": [8]}, {"name": "resnet8", "width": 2}]
+)
+def test_a_run_starts_from_the_end_of_another(finish: Finish, model: dict[str, Any]) -> None:
+    before = finish(**SECTIONS, model=model)
+    made = start_from(before.path / FINAL_WEIGHTS, model=model)
+    fed = federation(made)
+    expected = load_file(before.path / FINAL_WEIGHTS)
+    found = fed.model.named_arrays(fed.initial_weights())
+    assert found.keys() == expected.keys()
+    for name, layer in found.items():
+        np.testing.assert_array_equal(layer, expected[name])
+
+
+def test_state_dicts(tmp_path: Path) -> None:
+    fed = federation(small_experiment(**SECTIONS))
+    state = {n: torch.randn(shape) for n, shape in fed.model.shapes.items()}
+    torch.save(state, tmp_path / "state.pt")
+    save_file(state, tmp_path / "state.safetensors")
+    expected = torch.cat([layer.reshape(-1) for layer in state.values()]).numpy()
+    for name in ("state.pt", "state.safetensors"):
+        (first, *_) = server_states(start_from(tmp_path / name))
+        np.testing.assert_array_equal(first.weights, expected)
+
+
+def test_a_file_that_has_changed_is_not_resumed_from(tmp_path: Path) -> None:
+    fed = federation(small_experiment(**SECTIONS))
+    path = tmp_path / "state.pt"
+    torch.save({n: torch.randn(shape) for n, shape in fed.model.shapes.items()}, path)
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, dict):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(start_from(path), tmp_path / "runs", interrupt)
+    torch.save({n: torch.randn(shape) for n, shape in fed.model.shapes.items()}, path)
+    (folder,) = (tmp_path / "runs").glob("*/*")
+    with pytest.raises(BadInput, match="the data changed since the run started"):
+        resume(folder)
+
+
+LAYERS = {"features.1.weight": (32, 64), "features.1.bias": (32,), "head.weight": (10, 32)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head.weight": (10, 16)}, r"'head.weight' has shape \(10, 16\), the model's \(10, 32\)"),
+        ({"head.weight": None}, "has no 'head.weight', a layer of the model; it has "),
+        ({"neck.weight": (3,)}, "'neck.weight' is no layer of the model"),
+    ],
+)
+@pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
+def test_layers_of_another_model(
+    tmp_path: Path, name: str, change: dict[str, Any], message: str
+) -> None:
+    shapes = {**LAYERS, "head.bias": (10,), **change}
+    state = {layer: torch.zeros(shape) for layer, shape in shapes.items() if shape is not None}
+    write = save_file if name.endswith("safetensors") else torch.save
+    write(state, tmp_path / name)
+    with pytest.raises(BadInput, match=f"{name}: {message}"):
+        federation(start_from(tmp_path / name))
+
+
+def test_other_files(tmp_path: Path) -> None:
+    (tmp_path / "words.pt").write_text("nothing")
+    (tmp_path / "words.safetensors").write_text("nothing")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")
+    nan = {n: torch.full(shape, torch.nan) for n, shape in {**LAYERS, "head.bias": (10,)}.items()}
+    save_file(nan, tmp_path / "nan.safetensors")
+    for name, message in {
+        "words.pt": "is no",
+        "words.safetensors": "is no file of weights: SafetensorError",
+        "list.pt": "is no state dict: a dict of tensors by layer",
+        "module.pt": "is no state dict, or holds more than tensors",
+        "nan.safetensors": "'features.1.bias' has NaN or infinite weights",
+        "missing.pt": "there is no such file",
+    }.items():
+        with pytest.raises(BadInput, match=f"{name}: {message}"):
+            federation(start_from(tmp_path / name))
