@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedsim.analysis.replay import replay
     from fedsim.data import Dataset
     from fedsim.experiment import Experiment
+    from fedsim.extend import extend
     from fedsim.federation import Client, Federation, NotCounted, Update
     from fedsim.launch import run
     from fedsim.methods import Method, State
@@ -43,6 +44,7 @@ __all__ = [
     "compare",
     "errors",
     "explanations",
+    "extend",
     "grid",
     "load",
     "predictions",
@@ -63,6 +65,7 @@ _MODULES = {
     "fedsim.analysis.replay": ("replay",),
     "fedsim.data": ("Dataset",),
     "fedsim.experiment": ("Experiment",),
+    "fedsim.extend": ("extend",),
     "fedsim.federation": ("Client", "Federation", "NotCounted", "Update"),
     "fedsim.launch": ("run",),
     "fedsim.methods": ("Method", "State"),

@@ -77,7 +77,19 @@ def run(
             FedsimWarning,
             stacklevel=2,
         )
-    dataset, splits, spec = prepare(experiment)
+    return begin(experiment, *prepare(experiment), out, progress, on_start)
+
+
+def begin(
+    experiment: Experiment,
+    dataset: Dataset,
+    splits: ClientSplits,
+    spec: RunSpec,
+    out: str | Path,
+    progress: bool | Callable[[Progress], None],
+    on_start: Callable[[RunFolder], None],
+) -> Run:
+    """Make the folder of a run that is prepared, and carry it out; see `run`."""
     check_disk(experiment, spec, Path(out))
     with (
         RunProgress(progress) as shown,

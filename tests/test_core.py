@@ -57,7 +57,7 @@ LAYERS = [
     {"prepare", "progress", "records"},
     {"simulate"},
     {"launch"},
-    {"analysis"},
+    {"analysis", "extend"},
     {"sweep"},
     {"schema", "testing"},
     {"cli"},

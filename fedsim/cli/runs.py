@@ -90,6 +90,32 @@ def resume_command(
     _conclude(done)
 
 
+@app.command("continue")
+def continue_command(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    overrides: Annotated[
+        list[str],
+        typer.Argument(
+            help="More rounds, such as train.rounds=200; name, engine, checkpoint, loggers and "
+            "evaluate.every may change, too.",
+            metavar="SECTION.KEY=VALUE...",
+            show_default=False,
+        ),
+    ],
+    out_folder: OutFolder = Path("runs"),
+    trust: Trust = False,
+) -> None:
+    """Continue a finished run for more rounds, as a new run."""
+    from fedsim import extend
+    from fedsim.results.folder import RunFolder
+
+    if trust:
+        RunFolder.open(folder).trust()
+    with _Screen() as screen:
+        done = extend(folder, overrides, out_folder, screen.show, screen.start)
+    _conclude(done)
+
+
 @app.command("grid")
 def grid_command(
     file: File, overrides: Overrides = None, out_folder: OutFolder = Path("runs")

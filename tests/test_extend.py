@@ -1,0 +1,98 @@
+"""A finished run goes on for more rounds, as another run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+
+from experiments import Say, change_manifest, with_method
+from fedsim import Run, extend, replay, resume
+from fedsim.errors import BadInput
+from fedsim.results.folder import FINAL_WEIGHTS
+
+Finish = Callable[..., Run]
+CHECKPOINT = {"every": 2}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbuff"])
+def test_it_is_the_run_that_was_longer_from_the_start(
+    finish: Finish, tmp_path: Path, method: str
+) -> None:
+    def made(rounds: int) -> dict[str, Any]:
+        return with_method(method, train={"rounds": rounds, "participation": 0.5})
+
+    short, whole = finish(**made(3)), finish(**made(6))
+    longer = extend(short, {"train.rounds": 6}, tmp_path / "more", progress=False)
+    assert longer.manifest["continues"] == {
+        "folder": str(short.path),
+        "round": 3,
+        "result_hash": short.result_hash,
+    }
+    before, after = (load_file(each.path / FINAL_WEIGHTS) for each in (whole, longer))
+    for name, layer in before.items():
+        np.testing.assert_array_equal(after[name], layer)
+    for table in ("rounds", "clients"):
+        found, expected = (
+            getattr(each, table).drop(columns=["seconds"]) for each in (longer, whole)
+        )
+        pd.testing.assert_frame_equal(found[expected.columns.tolist()], expected)
+    assert longer.result_hash == whole.result_hash
+    assert longer.result_hash != short.result_hash
+    assert replay(longer, 5).after == 5
+
+
+def test_it_can_be_interrupted_and_resumed(finish: Finish, tmp_path: Path) -> None:
+    short = finish(train={"rounds": 2})
+    changes = {"train.rounds": 6, "checkpoint.every": 1}
+    whole = extend(short, changes, tmp_path / "whole", progress=False)
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extend(short.path, changes, tmp_path / "cut", interrupt)
+    (folder,) = (tmp_path / "cut").glob("*/*")
+    assert resume(folder).result_hash == whole.result_hash
+
+
+def test_the_command(finish: Finish, say: Say) -> None:
+    done = finish(train={"rounds": 2})
+    code, text, _ = say("continue", str(done.path), "train.rounds=4", "name=longer")
+    assert code == 0
+    assert "accuracy, last round" in text
+    (folder,) = Path("runs/longer").iterdir()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["continues"]["round"] == 2
+
+
+def test_bad_input(finish: Finish, say: Say) -> None:
+    done = finish(train={"rounds": 2})
+
+    def refused(*overrides: str) -> str:
+        code, _, complaint = say("continue", str(done.path), *overrides)
+        assert code == 2
+        return complaint
+
+    assert "train.rounds=2: the run has 2 rounds already; set more" in refused("train.rounds=2")
+    told = refused("train.rounds=4", "train.optimizer.lr=1")
+    assert "train.optimizer cannot change when a run is continued; only name, engine" in told
+    assert "seed cannot change" in refused("train.rounds=4", "seed=3")
+    change_manifest(done.path, status="interrupted")
+    assert "the run is interrupted; only finished runs can be continued" in refused(
+        "train.rounds=4"
+    )
+
+
+def test_tasks_one_after_another(finish: Finish, tmp_path: Path) -> None:
+    tasks = [[["0", "1"], ["2", "3"]], [["4", "5"], ["0", "6"]]]
+    done = finish(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 2})
+    with pytest.raises(BadInput, match="divide all rounds among them; start a new run instead"):
+        extend(done, ["train.rounds=4"], tmp_path)
