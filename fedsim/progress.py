@@ -24,7 +24,7 @@ from fedsim.objectives import Metric
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import load
 from fedsim.results.summary import digits
-from fedsim.words import size
+from fedsim.words import duration, size
 
 PAUSE = 0.1  # seconds between two updates of a notebook's bar, at least
 
@@ -53,6 +53,8 @@ class RoundLine:
         score = row.get(self._metric.column, math.nan)
         parts = [] if math.isnan(score) else [f"{self._metric.label} {digits(score)}"]
         parts.append(f"{size(row['total_bytes_up'] + row['total_bytes_down'])} sent")
+        if "total_simulated_seconds" in row:
+            parts.append(f"{duration(row['total_simulated_seconds'])} simulated")
         if "epsilon" in row:
             parts.append(f"ε {row['epsilon']:.3g}")
         if row["round"] > self._first:

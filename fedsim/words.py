@@ -28,6 +28,15 @@ def in_short(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
+def duration(seconds: float) -> str:
+    """A time, such as «3 min 20 s»."""
+    if not seconds >= 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
 def size(count: float) -> str:
     """Bytes, such as «1.5 MB»."""
     units = ["B", "kB", "MB", "GB", "TB"]

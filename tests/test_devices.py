@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import federation, server_states, small_experiment, with_method
-from fedsim import Run, resume
+from experiments import (
+    federation,
+    grid_in_process,
+    server_states,
+    small_experiment,
+    with_method,
+)
+from fedsim import Grid, Run, load, resume, run
 from fedsim.devices import Devices, Fleet, read_availability, read_capacities
 from fedsim.errors import BadInput, DataError, RunError
+from fedsim.results.report.curves import costs
+from fedsim.results.report.html import Report
+from fedsim.results.report.results import results
 from fedsim.rng import keyed_rng
 from fedsim.training import Train
 
@@ -85,8 +95,6 @@ class TestTime:
         def stop(event: Any) -> None:
             if isinstance(event, dict) and event["round"] == 3:
                 raise Enough
-
-        from fedsim import run
 
         with pytest.raises(Enough):
             run(small_experiment(**sections), tmp_path / "cut", progress=stop)
@@ -426,3 +434,34 @@ def test_simulated_time_needs_devices() -> None:
     with pytest.raises(RunError, match="simulated time needs a section `devices`"):
         fed.planned_seconds([0])
     assert Train().most_epochs == 1
+
+
+def test_tables_and_figures_have_simulated_time(tmp_path: Path, say: Any) -> None:
+    content = small_experiment(
+        partition=TEN, train={"rounds": 3}, devices={**SPREAD, "deadline": 9.0}
+    ).model_dump(mode="json")
+    content["grid"] = {"axes": {"method.name": ["fedavg", "fedavgm"]}, "target": 0.2}
+    found = load(grid_in_process(content, tmp_path))
+    assert isinstance(found, Grid)
+    for row, done in zip(found.cells.to_dict("records"), found.runs, strict=True):
+        clock = done.rounds["total_simulated_seconds"]
+        assert row["simulated_seconds"] == clock.iloc[-1]
+        first = done.rounds["accuracy"].ge(0.2).idxmax()
+        assert row["seconds_to_target"] == clock[first]
+    report = Report([found.path])
+    (by_bytes, by_time) = costs(report.compared)
+    assert by_time.heading == "Test accuracy by simulated time"
+    assert by_bytes.heading == "Test accuracy by bytes sent"
+    assert " s</text>" in by_time.panels[0][1].svg()
+    titles = [column.title for column in results(report.compared).columns]
+    assert {"simulated time", "time to 0.2"} <= set(titles)
+
+
+def test_a_run_says_how_long_it_would_have_taken(tmp_path: Path, say: Any) -> None:
+    made = small_experiment(partition=TEN, train={"rounds": 2}, devices={"speed": 0.5})
+    (tmp_path / "file.yaml").write_text(made.to_yaml())
+    _, text, _ = say("run", "file.yaml")
+    told = re.findall(r"simulated +(\d+) min (\d+) s, ([\d.]+) Wh", text)
+    ((minutes, seconds, energy),) = told
+    assert 60 * int(minutes) + int(seconds) == pytest.approx(2 * 144 / 0.5, rel=0.01)
+    assert float(energy) > 0

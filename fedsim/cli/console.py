@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 import fedsim
 from fedsim.errors import BadInput, RunError
+from fedsim.words import duration as duration
 from fedsim.words import short as short
 from fedsim.words import size as size
 

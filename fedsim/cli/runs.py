@@ -21,6 +21,7 @@ from fedsim.cli.console import (
     Overrides,
     Trust,
     app,
+    duration,
     err,
     out,
     print_json,
@@ -195,7 +196,8 @@ def _grid_summary(folder: Grid) -> None:
     by = compared_by(runs)
     if by == "last5":
         figures["last5"] = f"mean of last {LAST}"
-    for column in (*axes, "seeds", *figures.values(), "sent"):
+    timed = "simulated_seconds_mean" in summary
+    for column in (*axes, "seeds", *figures.values(), "sent", *(["simulated"] if timed else [])):
         table.add_column(column, justify="left" if column in axes else "right")
     tested, aimed = "p_holm" in summary, "reached" in summary
     if aimed:
@@ -206,6 +208,8 @@ def _grid_summary(folder: Grid) -> None:
         cells = [str(row[axis]) for axis in axes] + [str(row["seeds"])]
         cells += [mean_std(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
         cells.append(size(row["total_bytes_mean"]))
+        if timed:
+            cells.append(duration(row["simulated_seconds_mean"]))
         if aimed:
             reached = f"({row['reached']}/{row['seeds']})"
             some = row["reached"] > 0
@@ -394,6 +398,9 @@ def _summary(done: Run) -> None:
         table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")
     last = rounds.iloc[-1]
     table.add_row("sent up, down", f"{size(last.total_bytes_up)}, {size(last.total_bytes_down)}")
+    if "total_simulated_seconds" in rounds:
+        energy = f"{last.total_energy_joules / 3600:.3g} Wh"
+        table.add_row("simulated", f"{duration(last.total_simulated_seconds)}, {energy}")
     privacy = done.experiment.privacy
     if privacy is not None:
         table.add_row("privacy", f"ε {last.epsilon:.3g}, δ {privacy.delta:g}")

@@ -16,6 +16,7 @@ from fedsim.results.run import Run
 if TYPE_CHECKING:  # it takes long to import, and so does scipy.stats: only where they are needed
     import pandas as pd
 
+CLOCK = "total_simulated_seconds"  # a column of rounds with simulated devices
 LAST = 5  # rounds that the mean of the last five is taken over
 Compared = Literal["last5", "last"]
 
@@ -108,7 +109,8 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
         The score in the last round (`last`), that in the best (`best`; see `best_round`), the
         mean of the last five evaluated, or of all if there are fewer (`last5`); `total_bytes`
         sent both ways; with a target `rounds_to_target`, the first round that reached it, and
-        `bytes_to_target`, what had been sent by the end of that round, NaN if none did.
+        `bytes_to_target`, what had been sent by the end of that round, NaN if none did. With
+        simulated devices also `simulated_seconds` of all rounds, and `seconds_to_target`.
     """
     sent = rounds["total_bytes_up"] + rounds["total_bytes_down"]
     known = metric.column in rounds
@@ -122,10 +124,14 @@ def of_run(rounds: pd.DataFrame, metric: Metric, target: float | None = None) ->
             "last5": float(scores.iloc[-LAST:].mean()),
         }
     found["total_bytes"] = float(sent.iloc[-1])
+    costs = {"rounds_to_target": rounds["round"], "bytes_to_target": sent}
+    if CLOCK in rounds:
+        found["simulated_seconds"] = float(rounds[CLOCK].iloc[-1])
+        costs["seconds_to_target"] = rounds[CLOCK]
     if target is not None:
         reached = scores.index[scores >= target if metric.best == "max" else scores <= target]
         first = reached[:1]
-        for figure, values in (("rounds_to_target", rounds["round"]), ("bytes_to_target", sent)):
+        for figure, values in costs.items():
             found[figure] = float(values.loc[first[0]]) if len(first) else np.nan
     return found
 

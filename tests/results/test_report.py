@@ -35,7 +35,7 @@ from fedsim.objectives.regression import Regression
 from fedsim.prepare import prepare
 from fedsim.results.report.clients import ClientScores
 from fedsim.results.report.comparison import Comparison
-from fedsim.results.report.curves import curves, legend, of_clients, traffic
+from fedsim.results.report.curves import costs, curves, legend, of_clients
 from fedsim.results.report.figures import (
     PAGE,
     PAPER,
@@ -909,7 +909,7 @@ class TestRegression:
             for seed in (0, 1)
         ]
         report = Report(folders)
-        (curve,) = traffic(report.compared)
+        (curve,) = costs(report.compared)
         assert curve.heading == "Test R² by bytes sent (from −1 up)"
         svg = curve.panels[0][1].svg()
         heights = [float(y) for y in re.findall(r"[ML] -?[\d.]+ (-?[\d.]+)", svg)]
@@ -948,7 +948,7 @@ class TestRegression:
         last = [row[2] for row in results(report.compared).rows]
         assert [(datum.note, datum.best) for datum in last] == [("accuracy", False), ("R²", False)]
         assert last[1].text == "0.6000"
-        assert [f.heading for f in traffic(report.compared)] == [
+        assert [f.heading for f in costs(report.compared)] == [
             "Test accuracy by bytes sent",
             "Test R² by bytes sent (from −1 up)",
         ]
@@ -1042,7 +1042,7 @@ class TestLessIsBetter:
             "Hamming loss of the worst decile of clients by round",
             "Hamming loss of the worst client by round",
         ]
-        (plot,) = traffic(report.compared)
+        (plot,) = costs(report.compared)
         assert plot.heading == "Test Hamming loss by bytes sent"
         assert "target 0.2" in plot.panels[0][1].svg()
 

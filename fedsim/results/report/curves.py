@@ -12,9 +12,20 @@ from markupsafe import Markup
 
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.report.comparison import WORST_DECILE, ComparedCell, Comparison
-from fedsim.results.report.figures import Drawing, Line, class_of, draw_lines, swatch
+from fedsim.results.report.figures import Drawing, Line, Scale, class_of, draw_lines, swatch
 from fedsim.results.report.page import capital, file_name
+from fedsim.results.summary import CLOCK
 
+_HEADINGS: dict[Scale, str] = {
+    "round": " by round",
+    "bytes": " by bytes sent",
+    "seconds": " by simulated time",
+}
+_LABELS: dict[Scale, str] = {
+    "round": "round",
+    "bytes": "sent up and down by all clients",
+    "seconds": "simulated time",
+}
 _TRAINING_LOSS = Metric("train_loss", "training loss", best="min")
 
 
@@ -86,23 +97,28 @@ def of_clients(compared: Comparison) -> list[Plot]:
     return [plot for metric in shown if (plot := draw(compared, metric))]
 
 
-def traffic(compared: Comparison) -> list[Plot]:
-    """Scores against communication, if that is more than a single point."""
+def costs(compared: Comparison) -> list[Plot]:
+    """Scores against communication and simulated time, if that is more than a single point."""
     if len(compared.rounds) < 2:
         return []
     shown = [replace(metric, label=f"test {metric.label}") for metric in compared.primary]
-    return [plot for metric in shown if (plot := draw(compared, metric, in_bytes=True))]
+    scales: list[Scale] = ["bytes"]
+    if CLOCK in compared.rounds:
+        scales.append("seconds")
+    plots = (draw(compared, metric, scale) for metric in shown for scale in scales)
+    return [plot for plot in plots if plot]
 
 
 def draw(
     compared: Comparison,
     metric: Metric,
-    in_bytes: bool = False,
+    scale: Scale = "round",
     columns: Mapping[str, str] | None = None,
 ) -> Plot | None:
     """The lines of all cells; None if there are none.
 
     Args:
+        scale: of the horizontal axis.
         columns: that are drawn in place of the metric's, by the name of the panel.
     """
     panels: dict[str, list[tuple[ComparedCell, Line]]] = {}
@@ -111,8 +127,8 @@ def draw(
             continue
         for key, rows in compared.rounds.groupby(compared.axes, sort=False):
             cell = compared.cell(dict(zip(compared.axes, key, strict=True)))
-            line = _line(rows, column, cell, in_bytes)
-            if line is not None and (in_bytes or len(line.x) > 1):
+            line = _line(rows, column, cell, scale)
+            if line is not None and (scale != "round" or len(line.x) > 1):
                 panel = ", ".join(filter(None, [name, cell.panel]))
                 panels.setdefault(panel, []).append((cell, line))
     lines = [line for panel in panels.values() for _, line in panel]
@@ -125,7 +141,7 @@ def draw(
         low = means.min()
     low, cut = in_sight(metric, low, high)
     margin = 0.04 * (high - low) or 0.01
-    heading = capital(metric.label) + (" by bytes sent" if in_bytes else " by round")
+    heading = capital(metric.label) + _HEADINGS[scale]
     is_score = metric.column in [m.column for m in compared.primary]
     found = []
     for panel, of_panel in panels.items():
@@ -133,10 +149,10 @@ def draw(
         drawing = draw_lines(
             f"{', '.join(filter(None, [heading, panel]))}. At the end: {', '.join(ends)}.",
             [line for _, line in of_panel],
-            xlabel="sent up and down by all clients" if in_bytes else "round",
+            xlabel=_LABELS[scale],
             limits=(low / 1.1, high * 1.1) if log else (low - margin, high + margin),
             ylabel=capital(metric.label),
-            in_bytes=in_bytes,
+            scale=scale,
             log=log,
             target=compared.target if is_score else None,
         )
@@ -144,20 +160,21 @@ def draw(
     return Plot(heading + (" (logarithmic)" if log else cut), found)
 
 
-def _line(rows: pd.DataFrame, measure: str, cell: ComparedCell, in_bytes: bool) -> Line | None:
+def _line(rows: pd.DataFrame, measure: str, cell: ComparedCell, scale: Scale) -> Line | None:
     """The line of a cell, over the rounds that all of its seeds have."""
+    sent = rows["total_bytes_up"] + rows["total_bytes_down"]
     rows = rows.assign(
-        sent=rows["total_bytes_up"] + rows["total_bytes_down"],
+        cost=rows[CLOCK] if scale == "seconds" else sent,
         value=rows[measure].replace([np.inf, -np.inf], np.nan),
     ).dropna(subset="value")
     if rows.empty:
         return None
     rounds = rows.groupby("round")
-    found = rounds["value"].agg(["mean", "std", "count"]).assign(sent=rounds["sent"].mean())
+    found = rounds["value"].agg(["mean", "std", "count"]).assign(cost=rounds["cost"].mean())
     found = found[found["count"] == rows["seed"].nunique()]
     if found.empty:
         return None
-    x = found["sent"] if in_bytes else found.index.to_series()
+    x = found.index.to_series() if scale == "round" else found["cost"]
     mean, std = found["mean"], found["std"].fillna(0)  # of a single seed
     columns = (x, mean, mean - std, mean + std)
     return Line(cell.line, cell.style, *(column.to_numpy(dtype=float) for column in columns))

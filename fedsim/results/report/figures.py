@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -29,6 +30,7 @@ from fedsim import atomic
 from fedsim.results.confusion import plot_confusion, shade, short_names
 
 Array = NDArray[np.float64]
+Scale = Literal["round", "bytes", "seconds"]  # of a horizontal axis: rounds, or what they cost
 
 # Told apart by dashes as well as by colours, which differ under each kind of colour blindness.
 DASHES: tuple[tuple[float, ...], ...] = (
@@ -199,7 +201,7 @@ def draw_lines(
     xlabel: str,
     limits: tuple[float, float],
     ylabel: str = "",
-    in_bytes: bool = False,
+    scale: Scale = "round",
     log: bool = False,
     target: float | None = None,
 ) -> Drawing:
@@ -209,7 +211,7 @@ def draw_lines(
         title: what the figure shows, for those who cannot see it.
         limits: of the vertical axis.
         ylabel: of a figure that stands alone.
-        in_bytes: the horizontal axis is of bytes, not of rounds.
+        scale: of the horizontal axis.
         log: the vertical axis is logarithmic.
         target: a height to be marked, if it is within the limits.
     """
@@ -232,7 +234,10 @@ def draw_lines(
             )
         axes.set_ylim(limits)
         axes.set_xlabel(xlabel)
-        if in_bytes:
+        if scale == "seconds":
+            axes.xaxis.set_major_formatter(EngFormatter(unit="s"))
+            axes.locator_params(axis="x", nbins=5)
+        elif scale == "bytes":
             axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
             axes.locator_params(axis="x", nbins=5)
         else:

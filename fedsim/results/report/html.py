@@ -98,7 +98,7 @@ class Report:
         return {
             "labels": overview.label_counts(compared),
             "curves": curves.curves(compared),
-            "traffic": curves.traffic(compared),
+            "costs": curves.costs(compared),
             "classes": classes.figures(compared),
             "of_clients": curves.of_clients(compared),
             "clients": self.clients.figures(),

@@ -18,9 +18,9 @@ from fedsim.results.report.page import (
     PageTable,
     datum,
     distinct,
-    duration,
     listed,
 )
+from fedsim.words import duration
 
 _PARTITIONS = 6  # that are drawn
 _CLIENTS = 60  # of which labels are drawn

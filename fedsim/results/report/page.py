@@ -16,6 +16,7 @@ import pandas as pd
 from fedsim.results.report.comparison import DASH, ComparedCell, Comparison
 from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import size, swatch
+from fedsim.words import duration
 
 _WORDS = 60  # letters; what is longer is prose
 
@@ -179,6 +180,10 @@ def sent(count: float, note: str = "") -> Datum:
     return number(size(count) if np.isfinite(count) else "", count, note=note)
 
 
+def lasted(seconds: float, note: str = "") -> Datum:
+    return number(duration(seconds) if np.isfinite(seconds) else "", seconds, note=note)
+
+
 def mark_best(
     rows: Sequence[list[Datum]],
     columns: Mapping[int, bool],
@@ -210,14 +215,6 @@ def best_of(rivals: Mapping[int, Datum], high: bool) -> list[int]:
     best = (max if high else min)(scores, key=scores.__getitem__)
     decimals = len(rivals[best].text.partition(" ")[0].partition(".")[2])
     return [n for n, s in scores.items() if round(s, decimals) == round(scores[best], decimals)]
-
-
-def duration(seconds: float) -> str:
-    if not seconds >= 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:

@@ -15,9 +15,9 @@ from fedsim.results.report.page import (
     PageTable,
     axis_columns,
     datum,
-    duration,
     number,
 )
+from fedsim.words import duration
 
 
 def grids(compared: Comparison) -> list[tuple[str, str]]:

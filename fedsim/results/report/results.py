@@ -20,6 +20,7 @@ from fedsim.results.report.page import (
     cell_data,
     datum,
     distinct,
+    lasted,
     mark_best,
     number,
     sent,
@@ -42,10 +43,13 @@ def results(compared: Comparison) -> PageTable:
     if compared.baseline is not None:
         columns += [Column("vs. baseline", True, high), Column("p", True)]
     columns += [*later, Column("bytes sent", True)]
+    if timed := "simulated_seconds_mean" in compared.summary:
+        columns.append(Column("simulated time", True))
+        costs["seconds_to_target"] = "time to"
     if compared.target is not None:
         columns += [Column(f"{title} {compared.target:g}", True) for title in costs.values()]
     columns.append(Column("seeds", True))
-    rows = [_result(compared, row) for _, row in compared.summary.iterrows()]
+    rows = [_result(compared, row, timed) for _, row in compared.summary.iterrows()]
     judged = {k: high for k, column in enumerate(columns) if column.title in scores.values()}
     mark_best(rows, judged, _rivals(compared))
     aimed = {
@@ -72,7 +76,7 @@ def _rivals(compared: Comparison, reached: bool = False) -> list[list[int]]:
     return groups
 
 
-def _result(compared: Comparison, row: pd.Series[Any]) -> list[Datum]:
+def _result(compared: Comparison, row: pd.Series[Any], timed: bool) -> list[Datum]:
     cell = compared.cell(row)
     mixed = len(compared.primary) > 1  # then each says what it is
     note = cell.metric.label if mixed else ""
@@ -87,12 +91,16 @@ def _result(compared: Comparison, row: pd.Series[Any]) -> list[Datum]:
         found.append(_score(row, "difference", signed=True))
         found.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=stars))
     found += [*later, sent(row["total_bytes_mean"])]
+    if timed:
+        found.append(lasted(row["simulated_seconds_mean"]))
     if compared.target is not None:
         reached, seeds = int(row["reached"]), int(row["seeds"])
         note = f"({reached}/{seeds})" if reached < seeds else ""
         rounds = row["rounds_to_target_mean"]
         found.append(number(f"{rounds:.3g}", rounds, note=note))
         found.append(sent(row["bytes_to_target_mean"], note))
+        if timed:
+            found.append(lasted(row["seconds_to_target_mean"], note))
     found.append(datum(int(row["seeds"])))
     return found
 
