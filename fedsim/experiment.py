@@ -183,7 +183,7 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
-        private = self.privacy is not None
+        private = self.privacy is not None and self.privacy.level == "client"
         self.method.check_fit(Problem(self.model, self.objective, private=private))
         self.method.check(self.train)
         if private:
@@ -198,6 +198,11 @@ class Experiment(Config):
                     "devices.over_selection: samples more clients than `privacy` accounts for; "
                     "raise train.participation instead"
                 )
+        elif self.privacy is not None and not self.method.stackable:
+            raise ExperimentError(
+                f"privacy.level=example: method.name={self.method.name} has a training loop of "
+                "its own, which adds no noise; take another method"
+            )
         devices = self.devices
         if self.method.asynchronous and (
             devices is None or devices.deadline is not None or devices.over_selection > 1

@@ -28,6 +28,7 @@ from fedsim.registry import MAIN, Config
 from fedsim.results.loggers import check_loggers
 from fedsim.rng import keyed_rng, keyed_torch_rng
 from fedsim.training import lacks_memory
+from fedsim.training.private import check_examples_apart
 
 
 def prepare(
@@ -75,11 +76,12 @@ def prepare(
             experiment.model,
             objective,
             splits.sequence is not None,
-            experiment.privacy is not None,
+            experiment.privacy is not None and experiment.privacy.level == "client",
         )
     )
     _check_rounds(experiment, splits)
     privacy = experiment.privacy
+    of_clients = privacy if privacy is not None and privacy.level == "client" else None
     spec = RunSpec(
         model=experiment.model,
         objective=objective,
@@ -88,11 +90,14 @@ def prepare(
         functions=experiment.method,
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
-        aggregation=Aggregation() if privacy is None else PrivateAggregation(privacy),
+        aggregation=PrivateAggregation(of_clients) if of_clients else Aggregation(),
+        privacy=privacy if of_clients is None else None,
         devices=experiment.devices,
     )
     network = _try_model(spec)
-    if privacy is not None:
+    if privacy is not None and of_clients is None:
+        check_examples_apart(network)
+    if of_clients is not None:
         _check_no_running_stats(network, experiment.model.name)
     experiment.method.check_data(dataset, splits, network)
     size = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))

@@ -158,8 +158,10 @@ def known_columns(
     if spec.explain is not None:
         columns += [metric.column for metric in spec.explain.metrics(dataset)]
     ways = [f"{what}_{way}" for what in ("bytes", "total_bytes") for way in ("up", "down")]
-    clock = () if spec.devices is None else CLOCK
-    return [*columns, "train_loss", *spec.aggregation.column_names, *ways, *clock]
+    further = () if spec.devices is None else CLOCK
+    if spec.privacy is not None:
+        further = (*further, "epsilon")
+    return [*columns, "train_loss", *spec.aggregation.column_names, *ways, *further]
 
 
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:

@@ -26,6 +26,7 @@ from fedsim.training import (
     Trained,
     TrainingJob,
 )
+from fedsim.training.private import sampling_rate
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -109,6 +110,8 @@ class Client:
             trains without `train` sets it.
         examples: how many examples it has trained on in this call, each pass counted, from which
             simulated time follows. A client function that trains without `train` adds to it.
+        releases: how many private steps (`privacy.level=example`) it made in this call, by the
+            sampling rate of their batches.
         row: its columns of clients.parquet so far.
         records: its rows of further tables.
         splits: the examples that each client holds in this round.
@@ -130,6 +133,7 @@ class Client:
         self.steps = 0
         self.trained: Any = None
         self.examples = 0
+        self.releases: Counter[float] = Counter()
         self.row: dict[str, Any] = {}
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.splits: ClientSplits = context.splits_at(round)
@@ -283,12 +287,16 @@ class Client:
         start = self._apart(weights)
         linear = None if linear is None else self._apart(linear)
         x, y, eta = examples.x, examples.y, self.lr
+        privacy = self._context.spec.privacy
         job = TrainingJob(
-            start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps
+            *(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps),
+            None if privacy is None else (privacy.clip, privacy.noise_multiplier),
         )
         trained = self._trainer.train(job)
         self.steps, self.trained = trained.steps, trained.weights
         self.examples += trained.visited
+        if privacy is not None:
+            self.releases[sampling_rate(len(y), self.settings.batch_size)] += trained.steps
         if on_record:
             self.report(loss=trained.loss, steps=trained.steps)
         return trained.weights

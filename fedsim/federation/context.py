@@ -23,6 +23,7 @@ from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
 from fedsim.objectives import Batch, Objective
 from fedsim.objectives.slices import slices_of
+from fedsim.privacy.central import Privacy
 from fedsim.rng import keyed_torch_rng
 from fedsim.training import (
     FlatModel,
@@ -77,6 +78,7 @@ class RunSpec:
         size: how many numbers a model's weights are, buffers included; 0 if it has none.
         explain: which models are explained, and how; None if none are.
         devices: the clients' devices; None if they are not simulated.
+        privacy: of each example in local training; None for none.
     """
 
     model: Model
@@ -90,6 +92,7 @@ class RunSpec:
     size: int = 0
     explain: Explain | None = None
     devices: Devices | None = None
+    privacy: Privacy | None = None
 
     def worker_bytes(self, clients_per_step: int | Literal["auto"]) -> float:
         """About what the arrays of a worker take, examples and activations aside.

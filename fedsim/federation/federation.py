@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,6 +42,7 @@ from fedsim.federation.wire import NotCounted, PerClient, nbytes
 from fedsim.federation.worker import Call
 from fedsim.models import Model
 from fedsim.objectives import Batch, Metric, Objective, Totals, of_validation, scores_of
+from fedsim.privacy.central import Privacy
 from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel
 
@@ -114,6 +116,7 @@ class Federation:
         self._tables: dict[str, list[dict[str, Any]]] = {}
         self._of_cohort: Explain | None = None  # by what models that clients train are explained
         self._explained: dict[Key, dict[str, Explained]] = {}
+        self._releases: dict[int, Counter[float]] = {}  # private steps of the round, by client
         self._in_round = False  # rather than evaluating, which takes no simulated time
         self._fleet = None
         if spec.devices is not None:
@@ -445,6 +448,7 @@ class Federation:
         """Start the records of round t."""
         self.round, self._record, self._rows = t, {}, {}
         self._tables, self._means = {}, []
+        self._releases = {}
         self._explained = {}
         self._selection, self._elapsed, self._calls_took = None, None, 0.0
 
@@ -541,6 +545,8 @@ class Federation:
         """
         record = {**self._record, **self._aggregation.columns(self._means, ledger)}
         record |= self._record_explanations(ledger)
+        if self._context.spec.privacy is not None:
+            record |= self._record_budget(self._context.spec.privacy, ledger)
         if self._fleet is not None:
             record |= self._record_devices(self._fleet, ledger)
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
@@ -566,6 +572,18 @@ class Federation:
         ledger["maps"] = added.last
         of_all = [one.seconds for own in self._explained.values() for one in own.values()]
         return {**added.columns, "explain_seconds": math.fsum(of_all)}
+
+    def _record_budget(self, privacy: Privacy, ledger: dict[str, Any]) -> dict[str, float]:
+        """Add ε of the examples of each client; the largest so far is a column of the round."""
+        spent = ledger.setdefault("steps", {})
+        for k, steps in sorted(self._releases.items()):
+            known = Counter(dict(spent.get(str(k), [])))
+            known.update(steps)
+            spent[str(k)] = [[q, n] for q, n in sorted(known.items())]
+            epsilon = privacy.epsilon({(q, 1): n for q, n in known.items()})
+            self._rows.setdefault(k, {})["epsilon"] = epsilon
+            ledger["epsilon"] = max(ledger.get("epsilon", 0.0), epsilon)
+        return {"epsilon": ledger.get("epsilon", 0.0)}
 
     def _record_devices(self, fleet: Fleet, ledger: dict[str, Any]) -> dict[str, float]:
         """Add rows of clients that dropped out; simulated time and energy of the round."""
@@ -700,6 +718,8 @@ class Federation:
         """Take over kept states and records of a call."""
         self._states.update(outcome.states)
         self._take_explained("cohort", outcome)
+        for id, steps in outcome.releases.items():
+            self._releases.setdefault(id, Counter()).update(steps)
         for id in sorted(outcome.records):
             for table, rows in outcome.records[id].items():
                 self.record(table, rows)

@@ -121,6 +121,8 @@ def _different(jobs: Sequence[TrainingJob]) -> str | None:
     first = jobs[0]
     if not all(job.hooks.same_as(first.hooks) for job in jobs):
         return "each client has functions of its own (loss, perturb), or another part"
+    if first.privacy is not None:
+        return "privacy.level=example takes a gradient of each example"
     if any(job.context.keys() != first.context.keys() for job in jobs):
         return "the clients' contexts hold different vectors"
     if any(len(job.y) * job.epochs == 0 for job in jobs):

@@ -74,6 +74,7 @@ class BlockResult:
         notices: lines for the user.
         explained: what explainers say of clients' models, by explainer.
         examples: how many examples clients trained on, each pass counted.
+        releases: private steps of clients, by the sampling rate of their batches.
         partial: the messages, folded; None if that stays with the worker.
     """
 
@@ -84,6 +85,7 @@ class BlockResult:
     notices: set[str] = field(default_factory=set)
     explained: dict[int, dict[str, Explained]] = field(default_factory=dict)
     examples: dict[int, int] = field(default_factory=dict)
+    releases: dict[int, dict[float, int]] = field(default_factory=dict)
     partial: Reduction | None = None
 
     def take(self, other: BlockResult) -> None:
@@ -304,6 +306,8 @@ class Worker:
         else:
             partial.fold(id, message, self._lent)
         result.examples[id] = client.examples
+        if client.releases:
+            result.releases[id] = dict(client.releases)
         if changed:
             result.states[id] = kept
         if client.records:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,10 +26,11 @@ Release = tuple[float, int]
 
 
 class Privacy(Config):
-    """Client-level differential privacy by clipping and noise on the server.
+    """Differential privacy by clipping and noise, of clients or of single examples.
 
-    An observer of all resulting models cannot tell whether a client took part at all, up to (ε,
-    δ); ε is the column `epsilon` of the rounds. The server is trusted. All clients have the same
+    `level: client`: the server clips each client's update and adds noise to the sum. An observer
+    of all resulting models cannot tell whether a client took part at all, up to (ε, δ); ε is the
+    column `epsilon` of the rounds. The server is trusted. All clients have the same
     weight, whatever their number of samples, because a client's weight must not depend on its
     data.
 
@@ -38,14 +39,25 @@ class Privacy(Config):
     test set. The other records of a run are taken from the clients unchanged (losses, number of
     participants, bytes, explanations of their models) and are not covered.
 
+    `level: example`: clients train by DP-SGD, with `train.batch_size` as the expected size of
+    batches whose examples are drawn independently. Whoever sees all that a client trained cannot
+    tell whether one example was among its data. `epsilon` in clients.parquet is that of the
+    client's examples over all rounds, in rounds.parquet the largest of all clients. What methods
+    send besides trained weights (counts of samples or labels, ...) is not covered.
+
     Args:
-        clip: S, largest L2 norm of one client's update: of all vectors together that it sends for
-            one mean.
+        clip: S, largest L2 norm of one client's update, of all vectors together that it sends for
+            one mean; or of one example's gradient.
         noise_multiplier: z, standard deviation of the noise on the sum, in units of S. With 0,
-            updates are only clipped and ε is unbounded.
+            updates or gradients are only clipped and ε is unbounded.
         delta: δ.
+        level: whose data is protected: a whole `client`, or each single `example` of a client.
+
+    Source:
+        McMahan et al. (ICLR 2018) for clients; Abadi et al. (CCS 2016) for examples.
     """
 
+    level: Literal["client", "example"] = "client"
     clip: float = Field(gt=0)
     noise_multiplier: float = Field(ge=0)
     delta: float = Field(1e-5, gt=0, lt=1)

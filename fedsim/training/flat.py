@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -50,6 +50,23 @@ def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
     found: Tensor = functional_call(features, inner, (x,))
     features.train(was_training)
     return found
+
+
+class WithLoss(nn.Module):
+    """A network and its loss in one module, as `functional_call` wants it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self,
+        loss: Callable[..., Tensor],
+        x: Tensor,
+        y: Tensor,
+        context: Mapping[str, Tensor],
+    ) -> Tensor:
+        return loss(self.network, x, y, context)
 
 
 class _Among:

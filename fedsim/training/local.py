@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedsim.objectives.objective import EVALUATION_BATCH, Objective, OutputGradient
 from fedsim.registry import Config
 from fedsim.training.flat import FlatModel
+from fedsim.training.private import PerExample, draw_batch, noise, sampling_rate, steps_of
 
 # A method's own vectors, by name: (P,) or (size,) each.
 Context = Mapping[str, Tensor]
@@ -256,6 +257,7 @@ class TrainingJob:
         linear: v (P,); ⟨v, w⟩ is minimised beside the loss.
         quadratic: a; (a/2)·‖w‖² is minimised beside the loss.
         most_steps: training ends after so many steps, even within an epoch; None for no limit.
+        privacy: (C, z) of DP-SGD: clipping norm and noise multiplier; None for plain training.
     """
 
     weights: Tensor
@@ -269,6 +271,7 @@ class TrainingJob:
     linear: Tensor | None = None
     quadratic: float = 0.0
     most_steps: int | None = None
+    privacy: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -300,6 +303,8 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     """
     model.load(job.weights)
     model.train()
+    if job.privacy is not None:
+        return _train_privately(model, job, settings)
     total = torch.zeros((), device=model.device)
     steps, visited = 0, 0
     n, size = len(job.y), settings.batch_size
@@ -325,6 +330,30 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
             "two; raise partition.min_samples"
         )
     return Trained(model.vector.clone(), steps, visited, float(total) / visited)
+
+
+def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
+    """DP-SGD: g = (Σ_i clip(g_i) + z·C·N(0, I)) / B, over batches of independent draws."""
+    assert job.privacy is not None
+    (clip, z), B, n = job.privacy, settings.batch_size, len(job.y)
+    if n == 0:
+        raise ValueError("no training example to make a step with")
+    if job.hooks.perturb is not None:
+        raise ValueError("privacy.level=example does not cover `perturb`, which sees gradients")
+    examples = PerExample(model, clip)
+    step = _optimizer_step(model, job, settings)
+    total, visited = torch.zeros((), device=model.device), 0
+    steps = steps_of(job, B)
+    for _ in range(steps):
+        rows = draw_batch(job, B)
+        g = z * clip * noise(job, model.num_parameters, model.device)
+        if len(rows):
+            found, losses = examples.clipped_sum(job, job.x[rows], job.y[rows])
+            g += found
+            total += losses.sum()
+            visited += len(rows)
+        step(g / (sampling_rate(n, B) * n))
+    return Trained(model.vector.clone(), steps, visited, float(total) / max(1, visited))
 
 
 def epoch_order(job: TrainingJob, settings: Train) -> NDArray[np.int64]:
@@ -411,8 +440,7 @@ def _flat_step(
     hooks, context = job.hooks, job.context
     w = model.vector[: model.num_parameters]
     buffers = model.vector[model.num_parameters :]
-    trained = nn.Parameter(w[hooks.part])
-    optimizer = settings.optimizer.build(trained, job.lr)
+    make = _optimizer_step(model, job, settings)
 
     def step(g: Tensor, x: Tensor, y: Tensor) -> None:
         if hooks.perturb is not None:
@@ -421,7 +449,21 @@ def _flat_step(
             g = _gradient(model, job, settings, x, y)[1]
             w.copy_(origin)
             buffers.copy_(statistics)  # they have seen this batch already
-        trained.grad = with_terms(g, w, job.linear, job.quadratic or None, settings)[hooks.part]
+        make(g)
+
+    return step
+
+
+def _optimizer_step(
+    model: FlatModel, job: TrainingJob, settings: Train
+) -> Callable[[Tensor], None]:
+    """Makes a step from the gradient of the loss, (P,)."""
+    w, part = model.vector[: model.num_parameters], job.hooks.part
+    trained = nn.Parameter(w[part])
+    optimizer = settings.optimizer.build(trained, job.lr)
+
+    def step(g: Tensor) -> None:
+        trained.grad = with_terms(g, w, job.linear, job.quadratic or None, settings)[part]
         optimizer.step()
 
     return step

@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 
 from fedsim.rng import generator_state
 from fedsim.training.dropout import Draws, drawing
-from fedsim.training.flat import FlatModel
+from fedsim.training.flat import FlatModel, WithLoss
 from fedsim.training.local import (
     Context,
     Hooks,
@@ -38,17 +38,6 @@ from fedsim.training.local import (
 )
 
 TOLERANCE = 1e-3  # by which a stack's first steps may differ from the loop's, relative to them
-
-
-class _WithLoss(nn.Module):
-    """A network and its loss in one module, as `functional_call` wants it."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, loss: Loss, x: Tensor, y: Tensor, context: Context) -> Tensor:
-        return loss(self.network, x, y, context)
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,7 @@ class Stack:
 
     def __init__(self, model: FlatModel) -> None:
         self._model = model
-        self._bundle = _WithLoss(copy.deepcopy(model.module).train())
+        self._bundle = WithLoss(copy.deepcopy(model.module).train())
 
     def obstacle(self, x: Tensor, y: Tensor, settings: Train, loss: Loss) -> str | None:
         """Why the network cannot be stacked, in words for the log; None if it can.

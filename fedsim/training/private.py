@@ -1,0 +1,86 @@
+"""DP-SGD: local training with differential privacy of each example.
+
+Abadi et al., Deep Learning with Differential Privacy, CCS 2016, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedsim.errors import ExperimentError
+from fedsim.training.flat import FlatModel, WithLoss, named
+
+if TYPE_CHECKING:
+    from fedsim.training.local import TrainingJob
+
+
+class PerExample:
+    """The gradient of each example of a batch, clipped to a norm and summed.
+
+    Args:
+        model: the network, which must not mix the examples of a batch.
+        clip: C, the largest L2 norm of an example's gradient.
+    """
+
+    def __init__(self, model: FlatModel, clip: float) -> None:
+        self._model, self._clip = model, clip
+        names = list(model.shapes)[: len(model.leaves)]
+        self._shapes = {name: model.shapes[name] for name in names}
+
+    def clipped_sum(self, job: TrainingJob, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(P,) Σ_i g_i·min(1, C/‖g_i‖) over a batch, and its losses (B,)."""
+        loss, bundle = job.hooks.loss, WithLoss(self._model.module)
+
+        def of_one(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            leaves = {f"network.{n}": v for n, v in named(self._shapes, w).items()}
+            arguments = (loss, x[None], y[None], job.context)
+            found: Tensor = functional_call(bundle, leaves, arguments)
+            return found.sum()
+
+        w = self._model.vector[: self._model.num_parameters]
+        each = vmap(grad_and_value(of_one), in_dims=(None, 0, 0), randomness="different")
+        g, losses = each(w.detach(), x, y)
+        scale = (self._clip / g.norm(dim=1).clamp(min=self._clip)).detach()
+        return scale @ g.detach(), losses.detach()
+
+
+def check_examples_apart(network: nn.Module) -> None:
+    """Reject a network whose gradient cannot be divided among examples.
+
+    Raises:
+        ExperimentError: it has batch norm.
+    """
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
+        raise ExperimentError(
+            "privacy.level=example: batch norm mixes examples, so no gradient is of a single one; "
+            "take a model without it"
+        )
+
+
+def sampling_rate(n: int, batch_size: int) -> float:
+    """q, the chance of each of n examples to be in a batch."""
+    return min(1.0, batch_size / n)
+
+
+def steps_of(job: TrainingJob, batch_size: int) -> int:
+    """How many steps a job makes: as many as without privacy."""
+    steps = job.epochs * math.ceil(len(job.y) / batch_size)
+    return steps if job.most_steps is None else min(steps, job.most_steps)
+
+
+def draw_batch(job: TrainingJob, batch_size: int) -> Tensor:
+    """The rows of a batch, each drawn by itself (Poisson sampling)."""
+    n = len(job.y)
+    rows = np.flatnonzero(job.rng.random(n) < sampling_rate(n, batch_size))
+    return torch.from_numpy(rows).to(job.y.device)
+
+
+def noise(job: TrainingJob, size: int, device: torch.device) -> Tensor:
+    """(size,) standard normal."""
+    return torch.from_numpy(job.rng.standard_normal(size, dtype=np.float32)).to(device)

@@ -1,0 +1,124 @@
+"""DP-SGD: differential privacy of each example (`privacy.level=example`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from experiments import federation, small_experiment, with_method
+from fedsim import Run, resume, run
+from fedsim.errors import BadInput, ClientError
+from fedsim.objectives import Classification
+from fedsim.privacy.central import Privacy
+from fedsim.training import FlatModel, Hooks, Train, TrainingJob
+from fedsim.training import train as train_job
+
+Finish = Callable[..., Run]
+PRIVACY: dict[str, Any] = {"level": "example", "clip": 0.5, "noise_multiplier": 1.0}
+LOSS = Classification().loss
+
+
+def network() -> FlatModel:
+    torch.manual_seed(0)
+    return FlatModel(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), CPU)
+
+
+CPU = torch.device("cpu")
+X = torch.randn(23, 5, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(23) % 3
+
+
+def job(model: FlatModel, clip: float, z: float, **fields: Any) -> TrainingJob:
+    given = (model.vector.clone(), X, Y, 0.3, 2, np.random.default_rng(5), Hooks(LOSS))
+    return TrainingJob(*given, privacy=(clip, z), **fields)
+
+
+def by_hand(model: FlatModel, clip: float, z: float, B: int) -> Tensor:
+    """Algorithm 1 of the paper, an example at a time."""
+    rng, w, n = np.random.default_rng(5), model.vector.clone(), len(Y)
+    for _ in range(2 * math.ceil(n / B)):
+        rows = np.flatnonzero(rng.random(n) < B / n)
+        total = z * clip * torch.from_numpy(rng.standard_normal(len(w), dtype=np.float32))
+        for i in rows:
+            model.load(w)
+            g = model.gradient(LOSS(model.module, X[i : i + 1], Y[i : i + 1], {}).sum()).clone()
+            total += g / max(1.0, float(g.norm()) / clip)
+        w = w - 0.3 * total / B
+    return w
+
+
+@pytest.mark.parametrize("z", [0.0, 1.3])
+@pytest.mark.parametrize("clip", [0.1, 100.0])
+def test_steps_are_those_of_the_paper(clip: float, z: float) -> None:
+    model = network()
+    expected = by_hand(network(), clip, z, 4)
+    done = train_job(model, job(model, clip, z), Train(batch_size=4, local_epochs=2))
+    torch.testing.assert_close(done.weights, expected, rtol=1e-4, atol=1e-5)
+    assert done.steps == 12
+    limited = train_job(network(), job(model, clip, z, most_steps=3), Train(batch_size=4))
+    assert limited.steps == 3
+
+
+def test_epsilon_of_each_client_is_on_record(finish: Finish) -> None:
+    train = {"rounds": 3, "participation": 0.5, "batch_size": 16, "optimizer": {"lr": 0.1}}
+    done = finish(privacy=PRIVACY, train=train)
+    privacy, spent = Privacy(**PRIVACY), dict.fromkeys(range(10), 0)
+    largest = 0.0
+    for t, rows in done.clients.groupby("round"):
+        for row in rows.to_dict("records"):
+            n = row["samples"]
+            spent[row["client"]] += math.ceil(n / 16)
+            q = min(1.0, 16 / n)
+            expected = privacy.epsilon({(q, 1): spent[row["client"]]})
+            assert row["epsilon"] == pytest.approx(expected)
+            largest = max(largest, expected)
+        assert done.rounds["epsilon"][int(t) - 1] == pytest.approx(largest)
+
+
+def test_resumed_it_knows_what_it_has_spent(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "privacy": PRIVACY,
+        "train": {"rounds": 4, "participation": 0.5},
+        "checkpoint": {"every": 1},
+    }
+    whole = run(small_experiment(**sections), tmp_path / "whole", progress=False)
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_experiment(**sections), tmp_path / "cut", interrupt)
+    (folder,) = (tmp_path / "cut").glob("*/*")
+    assert resume(folder, progress=False).result_hash == whole.result_hash
+
+
+def test_it_learns(finish: Finish) -> None:
+    train = {"rounds": 15, "local_epochs": 3, "optimizer": {"lr": 0.5}}
+    done = finish(privacy={**PRIVACY, "noise_multiplier": 0.5}, train=train)
+    assert done.rounds["accuracy"].iloc[-1] > 0.6
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedprox", "moon"])
+def test_other_methods(finish: Finish, name: str) -> None:
+    done = finish(**with_method(name, privacy=PRIVACY, train={"rounds": 2}))
+    assert done.clients["epsilon"].gt(0).all()
+
+
+def test_what_it_does_not_cover() -> None:
+    with pytest.raises(BadInput, match=r"privacy.level=example: method.name=xpfl has a training"):
+        small_experiment(**with_method("xpfl", privacy=PRIVACY))
+    fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
+    fed.begin_round(1)
+    with pytest.raises(ClientError, match="does not cover `perturb`, which sees gradients"):
+        fed.mean(fed._context.spec.functions.local_update, [0], weights=fed.initial_weights())
+    made = small_experiment(model={"name": "resnet8", "width": 2}, privacy=PRIVACY)
+    with pytest.raises(BadInput, match=r"privacy.level=example: batch norm mixes examples"):
+        federation(made)
