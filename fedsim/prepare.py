@@ -168,16 +168,17 @@ def _with_further(
     """The objective with the metrics of `evaluate.metrics`.
 
     Raises:
-        ExperimentError: one is not for this data, or has the name of another.
+        ExperimentError: one is not for this data, or has the name of another column.
     """
     further = further_metrics(names, dataset)
     taken = [metric.column for metric in objective.metrics(dataset)]
-    recorded = {*RESERVED, "train_loss", *(f"{who}_{own}" for who in TESTED for own in taken)}
+    reserved = {*RESERVED, "train_loss", *PrivateAggregation.column_names}
+    prefixes = (VALIDATION, *(f"{who}_" for who in TESTED))  # of columns of other examples
     for name, metric in zip(names, further, strict=True):
-        if metric.name in recorded or metric.name.startswith(VALIDATION):
+        if metric.name in reserved or metric.name.startswith(prefixes):
             raise ExperimentError(
-                f"evaluate.metrics: {name}: '{metric.name}' is a column that every run has, or "
-                "may have; give the function another name"
+                f"evaluate.metrics: {name}: the column name '{metric.name}' is reserved; rename "
+                "the function"
             )
         if metric.name in taken:
             raise ExperimentError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_metrics
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -261,8 +262,11 @@ FRIEDMAN = {"name": "friedman", "samples": 60, "test_samples": 20}
         ({"metrics": ["top10_accuracy"]}, "top10_accuracy is 1 for any model: the data has 10"),
         ({"metrics": ["own_metrics:loss"]}, "there is a metric 'loss' already"),
         *(
-            ({"metrics": [f"own_metrics:{name}"]}, f"'{name}' is a column that every run has")
-            for name in ("train_loss", "validation_accuracy", "worst_client_accuracy", "seconds")
+            (
+                {"metrics": [f"own_metrics:{name}"]},
+                f"own_metrics:{name}: the column name '{name}' is reserved; rename the function",
+            )
+            for name in own_metrics.RESERVED
         ),
         ({"metrics": ["own_metrics:strange"]}, "best must be 'max' or 'min', not 'least'"),
         (
