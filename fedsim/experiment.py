@@ -270,8 +270,8 @@ class Experiment(Config):
 def plain(content: Any, key: str = "") -> Any:
     """Nested dicts as a file would hold them.
 
-    Components become the sections that name them, functions their names, and NumPy values, tuples
-    and paths what YAML has for them.
+    Components become the sections that name them, functions their names, and NumPy values, tuples,
+    ranges and paths what YAML has for them.
 
     Args:
         key: below which the content stands.
@@ -283,7 +283,7 @@ def plain(content: Any, key: str = "") -> Any:
         return {k: plain(v, str(k).rpartition(".")[2]) for k, v in content.items()}
     if isinstance(content, np.ndarray | np.generic):
         content = content.tolist()
-    if isinstance(content, list | tuple):
+    if isinstance(content, list | tuple | range):
         return [plain(value, key) for value in content]
     if isinstance(content, Path):
         return str(content)

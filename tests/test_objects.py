@@ -13,6 +13,7 @@ import numpy as np
 import own_metrics
 import own_objects
 import pytest
+import yaml
 from own_components import MultiLabel, Tagged
 
 from experiments import small_experiment
@@ -20,8 +21,9 @@ from fedsim import Dataset, Experiment, grid, load, replay, resume, run, tune
 from fedsim.data import load_dataset
 from fedsim.data.dataset import Scaling
 from fedsim.errors import BadInput, DataError, ExperimentError
-from fedsim.experiment import plain
+from fedsim.experiment import plain, to_yaml
 from fedsim.methods.fedavg import FedAvg
+from fedsim.sweep.start import _content
 from fedsim.training import Train
 
 OBJECTS: dict[str, Any] = {
@@ -174,7 +176,7 @@ def test_values_become_what_yaml_has_for_them() -> None:
             "train": Train(rounds=7),
             "evaluate": {"metrics": (own_metrics.f2, "ece")},
             "data": {"name": "npz", "path": Path("a", "b.npz")},
-            "grid": {"axes": {"partition.alpha": np.array([0.1, 1.0]), "seed": np.arange(2)}},
+            "grid": {"axes": {"partition.alpha": np.array([0.1, 1.0])}, "seeds": range(2)},
         }
     )
     assert found["seed"] == 3
@@ -182,7 +184,16 @@ def test_values_become_what_yaml_has_for_them() -> None:
     assert found["train"]["rounds"] == 7
     assert found["evaluate"] == {"metrics": ["own_metrics:f2", "ece"]}
     assert found["data"]["path"] == "a/b.npz"
-    assert found["grid"] == {"axes": {"partition.alpha": [0.1, 1.0], "seed": [0, 1]}}
+    assert found["grid"] == {"axes": {"partition.alpha": [0.1, 1.0]}, "seeds": [0, 1]}
+
+
+def test_so_do_values_of_overrides() -> None:
+    given = {"train.rounds": np.int64(3), "train.optimizer.lr": np.float64(0.5)}
+    content = _content({**SMALL, "grid": {}}, {**given, "grid.seeds": range(2)}).content
+    written = yaml.safe_load(to_yaml(content))  # as into the folder of a grid
+    assert written["train"]["rounds"] == 3
+    assert written["train"]["optimizer"]["lr"] == 0.5
+    assert written["grid"] == {"seeds": [0, 1]}
 
 
 def test_metrics_are_functions(tmp_path: Path) -> None:

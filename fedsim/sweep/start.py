@@ -118,6 +118,7 @@ def _content(
     given: str | Path | Mapping[str, Any] | RawConfig,
     overrides: Sequence[str] | Mapping[str, Any],
 ) -> RawConfig:
+    overrides = plain(overrides)
     if isinstance(given, str | Path):
         return RawConfig.read(given, overrides)
     if not isinstance(given, RawConfig):
