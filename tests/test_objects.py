@@ -207,8 +207,13 @@ def test_metrics_are_functions(tmp_path: Path) -> None:
 class TestData:
     def test_kinds_of_labels_and_names(self) -> None:
         x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1], np.int32)
-        made = Dataset(x, y, x, y.astype(np.uint8), (3, 7), mean=(np.float32(0.5),), std=(1,))
-        assert made.classes == ("3", "7")
+        made = Dataset(
+            *(x.tolist(), y, x, y.astype(np.uint8), np.array([3, 7])),
+            features=np.array(["a", "b"]),  # type: ignore[arg-type]
+            mean=(np.float32(0.5),),
+            std=(1,),
+        )
+        assert (made.classes, made.features) == (("3", "7"), ("a", "b"))
         assert made.y.dtype == made.test_y.dtype == np.int64
         experiment = Experiment.from_dict({**SMALL, "data": made})
         assert load_dataset(experiment.data).mean == (0.5,)
@@ -270,6 +275,11 @@ class TestData:
             (
                 {"y": np.zeros((48, 1), int)},
                 r"y must be \(N,\) class indices, not of",
+            ),
+            ({"y": np.int64(3)}, r"x of shape \(48, 5\) and y of \(\) do not go together"),
+            (
+                {"test_x": np.zeros((12, 4))},
+                r"inputs in test_x are of shape \(4,\), in x of \(5,\)",
             ),
             ({"x": np.full((48, 5), np.nan)}, "x has NaN or infinite values"),
             ({"x": np.full((48, 5), "a")}, "x must hold numbers, not <U1"),

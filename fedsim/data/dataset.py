@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.data.stored import AnyArray, select
+from fedsim.data.stored import AnyArray, StoredArray, select
 from fedsim.data.subset import Indices, take_stratified
 from fedsim.errors import DataError, FedsimError, in_own_code
 from fedsim.registry import Component, Registry, called, check_keywords, import_object
@@ -170,13 +170,13 @@ class Dataset:
     def __post_init__(self) -> None:
         for name in ("x", "y", "test_x", "test_y"):
             array = getattr(self, name)
-            if isinstance(array, np.ndarray):
+            if not isinstance(array, StoredArray):
+                array = np.asanyarray(array)
                 labels = name.endswith("y") and array.dtype.kind in "iu"
                 array = array.astype(np.int64, copy=False) if labels else array
                 object.__setattr__(self, name, _contiguous(array))
-        object.__setattr__(self, "classes", tuple(map(str, self.classes)))
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        for name, kind in (("classes", str), ("features", str), ("mean", float), ("std", float)):
+            object.__setattr__(self, name, tuple(map(kind, getattr(self, name))))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -118,10 +118,14 @@ def _check(dataset: Dataset) -> None:
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if isinstance(inputs, StoredArray):
             raise DataError(f"data: {x} stays in a file of its own; name a source that reads it")
-        if inputs.ndim < 2 or len(inputs) != len(labels):
+        if inputs.ndim < 2 or labels.ndim < 1 or len(inputs) != len(labels):
             raise DataError(
                 f"data: {x} of shape {inputs.shape} and {y} of {labels.shape} do not go together; "
                 "they must be (N, ...) and (N,)"
+            )
+        if inputs.shape[1:] != dataset.shape:
+            raise DataError(
+                f"data: inputs in {x} are of shape {inputs.shape[1:]}, in x of {dataset.shape}"
             )
         if not len(labels):
             raise DataError(f"data: {x} and {y} are empty")

@@ -830,7 +830,9 @@ def _inputs(where: str, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
     x = _array(where, arrays, key)
     if isinstance(x, StoredArray):
         return x
-    if x.ndim < 2 or x.size == 0 or x.dtype.kind not in "biuf":
+    if x.size == 0:
+        raise DataError(f"{where}: '{key}', of shape {x.shape}, is empty")
+    if x.ndim < 2 or x.dtype.kind not in "biuf":
         raise DataError(
             f"{where}: '{key}' is {x.dtype} of shape {x.shape}, expected numbers of shape (N, ...)"
         )

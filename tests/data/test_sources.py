@@ -699,7 +699,7 @@ X, Y = np.zeros((4, 3)), np.array([0, 0, 1, 1])
         ({"x": X, "y": np.array([0, 0, 9, 9])}, r"label 9, but only 4 examples"),
         ({"x": X, "y": np.array([0, 0, 2**64 - 1, 1], np.uint64)}, r"'y' has the label -1 at 2"),
         ({"x": X[0], "y": Y}, r"'x' is float64 of shape \(3,\), expected numbers of shape"),
-        ({"x": X[:0], "y": Y[:0]}, r"'x' is float64 of shape \(0, 3\)"),
+        ({"x": X[:0], "y": Y[:0]}, r"'x', of shape \(0, 3\), is empty"),
         ({"x": X.astype(str), "y": Y}, r"'x' is <U32 of shape \(4, 3\), expected numbers"),
         ({"x": X + np.nan, "y": Y}, r"'x' is not finite in float32 in example 0"),
         ({"x": X + 1e300, "y": Y}, r"'x' is not finite in float32 in example 0"),
