@@ -367,7 +367,7 @@ class _Screen:
 def _summary(done: Run) -> None:
     """The results of a run as a small table."""
     from fedsim.objectives.continual import continual
-    from fedsim.results.summary import LAST, best_round, chosen_by, digits
+    from fedsim.results.summary import LAST, best_round, chosen_by, digits, further_scores
 
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -387,12 +387,8 @@ def _summary(done: Run) -> None:
             row = rounds.iloc[best]
             score = f"{digits(row[metric.column])} (round {int(row['round'])})"
             table.add_row(f"{metric.label}, best{by}", score)
-    for name in done.experiment.evaluate.metrics:
-        own = [m for m in done.metrics if m.column == name.rpartition(":")[2] and m != metric]
-        for further in own:
-            values = rounds.get(further.column, rounds["round"][:0]).dropna()
-            if len(values):
-                table.add_row(f"{further.label}, last round", digits(values.iloc[-1]))
+    for label, last_score in further_scores(done).items():
+        table.add_row(f"{label}, last round", digits(last_score))
     if "accuracy" in done.tasks:
         found = continual(done.tasks)
         table.add_row("forgetting, backward", f"{found.forgetting:.4f}, {found.backward:.4f}")

@@ -10,7 +10,14 @@ from markupsafe import Markup
 
 from fedsim.config_file import RawConfig
 from fedsim.results.report.figures import STYLES, Line, draw_lines, swatch
-from fedsim.results.summary import best_round, cell_label, chosen_by, digits, mean_std
+from fedsim.results.summary import (
+    best_round,
+    cell_label,
+    chosen_by,
+    digits,
+    further_scores,
+    mean_std,
+)
 from fedsim.words import size
 
 if TYPE_CHECKING:
@@ -47,6 +54,8 @@ def run_html(run: Run) -> str:
         scores = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
         if len(scores):
             facts += _scores(scores, metric)
+            further = further_scores(run).items()
+            facts += [(f"{label}, last round", digits(score)) for label, score in further]
             curve = _curve(metric, [_line(scores, metric.column, 0, metric.label)])
         last = rounds.iloc[-1]
         facts.append(("sent up", size(last["total_bytes_up"])))

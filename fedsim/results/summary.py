@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.config_file import RawConfig
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.results.run import Run
 
@@ -71,6 +72,23 @@ def best_round(rounds: pd.DataFrame, metric: Metric) -> int | None:
         return None
     scores = sign(metric) * rounds[column].to_numpy(dtype=float)
     return None if np.isnan(scores).all() else int(np.nanargmax(scores))
+
+
+def further_scores(run: Run) -> dict[str, float]:
+    """The last scores of the run's `evaluate.metrics`, by label; the accuracy of each class is not
+    among them.
+    """
+    content = RawConfig.read(run.path / "experiment.yaml").content  # which imports no metric
+    labels = {metric.column: metric.label for metric in run.metrics}
+    found = {}
+    for name in content.get("evaluate", {}).get("metrics", ()):
+        _, own, metric = name.rpartition(":")
+        for column in run.rounds:
+            if column == metric or (own and column.startswith(f"{metric}/")):
+                scores = run.rounds[column].dropna()
+                if len(scores):
+                    found[labels.get(column, column)] = float(scores.iloc[-1])
+    return found
 
 
 def tidy(

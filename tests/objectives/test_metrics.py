@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from sklearn import metrics as theirs
 
 from experiments import Say, small_experiment
 from fedsim import Run, predictions, run
+from fedsim.cli import runs
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError, MethodError
 from fedsim.objectives import Batch, Classification, Rationales, Regression, merged, scores_of
@@ -191,6 +193,17 @@ class TestRuns:
         page = Path("page.html").read_text()
         for label in ("macro F1", "top-5 accuracy", "expected calibration error", "error rate"):
             assert label in page
+
+    def test_summaries_show_the_last_scores(
+        self, done: Run, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        runs._summary(done)
+        text, last = capsys.readouterr().out, done.rounds.iloc[-1]
+        labels = {"f2": "f2", "macro_f1": "macro F1", "extremes/least": "extremes/least"}
+        for column, label in labels.items():
+            assert re.search(rf"^{label}, last round +{last[column]:.4f} *$", text, re.M), column
+            assert f"{label}, last round" in done._repr_html_()
+        assert "class_accuracy" not in text
 
     def test_nothing_else_changes(self, done: Run, finish: Finish) -> None:
         plain = finish(
