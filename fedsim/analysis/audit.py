@@ -669,9 +669,9 @@ def _audit(
     shown = _explainers(explainers, run.experiment.explain)
     levels: list[float | None] = [None]
     if noise is not None:
-        levels = [noise] if isinstance(noise, int | float) else [*dict.fromkeys(noise)]
+        levels = [*dict.fromkeys(np.atleast_1d(noise).tolist())]
         if not levels:
-            raise BadInput("noise: no level is given")
+            raise BadInput("noise: the list is empty; name a level, such as 0.5")
         if not shown:
             raise BadInput("noise is added to explanations; name an explainer")
     attacked = PrivacyAudit(run)

@@ -327,6 +327,8 @@ class TestExplanations:
         assert list(none.membership["attack"]) == ["loss", "entropy"]
         assert none.reconstruction.empty
         assert none.inversions == {}
+        with pytest.raises(BadInput, match=r"^noise: the list is empty; name a level, such as 0"):
+            audit(done, [Random()], noise=[], progress=False)
 
     def test_the_example_runs(self, done: Run) -> None:
         run_example(audit, folder=done.path)
