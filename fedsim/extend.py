@@ -29,7 +29,7 @@ def extend(
     overrides: Sequence[str] | Mapping[str, Any],
     out: str | Path = "runs",
     progress: bool | Callable[[Progress], None] = True,
-    on_start: Callable[[RunFolder], None] = lambda _: None,
+    on_start: Callable[[Run], None] = lambda _: None,
 ) -> Run:
     """Continue a finished run for more rounds.
 
@@ -43,7 +43,7 @@ def extend(
             rounds, `name`, `engine`, `checkpoint`, `loggers` and `evaluate.every` may change.
         out: parent folder of the new run, `<out>/<name>/<id>`.
         progress: as of `fedsim.run`.
-        on_start: called with the new run's folder before its first round.
+        on_start: called with the new run before its first round.
 
     Raises:
         BadInput: the run is not finished or damaged, its data have changed, something else is
@@ -75,9 +75,8 @@ def extend(
 
     def copy(folder: RunFolder) -> None:
         _copy(old, folder, done)
-        on_start(folder)
 
-    return begin(experiment, dataset, splits, spec, out, progress, copy)
+    return begin(experiment, dataset, splits, spec, out, progress, on_start, copy)
 
 
 def _check(before: Experiment, experiment: Experiment, done: int) -> None:

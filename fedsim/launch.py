@@ -49,7 +49,7 @@ def run(
     experiment: Experiment,
     out: str | Path = "runs",
     progress: bool | Callable[[Progress], None] = True,
-    on_start: Callable[[RunFolder], None] = lambda _: None,
+    on_start: Callable[[Run], None] = lambda _: None,
 ) -> Run:
     """Run an experiment from the beginning.
 
@@ -60,7 +60,7 @@ def run(
             function is called with the record of each round (a row of `Run.rounds`, as a dict) and
             with messages for the user. An exception that it raises ends the run, which can be
             resumed.
-        on_start: called with the run's folder before the first round.
+        on_start: called with the run before its first round.
 
     Returns:
         The run, loaded.
@@ -87,9 +87,10 @@ def begin(
     spec: RunSpec,
     out: str | Path,
     progress: bool | Callable[[Progress], None],
-    on_start: Callable[[RunFolder], None],
+    on_start: Callable[[Run], None],
+    fill: Callable[[RunFolder], None] = lambda _: None,
 ) -> Run:
-    """Make the folder of a run that is prepared, and carry it out; see `run`."""
+    """Make the folder of a run that is prepared, fill it, and carry the run out; see `run`."""
     check_disk(experiment, spec, Path(out))
     with (
         RunProgress(progress) as shown,
@@ -98,8 +99,8 @@ def begin(
         about = facts(dataset, splits, experiment)
         folder = RunFolder.create(experiment, new_path(out, experiment.name), about)
         with folder.alone():
-            shown.start(folder)
-            on_start(folder)
+            fill(folder)
+            _announce(folder, shown, on_start)
             if dataset.note:
                 shown(dataset.note)
             return _carry_out(folder, dataset, splits, spec, actors, shown)
@@ -108,7 +109,7 @@ def begin(
 def resume(
     path: str | Path,
     progress: bool | Callable[[Progress], None] = True,
-    on_start: Callable[[RunFolder], None] = lambda _: None,
+    on_start: Callable[[Run], None] = lambda _: None,
 ) -> Run:
     """Continue an interrupted run; see `fedsim.resume`.
 
@@ -125,8 +126,7 @@ def resume(
         dataset, splits, spec = prepare(folder.experiment)
         same_data(folder, dataset, splits)
         with _planned(folder.experiment, splits, spec, shown) as actors:
-            shown.start(folder)
-            on_start(folder)
+            _announce(folder, shown, on_start)
             changed = folder.rounds_otherwise()
             if changed:
                 shown(
@@ -134,6 +134,12 @@ def resume(
                     "otherwise, and the hash be another"
                 )
             return _carry_out(folder, dataset, splits, spec, actors, shown)
+
+
+def _announce(folder: RunFolder, shown: RunProgress, on_start: Callable[[Run], None]) -> None:
+    run = Run(folder)
+    shown.start(run)
+    on_start(run)
 
 
 def drive(

@@ -21,8 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.objectives import Metric
-from fedsim.results.folder import RunFolder
-from fedsim.results.run import load
+from fedsim.results.run import Run, load
 from fedsim.results.summary import digits
 from fedsim.words import duration, size
 
@@ -35,17 +34,17 @@ class RoundLine:
     """What a person wants to know of a round, in a line: score, traffic, speed.
 
     Args:
-        folder: of the run.
+        run: whose rounds they are.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._first, self._began = 0, time.monotonic()
 
     @cached_property
     def _metric(self) -> Metric:
         # Loaded anew, because the driver has written its part of the manifest.
-        return load(self._folder.path).primary_metric
+        return load(self._run.path).primary_metric
 
     def __call__(self, row: dict[str, Any]) -> str:
         if not self._first:
@@ -110,9 +109,9 @@ class _Shown(Generic[E]):
 class RunProgress(_Shown[dict[str, Any] | str]):
     """A run that goes on; see `fedsim.run`."""
 
-    def start(self, folder: RunFolder) -> None:
+    def start(self, run: Run) -> None:
         """Say which run it is, before its first round."""
-        self._rounds, self._line = folder.experiment.train.rounds, RoundLine(folder)
+        self._rounds, self._line = run.experiment.train.rounds, RoundLine(run)
         if self._bar:
             self._bar.update(0, self._rounds, "starting")
 

@@ -120,7 +120,7 @@ def test_a_regression_is_judged_by_r2(
     make_regression(done.path, [-12345.678, 0.52, 0.5])
     regression = load(done.path)
     screen = runs._Screen()
-    screen.start(RunFolder.open(done.path))
+    screen.start(load(done.path))
     for row in regression.rounds.to_dict("records"):
         screen.show({str(key): value for key, value in row.items()})
     runs._summary(regression)
@@ -141,7 +141,7 @@ def test_targets_that_are_all_the_same_have_no_r2(
     regression = load(done.path)
     (*_, last) = regression.rounds.to_dict("records")
     screen = runs._Screen()
-    screen.start(RunFolder.open(done.path))
+    screen.start(load(done.path))
     screen.show({str(key): value for key, value in last.items()})
     runs._summary(regression)
     text = capsys.readouterr().out

@@ -91,6 +91,16 @@ def test_a_function_is_told_instead(terminal: io.StringIO, tmp_path: Any) -> Non
         resume(done.path)
 
 
+def test_a_run_that_starts_is_handed_out(tmp_path: Any) -> None:
+    seen: list[Any] = []
+    done = run(
+        small_experiment(train={"rounds": 1}),
+        tmp_path,
+        on_start=lambda started: seen.append((started.path, started.status, len(started.rounds))),
+    )
+    assert seen == [(done.path, "running", 0)]
+
+
 def test_what_a_function_raises_ends_a_run_that_can_be_resumed(tmp_path: Any) -> None:
     experiment = small_experiment(train={"rounds": 4}, checkpoint={"every": 1})
 

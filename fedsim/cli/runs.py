@@ -33,7 +33,7 @@ from fedsim.errors import ClientError, FedsimError, MethodError, RunError
 
 if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
     from fedsim import Grid, Run, Search
-    from fedsim.results.folder import Folder, RunFolder
+    from fedsim.results.folder import Folder
     from fedsim.simulate import Progress
 
 
@@ -308,18 +308,18 @@ class _Screen:
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
-        self._folder: RunFolder | None = None
+        self._run: Run | None = None
         self._latest = self._rounds = 0
 
     def __enter__(self) -> _Screen:
         return self
 
-    def start(self, folder: RunFolder) -> None:
+    def start(self, run: Run) -> None:
         from fedsim.progress import RoundLine
 
-        self._folder, self._line = folder, RoundLine(folder)
-        self._rounds = folder.experiment.train.rounds
-        out.print(f"run folder: {short(folder.path)}", markup=False)
+        self._run, self._line = run, RoundLine(run)
+        self._rounds = run.experiment.train.rounds
+        out.print(f"run folder: {short(run.path)}", markup=False)
         if out.is_terminal:
             self._bar = Bar(
                 TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
@@ -348,10 +348,10 @@ class _Screen:
     ) -> None:
         if self._bar:
             self._bar.stop()
-        if kind is None or self._folder is None or not _resumable(error):
+        if kind is None or self._run is None or not _resumable(error):
             return
         when = f" after round {self._latest}" if self._latest else ""
-        path = short(self._folder.path)
+        path = short(self._run.path)
         how = f"to go on:\n  fedsim resume {path}"
         if isinstance(error, ClientError | MethodError):
             how = (

@@ -83,7 +83,7 @@ def further_scores(run: Run) -> dict[str, float]:
     found = {}
     for name in content.get("evaluate", {}).get("metrics", ()):
         _, own, metric = name.rpartition(":")
-        for column in run.rounds:
+        for column in map(str, run.rounds):
             if column == metric or (own and column.startswith(f"{metric}/")):
                 scores = run.rounds[column].dropna()
                 if len(scores):

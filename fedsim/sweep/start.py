@@ -94,7 +94,7 @@ def resume(
     Args:
         path: the folder of the run, grid or search.
         progress: as for `fedsim.run`, `fedsim.grid` and `fedsim.tune`.
-        on_start: called with the folder before work continues.
+        on_start: called with the run, grid or search before work continues.
 
     Raises:
         BadInput: the folder holds no run, grid or search, was edited or is finished, or its data
