@@ -312,7 +312,7 @@ def import_object(name: str, what: str) -> Any:
         raise PydanticCustomError(
             "not_trusted",
             "{what} '{name}' is code of the author's, and this folder was made elsewhere; if you "
-            "trust them: --trust",
+            "trust them, add --trust, or in Python: fedsim.load(folder).trust()",
             {"what": what, "name": name},
         )
     if module.partition(".")[0] in sys.stdlib_module_names:

@@ -64,7 +64,7 @@ class TestCode:
         assert code == 2
         assert re.search(
             r"method 'payload_\w+:It' is code of the author's, and this folder was made "
-            r"elsewhere; if you trust them: --trust",
+            r"elsewhere; if you trust them, add --trust, or in Python: fedsim\.load\(folder\)\.tr",
             complaint,
         )
         assert not marker.exists()
@@ -76,6 +76,17 @@ class TestCode:
         assert say("resume", str(path), "--trust")[0] == 0
         assert marker.exists()
         assert fedsim.load(path).experiment.method.name.startswith("payload_")
+
+    def test_in_python(self, strange: tuple[Path, Path]) -> None:
+        path, marker = strange
+        done = fedsim.load(path)
+        with pytest.raises(RunFolderError, match=r"fedsim\.load\(folder\)\.trust\(\)$"):
+            _ = done.experiment
+        assert not marker.exists()
+        done.trust()
+        assert done.experiment.method.name.startswith("payload_")
+        assert fedsim.load(path).experiment == done.experiment
+        assert marker.exists()
 
     def test_a_report_needs_none_of_it(self, strange: tuple[Path, Path], say: Say) -> None:
         path, marker = strange

@@ -107,7 +107,11 @@ class Folder:
         return expected is not None and hmac.compare_digest(expected, str(found))
 
     def trust(self) -> None:
-        """Trust the code that the experiment names, and those of runs below, from now on."""
+        """Allow a folder from elsewhere to import the code that its experiment names, from now on.
+
+        This includes the runs of a grid or a search. Read that code first. Folders that you made
+        yourself need no trust.
+        """
         self.update(signature=_signature((self.path / "experiment.yaml").read_bytes()))
         for path in manifests.runs_below(self.path):
             RunFolder.open(path).trust()

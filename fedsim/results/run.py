@@ -100,8 +100,19 @@ class Run:
 
     @property
     def experiment(self) -> Experiment:
-        """The experiment that was run; its user-defined components must be importable."""
+        """The experiment that was run; its user-defined components must be importable.
+
+        Raises:
+            RunFolderError: one of them is not, or the folder was made elsewhere; see `trust`.
+        """
         return self._folder.experiment
+
+    def trust(self) -> None:
+        """Allow a run from elsewhere to import the code that its experiment names, from now on.
+
+        Read that code first. Folders that you made yourself need no trust.
+        """
+        self._folder.trust()
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
