@@ -184,7 +184,7 @@ def summarise(
         axes: what cells have values of.
         baseline: the values of some axes. Each cell is compared with the cell that has these
             values and is otherwise equal to it.
-        target: a score, for `bytes_to_target`.
+        target: a score, for `rounds_to_target` and `bytes_to_target`.
 
     Returns:
         The axes' columns, `seeds` (how many), `<figure>_mean` and `<figure>_std` for the figures

@@ -106,7 +106,8 @@ class Grid(Sweep):
         grid's). Finished runs also have the figures that papers report: the primary metric in the
         last evaluated round (`last`), its `best` value and its mean over the last five evaluated
         rounds (`last5`; over all, if there are fewer), `total_bytes` (sent up and down), and with
-        a target `bytes_to_target`, the bytes sent by the end of the first round that reached it.
+        a target `rounds_to_target`, the first round that reached it, and `bytes_to_target`, the
+        bytes sent by the end of that round (both NaN if none did).
         """
         import pandas as pd
 

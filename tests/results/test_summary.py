@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim import Run
+from fedsim import Grid, Run
 from fedsim.objectives import Metric
 from fedsim.results.summary import (
     cell_label,
@@ -71,6 +71,10 @@ class TestOneRun:
             "rounds_to_target": 2,
             "bytes_to_target": 40,  # twenty up and twenty down after the second round
         }
+
+    def test_a_grid_documents_them(self) -> None:
+        for figure in of_run(rounds([0.1]), ACCURACY, target=0.5):
+            assert f"`{figure}`" in Grid.cells.__doc__
 
     def test_rounds_that_were_not_evaluated_are_passed_over(self) -> None:
         nan = math.nan
