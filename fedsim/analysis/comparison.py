@@ -16,8 +16,9 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import runs_below
 from fedsim.results.report.entries import names_of
 from fedsim.results.run import Run
-from fedsim.results.summary import LAST, of_run
+from fedsim.results.summary import LAST, aligned, of_run
 from fedsim.results.sweeps import open_folder
+from fedsim.words import size
 
 # Of a manifest, what may change the last bits of a result, or how long it takes.
 ENVIRONMENT = ("python", "git_revision", "packages", "hardware", "actors", "clients_per_step")
@@ -54,23 +55,43 @@ class Comparison:
             "results": self.results,
         }
 
+    @property
+    def texts(self) -> dict[str, pd.DataFrame]:
+        """The three tables as they are printed: each score with the same decimals in all runs."""
+        return {
+            about: pd.DataFrame({key: _texts(str(key), table[key]) for key in table}, table.index)
+            for about, table in self.tables.items()
+        }
+
     def __str__(self) -> str:
         parts = [
-            f"{about}: the same"
-            if table.columns.empty
-            else f"{about}\n{table.T.to_string(na_rep='–')}"
-            for about, table in self.tables.items()
+            f"{about}: the same" if table.columns.empty else f"{about}\n{table.T.to_string()}"
+            for about, table in self.texts.items()
         ]
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
         parts = []
-        for about, table in self.tables.items():
+        for about, table in self.texts.items():
             if table.columns.empty:
                 parts.append(f"<p><b>{about}</b>: the same</p>")
             else:
-                parts.append(f"<p><b>{about}</b></p>{table.T.to_html(na_rep='–')}")
+                parts.append(f"<p><b>{about}</b></p>{table.T.to_html()}")
         return "\n".join(parts)
+
+
+def _texts(key: str, values: pd.Series[Any]) -> list[str]:
+    """The values of all runs as a person reads them; a dash where one is missing."""
+    known = values.dropna()
+    if key.startswith("bytes_"):
+        texts = [size(value) for value in known]
+    elif key == "seconds":
+        texts = [f"{value:.1f}" for value in known]
+    elif "." in key:  # a setting, whose value is exact
+        texts = [str(value) for value in known]
+    else:
+        texts = aligned(known)
+    return [*pd.Series(texts, known.index, dtype=object).reindex(values.index, fill_value="–")]
 
 
 def compare(*runs: Run | str | Path) -> Comparison:

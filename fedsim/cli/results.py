@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.cli.components import complete_method
-from fedsim.cli.console import AsJson, app, out, print_json, print_table, short, size
+from fedsim.cli.console import AsJson, app, out, print_json, print_table, short
 from fedsim.errors import BadInput
 from fedsim.registry import nearest
 
@@ -115,7 +115,7 @@ def compare_command(
     labels = [f"[{number}]" for number in range(1, len(compared.runs) + 1)]
     for label, run in zip(labels, compared.runs.values(), strict=True):
         out.print(f"{label}  {short(run.path)}", markup=False)
-    for about, frame in compared.tables.items():
+    for about, frame in compared.texts.items():
         if frame.columns.empty:
             out.print(f"\n{about}: the same", markup=False)
         else:
@@ -135,8 +135,7 @@ def _json_rows(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) -> None:
     """A column for each run. If they are many, a row for each, without what all share."""
-    rows = _json_rows(frame).values()
-    lines = [[key, *(_cell(key, row[key]) for row in rows)] for key in map(str, frame.columns)]
+    lines = [[str(key), *texts] for key, texts in frame.items()]
     header, shared = [about, *labels], []
     if len(labels) > MOST_SIDE_BY_SIDE:
         shared = [line for line in lines if len(set(line[1:])) == 1]
@@ -152,15 +151,3 @@ def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) 
         out.print(
             f"of all: {', '.join(f'{key} {cell}' for key, cell, *_ in shared)}", markup=False
         )
-
-
-def _cell(key: str, value: Any) -> str:
-    from fedsim.results.summary import digits
-
-    if value is None:
-        return "–"
-    if key.startswith("bytes_"):
-        return size(value)
-    if key == "seconds":
-        return f"{value:.1f}"
-    return digits(value) if isinstance(value, float) and "." not in key else str(value)

@@ -204,9 +204,10 @@ def _grid_summary(folder: Grid) -> None:
         table.add_column(f"sent to reach {folder.manifest['target']:g}", justify="right")
     if tested:
         table.add_column("p", justify="right")
-    for row in summary.to_dict("records"):  # iterrows would make floats of counts
-        cells = [str(row[axis]) for axis in axes] + [str(row["seeds"])]
-        cells += [mean_std(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in figures]
+    scores = [mean_std(summary[f"{f}_mean"], summary[f"{f}_std"]) for f in figures]
+    # iterrows would make floats of counts
+    for row, *of_row in zip(summary.to_dict("records"), *scores, strict=True):
+        cells = [str(row[axis]) for axis in axes] + [str(row["seeds"]), *of_row]
         cells.append(size(row["total_bytes_mean"]))
         if timed:
             cells.append(duration(row["simulated_seconds_mean"]))
@@ -237,6 +238,8 @@ def _grid_summary(folder: Grid) -> None:
 
 def _search_summary(folder: Search) -> None:
     """The results of a search as a table: its Pareto front, or its five best trials."""
+    from fedsim.results.summary import aligned
+
     objectives = folder.objectives
     several = len(objectives) > 1
     rows = folder.trials
@@ -257,14 +260,11 @@ def _search_summary(folder: Search) -> None:
         words = "finished trials, best first:"
     out.print(f"\n{words}", markup=False)
     table = Table(box=None, pad_edge=False)
-    for column in ("trial", *folder.space, *objectives):
+    columns = ("trial", *folder.space, *objectives)
+    for column in columns:
         table.add_column(column, justify="right")
-    for _, row in rows.iterrows():
-        values = [row[key] for key in (*folder.space, *objectives)]
-        table.add_row(
-            str(row["trial"]),
-            *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
-        )
+    for values in zip(*(aligned(rows[column]) for column in columns), strict=True):
+        table.add_row(*values)
     print_table(table)
     shares = folder.importance
     for objective in objectives:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from fedsim.config_file import RawConfig
 from fedsim.results.report.figures import STYLES, Line, draw_lines, swatch
 from fedsim.results.summary import (
+    aligned,
     best_round,
     cell_label,
     chosen_by,
@@ -78,15 +79,15 @@ def grid_html(grid: Grid) -> str:
     rounds = grid.rounds
     by_cell = rounds.dropna(subset=[metric.column]) if metric.column in rounds else rounds[:0]
     parts = {_key(cell): rows for cell, rows in by_cell.groupby(grid.axes, sort=False)}
-    for number, row in enumerate(summary.to_dict("records")):
+    scores = [mean_std(summary[f"{f}_mean"], summary[f"{f}_std"]) for f in ("last", "best")]
+    for number, (row, *of_row) in enumerate(zip(summary.to_dict("records"), *scores, strict=True)):
         style = number if len(summary) <= STYLES else None
         cell = tuple(row[axis] for axis in grid.axes)
         if cell in parts:
             label = cell_label(dict(zip(grid.axes, cell, strict=True)))
             lines.append(_line(parts[cell], metric.column, style, label))
         mark = swatch(style) if style is not None else ""
-        scores = (mean_std(row[f"{f}_mean"], row[f"{f}_std"]) for f in ("last", "best"))
-        rows.append((mark, *cell, row["seeds"], *scores))
+        rows.append((mark, *cell, row["seeds"], *of_row))
     header = ("", *grid.axes, "seeds", f"{metric.label}, last round", "best")
     return _page(
         title,
@@ -113,7 +114,7 @@ def search_html(search: Search) -> str:
     best = best.sort_values(name, ascending=mode == "min", kind="stable")
     best = best if len(objectives) > 1 else best.head(5)
     columns = ("trial", *search.space, *objectives)
-    rows = [[_value(row[column]) for column in columns] for row in best.to_dict("records")]
+    rows = list(zip(*(aligned(best[column]) for column in columns), strict=True))
     shown = Markup("<div>{}</div>{}").format(caption, _table(columns, rows))
     return _page(title, _facts(facts), shown)
 
@@ -152,10 +153,6 @@ def _curve(metric: Metric, lines: Sequence[Line]) -> Markup:
         f"{metric.label} by round", lines, xlabel="round", limits=(low - margin, high + margin)
     )
     return Markup('<div style="{}">{}{}</div>').format(_STYLE, metric.label, figure.svg())
-
-
-def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> Markup:

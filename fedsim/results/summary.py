@@ -37,20 +37,52 @@ def digits(score: float) -> str:
     return f"{score:.4f}" if abs(score) < 1000 else f"{score:.6g}"
 
 
-def mean_std(mean: float, std: float) -> str:
-    """Mean and standard deviation as papers round them: by two digits of the deviation.
+def mean_std(means: Iterable[float], stds: Iterable[float]) -> list[str]:
+    """A column of means and standard deviations as papers print it: rounded to the same decimals.
 
-    No more than four decimals; a deviation too small for these is written `<0.0001`. Without a
-    deviation (NaN) it is the mean alone; see `digits`.
+    They are as many as two digits of the smallest deviation take, at most four. A deviation too
+    small for four decimals is written `<0.0001`. A mean without a deviation (NaN) stands alone; a
+    column without any is rounded by `digits`.
     """
-    if not np.isfinite(std):
-        return digits(mean)
-    if std < 5e-5:
-        return f"{digits(mean)} ± <0.0001"
-    if max(abs(mean), std) >= 1e6:
-        return f"{digits(mean)} ± {digits(std)}"
-    decimals = min(max(1 - math.floor(math.log10(std)), 0), 4)
-    return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+    pairs = list(zip(means, stds, strict=True))
+    found = [std for _, std in pairs if np.isfinite(std)]
+    decimals = max((_decimals(std) for std in found), default=None)
+
+    def text(number: float) -> str:
+        if decimals is None or not abs(number) < 1e6:
+            return digits(number)
+        return f"{number:.{decimals}f}"
+
+    return [
+        text(mean) + (f" ± {'<0.0001' if std < 5e-5 else text(std)}" if np.isfinite(std) else "")
+        for mean, std in pairs
+    ]
+
+
+def _decimals(std: float) -> int:
+    """How many show two digits of a deviation, at most four."""
+    return 4 if std < 5e-5 else min(max(1 - math.floor(math.log10(std)), 0), 4)
+
+
+def aligned(values: Iterable[Any]) -> list[str]:
+    """A column as a person reads it: its numbers with the same decimals, four or five digits.
+
+    If two digits of the smallest need more decimals than that (learning rates), each number has
+    four digits of its own.
+    """
+    values = list(values)
+    numbers = [v for v in values if isinstance(v, float)]
+    sizes = [abs(v) for v in numbers if v and math.isfinite(v)]
+    if not sizes:
+        decimals = 0
+    else:
+        largest, smallest = (math.floor(math.log10(of(sizes))) for of in (max, min))
+        most = max(4 - largest if largest >= 0 else 3 - largest, 0)
+        if largest > 5 or most < 1 - smallest:
+            return [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
+        ends = (f"{v:.{most}f}".partition(".")[2].rstrip("0") for v in numbers)
+        decimals = max(map(len, ends))
+    return [f"{v:.{decimals}f}" if isinstance(v, float) else str(v) for v in values]
 
 
 def chosen_by(rounds: pd.DataFrame, metric: Metric) -> str:

@@ -114,6 +114,14 @@ def test_a_notebook_shows_it_with_names_escaped(two: Comparison) -> None:
     assert "<script>" not in shown
 
 
+def test_scores_are_printed_with_the_same_decimals(two: Comparison) -> None:
+    results = two.results.assign(accuracy=[0.225, 0.22222], seconds=[0.123, float("nan")])
+    shown = Comparison(two.runs, two.experiments, two.environments, results)
+    assert shown.texts["results"]["accuracy"].tolist() == ["0.2250", "0.2222"]
+    assert shown.texts["results"]["seconds"].tolist() == ["0.1", "–"]
+    assert "0.2250" in str(shown)
+
+
 def test_what_cannot_be_compared(runs: dict[str, Run], tmp_path: Path) -> None:
     once = runs["once"]
     for given in ([], [once], [once, once.path]):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedsim import Grid, Run
 from fedsim.objectives import Metric
 from fedsim.results.summary import (
+    aligned,
     cell_label,
     compared_by,
     digits,
@@ -277,7 +278,30 @@ def test_labels(cell: dict[str, Any], label: str) -> None:
     ],
 )
 def test_means_are_rounded_by_their_deviations(mean: float, std: float, text: str) -> None:
-    assert mean_std(mean, std) == text
+    assert mean_std([mean], [std]) == [text]
+
+
+def test_a_column_has_the_same_decimals() -> None:
+    stds = [0.1307, 0.0941, math.nan, 0.2]
+    texts = ["0.466 ± 0.131", "0.387 ± 0.094", "0.900", "0.500 ± 0.200"]
+    assert mean_std([0.46643, 0.38667, 0.9, 0.5], stds) == texts
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.225, 0.22222, 0.9], ["0.2250", "0.2222", "0.9000"]),
+        ([0.5, 0.25, math.nan], ["0.50", "0.25", "nan"]),
+        ([1995.678, 2.0], ["1995.7", "2.0"]),
+        ([0.0005123, 0.1], ["0.0005123", "0.1"]),  # too far apart
+        ([0.0, 0.0], ["0", "0"]),
+        ([123456, 7], ["123456", "7"]),
+        (["relu", True], ["relu", "True"]),
+        ([], []),
+    ],
+)
+def test_so_have_numbers_of_a_table(values: list[Any], texts: list[str]) -> None:
+    assert aligned(values) == texts
 
 
 def test_differences_are_paired_by_seed_and_p_is_corrected_for_all() -> None:

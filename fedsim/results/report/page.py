@@ -16,6 +16,7 @@ import pandas as pd
 from fedsim.results.report.comparison import DASH, ComparedCell, Comparison
 from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import size, swatch
+from fedsim.results.summary import aligned
 from fedsim.words import duration
 
 _WORDS = 60  # letters; what is longer is prose
@@ -132,11 +133,12 @@ def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> Pa
         for column in columns
     ]
     rows = []
-    for values in content.itertuples(index=False):
+    texts = [aligned(content[column.title]) if column.figure else [] for column in columns]
+    for n, values in enumerate(content.itertuples(index=False)):
         row = []
         for k, value in enumerate(values):
             if columns[k].figure:
-                row.append(sent(value) if in_bytes[k] else number(f"{value:.5g}", value))
+                row.append(sent(value) if in_bytes[k] else number(texts[k][n], value))
             else:
                 row.append(Datum(DASH, None) if pd.isna(value) else datum(value))
         if values[0] in best:

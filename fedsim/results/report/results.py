@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,13 +44,19 @@ def results(compared: Comparison) -> PageTable:
     if compared.baseline is not None:
         columns += [Column("vs. baseline", True, high), Column("p", True)]
     columns += [*later, Column("bytes sent", True)]
-    if timed := "simulated_seconds_mean" in compared.summary:
+    if "simulated_seconds_mean" in compared.summary:
         columns.append(Column("simulated time", True))
         costs["seconds_to_target"] = "time to"
     if compared.target is not None:
         columns += [Column(f"{title} {compared.target:g}", True) for title in costs.values()]
     columns.append(Column("seeds", True))
-    rows = [_result(compared, row, timed) for _, row in compared.summary.iterrows()]
+    shown = {figure: _scores(compared, figure) for figure in scores}
+    if compared.baseline is not None:
+        shown["difference"] = _scores(compared, "difference", signed=True)
+    rows = [
+        _result(compared, row, {figure: column[k] for figure, column in shown.items()})
+        for k, (_, row) in enumerate(compared.summary.iterrows())
+    ]
     judged = {k: high for k, column in enumerate(columns) if column.title in scores.values()}
     mark_best(rows, judged, _rivals(compared))
     aimed = {
@@ -76,19 +83,20 @@ def _rivals(compared: Comparison, reached: bool = False) -> list[list[int]]:
     return groups
 
 
-def _result(compared: Comparison, row: pd.Series[Any], timed: bool) -> list[Datum]:
-    cell = compared.cell(row)
+def _result(compared: Comparison, row: pd.Series[Any], scores: Mapping[str, Datum]) -> list[Datum]:
+    cell, timed = compared.cell(row), "simulated_seconds_mean" in row
     mixed = len(compared.primary) > 1  # then each says what it is
     note = cell.metric.label if mixed else ""
-    figures = ("last5", "last", "best") if compared.by == "last5" else ("last", "best")
-    first, *later = (_score(row, figure, note) for figure in figures)
+    first, *later = (
+        replace(score, note=note) for figure, score in scores.items() if figure != "difference"
+    )
     found = [*cell_data(cell, _unfinished(cell)), first]
     if compared.is_baseline(cell):
         found += [Datum("baseline", None), Datum(DASH, None)]
     elif compared.baseline is not None:
         p = row["p_holm"]
         stars = "*" * sum(p < level for level in (0.05, 0.01, 0.001))
-        found.append(_score(row, "difference", signed=True))
+        found.append(scores["difference"])
         found.append(number(f"{p:.3f}" if p >= 0.001 else f"{p:.0e}", p, note=stars))
     found += [*later, sent(row["total_bytes_mean"])]
     if timed:
@@ -105,12 +113,16 @@ def _result(compared: Comparison, row: pd.Series[Any], timed: bool) -> list[Datu
     return found
 
 
-def _score(row: pd.Series[Any], figure: str, note: str = "", signed: bool = False) -> Datum:
-    """A figure of the summary."""
-    mean = row[f"{figure}_mean"]
-    text = mean_std(mean, row[f"{figure}_std"])
-    sign = "+" if signed and mean > 0 else ""
-    return number((sign + text).replace("-", "−") if signed else text, mean, note=note)
+def _scores(compared: Comparison, figure: str, signed: bool = False) -> list[Datum]:
+    """A figure of each row of the summary, all rounded to the same decimals."""
+    if compared.summary.empty:
+        return []
+    means = compared.summary[f"{figure}_mean"]
+    texts = mean_std(means, compared.summary[f"{figure}_std"])
+    if signed:
+        signs = ("+" if mean > 0 else "" for mean in means)
+        texts = [f"{s}{text}".replace("-", "−") for s, text in zip(signs, texts, strict=True)]
+    return [number(text, mean) for text, mean in zip(texts, means, strict=True)]
 
 
 def pivots(compared: Comparison) -> list[PageTable]:
@@ -133,13 +145,13 @@ def _pivot(compared: Comparison, over: str, part: pd.DataFrame) -> PageTable:
     down, called = compared.layout.rows, compared.labels
     high = not compared.less_is_better
     best = {k for group in _winners(compared) for k in group}
+    scores = _scores(compared, compared.by)
     by_row: dict[tuple[Value, ...], dict[Value, Datum]] = {}
     styles: dict[tuple[Value, ...], int | None] = {}
     for k, (_, row) in zip(part.index, part.iterrows(), strict=True):
         cell = compared.cell(row)
         key = tuple(cell.values[axis] for axis in down)
-        score = replace(_score(row, compared.by), best=k in best)
-        by_row.setdefault(key, {})[cell.values[over]] = score
+        by_row.setdefault(key, {})[cell.values[over]] = replace(scores[k], best=k in best)
         if cell.panel:  # then the row is a line in each of the panels
             styles[key] = cell.style
     across = distinct(value for of_row in by_row.values() for value in of_row)
@@ -150,8 +162,7 @@ def _pivot(compared: Comparison, over: str, part: pd.DataFrame) -> PageTable:
         first, *later = map(datum, key)
         if key in styles:
             first = replace(first, swatch=swatch(styles[key]))
-        scores = (of_row.get(value, Datum(DASH, None)) for value in across)
-        rows.append([first, *later, *scores])
+        rows.append([first, *later, *(of_row.get(value, Datum(DASH, None)) for value in across)])
     others = {axis: cell.values[axis] for axis in compared.layout.others}
     words = [f"by {called[down[0]]} and {called[over]}", label(others, called)]
     by_axis = dict(zip(compared.axes, axis_columns(compared), strict=True))
@@ -245,11 +256,11 @@ def finding(compared: Comparison) -> str:
     if table.empty or table[f"{compared.by}_mean"].isna().all() or len(compared.primary) > 1:
         return ""
     (metric,) = compared.primary
-    scores = [_score(row, compared.by).text for _, row in table.iterrows()]
+    scores = [score.text for score in _scores(compared, compared.by)]
     if len(compared.cells) == 1:
         if compared.by == "last":
             return f"Test {metric.label}: {scores[0]} in the last round."
-        last = _score(table.iloc[0], "last").text
+        last = _scores(compared, "last")[0].text
         return (
             f"Test {metric.label}: {last} in the last round, {scores[0]} as mean of the last "
             f"{LAST} evaluated."
@@ -285,7 +296,7 @@ def finding(compared: Comparison) -> str:
 def _winners(compared: Comparison) -> list[list[int]]:
     """Of each group of rows of the summary that compete, the best and those equal as printed."""
     high = not compared.less_is_better
-    scores = [_score(row, compared.by) for _, row in compared.summary.iterrows()]
+    scores = _scores(compared, compared.by)
     return [best_of({k: scores[k] for k in group}, high) for group in _rivals(compared)]
 
 
