@@ -11,6 +11,7 @@ import pytest
 
 import fedsim
 from experiments import Say
+from fedsim.cli import console
 from fedsim.cli.components import KINDS, registered
 from fedsim.schema import experiment_schema
 
@@ -44,6 +45,23 @@ def test_a_component_is_shown_with_its_docstring_and_keys(say: Say) -> None:
     assert re.search(r"^mu +float ≥ 0 +0.01 +μ, strength of the proximal term", text, re.M)
     code, text, _ = say("list", "partitions", "dirichlet")
     assert re.search(r"^alpha +float > 0 +\(required\) +α, concentration", text, re.M)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_fit_into_80_columns(say: Say, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+    code, text, _ = say("list", kind)
+    assert code == 0
+    assert all(len(line) <= 80 for line in text.splitlines())
+    names = [name for name, _ in registry_of(kind).items()]
+    assert re.findall(r"^(\w+)  +\S", text, re.M) == ["name", *names]
+    assert len(text.splitlines()) <= 6 * len(names) + 3
+
+
+def test_a_list_names_the_keys_and_their_defaults(say: Say) -> None:
+    _, text, _ = say("list", "partitions")
+    assert re.search(r"^ +test_fraction=0.0,.* clients, alpha, min_samples=\d+", text, re.M)
+    assert re.search(r"^ +lam1=0.001, .*compat={…}", say("list", "methods")[1], re.M)
 
 
 def test_so_is_one_of_the_users_own(say: Say) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 from rich.table import Table
+from rich.text import Text
 
 import fedsim
 from fedsim.cli.console import AsJson, app, out, print_json, print_table
@@ -116,14 +118,16 @@ def _list_components(registry: Registry[Any], as_json: bool) -> None:
         print_json([{"name": n, "description": first_line(c)} for n, c in registry.items()])
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "keys", "what it is"):
-        table.add_column(column)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is, and its keys")
     for name, component in registry.items():
         keys = []
         for key, field in component.model_fields.items():
             if key != registry.key:
-                keys.append(key if field.is_required() else f"{key}={_plain(field.default)}")
-        table.add_row(name, "\n".join(keys), first_line(component), end_section=True)
+                default = field.get_default(call_default_factory=True)
+                keys.append(key if field.is_required() else f"{key}={_plain(default)}")
+        what = Text(first_line(component))
+        table.add_row(name, what.append(f"\n{', '.join(keys)}", "dim") if keys else what)
     print_table(table)
     out.print(f"\nand your own: {registry.key}: package.module:Name", markup=False)
 
@@ -160,7 +164,7 @@ def _show_component(name: str, component: type[Config], key: str, as_json: bool)
     required = schema.get("required", [])
     for each, node in schema["properties"].items():
         if each != key:
-            default = "(required)" if each in required else _plain(node.get("default"))
+            default = "(required)" if each in required else _plain(node.get("default", ""))
             words = type_in_words(node, schema["$defs"])
             table.add_row(each, words, default, node.get("description", ""))
     if table.row_count:
@@ -169,9 +173,11 @@ def _show_component(name: str, component: type[Config], key: str, as_json: bool)
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, dict) and "name" in value:  # a component
-        return str(value["name"])
-    return "" if value is None else str(value)
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    if isinstance(value, dict):  # a component, or a section
+        return str(value.get("name", "{…}"))
+    return "null" if value is None else str(value)
 
 
 @app.command("schema")
