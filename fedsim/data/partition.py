@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -550,7 +551,10 @@ class Natural(Partition):
         return groups
 
     def client_names(self, data: Dataset, shares: list[Indices]) -> tuple[str, ...]:
-        return tuple(str(data.columns[self.column][share[0]]) for share in shares)
+        names = [str(data.columns[self.column][share[0]]) for share in shares]
+        if any(re.fullmatch(r"[-+.\d]+", name) for name in names):  # a bare number says nothing
+            names = [f"{self.column} {name}" for name in names]
+        return tuple(names)
 
 
 @partitions.register

@@ -352,6 +352,22 @@ def test_natural_is_a_client_for_each_value(
         assert sorted(share) == np.flatnonzero(column == value).tolist()
 
 
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["12", "3", "12"], ("hospital 12", "hospital 3")),
+        ([1.5, -2.0, 1.5], ("hospital 1.5", "hospital -2.0")),
+        (["Kiel", "Ulm", "Kiel"], ("Kiel", "Ulm")),
+    ],
+)
+def test_a_client_named_by_a_number_has_the_columns_name(
+    data: Dataset, values: list[Any], names: tuple[str, ...]
+) -> None:
+    sites = replace(data, columns={"hospital": np.array(values)})
+    shares = [np.array([0, 2]), np.array([1])]
+    assert make("natural", column="hospital").client_names(sites, shares) == names
+
+
 def test_natural_messages(data: Dataset) -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(DataError, match=r"'write': the data set has no such column; did you mean"):
