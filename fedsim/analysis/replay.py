@@ -515,8 +515,12 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
 def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
     """The inputs of the central test set that an explainer explains by default."""
     n = explainer.usual_inputs if explainer.takes_inputs else 0
-    spread = np.linspace(0, len(dataset.test_y) - 1, n).astype(int)
-    return replace(Inputs.of_rows(dataset, np.unique(spread).tolist()), suffix="")
+    rows = np.unique(np.linspace(0, len(dataset.test_y) - 1, n).astype(int)).tolist()
+    told = (
+        f"no row was chosen: explaining rows {', '.join(map(str, rows))} of the test set, which "
+        "are evenly spread"
+    )
+    return replace(Inputs.of_rows(dataset, rows), suffix="", notes=(told,) if rows else ())
 
 
 def _prepared(fed: Federation, x: NDArray[Any]) -> Tensor:

@@ -34,6 +34,7 @@ class Attributed(Explanation):
             class decided upon.
         decisions: that class, or the number predicted.
         probabilities: of the class; empty for a regression.
+        baseline: what inputs are compared with; empty if with nothing.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Attributed(Explanation):
     relevance: NDArray[np.float32]
     decisions: tuple[str, ...]
     probabilities: tuple[float, ...]
+    baseline: str = ""
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -58,6 +60,8 @@ class Attributed(Explanation):
     def text(self) -> str:
         """What each decision owes most to: words or features; of an image, to how much of it."""
         lines = [f"{self.title}, {self.attribution}:"]
+        if self.baseline:
+            lines.append(f"(baseline: {self.baseline})")
         for k, title in enumerate(self.titles):
             lines.append(f"\n{title}")
             if not self.relevance[k].any():

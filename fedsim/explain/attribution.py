@@ -27,6 +27,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
+from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
 from fedsim.explain.attributed import Attributed
 from fedsim.explain.explainer import (
@@ -52,7 +53,14 @@ _COMPARED = 8  # rows on which a canonised network must do what the network does
 
 
 class OfDecision(FeatureExplainer, ABC):
-    """Explains single decisions by their relevances, in text and pictures."""
+    """Explains single decisions by their relevances, in text and pictures.
+
+    Attributes:
+        zero_baseline: whether relevances say how an input differs from zero; the text then says
+            what zero is.
+    """
+
+    zero_baseline: ClassVar[bool] = False
 
     def explain(
         self,
@@ -81,7 +89,22 @@ class OfDecision(FeatureExplainer, ABC):
             relevance=relevance,
             decisions=decisions,
             probabilities=chances,
+            baseline=_zero(data.dataset) if self.zero_baseline else "",
         )
+
+
+def _zero(data: Dataset) -> str:
+    """What it is in the data that networks take as zero."""
+    if data.words:
+        return "the document without the word"
+    images = len(data.shape) == 3
+    if data.mean:
+        return f"zero, the mean {'pixel' if images else 'input'} of the data"
+    if images:
+        return "zero, a black image" if data.x.dtype == np.uint8 else "zero in every pixel"
+    if np.ndim(data.scaling.low):
+        return "zero, the lower end of each feature's scale"
+    return "zero in every feature"
 
 
 class Attribution(OfDecision, ABC):
@@ -224,6 +247,7 @@ class GradientXInput(_OfGradients):
     """
 
     name: str = "gradient_x_input"
+    zero_baseline: ClassVar[bool] = True
 
     def _explain(
         self, gradient: Callable[[Tensor], Tensor], x: Tensor, rng: np.random.Generator
@@ -280,6 +304,7 @@ class IntegratedGradients(_OfGradients):
     """
 
     name: str = "integrated_gradients"
+    zero_baseline: ClassVar[bool] = True
     steps: int = Field(20, ge=1)
 
     def _explain(
@@ -324,6 +349,7 @@ class Occlusion(Attribution):
     """
 
     name: str = "occlusion"
+    zero_baseline: ClassVar[bool] = True
     size: int = Field(4, ge=1)
 
     @torch.no_grad()

@@ -5,18 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from experiments import NETWORK_METHODS, Say, with_method
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot, client_models
-from fedsim.data.dataset import feature_names
+from fedsim.data import Dataset
+from fedsim.data.dataset import Scaling, feature_names
+from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.attributed import Attributed
-from fedsim.explain.attribution import IntegratedGradients, Occlusion, heatmap
+from fedsim.explain.attribution import (
+    Gradient,
+    GradientXInput,
+    IntegratedGradients,
+    Occlusion,
+    heatmap,
+)
 from fedsim.explain.inputs import Inputs
+from fedsim.models import models
 
 Finish = Callable[..., Run]
 WORDS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
@@ -44,7 +56,8 @@ def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> N
     )
     assert code == 0
     assert text.startswith(f"{found.text()}\nwritten: ")
-    assert text.startswith("client 3's model after round 2, integrated_gradients:\n\nrow 5: ")
+    title = "client 3's model after round 2, integrated_gradients:"
+    assert text.startswith(f"{title}\n(baseline: zero in every pixel)\n\nrow 5: ")
     assert "half of the relevance is in " in text
     picture = done.path / "explanations" / "integrated_gradients-client-3-round-2-rows-5-9.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -106,10 +119,36 @@ class TestDocuments:
         code, text, _ = say("explain", str(done.path), "--client", "1", "--row", "3")
         assert code == 0
         title = "client 1's model after round 2, for its task 1 (positive), occlusion:"
-        assert text.startswith(f"{title}\n\nrow 3: predicted positive")
+        told = f"{title}\n(baseline: the document without the word)\n\nrow 3: predicted positive"
+        assert text.startswith(told)
         code, _, complaint = say("explain", str(done.path), "--row", "3")
         assert code == 2
         assert f"method.name={name} has no global model after round 2; clients may" in complaint
+
+
+@pytest.mark.parametrize(
+    ("x", "more", "words"),
+    [
+        (np.ones((2, 3)), {}, "zero in every feature"),
+        (np.ones((2, 3)), {"scaling": Scaling.minmax(np.eye(3))}, "zero, the lower end of each"),
+        (np.ones((2, 3)), {"mean": (0.5,), "std": (1.0,)}, "zero, the mean input of the data"),
+        (np.ones((2, 1, 4, 4)), {}, "zero in every pixel"),
+        (np.ones((2, 1, 4, 4), np.uint8), {}, "zero, a black image"),
+        (np.ones((2, 1, 4, 4)), {"mean": (0.5,), "std": (1.0,)}, "zero, the mean pixel of the"),
+    ],
+    ids=["features", "scaled", "centred", "pixels", "bytes", "centred pixels"],
+)
+def test_what_the_baseline_is(x: NDArray[Any], more: dict[str, Any], words: str) -> None:
+    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    data = Dataset(x, np.array([0, 1]), x, np.array([0, 1]), ("no", "yes"), **more)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(x[0].size, 2))
+    model = ExplainedModel(models.parse({"name": "mlp"}), "a model", 1, 0, network=network)
+    given = ExplainedData(data, lambda x: torch.tensor(x, dtype=torch.float32))
+    inputs, rng = Inputs.of_rows(data, [0]), np.random.default_rng(0)
+    for explainer in (IntegratedGradients(), GradientXInput(), Occlusion()):
+        text = explainer.explain(model, given, inputs, rng).text()
+        assert text.splitlines()[1].startswith(f"(baseline: {words}")
+    assert "baseline" not in Gradient().explain(model, given, inputs, rng).text()
 
 
 def test_rows_of_a_table(finish: Finish, say: Say) -> None:

@@ -84,7 +84,7 @@ def test_a_clients_model_of_a_stream(finish: Callable[..., Run], say: Say) -> No
     code, text, _ = say("explain", str(done.path), "--client", "0", "--row", "4")
     assert code == 0
     title = "client 0's model after round 2, for its task 1 (2, 3), integrated_gradients:"
-    assert text.startswith(f"{title}\n\nrow 4: ")
+    assert text.startswith(f"{title}\n(baseline: zero in every pixel)\n\nrow 4: ")
 
 
 def test_no_other_run_takes_a_text(finish: Callable[..., Run], say: Say) -> None:
