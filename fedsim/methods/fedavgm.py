@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
 
-from fedsim.federation import Client, Federation, Update, Vector, client_function
-from fedsim.methods.method import Method, State, methods
+from fedsim.federation import Federation, Vector
+from fedsim.methods.fedopt import ServerOptimizer
+from fedsim.methods.method import State, methods
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,19 @@ class FedAvgMState(State):
 
 
 @methods.register
-class FedAvgM(Method[FedAvgMState]):
+class FedAvgM(ServerOptimizer[FedAvgMState]):
     """FedAvg with server momentum: v ← β·v + (w − mean), w ← w − η_s·v (Hsu et al. 2019).
 
     Momentum applies to the trainable parameters; batch norm's statistics are averaged. As in the
     paper, it is not Nesterov momentum.
 
     Args:
-        beta: β, server momentum.
         server_lr: η_s, server learning rate.
+        beta: β, server momentum.
     """
 
     name: str = "fedavgm"
     beta: float = Field(0.9, ge=0, lt=1)
-    server_lr: float = Field(1.0, gt=0)
 
     def init(self, fed: Federation) -> FedAvgMState:
         velocity = np.zeros(fed.model.num_parameters, dtype=np.float32)
@@ -48,10 +47,5 @@ class FedAvgM(Method[FedAvgMState]):
         mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
         velocity = self.beta * state.velocity + (state.weights - mean.weights)[:P]
         weights = mean.weights.copy()
-        weights[:P] = state.weights[:P] - self.server_lr * velocity
+        weights[:P] = state.weights[:P] - self.eta(fed, t) * velocity
         return FedAvgMState(weights=weights, velocity=velocity)
-
-    @client_function("local_update")
-    def local_update(self, client: Client, weights: Tensor) -> Update:
-        """(client) As in FedAvg."""
-        return Update(weights=client.train(weights), weight=client.num_samples)
