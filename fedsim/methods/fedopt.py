@@ -149,4 +149,5 @@ class FedYogi(FedOpt):
     beta2: float = Field(0.99, ge=0, lt=1)
 
     def second_moment(self, v: Vector, square: Vector) -> Vector:
-        return v - (1 - self.beta2) * square * np.sign(v - square)
+        towards: Vector = np.sign(square - v)
+        return v + (1 - self.beta2) * square * towards

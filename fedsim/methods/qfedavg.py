@@ -39,7 +39,7 @@ class QFedAvg(FedAvg):
 
     name: str = "qfedavg"
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
-    q: float = Field(1.0, ge=0)
+    q: float = Field(0.1, ge=0)
 
     def check(self, train: Train) -> None:
         if train.optimizer.name != "sgd":

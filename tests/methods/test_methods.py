@@ -30,6 +30,7 @@ COUNTS = 4 * 10  # label counts
 ROUND = {
     "fedbabu": (BODY, BODY),
     "fedftg": (WEIGHTS + COUNTS, WEIGHTS),
+    "mime_lite": (2 * WEIGHTS, 2 * WEIGHTS),
     "scaffold": (2 * WEIGHTS, 2 * WEIGHTS),
 }
 ONCE = {"fedaux": (4 * 230, WEIGHTS), "feddisco": (COUNTS, 0)}

@@ -227,6 +227,8 @@ def test_with_many_clients_it_learns(finish: Finish) -> None:
 def sections_of(name: str, **sections: Any) -> dict[str, Any]:
     if name == "feddyn":
         sections["method"] = {"name": name, "scale": "none"}
+    if name == "fedadagrad":  # of a rate at which no step is longer than the mean change
+        sections["method"] = {"name": name, "server_lr": 2e-3, "tau": 1e-3}
     return with_method(name, **sections)
 
 
