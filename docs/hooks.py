@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fedsim.cli import app
+from fedsim.codecs import Codec, codecs
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.devices import Devices
 from fedsim.experiment import Checkpoint, Evaluate, Experiment
@@ -55,6 +56,7 @@ PAGES: Mapping[type[Config], tuple[str, str]] = {
     Objective: ("an objective", "../reference/objectives.md"),
     FeatureExplainer: ("an explainer", "../reference/explainers.md"),
     Explainer: ("an explainer", "../reference/explainers.md"),
+    Codec: ("a codec", "../reference/codecs.md"),
     Range: ("a range", "../reference/experiment-file.md#ranges"),
 }
 COMPONENTS: Mapping[str, tuple[str, Registry[Any], str]] = {
@@ -63,6 +65,7 @@ COMPONENTS: Mapping[str, tuple[str, Registry[Any], str]] = {
     "models": ("Models", models, "model"),
     "objectives": ("Objectives", objectives, "objective"),
     "explainers": ("Explainers", explainers, "explain.explainers"),
+    "codecs": ("Codecs", codecs, "uplink"),
 }
 SECTION_TYPES: Mapping[str, type[Config]] = {
     "train": Train,

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.codecs import Codec, codecs
 from fedsim.config_file import RawConfig
 from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.devices import Devices
@@ -36,6 +37,8 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "model": models,
     "method": methods,
     "objective": objectives,
+    "uplink": codecs,
+    "downlink": codecs,
 }  # by section
 LOGGERS = ("mlflow", "tensorboard", "wandb")
 
@@ -147,6 +150,8 @@ class Experiment(Config):
         explain: explanations computed during the run; by default none.
         privacy: differential privacy; by default none.
         devices: simulated devices, with time, energy and dropout; by default none.
+        uplink: compression of the updates that clients send; by default none.
+        downlink: compression of what the server sends to all clients; by default none.
         checkpoint: when checkpoints are written.
         loggers: where to log each round in addition to the run's own tables: `tensorboard` (in the
             run's folder), `mlflow`, or `wandb` (Weights & Biases).
@@ -167,6 +172,8 @@ class Experiment(Config):
     explain: Explain | None = None
     privacy: Privacy | None = None
     devices: Devices | None = None
+    uplink: Annotated[SerializeAsAny[Codec], BeforeValidator(codecs.parse)] | None = None
+    downlink: Annotated[SerializeAsAny[Codec], BeforeValidator(codecs.parse)] | None = None
     checkpoint: Checkpoint = Checkpoint()
     loggers: tuple[Annotated[str, Field(json_schema_extra={"enum": [*LOGGERS]})], ...] = ()
 
@@ -216,12 +223,29 @@ class Experiment(Config):
                 f"devices.partial_work: method.name={self.method.name} has a training loop of its "
                 "own, which cannot stop early; leave it out"
             )
+        self._check_downlink()
         if self.evaluate.clients and not self.partition.tests_clients:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "
                 "clients have no test examples of their own"
             )
         return self
+
+    def _check_downlink(self) -> None:
+        codec = self.downlink
+        if codec is None:
+            return
+        if not codec.for_models:
+            known = ", ".join(name for name, one in codecs.items() if one.for_models)
+            raise ExperimentError(
+                f"downlink.name={codec.name} compresses changes of a model, and the server sends "
+                f"the model itself; codecs for it: {known}"
+            )
+        if codec.error_feedback:
+            raise ExperimentError(
+                "downlink.error_feedback: the server keeps no account of what was lost; it is for "
+                "`uplink`"
+            )
 
     @classmethod
     def load(

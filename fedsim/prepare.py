@@ -93,6 +93,8 @@ def prepare(
         aggregation=PrivateAggregation(of_clients) if of_clients else Aggregation(),
         privacy=privacy if of_clients is None else None,
         devices=experiment.devices,
+        uplink=experiment.uplink,
+        downlink=experiment.downlink,
     )
     network = _try_model(spec)
     if privacy is not None and of_clients is None:

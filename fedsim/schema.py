@@ -8,6 +8,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
+from fedsim.codecs import codecs
 from fedsim.data import datasets, partitions
 from fedsim.experiment import Experiment
 from fedsim.explain import explainers
@@ -21,7 +22,7 @@ from fedsim.sweep.grid import GridSettings
 from fedsim.sweep.settings import SearchSettings, ranges
 
 REGISTRIES: tuple[Registry[Any], ...] = (
-    *(datasets, partitions, models, methods, objectives, explainers, attributions, ranges),
+    *(datasets, partitions, models, methods, objectives, explainers, attributions, codecs, ranges),
 )
 # Classes that stand for any component that extends them.
 BASES: dict[type[Config], Registry[Any]] = {

@@ -29,6 +29,7 @@ KINDS = {  # of components: where their registry is, and what they are
     "objectives": ("fedsim.objectives", "losses and metrics"),
     "attributions": ("fedsim.explain.attribution", "relevance maps of networks"),
     "explainers": ("fedsim.explain", "explanations of models and of runs"),
+    "codecs": ("fedsim.codecs", "compression of updates and models: uplink, downlink"),
 }
 
 

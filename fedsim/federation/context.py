@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.codecs import Codec
 from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.devices import Devices
 from fedsim.errors import in_one_line
@@ -19,6 +20,7 @@ from fedsim.explain import ExplainedData
 from fedsim.explain.measure import ExplainedInputs
 from fedsim.explain.section import Explain
 from fedsim.federation.aggregation import Aggregation
+from fedsim.federation.link import Link
 from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
 from fedsim.objectives import Batch, Objective
@@ -79,6 +81,8 @@ class RunSpec:
         explain: which models are explained, and how; None if none are.
         devices: the clients' devices; None if they are not simulated.
         privacy: of each example in local training; None for none.
+        uplink, downlink: what compresses clients' updates, and what the server sends to all; None
+            if nothing does.
     """
 
     model: Model
@@ -93,6 +97,8 @@ class RunSpec:
     explain: Explain | None = None
     devices: Devices | None = None
     privacy: Privacy | None = None
+    uplink: Codec | None = None
+    downlink: Codec | None = None
 
     def worker_bytes(self, clients_per_step: int | Literal["auto"]) -> float:
         """About what the arrays of a worker take, examples and activations aside.
@@ -128,6 +134,7 @@ class WorkerContext:
 
     Attributes:
         notice: what the user should know of where the data are, if anything.
+        uplink, downlink: the network to and from the server; None if nothing is compressed.
     """
 
     def __init__(
@@ -144,6 +151,8 @@ class WorkerContext:
         self._dataset = dataset
         self._on_card, self.notice = keep_on_card(dataset, device, card_part)
         self._networks: dict[str, FlatModel] = {}
+        self.uplink = None if spec.uplink is None else Link(spec.uplink, self.model)
+        self.downlink = None if spec.downlink is None else Link(spec.downlink, self.model)
 
     def splits_at(self, t: int) -> ClientSplits:
         """What clients hold in round t."""

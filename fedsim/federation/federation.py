@@ -31,6 +31,7 @@ from fedsim.federation.reduction import (
     Gather,
     InvalidUpdate,
     Mean,
+    MeanAndMessages,
     MergeTotals,
     NothingToReduce,
     Reduction,
@@ -111,6 +112,7 @@ class Federation:
         self._setup_traffic = False
         self._aggregation = spec.aggregation
         self._means: list[WeightedMean] = []
+        self._receives_updates = False
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._tables: dict[str, list[dict[str, Any]]] = {}
@@ -312,6 +314,7 @@ class Federation:
                 skipped.
         """
         self._aggregation.allow(f"receives what each client sends ({function.__name__})")
+        self._receives_updates |= isinstance(reduction, MeanAndMessages)
         return self._reduce(function, cohort, reduction, arguments)
 
     def mean(
@@ -328,6 +331,7 @@ class Federation:
         """
         reduction = self._aggregation.mean(self, cohort, self._means)
         self._means.append(reduction)
+        self._receives_updates = True
         mean: Mean = self._reduce(function, cohort, reduction, arguments)
         return mean
 
@@ -542,7 +546,15 @@ class Federation:
 
         Args:
             ledger: carried from round to round by what spends a budget.
+
+        Raises:
+            RunError: there is an `uplink` section, and the method has no use for it.
         """
+        if self._context.uplink is not None and self._rows and not self._receives_updates:
+            raise RunError(
+                f"round {self.round}: clients send no updates, which are all that `uplink` "
+                "compresses; leave it out, or take another method"
+            )
         record = {**self._record, **self._aggregation.columns(self._means, ledger)}
         record |= self._record_explanations(ledger)
         if self._context.spec.privacy is not None:
@@ -691,10 +703,11 @@ class Federation:
             explained = self._of_cohort.choose(cohort.tolist(), self.num_clients, self.seed)
         call = self._next_call(function.__name__, reduction, explained=frozenset(explained))
         _freeze(arguments)
+        arguments, saved = self._through_downlink(call.function, arguments)
         if len(cohort) or not reduction.probes:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
             outcome = self._engine.run(call, blocks, arguments, self._states)
-            self._commit(outcome, arguments)
+            self._commit(outcome, arguments, saved)
             if call.lost and outcome.rows.keys() <= call.lost:
                 raise NobodyAnswers(self.round, "the uploads of all clients are lost")
         else:
@@ -710,12 +723,25 @@ class Federation:
         except InvalidUpdate as invalid:
             raise ClientError(invalid.client, self.round, call.function, str(invalid)) from None
 
+    def _through_downlink(
+        self, function: str, arguments: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], int]:
+        """The arguments as they arrive at all clients, and how many bytes `downlink` saves."""
+        link = self._context.downlink
+        if link is None:
+            return arguments, 0
+        return link.arguments(arguments, lambda name: self.rng(f"downlink/{function}/{name}"))
+
     def _take_explained(self, whose: Whose, outcome: Outcome) -> None:
         """Of a client that trains several times in a round, the latest model is what counts."""
         self._explained |= {(whose, k): own for k, own in outcome.explained.items() if own}
 
-    def _commit(self, outcome: Outcome, arguments: Mapping[str, Any]) -> None:
-        """Take over kept states and records of a call."""
+    def _commit(self, outcome: Outcome, arguments: Mapping[str, Any], saved: int) -> None:
+        """Take over kept states and records of a call.
+
+        Args:
+            saved: by how many bytes fewer the arguments are sent to each client.
+        """
         self._states.update(outcome.states)
         self._take_explained("cohort", outcome)
         for id, steps in outcome.releases.items():
@@ -724,7 +750,7 @@ class Federation:
             for table, rows in outcome.records[id].items():
                 self.record(table, rows)
         apart = NotCounted | PerClient
-        sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, apart))
+        sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, apart)) - saved
         own = [v.parts for v in arguments.values() if isinstance(v, PerClient)]
         failed = {id: {"error": why} for id, why in outcome.failures.items()}
         slowest = 0.0

@@ -17,6 +17,7 @@ from fedsim.explain.measure import Explained
 from fedsim.federation.client import Client
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.explaining import explain_client, explain_global
+from fedsim.federation.link import RESIDUALS
 from fedsim.federation.reduction import DivergedUpdate, InvalidUpdate, Reduction
 from fedsim.federation.stacking import StackedTrainer, SuspendForStack, train_together
 from fedsim.federation.wire import (
@@ -279,8 +280,9 @@ class Worker:
         context = self.context
         function = getattr(context.spec.functions, call.function)
         rng = getattr(function, "rng", call.function)
-        kept_state, most = to_tensors(state, context.device), call.most_examples.get(id)
-        client = Client(context, id, call.round, rng, kept_state, trainer, most)
+        own_state = {name: part for name, part in state.items() if name != RESIDUALS}
+        own_state, most = to_tensors(own_state, context.device), call.most_examples.get(id)
+        client = Client(context, id, call.round, rng, own_state, trainer, most)
         context.model.train()
         context.model.restrict_classes(client.labels)
         lent = each_leaf(self._lent)  # in dicts and lists of the client's own
@@ -299,8 +301,18 @@ class Worker:
         if not isinstance(client.state, dict):
             raise TypeError(f"client.state must be a dict, not {type(client.state).__name__}")
         kept = to_arrays(client.state)
-        changed = not same(kept, state)
         partial.check(message)
+        size = partial.size(message)
+        if context.uplink is not None:
+            lost = state.get(RESIDUALS, {})
+            message, saved, residuals = context.uplink.message(
+                message, self._lent, lost.get(call.function, {}), client.rng("uplink")
+            )
+            partial.check(message)
+            size -= saved
+            if residuals or lost:
+                kept[RESIDUALS] = {**lost, call.function: residuals}
+        changed = not same(kept, state)
         if id in call.lost:
             client.row["lost"] = 1
         else:
@@ -315,7 +327,7 @@ class Worker:
         result.rows[id] = {
             **client.row,
             "samples": client.num_samples,
-            "bytes_up": partial.size(message),
+            "bytes_up": size,
             "seconds": time.perf_counter() - started + trainer.seconds,
         }
         return client

@@ -1,0 +1,143 @@
+"""What arrives of messages that a codec has compressed, and how many bytes they take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.codecs import Codec
+from fedsim.federation.reduction import Update
+from fedsim.federation.wire import NotCounted, PerClient, each_leaf, nbytes
+from fedsim.privacy.central import reference
+from fedsim.training import FlatModel
+
+Vector = NDArray[np.float32]
+RESIDUALS = "uplink residuals"  # where a client's kept state has what its messages lost
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of the network: vectors of 32-bit floats are sent through a codec.
+
+    The buffers at the end of a model's weights (batch norm's statistics) are sent as they are,
+    since a variance must stay positive, and so are single numbers.
+
+    Args:
+        codec: what compresses.
+        model: the network, for the shapes of its layers.
+    """
+
+    codec: Codec
+    model: FlatModel
+
+    def code(self, vector: Vector, rng: np.random.Generator) -> tuple[Vector, int]:
+        """What arrives of a vector, (n,), and its bytes; the vector itself if nothing is lost."""
+        count = len(vector)
+        if count == self.model.size:
+            count = self.model.num_parameters
+        encoded, shapes = vector[:count], self._shapes(count)
+        if count < 2:
+            return vector, vector.nbytes
+        message = self.codec.encode(encoded, shapes, rng)
+        if nbytes(message) >= encoded.nbytes:
+            return vector, vector.nbytes
+        decoded = self.codec.decode(message, shapes)
+        if decoded.shape != encoded.shape:
+            raise ValueError(
+                f"codec {self.codec.name} decodes a vector of {encoded.shape} as {decoded.shape}"
+            )
+        arrived = vector.copy()
+        arrived[:count] = decoded
+        return arrived, nbytes(message) + vector[count:].nbytes
+
+    def _shapes(self, count: int) -> list[tuple[int, ...]]:
+        """The layers of a vector of weights; one array for any other vector."""
+        shapes, left = [], count
+        for shape in self.model.shapes.values():
+            if left <= 0:
+                break
+            shapes.append(shape)
+            left -= math.prod(shape)
+        return shapes if left == 0 else [(count,)]
+
+    def message(
+        self,
+        message: Any,
+        arguments: Mapping[str, Any],
+        residuals: Mapping[str, Vector],
+        rng: np.random.Generator,
+    ) -> tuple[Any, int, dict[str, Vector]]:
+        """What arrives of what a client function returns, of whose parts an `Update` is encoded.
+
+        A vector is encoded as its change from what the server sent under its name.
+
+        Args:
+            message: as returned.
+            arguments: what the server sent to all, as tensors by name.
+            residuals: what was lost of earlier updates, by the vectors' names.
+
+        Returns:
+            The message as it arrives, by how many bytes it is shorter, and the new residuals.
+        """
+        if isinstance(message, tuple) and message and isinstance(message[0], Update):
+            first, saved, kept = self.message(message[0], arguments, residuals, rng)
+            return (first, *message[1:]), saved, kept
+        if not isinstance(message, Update):
+            return message, 0, dict(residuals)
+        arrived, saved, kept = dict(message.vectors), 0, dict(residuals)
+        for name, tensor in message.vectors.items():
+            if tensor.dtype != torch.float32:
+                continue
+            vector = tensor.detach().cpu().numpy().reshape(-1)
+            sent = reference(arguments.get(name), len(vector))
+            base = sent.detach().cpu().numpy() if isinstance(sent, Tensor) else np.float32(0)
+            change = vector - base
+            residual = residuals.get(name)
+            if residual is not None and residual.shape == change.shape:
+                change += residual
+            decoded, size = self.code(change, rng)
+            saved += vector.nbytes - size
+            if decoded is change and residual is None:
+                continue
+            arrived[name] = torch.from_numpy(base + decoded).to(tensor.device).view(tensor.shape)
+            if self.codec.error_feedback:
+                kept[name] = change - decoded
+        return Update(weight=message.weight, **arrived), saved, kept
+
+    def arguments(
+        self, arguments: Mapping[str, Any], rng: Callable[[str], np.random.Generator]
+    ) -> tuple[dict[str, Any], int]:
+        """What arrives of what the server sends to all clients.
+
+        Args:
+            rng: the random stream for an argument, by name.
+
+        Returns:
+            The arguments as they arrive, and by how many bytes they are shorter.
+        """
+        saved = 0
+
+        def through(leaf: Any, stream: np.random.Generator) -> Any:
+            nonlocal saved
+            array = leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf
+            if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+                return leaf
+            decoded, size = self.code(array.reshape(-1), stream)
+            saved += array.nbytes - size
+            return decoded.reshape(array.shape)
+
+        arrived = {}
+        for name, value in arguments.items():
+            if isinstance(value, NotCounted | PerClient):
+                arrived[name] = value
+            else:
+                stream = rng(name)
+                arrived[name] = each_leaf(value, lambda leaf, s=stream: through(leaf, s))
+        return arrived, saved
