@@ -34,7 +34,7 @@ from fedsim.experiment import Checkpoint, Evaluate, Experiment
 from fedsim.explain import Explainer, explainers
 from fedsim.explain.explainer import FeatureExplainer
 from fedsim.explain.section import Explain
-from fedsim.federation import EngineSettings
+from fedsim.federation import EngineSettings, SecureSettings
 from fedsim.methods import Method, methods
 from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
@@ -74,6 +74,7 @@ SECTION_TYPES: Mapping[str, type[Config]] = {
     "explain": Explain,
     "privacy": Privacy,
     "devices": Devices,
+    "secure_aggregation": SecureSettings,
     "checkpoint": Checkpoint,
     "grid": GridSettings,
     "search": SearchSettings,

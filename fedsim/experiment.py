@@ -21,7 +21,7 @@ from fedsim.data import Partition, Source, datasets, partitions
 from fedsim.devices import Devices
 from fedsim.errors import ExperimentError
 from fedsim.explain.section import Explain
-from fedsim.federation import EngineSettings
+from fedsim.federation import EngineSettings, SecureSettings
 from fedsim.methods import Method, methods
 from fedsim.methods.learns import Problem
 from fedsim.models import Model, models
@@ -150,6 +150,7 @@ class Experiment(Config):
         explain: explanations computed during the run; by default none.
         privacy: differential privacy; by default none.
         devices: simulated devices, with time, energy and dropout; by default none.
+        secure_aggregation: simulated secure aggregation; by default none.
         uplink: compression of the updates that clients send; by default none.
         downlink: compression of what the server sends to all clients; by default none.
         checkpoint: when checkpoints are written.
@@ -172,6 +173,7 @@ class Experiment(Config):
     explain: Explain | None = None
     privacy: Privacy | None = None
     devices: Devices | None = None
+    secure_aggregation: SecureSettings | None = None
     uplink: Annotated[SerializeAsAny[Codec], BeforeValidator(codecs.parse)] | None = None
     downlink: Annotated[SerializeAsAny[Codec], BeforeValidator(codecs.parse)] | None = None
     checkpoint: Checkpoint = Checkpoint()
@@ -190,16 +192,36 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Experiment:
-        private = self.privacy is not None and self.privacy.level == "client"
-        self.method.check_fit(Problem(self.model, self.objective, private=private))
+        secure = self.secure_aggregation is not None
+        problem = Problem(self.model, self.objective, private=self._private, secure=secure)
+        self.method.check_fit(problem)
         self.method.check(self.train)
-        if private:
-            self.method.check_privacy()
-            if self.explain is not None and self.explain.share is not None:
+        self._check_privacy()
+        for section, given in (("privacy", self._private), ("secure_aggregation", secure)):
+            if given and self.explain is not None and self.explain.share is not None:
                 raise ExperimentError(
-                    "explain.share: clients would send more than sums, which is all that privacy "
-                    "covers; leave out `share`, or `privacy`"
+                    f"explain.share: clients would send more than sums, which is all that "
+                    f"{section} covers; leave out `share`, or `{section}`"
                 )
+        if secure:
+            self._check_secure_aggregation()
+        self._check_devices()
+        self._check_downlink()
+        if self.evaluate.clients and not self.partition.tests_clients:
+            raise ExperimentError(
+                "evaluate.clients=true needs partition.test_fraction above 0: "
+                "clients have no test examples of their own"
+            )
+        return self
+
+    @property
+    def _private(self) -> bool:
+        """Whether whole clients are protected by differential privacy."""
+        return self.privacy is not None and self.privacy.level == "client"
+
+    def _check_privacy(self) -> None:
+        if self._private:
+            self.method.check_privacy()
             if self.devices is not None and self.devices.over_selection > 1:
                 raise ExperimentError(
                     "devices.over_selection: samples more clients than `privacy` accounts for; "
@@ -210,26 +232,33 @@ class Experiment(Config):
                 f"privacy.level=example: method.name={self.method.name} has a training loop of "
                 "its own, which adds no noise; take another method"
             )
-        devices = self.devices
-        if self.method.asynchronous and (
+
+    def _check_devices(self) -> None:
+        devices, method = self.devices, self.method
+        if method.asynchronous and (
             devices is None or devices.deadline is not None or devices.over_selection > 1
         ):
             raise ExperimentError(
-                f"method.name={self.method.name} is asynchronous: it needs a section `devices`, "
+                f"method.name={method.name} is asynchronous: it needs a section `devices`, "
                 "without deadline and over_selection"
             )
-        if devices is not None and devices.partial_work and not self.method.stackable:
+        if devices is not None and devices.partial_work and not method.stackable:
             raise ExperimentError(
-                f"devices.partial_work: method.name={self.method.name} has a training loop of its "
+                f"devices.partial_work: method.name={method.name} has a training loop of its "
                 "own, which cannot stop early; leave it out"
             )
-        self._check_downlink()
-        if self.evaluate.clients and not self.partition.tests_clients:
-            raise ExperimentError(
-                "evaluate.clients=true needs partition.test_fraction above 0: "
-                "clients have no test examples of their own"
-            )
-        return self
+
+    def _check_secure_aggregation(self) -> None:
+        reasons = {
+            "privacy": "the clipping of `privacy` needs the clients' updates",
+            "uplink": "masked updates cannot be compressed",
+        }
+        given = {"privacy": self._private, "uplink": self.uplink is not None}
+        for section, reason in reasons.items():
+            if given[section]:
+                raise ExperimentError(
+                    f"secure_aggregation: {reason}; leave out `{section}`, or `secure_aggregation`"
+                )
 
     def _check_downlink(self) -> None:
         codec = self.downlink

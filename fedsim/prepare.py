@@ -17,7 +17,13 @@ from fedsim.errors import ExperimentError, FedsimError, in_one_line, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.section import Explain
-from fedsim.federation import Aggregation, PrivateAggregation, RunSpec, cohort_size
+from fedsim.federation import (
+    Aggregation,
+    PrivateAggregation,
+    RunSpec,
+    SecureAggregation,
+    cohort_size,
+)
 from fedsim.federation.context import scaled
 from fedsim.federation.federation import RESERVED
 from fedsim.methods.learns import Problem
@@ -56,6 +62,12 @@ def prepare(
             f"train.participation={share} of {len(splits)} clients samples nobody; "
             f"{1 / len(splits):g} samples one"
         )
+    if experiment.secure_aggregation is not None and cohort_size(share, len(splits)) < 2:
+        raise ExperimentError(
+            f"secure_aggregation: hides a client among others of its cohort, and "
+            f"train.participation={share} of {len(splits)} clients samples one; "
+            f"{2 / len(splits):g} samples two"
+        )
     objective = experiment.objective or experiment.model.objective(dataset)
     objective.check(dataset)
     objective = objective.fitted(dataset)
@@ -77,6 +89,7 @@ def prepare(
             objective,
             splits.sequence is not None,
             experiment.privacy is not None and experiment.privacy.level == "client",
+            experiment.secure_aggregation is not None,
         )
     )
     _check_rounds(experiment, splits)
@@ -90,7 +103,7 @@ def prepare(
         functions=experiment.method,
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
-        aggregation=PrivateAggregation(of_clients) if of_clients else Aggregation(),
+        aggregation=_aggregation(experiment),
         privacy=privacy if of_clients is None else None,
         devices=experiment.devices,
         uplink=experiment.uplink,
@@ -108,6 +121,15 @@ def prepare(
         fleet = Fleet(experiment.devices, len(splits), experiment.seed)
         check_deadline(fleet, experiment.train, splits.train.lengths, 4 * size)
     return dataset, splits, replace(spec, size=size, explain=explain)
+
+
+def _aggregation(experiment: Experiment) -> Aggregation:
+    """How the experiment's updates are averaged."""
+    if experiment.privacy is not None and experiment.privacy.level == "client":
+        return PrivateAggregation(experiment.privacy)
+    if experiment.secure_aggregation is not None:
+        return SecureAggregation(experiment.secure_aggregation)
+    return Aggregation()
 
 
 def defined_here(experiment: Experiment) -> str | None:

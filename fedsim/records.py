@@ -19,6 +19,7 @@ from fedsim.errors import ExperimentError
 from fedsim.experiment import EarlyStopping, Experiment
 from fedsim.federation import RunSpec
 from fedsim.federation.checkpoint import pack
+from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS
 from fedsim.methods import State
 from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.slices import slices_of
@@ -72,6 +73,12 @@ def summarise(
         row[way] = sum(r[way] for r in client_rows)
         ledger[f"total_{way}"] += row[way]
         row[f"total_{way}"] = ledger[f"total_{way}"]
+    for name, added in PROTOCOL.items():
+        if any(added in r for r in client_rows):
+            row[added] = sum(r.get(added, 0) for r in client_rows)
+            if name.startswith("bytes"):
+                total = PROTOCOL[f"total_{name}"]
+                row[total] = ledger[total] = ledger.get(total, 0) + row[added]
     return row
 
 
@@ -165,10 +172,18 @@ def known_columns(
 
 
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
-    """The hash of all records up to this round, but for `VARYING`."""
-    content = [{k: v for k, v in r.items() if k not in VARYING} for r in records]
+    """The hash of all records up to this round, but for `VARYING` and for what a protocol adds.
+
+    A run with secure aggregation has the hash of one without.
+    """
+    content = [_hashed(r) for r in records]
     words = json.dumps(content, sort_keys=True, default=_digest)
     return hashlib.sha256((chain + words).encode()).hexdigest()
+
+
+def _hashed(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in row.items() if k not in VARYING | PROTOCOL_COLUMNS}
+    return {k: v - row[PROTOCOL[k]] if PROTOCOL.get(k) in row else v for k, v in kept.items()}
 
 
 def _digest(array: NDArray[Any]) -> str:

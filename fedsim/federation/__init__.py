@@ -22,6 +22,7 @@ from fedsim.federation.reduction import (
     Reduction,
     Update,
 )
+from fedsim.federation.secure import SecureAggregation, SecureSettings
 from fedsim.federation.wire import NotCounted, PerClient
 
 __all__ = [
@@ -44,6 +45,8 @@ __all__ = [
     "PrivateAggregation",
     "Reduction",
     "RunSpec",
+    "SecureAggregation",
+    "SecureSettings",
     "Update",
     "Vector",
     "client_function",

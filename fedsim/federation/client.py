@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.data import ClientSplits
 from fedsim.federation.context import Examples, WorkerContext
+from fedsim.federation.wire import PROTOCOL_COLUMNS
 from fedsim.models import Model
 from fedsim.objectives import Batch, Objective, evaluate, of_validation, scores_of
 from fedsim.rng import keyed_rng
@@ -56,6 +57,7 @@ RESERVED = frozenset(
     {"round", "client", "samples", "seconds", "error"}
     | {"bytes_up", "bytes_down", "one_off_up", "one_off_down"}
     | {"lost", "dropped", "simulated_seconds", "energy_joules"}
+    | PROTOCOL_COLUMNS
 )
 
 

@@ -39,7 +39,7 @@ from fedsim.federation.reduction import (
     WeightedMean,
 )
 from fedsim.federation.sums import ExactSum, check_block
-from fedsim.federation.wire import NotCounted, PerClient, nbytes
+from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, NotCounted, PerClient, nbytes
 from fedsim.federation.worker import Call
 from fedsim.models import Model
 from fedsim.objectives import Batch, Metric, Objective, Totals, of_validation, scores_of
@@ -54,6 +54,7 @@ CPU = torch.device("cpu")
 RESERVED = frozenset(
     {"round", "clients", "failed", "seconds", "explain_seconds", *CLOCK}
     | {f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")}
+    | PROTOCOL_COLUMNS
 )
 
 
@@ -758,12 +759,16 @@ class Federation:
             known = self._rows.setdefault(id, {})
             # A client may work several times in a round: costs add up, the rest is the latest.
             down = sent + sum(nbytes(parts.get(id)) for parts in own)
-            costs = {"bytes_up": row.get("bytes_up", 0), "bytes_down": down}
-            if self._setup_traffic:
-                costs |= {"one_off_up": costs["bytes_up"], "one_off_down": down}
+            added = dict(zip(("up", "down"), outcome.partial.overhead(id), strict=True))
+            costs, protocol = {}, {}
+            for way, plain_bytes in {"up": row.get("bytes_up", 0), "down": down}.items():
+                for kind in ("bytes", "one_off") if self._setup_traffic else ("bytes",):
+                    costs[f"{kind}_{way}"] = plain_bytes + added[way]
+                    protocol[PROTOCOL[f"{kind}_{way}"]] = added[way]
+            costs |= protocol if any(added.values()) else {}
             costs["seconds"] = row.get("seconds", 0.0)
             if self._fleet is not None and self._in_round:
-                work = (outcome.examples.get(id, 0), down, costs["bytes_up"])
+                work = (outcome.examples.get(id, 0), costs["bytes_down"], costs["bytes_up"])
                 (took,), (joules,) = (
                     self._fleet.seconds([id], *work),
                     self._fleet.joules([id], *work),

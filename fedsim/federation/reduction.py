@@ -99,6 +99,10 @@ class Reduction(ABC):
         """The size of the message in bytes, as sent over the network."""
         return nbytes(message)
 
+    def overhead(self, id: int) -> tuple[int, int]:
+        """(server) Bytes up and down of a client that a protocol takes beside messages."""
+        return 0, 0
+
     @abstractmethod
     def fold(self, id: int, message: Any, arguments: Mapping[str, Any]) -> None:
         """(worker) Fold a client's message, in the order of its block.

@@ -15,6 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+# Columns of records with what a protocol, such as that of secure aggregation, adds to others.
+PROTOCOL = {
+    name: f"protocol_{name}"
+    for name in (
+        f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")
+    )
+}
+PROTOCOL_COLUMNS = frozenset({*PROTOCOL.values(), "protocol_rounds", "protocol_dropped"})
+
 _PART = 1 << 14  # entries that are compared at a time
 
 

@@ -22,7 +22,7 @@ class Learns:
             `yes`, if clients train only on their own classes and request nothing once that changes
             with the task; `only`, if it supports nothing else.
         dp_compatible: whether all that the server learns about clients are means of their updates,
-            so that client-level differential privacy covers it.
+            so that client-level differential privacy and secure aggregation cover it.
     """
 
     models: str = "network"
@@ -40,12 +40,14 @@ class Problem:
         objective: None before the data are known.
         task_sequence: clients learn tasks one after another; None before the data are known.
         private: with client-level differential privacy.
+        secure: with secure aggregation.
     """
 
     model: Model
     objective: Objective | None = None
     task_sequence: bool | None = None
     private: bool = False
+    secure: bool = False
 
 
 def obstacle(learns: Learns, problem: Problem) -> str | None:
@@ -64,6 +66,8 @@ def obstacle(learns: Learns, problem: Problem) -> str | None:
         return "learns tasks one after another, and the partition is no sequence of tasks"
     if problem.private and not learns.dp_compatible:
         return "sends more than sums, which is all that privacy covers"
+    if problem.secure and not learns.dp_compatible:
+        return "sends more than sums, which is all that secure_aggregation covers"
     return None
 
 

@@ -1,0 +1,260 @@
+"""Secure aggregation, simulated: the server adds up masked updates and learns their sum alone.
+
+Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017,
+the protocol of Figure 4 for an honest-but-curious server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.errors import RunError
+from fedsim.federation.aggregation import Aggregation
+from fedsim.federation.reduction import (
+    InvalidUpdate,
+    Mean,
+    NothingToReduce,
+    Update,
+    WeightedMean,
+)
+from fedsim.federation.sums import CLIENT_LIMIT, ExactSum, add_scaled
+from fedsim.federation.wire import nbytes
+from fedsim.registry import Config
+from fedsim.rng import keyed_rng
+
+if TYPE_CHECKING:
+    from fedsim.federation.cohort import Cohort
+    from fedsim.federation.federation import Federation
+
+ROUNDS = 4  # of messages between the clients and the server, for one sum
+KEY = 32  # bytes of a public key (X25519), and of a share of a secret
+ENCRYPTED = 12 + 2 * KEY + 16  # nonce, the shares of a key and of a seed, and tag (AES-GCM)
+ENTRY = 16  # bytes of a masked entry: two integers of 64 bits
+WEIGHT = ""  # the name of the sum of the weights among the vectors' names
+_CHUNK = 1 << 15  # words masked at a time, so that they stay in the cache
+
+# A stream of random words, and whether it is added (1) or subtracted (-1).
+Stream = tuple[int, np.random.BitGenerator]
+
+
+class SecureSettings(Config):
+    """Secure aggregation, simulated: the server learns the sum of the clients' updates alone.
+
+    Each client writes its weight and weight·update as integers (two of 64 bits an entry; see
+    `fedsim.federation.sums`) and adds random masks modulo 2^64: one of its own, and one with each
+    other client of the cohort, which the one adds and the other subtracts. In the sum the pairwise
+    masks cancel, and the server removes clients' own masks with seeds that it recovers from shares
+    which the others hold; likewise the pairwise masks of clients that have dropped out.
+
+    The masked integers are real, so the sum is that of a run without masks, to the bit, and so is
+    the result hash, if blocks hold one client each: cohorts of up to 16, not trained in stacks.
+    Larger blocks add their clients in floating point without masks, which rounds differently. (A
+    weight below 1/16 is rounded to a multiple of 2^-56.)
+
+    Keys and shares are simulated: all seeds follow from the experiment's, so anyone who knows it
+    can remove the masks. Records of a run are taken from the clients unmasked.
+
+    For one sum of m entries, the weight among them, in a cohort of n a client sends and receives
+
+    - 64 bytes and 64·(n − 1): two public keys;
+    - 92·(n − 1) and 92·(n − 1): encrypted shares of its secrets;
+    - 16·m and ⌈n/8⌉: the masked entries, and who has sent them;
+    - 32·n and nothing: a share for each client.
+
+    One that drops out sends and receives the first two. These bytes are in `bytes_up` and
+    `bytes_down`; `protocol_bytes_up` and `protocol_bytes_down` are by how much they are more than
+    without secure aggregation. `protocol_rounds` counts the four exchanges of each sum. The hash
+    leaves out what the protocol adds.
+
+    Args:
+        threshold: share of a cohort that must remain to recover masks, two clients at least;
+            otherwise the run ends.
+        dropout: probability of each client to drop out after it has shared its secrets and before
+            it sends the masked update.
+    """
+
+    threshold: float = Field(0.6, gt=0, le=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class SecureAggregation(Aggregation):
+    """Means of which the server learns the sums alone.
+
+    Args:
+        settings: the experiment's `secure_aggregation` section.
+    """
+
+    column_names: ClassVar[tuple[str, ...]] = ("protocol_rounds", "protocol_dropped")
+
+    def __init__(self, settings: SecureSettings) -> None:
+        self.settings = settings
+
+    def mean(
+        self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
+    ) -> WeightedMean:
+        if len(cohort) < 2:
+            raise RunError(
+                f"round {fed.round}: a cohort of {len(cohort)}, and secure_aggregation hides a "
+                "client among others; raise train.participation"
+            )
+        purpose = f"secure_aggregation/{len(before) + 1}"
+        lost = fed.rng(f"{purpose}/dropout").random(len(cohort)) < self.settings.dropout
+        masks = Masks(fed.seed, purpose, fed.round, [int(k) for k in cohort])
+        dropped = frozenset(k for k, out in zip(masks.cohort, lost, strict=True) if out)
+        return MaskedMean(masks, dropped, self.settings.threshold)
+
+    def allow(self, what: str) -> None:
+        raise RunError(
+            f"the method {what}, and with `secure_aggregation` the server learns sums alone"
+        )
+
+    def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
+        """The exchanges of the round's sums, and how many clients dropped out of them."""
+        masked = [mean for mean in means if isinstance(mean, MaskedMean)]
+        dropped = sum(len(mean.dropped) for mean in masked)
+        return {"protocol_rounds": ROUNDS * len(masked), "protocol_dropped": dropped}
+
+
+class Masks:
+    """The masks of one sum: streams of random words from the seeds that clients agree on.
+
+    Args:
+        seed: of the experiment.
+        purpose: tells the sums of a round apart.
+        round: t.
+        cohort: the clients.
+    """
+
+    def __init__(self, seed: int, purpose: str, round: int, cohort: Sequence[int]) -> None:
+        self._seed, self._purpose, self._round, self.cohort = seed, purpose, round, tuple(cohort)
+
+    def own(self, k: int) -> Stream:
+        """The mask of client k alone."""
+        return 1, self._stream("self", k)
+
+    def pair(self, k: int, other: int) -> Stream:
+        """What client k adds for its pair with another, which adds its negative."""
+        first, second = sorted((k, other))
+        return 1 if k == first else -1, self._stream(f"pair/{first}", second)
+
+    def of(self, k: int) -> list[Stream]:
+        """All that client k adds."""
+        return [self.own(k), *(self.pair(k, other) for other in self.cohort if other != k)]
+
+    def left_in(self, sent: Iterable[int]) -> list[Stream]:
+        """What is left in the sum of those who have sent."""
+        sent = list(sent)
+        gone = sorted(set(self.cohort) - set(sent))
+        return [*map(self.own, sent), *(self.pair(k, other) for k, other in product(sent, gone))]
+
+    def _stream(self, what: str, client: int) -> np.random.BitGenerator:
+        purpose = f"{self._purpose}/{what}"
+        return keyed_rng(self._seed, purpose, self._round, client).bit_generator
+
+
+def add_masks(total: ExactSum, streams: Sequence[Stream], sign: int = 1) -> None:
+    """Add the next words of each stream to a sum, modulo 2^64; subtract them if `sign` is -1."""
+    for part in (total.high, total.low):
+        words = part.view(np.uint64)
+        for start in range(0, len(words), _CHUNK):
+            chunk = words[start : start + _CHUNK]
+            for own_sign, stream in streams:
+                combine = np.add if own_sign == sign else np.subtract
+                combine(chunk, stream.random_raw(len(chunk)), out=chunk)
+
+
+class MaskedMean(WeightedMean):
+    """The mean of updates that clients mask, each by itself, and the server adds up.
+
+    What it holds of clients are sums of masked integers until `result` unmasks them.
+
+    Args:
+        masks: of the clients.
+        dropped: those that drop out before they send.
+        threshold: share of the clients that must remain.
+    """
+
+    def __init__(self, masks: Masks, dropped: frozenset[int], threshold: float) -> None:
+        super().__init__()
+        self.masks, self.dropped = masks, dropped
+        self.least = max(2, math.ceil(threshold * len(masks.cohort) - 1e-9))
+        self._threshold = threshold
+        self._silent: set[int] = set()  # have nothing to send, but hold shares of others
+        self._unmasked_bytes: dict[int, int] = {}
+
+    def check(self, message: Any) -> None:
+        super().check(message)
+        if message.weight >= CLIENT_LIMIT:
+            raise InvalidUpdate(
+                f"the update's weight is {message.weight:.3g}; with secure_aggregation, which adds "
+                "up weights as well, it must stay under 2^30"
+            )
+
+    def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:
+        super().fold(id, message, arguments)
+        self._unmasked_bytes[id] = nbytes(message.vectors)
+        if not message.vectors and id not in self.dropped:
+            self._silent.add(id)
+
+    def add(self, id: int, weight: float, vectors: Mapping[str, Tensor]) -> None:
+        """Add what a client sends: its masked integers."""
+        if id in self.dropped:
+            return
+        self.lengths[id] = {name: vector.numel() for name, vector in vectors.items()}
+        streams = self.masks.of(id)
+        sent = {WEIGHT: torch.ones(1), **vectors}
+        for name in sorted(sent):
+            values = add_scaled(None, sent[name].detach().reshape(-1), weight)
+            masked = ExactSum.zeros(len(values))
+            masked.add(values.cpu().numpy())
+            add_masks(masked, streams)
+            key = (name, len(values))
+            if key in self.sums:
+                self.sums[key].merge(masked)
+            else:
+                self.sums[key] = masked
+
+    def merge(self, other: WeightedMean) -> None:
+        super().merge(other)
+        assert isinstance(other, MaskedMean)
+        self._silent |= other._silent
+        self._unmasked_bytes.update(other._unmasked_bytes)
+
+    def overhead(self, id: int) -> tuple[int, int]:
+        n = len(self.masks.cohort)
+        up, down = 2 * KEY + (n - 1) * ENCRYPTED, (n - 1) * (2 * KEY + ENCRYPTED)
+        if id in self.lengths or id in self._silent:
+            entries = sum(self.lengths[id].values()) + 1 if id in self.lengths else 0
+            up += ENTRY * entries + n * KEY
+            down += -(-n // 8)
+        return up - self._unmasked_bytes.get(id, 0), down
+
+    def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
+        self.check_alike()
+        sent, n = sorted(self.lengths), len(self.masks.cohort)
+        left = len(sent) + len(self._silent)
+        if left < self.least:
+            raise NothingToReduce(
+                f"{left} of {n} clients are left to unmask the sum, and "
+                f"secure_aggregation.threshold={self._threshold:g} takes {self.least}"
+            )
+        if not sent:
+            return Mean({}, 0)
+        streams = self.masks.left_in(sent)
+        totals = {}
+        for name, size in sorted(self.sums):
+            totals[name] = self.sums[name, size].copy()
+            add_masks(totals[name], streams, sign=-1)
+        weight = float(totals.pop(WEIGHT).value()[0])
+        if weight <= 0:
+            raise NothingToReduce("no client of the cohort gave a contribution of any weight")
+        vectors = {name: total.value(weight).astype(np.float32) for name, total in totals.items()}
+        return Mean(vectors, len(sent), sent)
