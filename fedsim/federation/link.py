@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class Link:
         """
         saved = 0
 
-        def through(leaf: Any, stream: np.random.Generator) -> Any:
+        def through(stream: np.random.Generator, leaf: Any) -> Any:
             nonlocal saved
             array = leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf
             if not isinstance(array, np.ndarray) or array.dtype != np.float32:
@@ -138,6 +139,5 @@ class Link:
             if isinstance(value, NotCounted | PerClient):
                 arrived[name] = value
             else:
-                stream = rng(name)
-                arrived[name] = each_leaf(value, lambda leaf, s=stream: through(leaf, s))
+                arrived[name] = each_leaf(value, partial(through, rng(name)))
         return arrived, saved

@@ -194,8 +194,8 @@ class MaskedMean(WeightedMean):
         super().check(message)
         if message.weight >= CLIENT_LIMIT:
             raise InvalidUpdate(
-                f"the update's weight is {message.weight:.3g}; with secure_aggregation, which adds "
-                "up weights as well, it must stay under 2^30"
+                f"the update's weight is {message.weight:.3g}; with secure_aggregation, which "
+                "masks weights as well, it must stay under 2^30"
             )
 
     def fold(self, id: int, message: Update, arguments: Mapping[str, Any]) -> None:

@@ -1,0 +1,302 @@
+"""The sections `uplink` and `downlink`: what arrives, what clients keep, and the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from experiments import federation, server_states, small_experiment
+from fedsim import Client, Experiment, Federation, Run, State, Update, resume, run
+from fedsim.codecs import Codec, codecs
+from fedsim.errors import BadInput, ClientError, RunError
+from fedsim.federation import MeanAndMessages
+from fedsim.federation.link import RESIDUALS
+from fedsim.methods.fedavg import FedAvg
+
+Finish = Callable[..., Run]
+
+TRAIN = {"rounds": 2, "participation": 0.5}
+LAYERS = [64 * 32, 32, 32 * 10, 10]
+P = sum(LAYERS)
+TOPK = {"name": "topk", "fraction": 0.1}
+SHORT = 4 * 241 + -(-P // 8)  # bytes of a vector of weights by TOPK
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(small_experiment(train=TRAIN), tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        {"name": "topk", "fraction": 1},
+        {"name": "randomk", "fraction": 1},
+        {"name": "qsgd", "levels": 2**30},
+        {"name": "lowrank", "rank": 22},
+    ],
+    ids=lambda codec: codec["name"],
+)
+def test_a_codec_that_loses_nothing_changes_nothing(
+    finish: Finish, plain: Run, codec: dict[str, Any]
+) -> None:
+    assert finish(train=TRAIN, uplink=codec).result_hash == plain.result_hash
+
+
+@pytest.mark.parametrize(
+    ("codec", "size"),
+    [
+        (TOPK, SHORT),
+        ({"name": "topk", "fraction": 0.001}, 2 * (4 + 4)),
+        ({"name": "randomk", "fraction": 0.1}, 4 * 241 + 8),
+        ({"name": "qsgd", "levels": 15}, 4 * 5 + -(-P * 5 // 8)),
+        ({"name": "sign"}, 4 * 4 + -(-P // 8)),
+        ({"name": "lowrank", "rank": 2}, 4 * (2 * (64 + 32) + 32 + 2 * (32 + 10) + 10)),
+        ({"name": "float16"}, 2 * P),
+        ({"name": "int8"}, 4 * 4 + P),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else str(value),
+)
+def test_bytes_are_those_of_the_messages(finish: Finish, codec: dict[str, Any], size: int) -> None:
+    done = finish(train=TRAIN, uplink=codec)
+    assert set(done.clients["bytes_up"]) == {size}
+    assert set(done.clients["bytes_down"]) == {4 * P}
+    assert done.rounds["total_bytes_up"].iloc[-1] == 2 * 5 * size
+
+
+# what is lost
+
+
+def one_mean(fed: Federation, t: int, k: int) -> np.ndarray:
+    """What client k sends in round t, trained from the initial weights."""
+    fed.begin_round(t)
+    return fed.mean(FedAvg().local_update, [k], weights=fed.initial_weights()).weights
+
+
+@pytest.mark.parametrize("name", ["topk", "randomk", "sign", "lowrank", "int8"])
+def test_what_was_not_sent_is_kept_and_sent_later(name: str) -> None:
+    codec = {"name": name, "error_feedback": True}
+    exact, fed = federation(small_experiment()), federation(small_experiment(uplink=codec))
+    start = exact.initial_weights().astype(np.float64)
+    residual = np.zeros(P)
+    for t in (1, 2, 3):
+        change = one_mean(exact, t, 4) - start
+        arrived = one_mean(fed, t, 4) - start
+        kept = fed.fetch(fed.states()[4])[RESIDUALS]["local_update"]["weights"]
+        np.testing.assert_allclose(arrived + kept, change + residual, atol=3e-7)
+        assert np.abs(kept).max() > 1e-5
+        residual = kept.astype(np.float64)
+
+
+def test_a_round_by_hand() -> None:
+    """FedAvg with top-k in NumPy, over three rounds."""
+    made = small_experiment(train={"rounds": 3}, uplink=TOPK)
+    exact = federation(small_experiment(train={"rounds": 3}))
+    w, memory = exact.initial_weights(), np.zeros((10, P), dtype=np.float32)
+    n = exact.num_samples
+    for t, state in enumerate(server_states(made)[1:], start=1):
+        exact.begin_round(t)
+        sent = np.zeros((10, P))
+        for k in range(10):
+            trained = exact.mean(FedAvg().local_update, [k], weights=w).weights
+            target = (trained - w) + memory[k]
+            where = np.argsort(-np.abs(target), kind="stable")[:241]
+            sent[k, where] = target[where]
+            memory[k] = target - sent[k]
+        w = (w + (n @ sent) / n.sum()).astype(np.float32)
+        np.testing.assert_allclose(state.weights, w, atol=1e-6)
+        w = state.weights
+
+
+def test_without_error_feedback_nothing_is_kept() -> None:
+    fed = federation(small_experiment(uplink={**TOPK, "error_feedback": False}))
+    one_mean(fed, 1, 4)
+    assert fed.states() == {}
+
+
+class Remembers(FedAvg):
+    """Replaces its state, looks at it, and sends vectors of several sorts."""
+
+    name: str = "test_link:Remembers"
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        mean, counts = fed.reduce(
+            self.local_update, fed.sample(t), MeanAndMessages(), weights=state.weights
+        )
+        assert set(counts.values()) == {t}
+        assert mean.one.tolist() == [t]
+        return State(weights=state.weights + mean.delta.reshape(-1))
+
+    def local_update(self, client: Client, weights: Tensor) -> Any:
+        assert set(client.state) <= {"rounds"}
+        client.state = {"rounds": [*client.state.get("rounds", []), client.round]}
+        delta = (client.train(weights) - weights).reshape(2, -1)
+        one = weights.new_full((1,), client.round)
+        return Update(delta=delta, one=one), len(client.state["rounds"])
+
+
+def test_the_method_does_not_see_what_is_kept(finish: Finish) -> None:
+    done = finish(method=Remembers, uplink=TOPK, train={"rounds": 3})
+    assert set(done.clients["bytes_up"]) == {SHORT + 4}
+
+
+def test_a_resumed_run_knows_what_was_lost(finish: Finish, tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "method": {"name": "scaffold"},
+        "train": {"rounds": 4, "participation": 0.5},
+        "checkpoint": {"every": 1},
+        "uplink": TOPK,
+        "downlink": {"name": "qsgd", "levels": 127},
+    }
+
+    def interrupt(event: Any) -> None:
+        if isinstance(event, dict) and event["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_experiment(**sections), tmp_path / "again", interrupt)
+    (folder,) = (tmp_path / "again" / "small").iterdir()
+    resumed = resume(folder, progress=False)
+    assert resumed.result_hash == finish(**sections).result_hash
+    assert set(resumed.clients["bytes_up"]) == {2 * SHORT}  # weights and control variate
+
+
+def test_running_statistics_are_sent_as_they_are() -> None:
+    resnet: dict[str, Any] = {"method": Echoes, "model": {"name": "resnet8", "width": 2}}
+    exact = federation(small_experiment(**resnet))
+    fed = federation(small_experiment(**resnet, uplink=TOPK, downlink={"name": "int8"}))
+    parameters, size = fed.model.num_parameters, fed.model.size
+    exact.begin_round(1)
+    fed.begin_round(1)
+    weights = fed.initial_weights()
+    echoed = fed.mean(Echoes().echo, [0], weights=weights).weights
+    np.testing.assert_array_equal(echoed[parameters:], weights[parameters:])
+    assert not np.array_equal(echoed[:parameters], weights[:parameters])
+    # From what arrived, so that training is the same.
+    expected = exact.mean(FedAvg().local_update, [0], weights=echoed).weights
+    found = fed.mean(FedAvg().local_update, [0], weights=weights).weights
+    np.testing.assert_allclose(found[parameters:], expected[parameters:], atol=1e-6)
+    (row,) = fed.records({})[1]["clients"]
+    short = 4 * round(0.1 * parameters) + -(-parameters // 8)
+    assert row["bytes_up"] == 2 * (short + 4 * (size - parameters))
+
+
+# the downlink
+
+
+class Echoes(FedAvg):
+    """Clients send back what they were sent."""
+
+    name: str = "test_link:Echoes"
+
+    def echo(self, client: Client, weights: Tensor) -> Update:
+        return Update(weights=weights)
+
+    def nest(self, client: Client, nest: dict[str, Any], count: Tensor) -> Update:
+        return Update(weights=nest["weights"][0], count=count.float())
+
+
+class TestDownlink:
+    @pytest.mark.parametrize(
+        ("name", "size"),
+        [("float16", 2 * P), ("int8", 4 * 4 + P), ("qsgd", 4 * 5 + -(-P * 4 // 8))],
+    )
+    def test_clients_get_what_they_decode(self, name: str, size: int) -> None:
+        made = small_experiment(method=Echoes, downlink={"name": name})
+        fed = federation(made)
+        fed.begin_round(1)
+        weights = fed.initial_weights()
+        echoed = fed.mean(Echoes().echo, [3], weights=weights).weights
+        assert 0 < np.abs(echoed - weights).max() < 0.3
+        if name == "float16":
+            np.testing.assert_array_equal(echoed, weights.astype(np.float16))
+        rows = fed.records({})[1]["clients"]
+        assert [(row["bytes_up"], row["bytes_down"]) for row in rows] == [(4 * P, size)]
+
+    def test_arrays_within_and_of_other_types(self) -> None:
+        made = small_experiment(method=Echoes, downlink={"name": "float16"})
+        fed = federation(made)
+        fed.begin_round(1)
+        weights = fed.initial_weights()
+        count = np.arange(5)
+        mean = fed.mean(Echoes().nest, [3], nest={"weights": [weights]}, count=count)
+        np.testing.assert_array_equal(mean.weights, weights.astype(np.float16))
+        assert fed.records({})[1]["clients"][0]["bytes_down"] == 2 * P + count.nbytes
+
+    def test_tests_of_clients_are_not_sent(self, finish: Finish) -> None:
+        clients = {"partition": {"test_fraction": 0.2}, "evaluate": {"clients": True}}
+        done = finish(train={"rounds": 1}, downlink={"name": "float16"}, **clients)
+        assert set(done.clients["bytes_down"]) == {2 * P}
+
+
+# what does not fit
+
+
+class Halved(Codec):
+    """Sends every other entry."""
+
+    name: str = "test_link:Halved"
+    forgets: bool = False
+
+    def encode(self, vector: Any, shapes: Any, rng: Any) -> Any:
+        return vector[::2]
+
+    def decode(self, message: Any, shapes: Any) -> Any:
+        return message if self.forgets else np.repeat(message, 2)
+
+
+def test_a_codec_of_ones_own(finish: Finish) -> None:
+    done = finish(train={"rounds": 1}, uplink={"name": "test_link:Halved"})
+    assert set(done.clients["bytes_up"]) == {2 * P}
+    assert finish(train={"rounds": 1}, uplink=Halved()).result_hash == done.result_hash
+
+
+def test_one_that_loses_entries(finish: Finish) -> None:
+    message = r"codec test_link:Halved decodes a vector of \(2410,\) as \(1205,\)"
+    with pytest.raises(ClientError, match=message):
+        finish(uplink=Halved(forgets=True))
+
+
+def test_a_method_that_sends_no_updates(finish: Finish) -> None:
+    with pytest.raises(RunError, match=r"round 1: clients send no updates, .* leave it out"):
+        finish(method={"name": "local"}, uplink={"name": "int8"})
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"uplink": {"name": "topkk"}},
+            r"uplink.name: unknown codec 'topkk'; did you mean 'topk'",
+        ),
+        ({"uplink": {"name": "topk", "fraction": 0}}, "uplink.fraction: must be greater than 0"),
+        ({"uplink": {"name": "topk", "k": 3}}, "uplink.k: unknown key"),
+        ({"uplink": {"name": "qsgd", "levels": 0}}, "uplink.levels: must be greater than or"),
+        ({"uplink": {"name": "lowrank", "rank": 0}}, "uplink.rank: must be greater than or"),
+        ({"uplink": "sign"}, r"uplink: must be a section of keys; write \{name: sign\}"),
+        (
+            {"downlink": {"name": "topk"}},
+            r"downlink.name=topk compresses changes .* codecs for it: float16, int8, qsgd",
+        ),
+        (
+            {"downlink": {"name": "int8", "error_feedback": True}},
+            "downlink.error_feedback: the server keeps no account",
+        ),
+    ],
+)
+def test_bad_input(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        small_experiment(**sections)
+
+
+def test_sections_as_objects_are_written_out() -> None:
+    made = small_experiment(uplink=codecs.parse(TOPK), downlink={"name": "float16"})
+    again = Experiment.from_dict(made.model_dump(mode="json"))
+    assert again == made
+    assert again.uplink is not None
+    assert again.uplink.model_dump()["fraction"] == 0.1
