@@ -41,7 +41,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedsim import atomic
 from fedsim.config_file import RawConfig
-from fedsim.data import load_dataset
+from fedsim.data import Dataset, load_dataset
 from fedsim.errors import Damaged, ExperimentError, RunError
 from fedsim.experiment import Experiment
 from fedsim.objectives import VALIDATION
@@ -56,6 +56,7 @@ from fedsim.sweep.trials import (
     SweepPlan,
     Trial,
     TrialFactory,
+    data_key,
     objective_value,
     trial_status,
 )
@@ -111,8 +112,9 @@ class SearchSweep(SweepRunner[Search]):
         """The section, with objectives; if it has none, this loads the data."""
         if self._given.objectives:
             return self._given
-        primary = _primary(self.probe_trials[0].experiment)
-        return self._given.model_copy(update={"objectives": primary})
+        experiment = self.probe_trials[0].experiment
+        data = self.loaded[data_key(experiment.data)] = load_dataset(experiment.data)
+        return self._given.model_copy(update={"objectives": _primary(experiment, data)})
 
     def _place(self, objective: str) -> str:
         """Of an objective, for messages."""
@@ -227,9 +229,8 @@ class SearchSweep(SweepRunner[Search]):
             return super()._run(path, begin, tell)
 
 
-def _primary(experiment: Experiment) -> dict[str, Literal["max", "min"]]:
+def _primary(experiment: Experiment, data: Dataset) -> dict[str, Literal["max", "min"]]:
     """The primary metric as an objective, on the validation set if there is one."""
-    data = load_dataset(experiment.data)
     objective = experiment.objective or experiment.model.objective(data)
     metric = next(metric for metric in objective.metrics(data) if metric.primary)
     prefix = VALIDATION if experiment.evaluate.validation else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from ray import tune
 
 from fedsim import atomic
 from fedsim.config_file import RawConfig
+from fedsim.data import Dataset
 from fedsim.errors import ExperimentError, RunError, RunFolderError
 from fedsim.experiment import to_yaml
 from fedsim.registry import Config, importing
@@ -49,6 +50,11 @@ class SweepRunner(ABC, Generic[F]):
 
     @abstractmethod
     def __init__(self, config: RawConfig) -> None: ...
+
+    @cached_property
+    def loaded(self) -> dict[str, Dataset]:
+        """Data that planning it has loaded, by `data_key`."""
+        return {}
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -146,7 +152,8 @@ class SweepRunner(ABC, Generic[F]):
         errors: dict[Path, str] = {}
         if plan.finished < plan.count:
             try:
-                errors = run_trials(plan, path, begin, partial(self.make_tuner, path, plan), tell)
+                make_tuner = partial(self.make_tuner, path, plan)
+                errors = run_trials(plan, path, begin, make_tuner, tell, self.loaded)
             except RunError:
                 self.folder_type.open(path).update(status="failed")
                 raise

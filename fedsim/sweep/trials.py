@@ -167,6 +167,7 @@ def run_trials(
     begin: Callable[[], None],
     make_tuner: Callable[[Any, int, tune.RunConfig], tune.Tuner],
     tell: Callable[[str], None],
+    loaded: Mapping[str, Dataset],
 ) -> dict[Path, str]:
     """Run the trials of a sweep.
 
@@ -175,6 +176,7 @@ def run_trials(
         begin: is called when all checks are passed, before anything is started.
         make_tuner: the Tuner of a trainable, of how many run at once, and of where Tune keeps
             its own state: pickles, which are no part of the results.
+        loaded: data that is loaded already, by `data_key`.
 
     Returns:
         Of each trial that failed its path, and why.
@@ -183,7 +185,7 @@ def run_trials(
         BadInput: an experiment cannot be carried out, or its trial never placed.
         RunError: Tune cannot go on.
     """
-    datasets, sizes, tested = _load_data(plan, path)
+    datasets, sizes, tested = _load_data(plan, path, loaded)
     engines = [example.experiment.engine for example in plan.examples]
     largest = max(engines, key=lambda e: 0 if e.actors == "auto" else e.actors * e.cpus_per_actor)
     with connected(largest, tell):
@@ -287,21 +289,22 @@ def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
 
 
 def _load_data(
-    plan: SweepPlan, path: Path
+    plan: SweepPlan, path: Path, loaded: Mapping[str, Dataset]
 ) -> tuple[dict[str, Dataset], dict[tuple[Any, ...], float], set[str]]:
     """Check the plan's examples, and load their data.
 
     Args:
         path: of the sweep's folder.
+        loaded: data that is loaded already, by `data_key`.
 
     Returns:
-        The data by data section; the memory of a client actor by what of the engine decides; the
+        All data by `data_key`; the memory of a client actor by what of the engine decides; the
         columns of scores on the test set.
 
     Raises:
         BadInput: an experiment cannot be carried out.
     """
-    loaded: dict[str, Dataset] = {}
+    datasets = dict(loaded)
     sizes: dict[tuple[Any, ...], float] = {}
     tested: set[str] = set()
     for trial in plan.examples:
@@ -311,10 +314,10 @@ def _load_data(
                 "processes of trials do not find it; put it into a file of its own"
             )
         try:
-            key = _data_key(trial.experiment.data)
-            if key not in loaded:
-                loaded[key] = load_dataset(trial.experiment.data)
-            dataset, splits, spec = prepare(trial.experiment, loaded[key])
+            key = data_key(trial.experiment.data)
+            if key not in datasets:
+                datasets[key] = load_dataset(trial.experiment.data)
+            dataset, splits, spec = prepare(trial.experiment, datasets[key])
             tested |= {metric.column for metric in spec.objective.shown(dataset)}
             check_disk(trial.experiment, spec, path)
             engine = trial.experiment.engine
@@ -324,7 +327,7 @@ def _load_data(
             raise type(error)(f"{trial.label}: {error}") from error
         tests_clients = trial.experiment.evaluate.clients
         _check_objectives(plan, known_columns(dataset, splits, spec, tests_clients))
-    return loaded, sizes, tested
+    return datasets, sizes, tested
 
 
 def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
@@ -345,7 +348,8 @@ def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
             )
 
 
-def _data_key(source: Source) -> str:
+def data_key(source: Source) -> str:
+    """A name for the data of a section."""
     return json.dumps(source.model_dump(mode="json"), sort_keys=True)
 
 
@@ -405,7 +409,7 @@ def _trial(
             judged = _judged(row, trial.path, plan.objectives)
             if judged and row["round"] < experiment.train.rounds:
                 report(row)
-    (reference,) = data.get(_data_key(experiment.data)) or [ray.put(load_dataset(experiment.data))]
+    (reference,) = data.get(data_key(experiment.data)) or [ray.put(load_dataset(experiment.data))]
     actors = allocations[_resource_key(experiment.engine)].actors
     try:
         run = drive(experiment, trial.path, actors, reference, follow)

@@ -353,7 +353,7 @@ def test_trials_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch, tmp_pa
     plan = trials.SweepPlan(lambda _: trial, [trial], 1)
     unused: Any = None
     with pytest.raises(InterruptedError):
-        trials.run_trials(plan, tmp_path, unused, unused, unused)
+        trials.run_trials(plan, tmp_path, unused, unused, unused, {})
     assert given["variables"] == loggers.environment()
 
     def drive(*_: object) -> None:
