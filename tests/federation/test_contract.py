@@ -52,6 +52,22 @@ class TestHabits:
         assert resume(folder).result_hash == local.result_hash
 
 
+    @pytest.mark.parametrize(
+        "sections",
+        [
+            {"uplink": {"name": "topk"}, "downlink": {"name": "qsgd"}},
+            {"secure_aggregation": {"dropout": 0.2, "threshold": 0.3}},
+        ],
+        ids=["compressed", "masked"],
+    )
+    def test_what_is_sent_is_the_same_on_both_engines(
+        self, finish: Finish, sections: dict[str, Any]
+    ) -> None:
+        local = finish(train={"rounds": 3}, **sections)
+        on_ray = finish(train={"rounds": 3}, **sections, engine={"kind": "ray", "actors": 2})
+        assert on_ray.result_hash == local.result_hash
+
+
 def test_nested_state_and_failures_are_what_they_should_be(finish: Finish) -> None:
     skip = {"rounds": 8, "on_client_error": "skip"}
     nested = finish(method={"name": "misbehaving_methods:NestedState"}, train=skip)
