@@ -18,6 +18,7 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, NotCounted, Update, client_function
 from fedsim.methods.classifiers import needs_classifier
+from fedsim.methods.fedavg_ft import fine_tuned
 from fedsim.methods.method import Method, State, methods
 
 
@@ -71,7 +72,5 @@ class FedBABU(Method[State]):
     @client_function("local_test")
     def local_test(self, client: Client, weights: Tensor) -> None:
         if self.fine_tune != "nothing":
-            part = client.model.part("head") if self.fine_tune == "head" else None
-            epochs = self.fine_tune_epochs
-            weights = client.train(weights, part=part, epochs=epochs, on_record=False)
+            weights = fine_tuned(client, weights, self.fine_tune, self.fine_tune_epochs)
         client.evaluate(weights)

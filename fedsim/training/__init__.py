@@ -14,6 +14,7 @@ from fedsim.training.local import (
     TrainingJob,
     logits,
     train,
+    with_terms,
 )
 from fedsim.training.stack import (
     Stack,
@@ -39,4 +40,5 @@ __all__ = [
     "logits",
     "representation",
     "train",
+    "with_terms",
 ]

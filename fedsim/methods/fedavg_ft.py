@@ -1,0 +1,52 @@
+"""FedAvg with local fine-tuning.
+
+Wang et al., Federated Evaluation of On-device Personalization, 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.data import ClientSplits, Dataset
+from fedsim.federation import Client, client_function
+from fedsim.methods.classifiers import needs_classifier
+from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.method import methods
+
+
+@methods.register
+class FedAvgFT(FedAvg):
+    """FedAvg whose clients fine-tune the global model on their own data (Wang et al. 2019).
+
+    The federation is FedAvg's. Before its own test (`evaluate.clients`), each client trains the
+    global model further, with the experiment's optimiser; the result is used for that test alone.
+    The global model is evaluated on the central test set as it is.
+
+    Args:
+        fine_tune: the part of the model that is fine-tuned.
+        fine_tune_epochs: passes over the client's data for it.
+    """
+
+    name: str = "fedavg_ft"
+    fine_tune: Literal["head", "all"] = "all"
+    fine_tune_epochs: int = Field(1, ge=1)
+
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
+        if self.fine_tune == "head":
+            needs_classifier(self.name, network)
+
+    @client_function("local_test")
+    def local_test(self, client: Client, weights: Tensor) -> None:
+        """(client) Evaluate the global model, fine-tuned, on the client's own test examples."""
+        client.evaluate(fine_tuned(client, weights, self.fine_tune, self.fine_tune_epochs))
+
+
+def fine_tuned(
+    client: Client, weights: Tensor, part: Literal["head", "all"], epochs: int
+) -> Tensor:
+    """(client) A model, trained further on the client's data; not put on record."""
+    where = client.model.part("head") if part == "head" else None
+    return client.train(weights, part=where, epochs=epochs, on_record=False)

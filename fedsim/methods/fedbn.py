@@ -1,0 +1,48 @@
+"""FedBN: batch norm stays with the clients.
+
+Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fedsim.data import ClientSplits, Dataset
+from fedsim.errors import ExperimentError
+from fedsim.federation import Client
+from fedsim.methods.method import methods
+from fedsim.methods.personal import SharedPart, entries_of
+from fedsim.training import FlatModel
+
+
+@methods.register
+class FedBN(SharedPart):
+    """FedAvg of everything but batch norm, which each client keeps (Li et al. 2021).
+
+    The parameters (γ, β) and the statistics (μ, σ²) of batch norm are a client's own; all other
+    weights are averaged, with equal weights. There is no global model: scores on the central test
+    set are means over the clients' models.
+    """
+
+    name: str = "fedbn"
+
+    def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
+        if not any(_is_batch_norm(module) for module in network.modules()):
+            raise ExperimentError(
+                "method.name=fedbn keeps batch norm with the clients, and the model has none; "
+                "models with batch norm: resnet8"
+            )
+
+    def is_shared(self, model: FlatModel) -> NDArray[np.bool_]:
+        modules = model.module.named_modules()
+        return ~entries_of(model, (name for name, module in modules if _is_batch_norm(module)))
+
+    def weight(self, client: Client) -> float:
+        return 1.0
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)

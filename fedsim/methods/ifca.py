@@ -1,0 +1,119 @@
+"""IFCA: clients in clusters, which they choose by the loss of each cluster's model.
+
+Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, Algorithm 1
+with model averaging (option II).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
+from fedsim.methods.learns import Learns
+from fedsim.methods.method import Method, State, log_means, methods
+from fedsim.objectives.objective import EVALUATION_BATCH
+
+
+@dataclass(frozen=True)
+class IFCAState(State):
+    """The server's state; `weights` is the mean of the clusters' models, which nothing uses.
+
+    Attributes:
+        models: (k, size) the weights θ_j of each cluster's model.
+    """
+
+    models: NDArray[np.float32]
+
+
+@methods.register
+class IFCA(Method[IFCAState]):
+    """FedAvg within clusters: a client joins j = argmin_j F_k(θ_j) in each round (Ghosh 2020).
+
+    The server sends the models θ_j of all clusters. A client chooses the one with the lowest loss
+    on its training examples, and trains it; θ_j becomes the mean over the clients that chose it,
+    with equal weights, and stays as it is if none did. Initial models are drawn independently; the
+    first is the run's. The column `cluster` of clients.parquet has what each client chose.
+
+    There is no global model. Tests (`evaluate.clients`) are of the model that a client chooses by
+    its training examples; scores on the central test set are means over all clients of these
+    models, which takes as many evaluations (`evaluate.every`).
+
+    Args:
+        clusters: k, number of clusters.
+    """
+
+    name: str = "ifca"
+    learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    has_global_model: ClassVar[bool] = False
+    clusters: int = Field(2, ge=1)
+
+    def init(self, fed: Federation) -> IFCAState:
+        build = partial(fed.learner.build_for, fed.data.spec, fed.objective.num_outputs(fed.data))
+        drawn = [fed.network(f"cluster {j}", build).weights() for j in range(1, self.clusters)]
+        return self.state(np.stack([fed.initial_weights(), *drawn]))
+
+    def round(self, fed: Federation, state: IFCAState, t: int) -> IFCAState:
+        chosen = fed.gather(self.choose, fed.sample(t), models=state.models)
+        models = state.models.copy()
+        for j in sorted(set(chosen.values())):
+            members = [k for k, of_k in chosen.items() if of_k == j]
+            start = NotCounted(state.models[j])  # which they have been sent to choose from
+            models[j] = fed.mean(self.local_update, members, weights=start).weights
+        return self.state(models)
+
+    def state(self, models: NDArray[np.float32]) -> IFCAState:
+        return IFCAState(weights=models.mean(axis=0), models=models)
+
+    @client_function("choose")
+    def choose(self, client: Client, models: Tensor) -> int:
+        """(client) The cluster whose model has the lowest loss on its training examples."""
+        j = int(np.argmin([self.loss(client, weights) for weights in models]))
+        client.report(cluster=j)
+        return j
+
+    @torch.no_grad()
+    def loss(self, client: Client, weights: Tensor) -> float:
+        """(client) F_k: the mean loss of a model on its training examples."""
+        client.model.load(weights)
+        network, data = client.model.module.eval(), client.data
+        parts = (torch.split(part, EVALUATION_BATCH) for part in (data.x, data.y))
+        losses = [client.objective.loss(network, x, y, {}) for x, y in zip(*parts, strict=True)]
+        return float(torch.cat(losses).double().mean())
+
+    @client_function("local_update")
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        """(client) θ_k, trained from the model of its cluster."""
+        return Update(weights=client.train(weights))
+
+    # -- evaluation ----------------------------------------------------------------------------
+
+    def evaluate(self, fed: Federation, state: IFCAState) -> None:
+        models = NotCounted(state.models)
+        log_means(
+            fed, fed.gather(self.local_scores, range(fed.num_clients), models=models).values()
+        )
+
+    @client_function("local_scores")
+    def local_scores(self, client: Client, models: Tensor) -> dict[str, float]:
+        """(client) The scores of its cluster's model on the central test set."""
+        return client.score(models[self.choose(client, models)])
+
+    def evaluate_clients(self, fed: Federation, state: IFCAState) -> None:
+        fed.each(self.local_test, range(fed.num_clients), models=NotCounted(state.models))
+
+    @client_function("local_test")
+    def local_test(self, client: Client, models: Tensor) -> None:
+        """(client) Evaluate its cluster's model on its own test examples."""
+        client.evaluate(models[self.choose(client, models)])
+
+    def global_model(self, fed: Federation, state: IFCAState) -> dict[str, Vector]:
+        """None: the clusters' models are in the state of the last checkpoint."""
+        return {}

@@ -1,0 +1,79 @@
+"""pFedMe: personal models as Moreau envelopes around the global one.
+
+T Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.federation import Client, Federation, Update, client_function
+from fedsim.methods.local_steps import batches_of
+from fedsim.methods.method import State, methods
+from fedsim.methods.personal import PersonalModels
+
+
+@methods.register
+class PFedMe(PersonalModels[State]):
+    """The server minimises Σ_k min_θ F_k(θ) + (λ/2)·‖θ − w‖² over w (T Dinh et al. 2020).
+
+    For each mini-batch of its local training, a client of the cohort
+
+    1. approximates θ_k(w_k) = argmin_θ f(θ) + (λ/2)·‖θ − w_k‖² on that batch by K steps of the
+       experiment's optimiser, starting from its last θ (at first w);
+    2. moves its w_k ← w_k − η·λ·(w_k − θ_k).
+
+    The server takes w ← (1 − β)·w + β·Σ_k w_k / |S|, with equal weights as in the paper.
+    `train.optimizer.lr` is the personal learning rate of step 1; R, the number of local rounds,
+    follows from `train.local_epochs` or `local_steps`. The last θ_k is the personal model, which
+    `evaluate.clients` evaluates; w is evaluated on the central test set. Batch norm's statistics
+    are those of θ_k.
+
+    Args:
+        lam: λ (the authors use 15).
+        eta: η, learning rate of w_k (the authors use 0.005).
+        steps: K, steps for each batch (the authors use 5).
+        beta: β; above 1, the server extrapolates.
+    """
+
+    name: str = "pfedme"
+    lam: float = Field(15.0, gt=0)
+    eta: float = Field(0.005, gt=0)
+    steps: int = Field(5, ge=1)
+    beta: float = Field(1.0, gt=0)
+
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        P = fed.model.num_parameters
+        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
+        weights = mean.weights.copy()
+        weights[:P] = (1 - self.beta) * state.weights[:P] + self.beta * mean.weights[:P]
+        return replace(state, weights=weights)
+
+    @client_function("local_update")
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        """(client) w_k after R local rounds; keeps θ_k."""
+        P, losses = client.model.num_parameters, []
+        w, theta = weights.clone(), weights
+        for batch in batches_of(client):
+            linear = -self.lam * w[:P]
+            theta = client.train(
+                theta, linear=linear, quadratic=self.lam, data=batch, epochs=self.steps
+            )
+            losses.append(client.row["loss"])
+            w[:P] -= self.eta * self.lam * (w - theta)[:P]
+        w[P:] = theta[P:]
+        client.report(loss=math.fsum(losses) / len(losses), steps=len(losses) * self.steps)
+        self.keep_model(client, theta)
+        return Update(weights=w)
+
+    @property
+    def stackable(self) -> bool:
+        return False  # clients train once a batch: in a stack, each time from the start
