@@ -52,6 +52,8 @@ NETWORK_METHODS = [
     and name not in OF_TEXTS
 ]
 
+WITHOUT_GLOBAL = {n for n in NETWORK_METHODS if not dict(methods.items())[n].has_global_model}
+
 LITTLE_TEACHER = {
     **{"width": 8, "depth": 1, "heads": 2},
     **{"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2},
@@ -65,6 +67,7 @@ NEEDS: dict[str, dict[str, Any]] = {
         "devices": {"speed": {"median": 100, "sigma": 1}},
     },
     "feddf": {"partition": {"server_fraction": 0.2}},
+    "fedbn": {"model": {"name": "networks:normalised"}},
     "fedfed": {"method": {"name": "fedfed", "distillation_rounds": 2, "width": 4}},
     "fedftg": {"method": {"name": "fedftg", "width": 8, "iterations": 1}},
     "fedgen": {"train": {"optimizer": {"lr": 0.01}}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from fedsim.models import Classifier
@@ -20,6 +22,13 @@ def regularised(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Dropout(0.3),
     )
     return Classifier(features, nn.Linear(72, classes))
+
+
+def normalised(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A layer with batch norm, on inputs of any shape."""
+    size = math.prod(shape)
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.BatchNorm1d(32), nn.ReLU())
+    return Classifier(hidden, nn.Linear(32, outputs))
 
 
 class LinearLoss(Classification):

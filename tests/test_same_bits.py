@@ -17,7 +17,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from experiments import HERE, NETWORK_METHODS, small_experiment, with_method
+from experiments import HERE, NETWORK_METHODS, WITHOUT_GLOBAL, small_experiment, with_method
 from fedsim import Run, load, resume, run
 from fedsim.cluster.compat import actor_table
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
@@ -30,10 +30,13 @@ Finish = Callable[..., Run]
 # Methods tried with a single actor as well: sums, sums of two vectors with kept states, messages.
 ALSO_ALONE = {"fedavg", "scaffold", "fedaux"}
 
+KEEPING = WITHOUT_GLOBAL - {"ifca"}  # whose clients keep their models
+
 # Whose models are explained, where it is not the global one and the cohort's.
 EXPLAINED: dict[str, dict[str, Any]] = {
+    **{n: {"share": None, "of": ["cohort", "personal"], "inputs_from": "own"} for n in KEEPING},
     "centralised": {"share": None, "of": ["global"]},
-    "local": {"share": None, "of": ["cohort", "personal"], "inputs_from": "own"},
+    "ifca": {"share": None, "of": ["cohort"], "inputs_from": "own"},
     "xpfl": {"of": ["global", "cohort", "personal"], "explainers": ["random", "tree"]},
 }
 

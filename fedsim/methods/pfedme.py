@@ -35,15 +35,16 @@ class PFedMe(PersonalModels[State]):
     are those of θ_k.
 
     Args:
-        lam: λ (the authors use 15).
-        eta: η, learning rate of w_k (the authors use 0.005).
+        lam: λ (the authors use 15). Steps of the personal learning rate diverge if it is above
+            2/λ.
+        eta: η, learning rate of w_k; with 1/λ, w_k becomes θ_k (the authors use 0.005).
         steps: K, steps for each batch (the authors use 5).
         beta: β; above 1, the server extrapolates.
     """
 
     name: str = "pfedme"
-    lam: float = Field(15.0, gt=0)
-    eta: float = Field(0.005, gt=0)
+    lam: float = Field(1.0, gt=0)
+    eta: float = Field(0.5, gt=0)
     steps: int = Field(5, ge=1)
     beta: float = Field(1.0, gt=0)
 

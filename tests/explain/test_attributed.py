@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experiments import NETWORK_METHODS, Say, with_method
+from experiments import NETWORK_METHODS, WITHOUT_GLOBAL, Say, with_method
 from fedsim import Run
 from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.data import Dataset
@@ -66,7 +66,7 @@ def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> N
 @pytest.mark.parametrize("name", NETWORK_METHODS)
 def test_every_method(finish: Finish, say: Say, name: str) -> None:
     done = finish(**with_method(name, train={"rounds": 4}))
-    whose = ["--client", "2"] if name == "local" else []
+    whose = ["--client", "2"] if name in WITHOUT_GLOBAL else []
     words = ["--explainer", "gradient", "--row", "0", *whose]
     code, text, _ = say("explain", str(done.path), *words)
     assert code == 0

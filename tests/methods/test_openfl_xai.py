@@ -407,7 +407,7 @@ def test_clients_that_fail_are_skipped(finish: Callable[..., Run], name: str) ->
 )
 def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> None:
     done = finish(
-        model={"name": "mlp", "hidden": [32]},
+        model=NEEDS.get(name, {}).get("model", {"name": "mlp", "hidden": [32]}),
         method={"name": name},
         partition={**SMALL["partition"], **NEEDS.get(name, {}).get("partition", {})},
         train={"rounds": 30, "local_epochs": 2, "optimizer": {"lr": 0.2}},
