@@ -15,6 +15,8 @@ import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.adversaries import Adversaries
+from fedsim.aggregators import Aggregator, aggregators
 from fedsim.codecs import Codec, codecs
 from fedsim.config_file import RawConfig
 from fedsim.data import Partition, Source, datasets, partitions
@@ -39,6 +41,7 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "objective": objectives,
     "uplink": codecs,
     "downlink": codecs,
+    "aggregation": aggregators,
 }  # by section
 LOGGERS = ("mlflow", "tensorboard", "wandb")
 
@@ -149,6 +152,9 @@ class Experiment(Config):
         evaluate: when and how models are evaluated.
         explain: explanations computed during the run; by default none.
         privacy: differential privacy; by default none.
+        aggregation: the rule by which clients' updates are aggregated; by default their weighted
+            mean.
+        adversaries: clients that attack; by default none.
         devices: simulated devices, with time, energy and dropout; by default none.
         secure_aggregation: simulated secure aggregation; by default none.
         uplink: compression of the updates that clients send; by default none.
@@ -172,6 +178,10 @@ class Experiment(Config):
     evaluate: Evaluate = Evaluate()
     explain: Explain | None = None
     privacy: Privacy | None = None
+    aggregation: (
+        Annotated[SerializeAsAny[Aggregator], BeforeValidator(aggregators.parse)] | None
+    ) = None
+    adversaries: Adversaries | None = None
     devices: Devices | None = None
     secure_aggregation: SecureSettings | None = None
     uplink: Annotated[SerializeAsAny[Codec], BeforeValidator(codecs.parse)] | None = None
@@ -205,6 +215,7 @@ class Experiment(Config):
                 )
         if secure:
             self._check_secure_aggregation()
+        self._check_aggregation()
         self._check_devices()
         self._check_downlink()
         if self.evaluate.clients and not self.partition.tests_clients:
@@ -274,6 +285,29 @@ class Experiment(Config):
             raise ExperimentError(
                 "downlink.error_feedback: the server keeps no account of what was lost; it is for "
                 "`uplink`"
+            )
+
+    def _check_aggregation(self) -> None:
+        """Reject rules and attacks that would have no effect, or that need what is hidden."""
+        rule, adversaries = self.aggregation, self.adversaries
+        if self._private and (rule is not None or adversaries is not None):
+            section = "adversaries" if rule is None else "aggregation"
+            raise ExperimentError(
+                f"{section}: cannot be combined with privacy, which covers sums of honest clients "
+                f"alone; leave out `{section}`, or `privacy`"
+            )
+        what = None if rule is None else f"aggregation.name={rule.name}"
+        if adversaries is not None and adversaries.attack.forges:
+            what = what or f"adversaries.attack.name={adversaries.attack.name}"
+        if what is not None and self.secure_aggregation is not None:
+            raise ExperimentError(
+                f"{what} needs the clients' updates, which secure_aggregation hides; leave out "
+                "one of them"
+            )
+        if what is not None and not self.method.averages:
+            raise ExperimentError(
+                f"{what} has no effect: method.name={self.method.name} does not average clients' "
+                "updates; leave it out, or take another method"
             )
 
     @classmethod

@@ -20,6 +20,7 @@ from fedsim.explain.section import Explain
 from fedsim.federation import (
     Aggregation,
     PrivateAggregation,
+    RobustAggregation,
     RunSpec,
     SecureAggregation,
     cohort_size,
@@ -56,6 +57,8 @@ def prepare(
     held_out = _held_out(experiment.evaluate.validation, dataset, experiment.seed)
     splits = experiment.partition.deal(dataset, experiment.seed, held_out)
     dataset, splits = experiment.data.for_clients(dataset, splits, experiment.seed)
+    if experiment.adversaries is not None:
+        dataset, splits = experiment.adversaries.join(dataset, splits, experiment.seed)
     share = experiment.train.participation
     if cohort_size(share, len(splits)) == 0:
         raise ExperimentError(
@@ -68,6 +71,7 @@ def prepare(
             f"train.participation={share} of {len(splits)} clients samples one; "
             f"{2 / len(splits):g} samples two"
         )
+    _check_aggregation(experiment, splits)
     objective = experiment.objective or experiment.model.objective(dataset)
     objective.check(dataset)
     objective = objective.fitted(dataset)
@@ -103,11 +107,12 @@ def prepare(
         functions=experiment.method,
         data=dataset.spec,
         outputs=objective.num_outputs(dataset),
-        aggregation=_aggregation(experiment),
+        aggregation=_aggregation(experiment, splits),
         privacy=privacy if of_clients is None else None,
         devices=experiment.devices,
         uplink=experiment.uplink,
         downlink=experiment.downlink,
+        attack=None if experiment.adversaries is None else experiment.adversaries.attack,
     )
     network = _try_model(spec)
     if privacy is not None and of_clients is None:
@@ -121,15 +126,6 @@ def prepare(
         fleet = Fleet(experiment.devices, len(splits), experiment.seed)
         check_deadline(fleet, experiment.train, splits.train.lengths, 4 * size)
     return dataset, splits, replace(spec, size=size, explain=explain)
-
-
-def _aggregation(experiment: Experiment) -> Aggregation:
-    """How the experiment's updates are averaged."""
-    if experiment.privacy is not None and experiment.privacy.level == "client":
-        return PrivateAggregation(experiment.privacy)
-    if experiment.secure_aggregation is not None:
-        return SecureAggregation(experiment.secure_aggregation)
-    return Aggregation()
 
 
 def defined_here(experiment: Experiment) -> str | None:
@@ -167,6 +163,38 @@ def _sections(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _sections(part, key)
+
+
+def _aggregation(experiment: Experiment, splits: ClientSplits) -> Aggregation:
+    """How the experiment's updates are averaged."""
+    if experiment.privacy is not None and experiment.privacy.level == "client":
+        return PrivateAggregation(experiment.privacy)
+    if experiment.secure_aggregation is not None:
+        return SecureAggregation(experiment.secure_aggregation)
+    adversaries = experiment.adversaries
+    attack = adversaries.attack if adversaries is not None and adversaries.attack.forges else None
+    if experiment.aggregation is None and attack is None:
+        return Aggregation()
+    return RobustAggregation(experiment.aggregation, attack, splits.adversaries)
+
+
+def _check_aggregation(experiment: Experiment, splits: ClientSplits) -> None:
+    """Refuse a rule for which a cohort is too small, or has too many adversaries."""
+    rule, K = experiment.aggregation, len(splits)
+    if rule is None:
+        return
+    n = cohort_size(experiment.train.participation, K)
+    try:
+        rule.check(n)
+    except ValueError as error:
+        raise ExperimentError(f"aggregation.name={rule.name}: {error}") from None
+    expected = -(-len(splits.adversaries) * n // K)
+    adversaries, most = experiment.adversaries, rule.bears(n)
+    if adversaries is not None and expected > most:
+        raise ExperimentError(
+            f"adversaries.share={adversaries.share:g}: about {expected} of the {n} clients of a "
+            f"cohort are adversaries, and aggregation.name={rule.name} bears {most} ({rule.bound})"
+        )
 
 
 def _held_out(share: float, dataset: Dataset, seed: int) -> NDArray[np.int64]:

@@ -64,7 +64,10 @@ def summarise(
         mean, worst = (f"{who}_{column}" for who in TESTED)
         row[mean] = math.fsum(tested) / len(tested)
         row[worst] = min(tested) if primary.best == "max" else max(tested)
-    row["clients"] = sum("steps" in r or "rules" in r for r in client_rows)  # that have learnt
+    learnt = [r for r in client_rows if "steps" in r or "rules" in r]
+    row["clients"] = len(learnt)
+    if any("adversary" in r for r in client_rows):
+        row["adversaries"] = sum(r["adversary"] for r in learnt)
     row["failed"] = sum("error" in r for r in client_rows)
     for way in ("up", "down"):
         if any(f"one_off_{way}" in r for r in client_rows):
@@ -159,6 +162,8 @@ def known_columns(
     columns = [metric.column for metric in metrics]
     if len(splits.held_out):
         columns += [VALIDATION + metric.column for metric in metrics]
+    if spec.attack is not None and spec.attack.success is not None:
+        columns.append(spec.attack.success.column)
     columns += slices_of(spec.objective, dataset, splits).columns
     if tests_clients:
         columns += [f"{who}_{m.column}" for m in metrics if m.primary for who in TESTED]
@@ -203,10 +208,12 @@ def result_hash(chain: str, state: State) -> str:
 
 
 def facts(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> dict[str, Any]:
-    """What a manifest says of the data: their hashes, how many clients, and whose change."""
+    """What a manifest says of the data: hashes, how many clients, whose change, adversaries."""
+    adversaries = {"adversaries": list(splits.adversaries)} if splits.adversaries else {}
     change = {} if splits.change is None else {"change": splits.change.facts()}
     names = {"client_names": list(splits.names)} if splits.names else {}
-    return {**hashes(dataset, splits, experiment), "clients": len(splits), **names, **change}
+    known = {**hashes(dataset, splits, experiment), "clients": len(splits)}
+    return {**known, **names, **change, **adversaries}
 
 
 def hashes(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> dict[str, str]:

@@ -8,6 +8,8 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
+from fedsim.adversaries import attacks
+from fedsim.aggregators import aggregators
 from fedsim.codecs import codecs
 from fedsim.data import datasets, partitions
 from fedsim.experiment import Experiment
@@ -23,6 +25,7 @@ from fedsim.sweep.settings import SearchSettings, ranges
 
 REGISTRIES: tuple[Registry[Any], ...] = (
     *(datasets, partitions, models, methods, objectives, explainers, attributions, codecs, ranges),
+    *(aggregators, attacks),
 )
 # Classes that stand for any component that extends them.
 BASES: dict[type[Config], Registry[Any]] = {

@@ -97,7 +97,7 @@ def simulate(
             yield why
         folder.update(clients_per_step=V)
     device = engine.server_device()
-    shown, stopping = spec.objective.shown(dataset), experiment.evaluate.early_stopping
+    shown, stopping = spec.shown(dataset), experiment.evaluate.early_stopping
     metrics = [asdict(metric) for metric in shown]
     folder.update(server_device=str(device), metrics=metrics)
     if spec.explain is not None and experiment.explain is not None:

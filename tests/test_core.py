@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from fedsim.adversaries import attacks
+from fedsim.aggregators import aggregators
 from fedsim.data import datasets, partitions
 from fedsim.explain.attribution import attributions
 from fedsim.methods import methods
@@ -48,7 +50,7 @@ LAYERS = [
     {"objectives"},
     {"models"},
     {"training"},
-    {"devices", "privacy", "explain"},
+    {"devices", "privacy", "explain", "aggregators", "adversaries"},
     {"cluster"},
     {"federation"},
     {"methods"},
@@ -100,6 +102,7 @@ def imports_of(tree: ast.Module) -> set[str]:
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_core_names_no_resident(path: Path) -> None:
     registries = (methods, models, datasets, partitions, attributions, objectives)
+    registries += (aggregators, attacks)
     components = [item for registry in registries for item in registry.items()]
     residents = {name for name, _ in components} | {kind.__name__ for _, kind in components}
     tree = ast.parse(path.read_text())

@@ -30,6 +30,8 @@ KINDS = {  # of components: where their registry is, and what they are
     "attributions": ("fedsim.explain.attribution", "relevance maps of networks"),
     "explainers": ("fedsim.explain", "explanations of models and of runs"),
     "codecs": ("fedsim.codecs", "compression of updates and models: uplink, downlink"),
+    "aggregators": ("fedsim.aggregators", "rules to aggregate clients' updates by"),
+    "attacks": ("fedsim.adversaries", "what adversaries among the clients do"),
 }
 
 

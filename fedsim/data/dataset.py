@@ -98,7 +98,7 @@ class Dataset:
         target_scaling: what a regression's `y` was made with.
         note: what the source made of its files, in a line for the user; empty for nothing.
         copies: how many training examples at the end are changed copies of others, for clients
-            that drift; no partition deals them out.
+            that drift and for adversaries; no partition deals them out.
     """
 
     x: AnyArray

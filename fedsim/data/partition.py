@@ -125,6 +125,7 @@ class ClientSplits:
         test_is_central: `test` holds indices into `Dataset.test_x`.
         change: what clients hold instead from a round on, if that is so.
         names: what each client is called in the data, such as the hospital; empty if nothing.
+        adversaries: which clients are adversaries, in ascending order.
     """
 
     train: Ragged
@@ -139,6 +140,7 @@ class ClientSplits:
     test_is_central: bool = False
     change: Change | None = None
     names: tuple[str, ...] = ()
+    adversaries: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.train)

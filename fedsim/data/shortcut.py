@@ -228,8 +228,23 @@ class Shortcut(Source):
             return partial(_insert, len(data.words) - len(data.classes))
         if kind == "feature":
             return partial(_fill, _levels(data))
-        size = self.size or max(1, min(data.shape[1:]) // 8)
-        return partial(_paint, *_figures(data, kind, size))
+        return partial(_paint, *_figures(data, kind, self.size or _usual_size(data)))
+
+
+def patched(data: Dataset, x: NDArray[Any], label: int, size: int | None) -> NDArray[Any]:
+    """Images with the patch of a class, as the kind `patch` paints it.
+
+    Args:
+        data: whose images they are.
+        x: (n, channels, height, width), which is not changed.
+        label: the class.
+        size: side of the patch, at most that of the image; by default an eighth of it.
+    """
+    (channels, H, W), C = data.shape, len(data.classes)
+    mask = _squares(C, H, W, size or _usual_size(data))[label]
+    colours = np.full((1, channels), _range(data)[1], np.float64)
+    found, _ = _paint(mask[None], colours, 1.0, x, np.zeros(len(x), np.int64), np.zeros(0), {})
+    return found
 
 
 def _variant(
@@ -396,7 +411,7 @@ def _figures(
         DataError: the classes' figures do not fit into an image, or cannot be told apart.
     """
     C, (channels, H, W) = len(data.classes), data.shape
-    low, high = (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
+    low, high = _range(data)
     if kind == "patch":
         return _squares_apart(C, H, W, size), np.full((C, channels), high, np.float64), 1.0
     mask = np.ones((H, W), np.bool_)
@@ -415,6 +430,16 @@ def _figures(
     if len(np.unique(as_dtype(colours, data.x.dtype), axis=0)) < C:
         raise DataError(f"data.kind={kind}: the images have too few shades for {C} classes")
     return np.repeat(mask[None], C, axis=0), colours, 1.0 if kind == "border" else TINT
+
+
+def _usual_size(data: Dataset) -> int:
+    """The side of a patch or the width of a border, in pixels."""
+    return max(1, min(data.shape[1:]) // 8)
+
+
+def _range(data: Dataset) -> tuple[float, float]:
+    """The darkest and the brightest that pixels can be."""
+    return (0, 255) if data.x.dtype == np.uint8 else bounds(data.x)
 
 
 def _squares_apart(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:

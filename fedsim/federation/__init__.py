@@ -22,6 +22,7 @@ from fedsim.federation.reduction import (
     Reduction,
     Update,
 )
+from fedsim.federation.robust import RobustAggregation
 from fedsim.federation.secure import SecureAggregation, SecureSettings
 from fedsim.federation.wire import NotCounted, PerClient
 
@@ -44,6 +45,7 @@ __all__ = [
     "PerClient",
     "PrivateAggregation",
     "Reduction",
+    "RobustAggregation",
     "RunSpec",
     "SecureAggregation",
     "SecureSettings",

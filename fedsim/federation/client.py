@@ -55,7 +55,7 @@ RECORDED = ("explanations", "tasks", "confusion")
 # Columns of clients.parquet that are filled for every client.
 RESERVED = frozenset(
     {"round", "client", "samples", "seconds", "error"}
-    | {"bytes_up", "bytes_down", "one_off_up", "one_off_down"}
+    | {"bytes_up", "bytes_down", "one_off_up", "one_off_down", "adversary"}
     | {"lost", "dropped", "simulated_seconds", "energy_joules"}
     | PROTOCOL_COLUMNS
 )

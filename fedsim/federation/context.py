@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.adversaries import Attack
 from fedsim.codecs import Codec
 from fedsim.data import ClientSplits, Dataset, DataSpec
 from fedsim.devices import Devices
@@ -23,7 +24,7 @@ from fedsim.federation.aggregation import Aggregation
 from fedsim.federation.link import Link
 from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
-from fedsim.objectives import Batch, Objective
+from fedsim.objectives import Batch, Metric, Objective
 from fedsim.objectives.slices import slices_of
 from fedsim.privacy.central import Privacy
 from fedsim.rng import keyed_torch_rng
@@ -83,6 +84,7 @@ class RunSpec:
         privacy: of each example in local training; None for none.
         uplink, downlink: what compresses clients' updates, and what the server sends to all; None
             if nothing does.
+        attack: what adversaries do; None if there are none.
     """
 
     model: Model
@@ -99,6 +101,12 @@ class RunSpec:
     privacy: Privacy | None = None
     uplink: Codec | None = None
     downlink: Codec | None = None
+    attack: Attack | None = None
+
+    def shown(self, dataset: Dataset) -> tuple[Metric, ...]:
+        """The metrics that the run records."""
+        success = None if self.attack is None else self.attack.success
+        return *self.objective.shown(dataset), *(() if success is None else (success,))
 
     def worker_bytes(self, clients_per_step: int | Literal["auto"]) -> float:
         """About what the arrays of a worker take, examples and activations aside.
@@ -207,6 +215,17 @@ class WorkerContext:
         """A part of the central test set to score models on, targets in full precision."""
         y = torch.tensor(self._dataset.test_y[part], device=self.device)
         return Batch(self.test_examples(part).x, y, facts=self._facts(part))
+
+    def triggered_batch(self, part: slice) -> Batch | None:
+        """Test examples with the attack's trigger, and what adversaries want them taken for.
+
+        None if there are none.
+        """
+        attack = self.spec.attack
+        if attack is None or attack.success is None:
+            return None
+        found = self.prepare(*attack.triggered(self._dataset, part))
+        return Batch(found.x, found.y) if len(found) else None
 
     def validation_batch(self, part: slice) -> Batch:
         """A part of the validation set to score models on, targets in full precision."""

@@ -35,12 +35,13 @@ from fedsim.federation.reduction import (
     MergeTotals,
     NothingToReduce,
     Reduction,
+    TooFewUpdates,
     Update,
     WeightedMean,
 )
 from fedsim.federation.sums import ExactSum, check_block
 from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, NotCounted, PerClient, nbytes
-from fedsim.federation.worker import Call
+from fedsim.federation.worker import TRIGGERED, Call
 from fedsim.models import Model
 from fedsim.objectives import Batch, Metric, Objective, Totals, of_validation, scores_of
 from fedsim.privacy.central import Privacy
@@ -52,7 +53,7 @@ CPU = torch.device("cpu")
 
 # Columns of rounds.parquet that are filled for every round.
 RESERVED = frozenset(
-    {"round", "clients", "failed", "seconds", "explain_seconds", *CLOCK}
+    {"round", "clients", "adversaries", "failed", "seconds", "explain_seconds", *CLOCK}
     | {f"{kind}_{way}" for kind in ("bytes", "one_off", "total_bytes") for way in ("up", "down")}
     | PROTOCOL_COLUMNS
 )
@@ -324,7 +325,9 @@ class Federation:
         """Run a client function on a cohort and average the updates: Σ weight·vector / Σ weight.
 
         The result is the same to the bit in any order; see `WeightedMean`. With `privacy` it is
-        the noisy mean of `fedsim.federation.aggregation`. For the arguments see `reduce`.
+        the noisy mean of `fedsim.federation.aggregation`, with `aggregation` what that rule makes
+        of the updates, and `adversaries` may have forged some; see `fedsim.federation.robust`.
+        For the arguments see `reduce`.
 
         Raises:
             ClientError: a client failed (`train.on_client_error: stop`).
@@ -393,7 +396,11 @@ class Federation:
         scores of each task are also recorded in tasks.parquet.
         """
         totals = self._totals("evaluate", weights)
+        triggered = totals.pop(TRIGGERED, None)
         scores, rows = self._context.slices.scores(totals, self._splits.task)
+        attack = self._context.spec.attack
+        if triggered is not None and attack is not None and attack.success is not None:
+            scores = {**scores, attack.success.column: triggered["hits"] / triggered["tried"]}
         for table, added in rows.items():
             self.record(table, added)
         if self._shards["validate"]:
@@ -563,6 +570,8 @@ class Federation:
         if self._fleet is not None:
             record |= self._record_devices(self._fleet, ledger)
         rows = [{"round": self.round, "client": k, **self._rows[k]} for k in sorted(self._rows)]
+        if adversaries := frozenset(self._context.splits.adversaries):
+            rows = [{**row, "adversary": row["client"] in adversaries} for row in rows]
         further = {
             table: [{"round": self.round, **row} for row in self._tables.get(table, [])]
             for table in (*RECORDED, "maps")
@@ -720,6 +729,8 @@ class Federation:
             }
             return outcome.partial.result(to_all, outcome.failures)
         except NothingToReduce as nothing:
+            if self._fleet is not None and isinstance(nothing, TooFewUpdates):
+                raise NobodyAnswers(self.round, str(nothing)) from None
             raise RunError(f"round {self.round}: {nothing}{_first(outcome)}") from None
         except InvalidUpdate as invalid:
             raise ClientError(invalid.client, self.round, call.function, str(invalid)) from None

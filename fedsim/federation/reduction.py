@@ -40,6 +40,10 @@ class NothingToReduce(Exception):
     """No client has sent what the result is to be made of."""
 
 
+class TooFewUpdates(NothingToReduce):
+    """Fewer clients have answered than the result takes."""
+
+
 class Update:
     """One client's contribution to a mean: named vectors and their weight.
 

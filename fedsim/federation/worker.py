@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NoReturn
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedsim.errors import ClientError, Diverged, RunError, in_own_code
 from fedsim.explain.measure import Explained
@@ -29,9 +30,11 @@ from fedsim.federation.wire import (
     to_arrays,
     to_tensors,
 )
-from fedsim.objectives import evaluate
+from fedsim.objectives import Batch, Objective, Totals, evaluate
 from fedsim.rng import keyed_torch_rng
 from fedsim.training import choose_stack_size
+
+TRIGGERED = "attack/triggered"  # among totals by slice: test examples with an attack's trigger
 
 
 @dataclass(frozen=True)
@@ -388,7 +391,17 @@ class Worker:
             if call.function == "validate":
                 batch = context.validation_batch(part)
                 return {"": evaluate(context.spec.objective, network, batch)}
-            return dict(context.slices.totals(network, context.test_batch(part), start))
+            totals = dict(context.slices.totals(network, context.test_batch(part), start))
+            if (triggered := context.triggered_batch(part)) is not None:
+                totals[TRIGGERED] = _taken_for(context.spec.objective, network, triggered)
+            return totals
+
+
+@torch.no_grad()
+def _taken_for(objective: Objective, network: nn.Module, batch: Batch) -> Totals:
+    """How many examples a network, which is in evaluation, takes for the class they have."""
+    predicted = objective.predictions(objective.outputs(network, batch.x)).argmax(dim=1)
+    return {"hits": int((predicted == batch.y).sum()), "tried": len(batch)}
 
 
 def _versions(tree: Any) -> list[int]:

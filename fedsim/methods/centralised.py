@@ -21,6 +21,7 @@ class Centralised(Method[State]):
 
     name: str = "centralised"
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    averages: ClassVar[bool] = False
     trains_clients: ClassVar[bool] = False
 
     def init(self, fed: Federation) -> State:

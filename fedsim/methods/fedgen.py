@@ -109,6 +109,7 @@ class FedGen(Method[FedGenState]):
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
+    averages: ClassVar[bool] = False
     a: float = Field(10.0, ge=0)
     b: float = Field(10.0, ge=0)
     decay: float = Field(0.98, gt=0, le=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, NotCounted, client_function
@@ -18,6 +20,7 @@ class Local(PersonalModelsAlone[State]):
     """
 
     name: str = "local"
+    averages: ClassVar[bool] = False
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

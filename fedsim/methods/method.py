@@ -53,6 +53,8 @@ class Method(Component, ABC, Generic[S]):
         learns: the models, objectives and sequences of tasks that it can learn.
         has_global_model: whether the server obtains a global model.
         trains_clients: whether clients train the experiment's model.
+        averages: whether the server averages clients' updates (`Federation.mean`), which is what
+            the sections `aggregation` and `adversaries` are about.
         asynchronous: whether updates are aggregated as they arrive, in the simulated time of
             `devices`.
     """
@@ -61,6 +63,7 @@ class Method(Component, ABC, Generic[S]):
     learns: ClassVar[Learns] = Learns()
     has_global_model: ClassVar[bool] = True
     trains_clients: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
 
     @abstractmethod

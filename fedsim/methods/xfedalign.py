@@ -125,6 +125,7 @@ class XFedAlign(Method[XFedAlignState]):
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
+    averages: ClassVar[bool] = False
     lam: float = Field(0.5, ge=0)
     size: int | None = Field(None, ge=1)
     top_k: int | None = Field(None, ge=1)

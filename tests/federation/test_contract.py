@@ -51,7 +51,6 @@ class TestHabits:
         (folder,) = (tmp_path / "interrupted" / "small").iterdir()
         assert resume(folder).result_hash == local.result_hash
 
-
     @pytest.mark.parametrize(
         "sections",
         [

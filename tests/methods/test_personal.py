@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from fedsim.methods.personal import entries_of
 from fedsim.prepare import prepare
 from fedsim.rng import keyed_rng
 from fedsim.simulate import evaluate_round, one_round
-from fedsim.training import FlatModel
 
 Finish = Callable[..., Run]
 Batch = tuple[Tensor, Tensor]
@@ -78,7 +76,7 @@ class ByHand:
         return w
 
     def rounds(self) -> Any:
-        """(t, cohort, the server's state after the round, what clients keep then) of each round."""
+        """(t, cohort, the server's state, what clients keep) after each round."""
         state = self.experiment.method.init(self.fed)
         for t in range(1, self.experiment.train.rounds + 1):
             state = one_round(self.fed, self.experiment, state, t)
@@ -435,7 +433,8 @@ class TestIFCA:
         models = torch.tensor(hand.experiment.method.init(hand.fed).models)  # type: ignore[attr-defined]
         assert len(models) == 3
         np.testing.assert_array_equal(models[0], hand.initial)
-        assert (models[1] != models[2]).any() and (models[1] != models[0]).any()
+        assert (models[1] != models[2]).any()
+        assert (models[1] != models[0]).any()
         idle = 0
         for t, cohort, state, kept in hand.rounds():
             assert kept == {}

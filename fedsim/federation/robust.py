@@ -1,0 +1,179 @@
+"""Robust aggregation, and adversaries that forge their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.adversaries import Attack
+from fedsim.aggregators import Aggregator
+from fedsim.errors import RunError
+from fedsim.federation.aggregation import Aggregation
+from fedsim.federation.reduction import (
+    InvalidUpdate,
+    Mean,
+    TooFewUpdates,
+    Update,
+    WeightedMean,
+)
+from fedsim.federation.wire import to_arrays
+from fedsim.privacy.central import reference
+
+if TYPE_CHECKING:
+    from fedsim.federation.cohort import Cohort
+    from fedsim.federation.federation import Federation
+
+
+class RobustAggregation(Aggregation):
+    """Means by a robust rule, of updates that adversaries may have forged.
+
+    Args:
+        rule: by which updates are aggregated; None for the weighted mean.
+        attack: by which adversaries forge updates; None if they do not.
+        adversaries: which clients.
+    """
+
+    def __init__(
+        self, rule: Aggregator | None, attack: Attack | None, adversaries: Iterable[int]
+    ) -> None:
+        self.rule, self.attack = rule, attack
+        self.adversaries = frozenset(adversaries)
+
+    def mean(
+        self, fed: Federation, cohort: Sequence[int] | Cohort, before: Sequence[WeightedMean]
+    ) -> WeightedMean:
+        colluding = self.adversaries.intersection(map(int, cohort))
+        attack = self.attack if colluding else None
+        rng = fed.rng(f"attack/{len(before) + 1}")
+        P, size = fed.model.num_parameters, fed.model.size
+        return GatheredMean(self.rule, attack, colluding, P, size, rng)
+
+
+class GatheredMean(WeightedMean):
+    """A mean for which the server sees each client's own update.
+
+    It is computed on all that a client sends for it, in one vector: the change from what the
+    server sent under each vector's name, or the vector itself if there is nothing of its size.
+    Adversaries forge their changes first, all together and knowing those of the others. Clients
+    with weight 0 have no say in it.
+
+    Args:
+        rule, attack, adversaries: as for `RobustAggregation`.
+        num_parameters, num_weights: how many of the network's weights are trained, and how many
+            there are.
+        rng: random stream of the attack.
+    """
+
+    stays: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        rule: Aggregator | None,
+        attack: Attack | None,
+        adversaries: frozenset[int],
+        num_parameters: int,
+        num_weights: int,
+        rng: np.random.Generator,
+    ) -> None:
+        super().__init__()
+        self.rule, self.attack, self.adversaries = rule, attack, adversaries
+        self.num_parameters, self.num_weights = num_parameters, num_weights
+        self.sent: dict[int, NDArray[Any]] = {}
+        self._rng = rng
+
+    def add(self, id: int, weight: float, vectors: Mapping[str, Tensor]) -> None:
+        self.weights[id] = weight
+        self.lengths[id] = {name: vectors[name].numel() for name in sorted(vectors)}
+        parts = [to_arrays(vectors[name].detach().reshape(-1)) for name in sorted(vectors)]
+        self.sent[id] = np.concatenate(parts)
+
+    def merge(self, other: WeightedMean) -> None:
+        assert isinstance(other, GatheredMean)
+        super().merge(other)
+        self.sent.update(other.sent)
+
+    def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
+        self.check_alike()
+        clients = [k for k in sorted(self.weights) if self.weights[k] > 0]
+        if not clients:
+            return super().result(arguments, failures)  # of nothing, or why that is an error
+        lengths = self.lengths[clients[0]]
+        before = np.concatenate(
+            [
+                np.broadcast_to(reference(to_arrays(arguments.get(name)), length), length)
+                for name, length in lengths.items()
+            ]
+        ).astype(np.float64)
+        self._forge(clients, before)
+        if self.rule is None:
+            return self._exact_mean(clients, arguments, failures)
+        try:
+            self.rule.check(len(clients))
+        except ValueError as error:
+            raise TooFewUpdates(f"aggregation.name={self.rule.name}: {error}") from None
+        changes = np.stack([self.sent[k] - before for k in clients])
+        change = self.rule.aggregate(changes, np.array([self.weights[k] for k in clients]))
+        _check(f"aggregation.name={self.rule.name}", change, before.shape)
+        found = (before + change).astype(np.float32)
+        return Mean(self._named(found), len(self.weights), self.weights)
+
+    def _forge(self, clients: Sequence[int], before: NDArray[np.float64]) -> None:
+        """Replace the updates of adversaries."""
+        adversary = np.isin(clients, sorted(self.adversaries))
+        if self.attack is None or not adversary.any():
+            return
+        trained = self._trained()
+        changes = np.stack([(self.sent[k] - before)[trained] for k in clients])
+        what = f"adversaries.attack.name={self.attack.name}"
+        forged = self.attack.forge(changes, adversary, self._rng)
+        _check(what, forged, (int(adversary.sum()), changes.shape[1]))
+        for k, change in zip(np.array(clients)[adversary].tolist(), forged, strict=True):
+            false = self.sent[k].copy()
+            with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+                false[trained] = before[trained] + change
+            self.sent[k] = false
+            try:
+                self.check(Update(weight=self.weights[k], **self._tensors(k)))
+            except InvalidUpdate as invalid:
+                raise InvalidUpdate(f"{what} forges {invalid}", k) from None
+
+    def _trained(self) -> NDArray[np.bool_]:
+        """(P,) which entries are not statistics of batch norm."""
+        lengths = next(iter(self.lengths.values())).values()
+        parts = [np.ones(length, np.bool_) for length in lengths]
+        for part in parts:
+            if len(part) == self.num_weights:
+                part[self.num_parameters :] = False
+        return np.concatenate(parts)
+
+    def _exact_mean(
+        self, clients: Sequence[int], arguments: Mapping[str, Any], failures: Mapping[int, str]
+    ) -> Mean:
+        mean = WeightedMean()
+        for k in self.weights:
+            mean.add(k, self.weights[k], self._tensors(k))
+            mean.end_block()
+        return mean.result(arguments, failures)
+
+    def _tensors(self, k: int) -> dict[str, Tensor]:
+        return {name: torch.tensor(part) for name, part in self._named(self.sent[k]).items()}
+
+    def _named(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """The vectors of an update by name."""
+        lengths = next(iter(self.lengths.values()))
+        ends = np.cumsum(list(lengths.values()))[:-1]
+        return dict(zip(lengths, np.split(flat, ends), strict=True))
+
+
+def _check(what: str, found: Any, shape: tuple[int, ...]) -> None:
+    """Refuse what a rule or an attack of the user's own should not return."""
+    if not isinstance(found, np.ndarray) or found.shape != shape:
+        kind = getattr(found, "shape", type(found).__name__)
+        raise RunError(f"{what}: must return an array of shape {shape}, not {kind}")
+    if not np.isfinite(found).all():
+        raise RunError(f"{what}: returns numbers that are NaN or infinite")
