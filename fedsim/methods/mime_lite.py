@@ -67,13 +67,14 @@ class MimeLite(Method[MimeLiteState]):
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, momentum: Tensor) -> Update:
         """(client) y_k and ∇f_k(x)."""
+        client.examples += client.num_samples  # of the gradient below: it takes time, too
         # η·((1 − β)·g + β·m) = (1 − β)·η·(g + β/(1 − β)·m)
         client.lr *= 1 - self.beta
         trained = client.train(weights, linear=self.beta / (1 - self.beta) * momentum)
         return Update(weights=trained, gradient=self.gradient(client, weights))
 
     def gradient(self, client: Client, weights: Tensor) -> Tensor:
-        """(client) (P,) ∇f_k(x) over all of its training examples."""
+        """(client) (P,) ∇f_k(x), over all of its training examples."""
         model, data = client.model, client.data
         model.load(weights)
         model.train()
@@ -82,5 +83,4 @@ class MimeLite(Method[MimeLiteState]):
         for x, y in zip(*parts, strict=True):
             losses = client.objective.loss(model.module, model.arranged(x), y, {})
             g += model.gradient(losses.sum() / len(data))
-        client.examples += len(data)
         return g

@@ -335,6 +335,27 @@ class TestMimeLite:
         )
         np.testing.assert_allclose(without[2].weights, plain[2].weights, atol=1e-6)
 
+    @pytest.mark.parametrize("deadline", [None, 1.2])
+    def test_the_gradient_takes_time(self, finish: Finish, deadline: float | None) -> None:
+        """That of a pass over the examples, which partial work leaves to fewer local steps."""
+        devices = {"speed": 40, "deadline": deadline, "partial_work": deadline is not None}
+        lite, plain = (
+            finish(
+                method={"name": name},
+                train={"rounds": 1, "local_epochs": 3, "batch_size": 4},
+                devices=devices,
+                **EVEN,
+            ).clients
+            for name in ("mime_lite", "fedavg")
+        )
+        if deadline is None:
+            link = 8 * plain["bytes_down"] / 20e6 + 8 * plain["bytes_up"] / 5e6
+            np.testing.assert_allclose(plain["simulated_seconds"] - link, 60 / 40)
+            np.testing.assert_allclose(lite["simulated_seconds"] - 2 * link, 80 / 40)
+        else:
+            assert (plain["steps"] < 3 * 20 / 4).all()
+            assert (lite["steps"] == plain["steps"] - 20 / 4).all()
+
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "message"),
