@@ -24,7 +24,7 @@ from fedsim.federation import (
     client_function,
 )
 from fedsim.methods.learns import Learns
-from fedsim.methods.losses import mean_loss
+from fedsim.methods.local_steps import mean_loss
 from fedsim.methods.method import Method, State, methods
 
 

@@ -11,15 +11,14 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from fedsim.federation import Client, Federation, NotCounted, Update, Vector, client_function
 from fedsim.methods.learns import Learns
+from fedsim.methods.local_steps import mean_loss
 from fedsim.methods.method import Method, State, log_means, methods
-from fedsim.objectives.objective import EVALUATION_BATCH
 
 
 @dataclass(frozen=True)
@@ -75,18 +74,9 @@ class IFCA(Method[IFCAState]):
     @client_function("choose")
     def choose(self, client: Client, models: Tensor) -> int:
         """(client) The cluster whose model has the lowest loss on its training examples."""
-        j = int(np.argmin([self.loss(client, weights) for weights in models]))
+        j = int(np.argmin([mean_loss(client, weights) for weights in models]))
         client.report(cluster=j)
         return j
-
-    @torch.no_grad()
-    def loss(self, client: Client, weights: Tensor) -> float:
-        """(client) F_k: the mean loss of a model on its training examples."""
-        client.model.load(weights)
-        network, data = client.model.module.eval(), client.data
-        parts = (torch.split(part, EVALUATION_BATCH) for part in (data.x, data.y))
-        losses = [client.objective.loss(network, x, y, {}) for x, y in zip(*parts, strict=True)]
-        return float(torch.cat(losses).double().mean())
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:

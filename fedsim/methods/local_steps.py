@@ -1,4 +1,4 @@
-"""Shared code of methods that make local steps of their own, beside `Client.train`."""
+"""Mini-batches, gradients and losses of a client, for methods that need more than `train`."""
 
 from __future__ import annotations
 
@@ -51,3 +51,17 @@ def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, f
         g += model.gradient(loss)
         total += float(loss.detach())
     return g, total
+
+
+@torch.no_grad()
+def mean_loss(client: Client, weights: Tensor) -> float:
+    """(client) F_k(w): the mean loss of a model on its training examples, in evaluation mode.
+
+    Args:
+        weights: (size,).
+    """
+    client.model.load(weights)
+    network, data = client.model.module.eval(), client.data
+    parts = (torch.split(part, EVALUATION_BATCH) for part in (data.x, data.y))
+    losses = [client.objective.loss(network, x, y, {}) for x, y in zip(*parts, strict=True)]
+    return float(torch.cat(losses).double().mean())

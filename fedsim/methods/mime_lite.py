@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
+from fedsim.methods.local_steps import gradient
 from fedsim.methods.method import Method, State, methods
-from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.training import Train
 
 
@@ -71,16 +70,6 @@ class MimeLite(Method[MimeLiteState]):
         # η·((1 − β)·g + β·m) = (1 − β)·η·(g + β/(1 − β)·m)
         client.lr *= 1 - self.beta
         trained = client.train(weights, linear=self.beta / (1 - self.beta) * momentum)
-        return Update(weights=trained, gradient=self.gradient(client, weights))
-
-    def gradient(self, client: Client, weights: Tensor) -> Tensor:
-        """(client) (P,) ∇f_k(x), over all of its training examples."""
-        model, data = client.model, client.data
-        model.load(weights)
-        model.train()
-        g = client.settings.optimizer.weight_decay * client.parameters(weights)
-        parts = (torch.split(part, EVALUATION_BATCH) for part in (data.x, data.y))
-        for x, y in zip(*parts, strict=True):
-            losses = client.objective.loss(model.module, model.arranged(x), y, {})
-            g += model.gradient(losses.sum() / len(data))
-        return g
+        at_x, _ = gradient(client, weights, client.data)
+        decay = client.settings.optimizer.weight_decay
+        return Update(weights=trained, gradient=at_x + decay * client.parameters(weights))

@@ -15,7 +15,7 @@ from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.learns import Learns
-from fedsim.methods.losses import mean_loss
+from fedsim.methods.local_steps import mean_loss
 from fedsim.methods.method import methods
 from fedsim.training import Train
 
