@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedsim.federation import Client, Examples
 from fedsim.objectives.objective import EVALUATION_BATCH
+from fedsim.training import epoch_order, in_precision
 
 
 def batches_of(client: Client) -> list[Examples]:
@@ -15,20 +16,18 @@ def batches_of(client: Client) -> list[Examples]:
     Raises:
         ValueError: no step can be made.
     """
-    settings, n = client.settings, client.num_samples
+    settings, data, n = client.settings, client.data, client.num_samples
     size = settings.batch_size
     # A last batch of one example is left out where batch norm needs two.
     end = n - 1 if client.model.has_batch_norm and n % size == 1 else n
-    rng, found = client.rng("batches"), list[Examples]()
-    for _ in range(settings.most_epochs):
-        order = torch.from_numpy(rng.permutation(n))[:end].to(client.device)
-        found += [
-            Examples(client.data.x[rows], client.data.y[rows]) for rows in torch.split(order, size)
-        ]
-        if settings.local_steps is not None and len(found) >= settings.local_steps:
-            break
     if end == 0:
         raise ValueError("too few training examples to make a step with")
+    rng, found = client.rng("batches"), list[Examples]()
+    for _ in range(settings.most_epochs):
+        order = torch.from_numpy(epoch_order(data.y, rng, settings)[:end]).to(client.device)
+        found += [Examples(data.x[rows], data.y[rows]) for rows in torch.split(order, size)]
+        if settings.local_steps is not None and len(found) >= settings.local_steps:
+            break
     return found[: settings.local_steps]
 
 
@@ -36,20 +35,24 @@ def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, f
     """(client) (P,) the gradient of the mean loss over examples, in training mode; the mean loss.
 
     It leaves in `client.model` the weights, with batch norm's statistics after these examples.
+    They are taken in parts, as `train.accumulate` says, and of 500 at most.
 
     Args:
         weights: (size,).
     """
-    model = client.model
+    model, settings = client.model, client.settings
     model.load(weights)
     model.train()
     g, total = torch.zeros(model.num_parameters, device=client.device), 0.0
-    parts = (torch.split(part, EVALUATION_BATCH) for part in (data.x, data.y))
+    size = min(EVALUATION_BATCH, -(-len(data) // settings.accumulate))
+    parts = (torch.split(part, size) for part in (data.x, data.y))
     for x, y in zip(*parts, strict=True):
-        losses = client.objective.loss(model.module, model.arranged(x), y, {})
+        with in_precision(settings, client.device):
+            losses = client.objective.loss(model.module, model.arranged(x), y, {})
         loss = losses.sum() / len(data)
         g += model.gradient(loss)
         total += float(loss.detach())
+    client.examples += len(data)
     return g, total
 
 

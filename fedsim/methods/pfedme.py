@@ -10,12 +10,13 @@ import math
 from dataclasses import replace
 
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.federation import Client, Federation, Update, client_function
-from fedsim.methods.local_steps import batches_of
+from fedsim.methods.local_steps import batches_of, gradient
 from fedsim.methods.method import State, methods
 from fedsim.methods.personal import PersonalModels
+from fedsim.training import with_terms
 
 
 @methods.register
@@ -61,20 +62,25 @@ class PFedMe(PersonalModels[State]):
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         """(client) w_k after R local rounds; keeps θ_k."""
-        P, losses = client.model.num_parameters, []
-        w, theta = weights.clone(), weights
+        P, settings, losses = client.model.num_parameters, client.settings, list[float]()
+        w, theta = weights.clone(), weights.clone()
         for batch in batches_of(client):
-            linear = -self.lam * w[:P]
-            theta = client.train(
-                theta, linear=linear, quadratic=self.lam, data=batch, epochs=self.steps
-            )
-            losses.append(client.row["loss"])
+            parameters = nn.Parameter(theta[:P])  # a view
+            optimizer = settings.optimizer.build(parameters, client.lr)
+            for _ in range(self.steps):
+                g, loss = gradient(client, theta, batch)
+                theta[P:] = client.model.vector[P:]
+                linear = -self.lam * w[:P]
+                parameters.grad = with_terms(g, theta[:P], linear, self.lam, settings)
+                optimizer.step()
+                losses.append(loss)
             w[:P] -= self.eta * self.lam * (w - theta)[:P]
         w[P:] = theta[P:]
-        client.report(loss=math.fsum(losses) / len(losses), steps=len(losses) * self.steps)
+        client.report(loss=math.fsum(losses) / len(losses), steps=len(losses))
+        client.steps, client.trained = len(losses), theta
         self.keep_model(client, theta)
         return Update(weights=w)
 
     @property
     def stackable(self) -> bool:
-        return False  # clients train once a batch: in a stack, each time from the start
+        return False

@@ -313,7 +313,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     for _ in range(job.epochs):
         if steps == job.most_steps:
             break
-        order = torch.from_numpy(epoch_order(job, settings)).to(model.device)
+        order = torch.from_numpy(epoch_order(job.y, job.rng, settings)).to(model.device)
         x, y = model.arranged(job.x[order]), job.y[order]
         for start in range(0, end, size):
             if steps == job.most_steps:
@@ -356,14 +356,18 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
     return Trained(model.vector.clone(), steps, visited, float(total) / max(1, visited))
 
 
-def epoch_order(job: TrainingJob, settings: Train) -> NDArray[np.int64]:
-    """(n,) the examples that an epoch visits, in this order."""
-    n = len(job.y)
+def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray[np.int64]:
+    """(n,) the examples that an epoch visits, in this order.
+
+    Args:
+        y: (n,) their labels.
+    """
+    n = len(y)
     if settings.sampler == "shuffle":
-        return job.rng.permutation(n)
-    _, labels, counts = np.unique(job.y.cpu().numpy(), return_inverse=True, return_counts=True)
+        return rng.permutation(n)
+    _, labels, counts = np.unique(y.cpu().numpy(), return_inverse=True, return_counts=True)
     chances = 1 / (len(counts) * counts[labels])
-    return job.rng.choice(n, size=n, p=chances)
+    return rng.choice(n, size=n, p=chances)
 
 
 # Makes a step from a batch; (B,) the losses of its examples before the step.

@@ -302,7 +302,7 @@ def _all_batches(jobs: Sequence[TrainingJob], settings: Train) -> list[list[NDAr
         for _ in range(job.epochs):
             if job.most_steps is not None and len(own) >= job.most_steps:
                 break
-            order = first + epoch_order(job, settings)
+            order = first + epoch_order(job.y, job.rng, settings)
             cuts = range(settings.batch_size, len(order), settings.batch_size)
             own += np.split(order, cuts)
         found.append(own[: job.most_steps])

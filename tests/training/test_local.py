@@ -491,10 +491,7 @@ class TestGradients:
 
     def test_classes_are_drawn_alike(self) -> None:
         y = torch.tensor([0] * 900 + [2] * 100)
-        job = TrainingJob(
-            torch.zeros(0), y[:, None], y, 0.1, 1, np.random.default_rng(0), Hooks(CROSS_ENTROPY)
-        )
-        drawn = epoch_order(job, Train(sampler="balanced"))
+        drawn = epoch_order(y, np.random.default_rng(0), Train(sampler="balanced"))
         assert len(drawn) == 1000
         assert (y[drawn] == 2).float().mean() == pytest.approx(0.5, abs=0.05)
         assert not np.array_equal(self.trained(), self.trained(sampler="balanced"))
