@@ -26,6 +26,8 @@ from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from fedsim.adversaries import Adversaries, Attack, attacks
+from fedsim.aggregators import Aggregator, aggregators
 from fedsim.cli import app
 from fedsim.codecs import Codec, codecs
 from fedsim.data import Partition, Source, datasets, partitions
@@ -57,6 +59,8 @@ PAGES: Mapping[type[Config], tuple[str, str]] = {
     FeatureExplainer: ("an explainer", "../reference/explainers.md"),
     Explainer: ("an explainer", "../reference/explainers.md"),
     Codec: ("a codec", "../reference/codecs.md"),
+    Aggregator: ("a rule", "../reference/aggregators.md"),
+    Attack: ("an attack", "../reference/attacks.md"),
     Range: ("a range", "../reference/experiment-file.md#ranges"),
 }
 COMPONENTS: Mapping[str, tuple[str, Registry[Any], str]] = {
@@ -66,6 +70,8 @@ COMPONENTS: Mapping[str, tuple[str, Registry[Any], str]] = {
     "objectives": ("Objectives", objectives, "objective"),
     "explainers": ("Explainers", explainers, "explain.explainers"),
     "codecs": ("Codecs", codecs, "uplink"),
+    "aggregators": ("Aggregation rules", aggregators, "aggregation"),
+    "attacks": ("Attacks", attacks, "adversaries.attack"),
 }
 SECTION_TYPES: Mapping[str, type[Config]] = {
     "train": Train,
@@ -73,6 +79,7 @@ SECTION_TYPES: Mapping[str, type[Config]] = {
     "evaluate": Evaluate,
     "explain": Explain,
     "privacy": Privacy,
+    "adversaries": Adversaries,
     "devices": Devices,
     "secure_aggregation": SecureSettings,
     "checkpoint": Checkpoint,

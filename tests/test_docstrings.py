@@ -9,6 +9,8 @@ import pytest
 from torch import nn
 
 from fedsim import Dataset, compare
+from fedsim.adversaries import Attack
+from fedsim.aggregators import Aggregator
 from fedsim.federation import client_function
 from fedsim.federation.reduction import NothingToReduce, Reduction
 from fedsim.federation.wire import to_arrays
@@ -30,7 +32,10 @@ KNOWN["NothingToReduce"] = NothingToReduce
 
 @pytest.mark.parametrize(
     "documented",
-    [Objective, Reduction, client_function, compare, experiment_schema, Dataset.of, *CHECKS],
+    [
+        *(Objective, Reduction, client_function, compare, experiment_schema, Dataset.of),
+        *(Aggregator, Attack, *CHECKS),
+    ],
 )
 def test_examples_run(documented: object) -> None:
     globs = {**KNOWN, documented.__name__: documented}  # type: ignore[attr-defined]

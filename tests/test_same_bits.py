@@ -183,6 +183,18 @@ class TestOnRay:
         assert there.result_hash == local.result_hash
 
     @pytest.mark.usefixtures("driver_here")
+    def test_forged_updates_and_their_median_are_the_same_on_two_actors(
+        self, finish: Finish
+    ) -> None:
+        common = with_method("scaffold", train={"rounds": 3, "participation": 0.7})
+        common["aggregation"] = {"name": "median"}
+        common["adversaries"] = {"share": 0.3, "attack": {"name": "gaussian", "std": 0.1}}
+        local = finish(**common)
+        for actors in (1, 2):
+            there = finish(**common, engine={"kind": "ray", "actors": actors})
+            assert there.result_hash == local.result_hash
+
+    @pytest.mark.usefixtures("driver_here")
     @pytest.mark.parametrize("name", ["scaffold", "moon"])
     def test_so_do_stacks_of_one_size(self, finish: Finish, name: str) -> None:
         common = with_method(name, train={"participation": 0.7, "rounds": 3})

@@ -73,9 +73,10 @@ class TrimmedMean(Aggregator):
 class GeometricMedian(Aggregator):
     """The point with the least weighted sum of distances to clients' changes (RFA).
 
-    argmin_v Σ_k p_k·‖v − Δ_k‖ with p_k = weight_k / Σ weight, by the smoothed Weiszfeld algorithm
-    from the weighted mean: v ← Σ_k β_k·Δ_k / Σ_k β_k with β_k = p_k / max(ν, ‖v − Δ_k‖) and ν =
-    10⁻⁶. Withstands adversaries with less than half of the weight.
+    argmin_v Σ_k p_k·‖v − Δ_k‖ with p_k = weight_k / Σ weight, by the smoothed Weiszfeld algorithm:
+    v ← Σ_k β_k·Δ_k / Σ_k β_k with β_k = p_k / max(ν, ‖v − Δ_k‖) and ν = 10⁻⁶. It starts from the
+    median of each coordinate, rather than from the mean, which a single adversary can move
+    anywhere. Withstands adversaries with less than half of the weight.
 
     Args:
         iterations: how often v is updated.
@@ -89,7 +90,7 @@ class GeometricMedian(Aggregator):
     iterations: PositiveInt = 10
 
     def aggregate(self, changes: Changes, weights: NDArray[np.float64]) -> Changes:
-        found = _mean(changes, weights)
+        found: Changes = np.median(changes, axis=0)
         for _ in range(self.iterations):
             distances = np.sqrt(np.square(changes - found).sum(axis=1))
             found = _mean(changes, weights / np.maximum(SMALLEST, distances))
@@ -100,8 +101,8 @@ class _Krum(Aggregator, ABC):
     """What Krum and Multi-Krum share: the score of each client.
 
     Args:
-        adversaries: share of a cohort that is assumed to be adversarial; f is this share of n,
-            rounded up. With `adversaries`, set it to at least their share.
+        adversaries: share of a cohort that is assumed to be adversarial, at least
+            `adversaries.share` if there is such a section; f is this share of n, rounded up.
     """
 
     name: str
