@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt
 
 from fedsim.aggregators.aggregator import Aggregator, Changes, aggregators
 
+CHUNK = 4096  # entries worked on at a time, so that temporaries stay in the cache
 SMALLEST = 1e-6  # ν, below which no distance counts in the geometric median
 
 
@@ -92,7 +93,7 @@ class GeometricMedian(Aggregator):
     def aggregate(self, changes: Changes, weights: NDArray[np.float64]) -> Changes:
         found: Changes = np.median(changes, axis=0)
         for _ in range(self.iterations):
-            distances = np.sqrt(np.square(changes - found).sum(axis=1))
+            distances = _distances(changes, found)
             found = _mean(changes, weights / np.maximum(SMALLEST, distances))
         return found
 
@@ -123,10 +124,10 @@ class _Krum(Aggregator, ABC):
     def _best_first(self, changes: Changes) -> NDArray[np.intp]:
         """(n,) clients by their sum of squared distances to the n − f − 2 nearest others."""
         n = len(changes)
-        distances = np.zeros((n, n))
-        for i in range(n - 1):
-            distances[i, i + 1 :] = np.square(changes[i + 1 :] - changes[i]).sum(axis=1)
-        distances += distances.T
+        products = changes @ changes.T
+        squares = np.diagonal(products)
+        distances = np.maximum(squares[:, None] + squares - 2 * products, 0)
+        np.fill_diagonal(distances, 0)
         nearest = np.sort(distances, axis=1)[:, 1 : n - self.bears(n) - 1]  # without itself
         return np.argsort(nearest.sum(axis=1), kind="stable")
 
@@ -206,6 +207,16 @@ class NormClipping(Aggregator):
 def _share_of(share: float, n: int) -> int:
     """⌈share·n⌉, where 0.1 of 30 is 3."""
     return math.ceil(round(share * n, 9))
+
+
+def _distances(changes: Changes, point: Changes) -> Changes:
+    """(n,) between changes (n, P) and a point (P,)."""
+    squares = np.zeros(len(changes))
+    for start in range(0, len(point), CHUNK):
+        apart = changes[:, start : start + CHUNK] - point[start : start + CHUNK]
+        squares += np.einsum("kj,kj->k", apart, apart)
+    found: Changes = np.sqrt(squares)
+    return found
 
 
 def _sum(changes: Changes, factors: NDArray[np.float64]) -> Changes:
