@@ -131,8 +131,9 @@ class FedFed(PoolMethod[FedFedState]):
         width: d, channels of G.
         latent: length of G's latent vector; `auto` is the length of the encoder's output,
             d·H·W/16, which is 2048 for 32×32 pixels, as in the paper.
-        sigma1, sigma2: σ1 and σ2, standard deviations of the noise. The released code's YAML file
-            has 0.2 and 0.25.
+        sigma1: σ1, standard deviation of the noise in the first shared copy. The released code's
+            YAML file has 0.2.
+        sigma2: σ2, the same of the second copy.
         average: clients' weights in stage 3: `samples` (n_k), or `uniform`, which the released
             code amounts to.
     """

@@ -22,6 +22,7 @@ def entry(**settings: Value) -> Entry:
         ("method", "method"),
         ("method.name", "method"),
         ("method.mu", "μ"),
+        ("method.sigma2", "σ2"),
         ("partition.alpha", "α"),
         ("partition.labelled_fraction", "γ"),  # documented by the class that it extends
         ("privacy.delta", "δ"),
@@ -32,7 +33,8 @@ def entry(**settings: Value) -> Entry:
     ],
 )
 def test_axes_are_called_as_papers_do(axis: str, label: str) -> None:
-    entries = [entry(method="fedavg", partition="dirichlet"), entry(method="fedprox")]
+    methods = ("fedavg", "fedprox", "fedfed")
+    entries = [entry(method=method, partition="dirichlet") for method in methods]
     assert axis_labels([axis], entries) == {axis: label}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, get_args
 
 from fedsim.errors import BadInput
 from fedsim.experiment import Experiment
-from fedsim.registry import Config, Registry, nearest
+from fedsim.registry import Config, Registry, key_docs, nearest
 from fedsim.results.report.entries import Entry, Value
 
 Cells = Sequence[Mapping[str, Value]]
@@ -43,11 +42,9 @@ def _symbol(section: str, key: str, component: Value | None) -> str:
     Args:
         component: the name of the one in that section. Of a user's own no code is imported.
     """
-    for owner in inspect.getmro(_schema(section, component) or Config):
-        documented = re.search(rf"^\s+{key}: ([^\W\da-zA-Z_]\d?)[ ,.]", owner.__doc__ or "", re.M)
-        if documented:
-            return documented[1]
-    return ""
+    words = key_docs(_schema(section, component) or Config).get(key, "")
+    found = re.match(r"([^\W\da-zA-Z_]\d?)[ ,.]", words)
+    return found[1] if found else ""
 
 
 def _schema(section: str, component: Value | None) -> type[Config] | None:
