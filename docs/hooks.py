@@ -10,15 +10,12 @@ from __future__ import annotations
 import html
 import inspect
 import re
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 import typer.main
 import yaml
-from annotated_types import Ge, Gt, Le, Lt
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -42,6 +39,7 @@ from fedsim.models import Model, models
 from fedsim.objectives import Objective, objectives
 from fedsim.privacy.central import Privacy
 from fedsim.registry import Config, Registry, key_docs, summary
+from fedsim.schema import type_in_words
 from fedsim.sweep.grid import GridSettings
 from fedsim.sweep.settings import Asha, Range, SearchSettings, ranges
 from fedsim.training import Train
@@ -212,7 +210,7 @@ def keys(
             yield path, f"[section](#{key})", "", first_line(SECTION_TYPES[key])
             continue
         text = field.description or meanings.get(key, "")
-        yield path, kind_of(field), default_of(field, inner), text
+        yield path, kind_of(section, key), default_of(field, inner), text
         if inner is not None:
             yield from keys(inner, f"{path}.")
 
@@ -225,49 +223,15 @@ def section_within(annotation: Any) -> type[Config] | None:
     return None
 
 
-def kind_of(field: FieldInfo) -> str:
-    """A field's type and bounds in words: «float, ≥ 0 and < 1»."""
-    kind = words(field.annotation)
-    bounds = bounds_of(field.metadata)
-    return f"{kind}, {bounds}" if bounds else kind
-
-
-def bounds_of(metadata: list[Any]) -> str:
-    signs = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
-    found = [
-        f"{sign} {getattr(limit, name):g}"
-        for limit in metadata
-        for kind, (sign, name) in signs.items()
-        if isinstance(limit, kind)
-    ]
-    return " and ".join(found)
-
-
-def words(annotation: Any) -> str:
-    """A type as a reader of YAML knows it."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is typing.Annotated:
-        bounds = bounds_of([m for a in parts[1:] for m in getattr(a, "metadata", [a])])
-        return words(parts[0]) + (f" {bounds}" if bounds else "")
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(words(part) for part in parts if part is not type(None)) + (
-            " or null" if type(None) in parts else ""
-        )
-    if origin is Literal:
-        return " or ".join(f"`{part}`" for part in parts)
-    if origin in (list, tuple) or annotation in (list, tuple):
-        inner = [part for part in parts if part is not Ellipsis]
-        kinds = dict.fromkeys(words(part) for part in inner)
-        return f"list of {' or '.join(kinds)}" if kinds else "list"
-    if origin is dict or annotation is dict:
-        return f"mapping to {words(parts[1])}" if parts else "mapping"
+def kind_of(section: type[Config], key: str) -> str:
+    """A key's type and bounds in words, with links to components."""
+    schema = section.model_json_schema()
+    node = schema["properties"][key]
+    kind = type_in_words(node, schema.get("$defs", {}))
     for base, (name, page) in PAGES.items():
-        if isinstance(origin or annotation, type) and issubclass(origin or annotation, base):
-            return f"[{name}]({page})"
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return "section"
-    plain = {str: "text", Path: "path", bool: "true or false", Any: "anything"}
-    return plain.get(annotation, getattr(annotation, "__name__", str(annotation)))
+        if f"'#/$defs/{base.__name__}'" in str(node):
+            return kind.replace("section", f"[{name}]({page})")
+    return kind
 
 
 def default_of(field: FieldInfo, inner: type[Config] | None) -> str:

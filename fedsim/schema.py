@@ -141,7 +141,7 @@ def _is_section(value: Any) -> bool:
 
 
 def type_in_words(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """What a key takes, in words: «int ≥ 1», «sgd | adam | adamw», «list of str».
+    """What a key takes, in words: «int ≥ 1», «sgd | adam | adamw», «mapping to list of str».
 
     Args:
         node: of a schema.
@@ -162,6 +162,10 @@ def type_in_words(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> st
             parts = (type_in_words(part, definitions) for part in node["prefixItems"])
             return f"[{', '.join(parts)}]"
         return f"list of {type_in_words(node.get('items', {}), definitions)}"
+    if kind == "object":
+        values = node.get("additionalProperties")
+        to = f" to {type_in_words(values, definitions)}" if isinstance(values, Mapping) else ""
+        return f"mapping{to}"
     names = {"integer": "int", "number": "float", "string": "str", "boolean": "bool"}
     word = "path" if node.get("format") == "path" else names.get(str(kind), kind or "any")
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

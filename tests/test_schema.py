@@ -126,6 +126,8 @@ def test_every_component_is_an_alternative(registry: Any) -> None:
         ("FedXDS", "attribution", "component"),
         ("Explain", "explainers", "list of str | component"),
         ("EngineSettings", "actors", "int ≥ 1 | auto"),
+        ("SearchSettings", "objectives", "mapping to max | min"),
+        ("Evaluate", "metrics", "list of str"),
     ],
 )
 def test_types_are_said_in_words(section: str, key: str, words: str) -> None:
