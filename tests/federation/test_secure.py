@@ -15,6 +15,7 @@ from fedsim.errors import BadInput, ClientError, RunError
 from fedsim.federation.reduction import InvalidUpdate, Mean, NothingToReduce, WeightedMean
 from fedsim.federation.secure import MaskedMean, Masks
 from fedsim.methods.fedavg import FedAvg
+from fedsim.testing import check_method
 
 Finish = Callable[..., Run]
 
@@ -169,6 +170,11 @@ def test_a_masked_run_has_the_hash_of_the_unmasked_one(
         total = secure.rounds[f"total_{way}"] - secure.rounds[f"protocol_total_{way}"]
         assert total.equals(plain.rounds[f"total_{way}"])
     assert set(secure.rounds["protocol_rounds"]) == {4}
+
+
+def test_a_masked_run_keeps_the_contract() -> None:
+    """Interrupted and resumed, and in stacks."""
+    check_method({"name": "fedavg"}, train={"rounds": 7, "participation": 0.5}, **SECURE)
 
 
 def test_blocks_of_several_clients_differ_by_rounding_alone() -> None:
