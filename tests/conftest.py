@@ -93,6 +93,14 @@ def digits_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Files need not outlive a power failure, for which a small run waits 20 times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture
 def finish(tmp_path: Path) -> Callable[..., Run]:
     """Run a small experiment to its end, below the test's own folder."""
