@@ -140,13 +140,20 @@ def server_states(experiment: Experiment) -> list[Any]:
 
 
 @contextmanager
-def private_ray(**resources: int) -> Iterator[None]:
-    """A Ray of the test's own, whose workers find the modules of the tests."""
+def forked() -> Iterator[None]:
+    """Within, a Ray that is started forks its workers, which find the modules of the tests."""
     with (
         forked_workers.fork_server("") as fork,  # that of this process; see conftest.py
         environment({**HERE["env_vars"], forked_workers.SOCKET: fork}),
         lean_start(forked_workers.__file__),
     ):
+        yield
+
+
+@contextmanager
+def private_ray(**resources: int) -> Iterator[None]:
+    """A Ray of the test's own, whose workers find the modules of the tests."""
+    with forked():
         ray.init(
             **resources,
             log_to_driver=False,

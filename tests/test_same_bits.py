@@ -6,8 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,15 +13,15 @@ from typing import Any
 
 import pytest
 import ray
+from commands import Command
 from ray.cluster_utils import Cluster
 
-from experiments import HERE, NETWORK_METHODS, WITHOUT_GLOBAL, small_experiment, with_method
+from experiments import NETWORK_METHODS, WITHOUT_GLOBAL, forked, small_experiment, with_method
 from fedsim import Run, load, resume, run
 from fedsim.cluster.compat import actor_table
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
 from fedsim.federation.ray_engine import STATE_LOST
 
-TESTS = Path(__file__).parent
 Finish = Callable[..., Run]
 
 
@@ -384,19 +382,6 @@ class TestOnRay:
         assert not (tmp_path / "refused").exists()
 
 
-def command(*words: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedsim", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-        # What a shell has started in its background ignores SIGINT, and so does all it starts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signals) -> None:
     undisturbed = run(small_experiment(method={"name": "scaffold"}), tmp_path / "undisturbed")
@@ -407,8 +392,7 @@ def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signa
     )
     file = tmp_path / "experiment.yaml"
     file.write_text(experiment.to_yaml())
-    first = command("run", str(file), "--out", str(tmp_path))
-    assert first.stdout is not None
+    first = Command("run", str(file), "--out", str(tmp_path), shares_workers=True)
     for line in first.stdout:
         if line.startswith("round 6/10"):  # the seventh waits
             while not marker.exists():
@@ -423,7 +407,7 @@ def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signa
         assert code == 130
         assert re.search(r"interrupted after round \d+; to go on:\n  fedsim resume \S+", rest)
 
-    second = command("resume", str(folder))
+    second = Command("resume", str(folder), shares_workers=True)
     text, _ = second.communicate(timeout=120)
     assert second.returncode == 0, text
     assert "going on after round 5" in text
@@ -433,13 +417,14 @@ def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signa
 @pytest.fixture
 def three_nodes() -> Iterator[tuple[Cluster, Any]]:
     """A cluster of a head without client actors and two nodes with two CPUs each."""
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False},
-    )
-    cluster.add_node(num_cpus=2)
-    node = cluster.add_node(num_cpus=2)
-    ray.init(address=cluster.address, log_to_driver=False, runtime_env=HERE)
+    with forked():
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False},
+        )
+        cluster.add_node(num_cpus=2)
+        node = cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
     yield cluster, node
     ray.shutdown()
     cluster.shutdown()

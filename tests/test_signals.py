@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import Command
 
 from experiments import small_experiment
 from fedsim import load
@@ -86,16 +86,9 @@ def test_other_ends_are_left_alone() -> None:
     assert left.value.code == 2
 
 
-def command(name: str, file: str, folder: Path) -> subprocess.Popen[str]:
+def command(name: str, file: str, folder: Path) -> Command:
     """A command on a private Ray, what it prints and its complaints in one."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedsim", name, file],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "RAY_ADDRESS": "local"},
-    )
+    return Command(name, file, cwd=folder, env={**os.environ, "RAY_ADDRESS": "local"})
 
 
 @pytest.mark.parametrize(
@@ -109,7 +102,6 @@ def test_a_run_ends_in_order(tmp_path: Path, number: int, kind: str) -> None:
     (tmp_path / "small.yaml").write_text(experiment.to_yaml())
     base = Path(os.environ["RAY_TMPDIR"])
     with command("run", "small.yaml", tmp_path) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("round 3/"):
                 break
@@ -138,7 +130,6 @@ def test_the_loss_of_a_process_of_ray_s_own_is_told(tmp_path: Path, name: str, l
     search = f"search: {json.dumps({**SEARCH, 'trials': 2})}\n" if name == "tune" else ""
     (tmp_path / "small.yaml").write_text(experiment.to_yaml() + search)
     with command(name, "small.yaml", tmp_path) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(("round 3/", "2 runs")):
                 break

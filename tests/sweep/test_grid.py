@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from commands import Command
 
 from experiments import Say, pickles, small_experiment
 from fedsim import grid, load, resume, run
@@ -170,7 +170,7 @@ class TestOnRay:
 
 
 def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
-    tmp_path: Path, command: Callable[..., subprocess.Popen[str]], say: Say
+    tmp_path: Path, command: Callable[..., Command], say: Say
 ) -> None:
     whole = content({**TWO_BY_TWO, "seeds": [0, 1], "target": 0.5})
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(whole))
@@ -182,7 +182,6 @@ def test_killed_halfway_and_resumed_it_ends_with_the_same_table(
     table = summarise(runs, list(sweep.grid.axes), sweep.grid.baseline, sweep.grid.target)
 
     first = command("grid", "grid.yaml")
-    assert first.stdout is not None
     for line in first.stdout:
         if line.startswith("[3/8]"):
             first.send_signal(signal.SIGKILL)

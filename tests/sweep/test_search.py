@@ -6,7 +6,6 @@ import base64
 import pickle
 import re
 import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import optuna
 import pandas as pd
 import pytest
 import yaml
+from commands import Command
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -189,7 +189,7 @@ class TestOnRay:
 
 
 def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
-    tmp_path: Path, command: Callable[..., subprocess.Popen[str]], say: Say
+    tmp_path: Path, command: Callable[..., Command], say: Say
 ) -> None:
     section = {
         "space": SPACE,
@@ -199,7 +199,6 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     whole = content(section, train={"rounds": 2})
     (tmp_path / "search.yaml").write_text(yaml.safe_dump(whole))
     first = command("tune", "search.yaml")
-    assert first.stdout is not None
     for line in first.stdout:
         if line.startswith("[3/8]"):
             first.send_signal(signal.SIGINT)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command
 
 from experiments import small_experiment
 from fedsim import cli, load, run
@@ -661,16 +662,10 @@ class Head:
     folder: Path
     process: subprocess.Popen[bytes]
 
-    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, **variables: str) -> Command:
         """Start a command of fedsim's, as its user would on another machine."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "fedsim", *words, "--address", self.address],
-            env={**self.environment, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=_heeds_interrupts,
-        )
+        env = {**self.environment, **variables}
+        return Command(*words, "--address", self.address, env=env, complaints_apart=True)
 
     def say(self, *words: str, **variables: str) -> tuple[object, str, str]:
         """Run a command of fedsim's: exit code, stdout, stderr."""
@@ -751,14 +746,8 @@ def head() -> Iterator[Head]:
         shutil.rmtree(folder)
 
 
-def _heeds_interrupts() -> None:
-    """What a shell has started in its background ignores SIGINT, and so does all it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def until(command: subprocess.Popen[str], beginning: str) -> list[str]:
+def until(command: Command, beginning: str) -> list[str]:
     """What a command prints until a line begins so."""
-    assert command.stdout is not None
     lines = []
     for line in command.stdout:
         lines.append(line)
