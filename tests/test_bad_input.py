@@ -351,7 +351,7 @@ def test_a_partition_that_cannot_be_made(
         ),
         (
             "train.optimizer.name=adam train.optimizer.momentum=0.9",
-            "train.optimizer: momentum and nesterov belong to sgd, and adam has betas; leave them "
+            "train.optimizer: momentum and nesterov are for sgd, and adam has betas; leave them "
             "out, or set momentum=0 and nesterov=false",
         ),
     ],
@@ -590,7 +590,7 @@ def test_a_run_in_one_process_that_does_not_fit(
     larger = "model={name: mlp, hidden: [1000, 1000]}"
     message = refused("run", "small.yaml", "engine={kind: local}", larger)
     assert message == (
-        "engine.kind=local: training takes about 0.0 GB of memory, and 0.0 GB are free; take a "
+        "engine.kind=local: training takes about 0.0 GB of memory, and 0.0 GB are free; use a "
         "smaller model or a smaller engine.clients_per_step"
     )
 
@@ -630,7 +630,7 @@ def test_actors_are_as_many_as_the_memory_holds_and_are_of_use() -> None:
     with pytest.raises(ClusterError) as told:
         plan_actors(EngineSettings(), [node], actor_bytes=11e9)
     assert str(told.value) == (
-        "no node has the memory for a client actor of 1 CPU(s) and 11.0 GB (laptop: 16 CPUs, 0 "
+        "no node has enough memory for a client actor of 1 CPU(s) and 11.0 GB (laptop: 16 CPUs, 0 "
         "GPUs, 10 GB); take a smaller model or a smaller engine.clients_per_step"
     )
 
@@ -981,7 +981,7 @@ def test_a_round_in_which_every_client_fails(fedsim: Call) -> None:
     )
     assert code == 1
     message = err.partition("error: ")[2]
-    assert "round 1: no client of the cohort gave a contribution" in message
+    assert "round 1: the weights of the cohort's updates sum to 0" in message
     assert "NaN" in message  # nothing else says why: this round is not in the tables
 
 
@@ -1039,7 +1039,11 @@ def test_memory_bounds_actors_too() -> None:
         ),
         ({"gpus_per_actor": 0.5}, [0], r"no node can hold a client actor of .* 0.5 GPU\(s\)"),
         ({"cpus_per_actor": 17}, [0], r"no node can hold a client actor of 17 CPU\(s\) \(node0"),
-        ({"gpus_per_actor": 1.5}, [4], r"engine.gpus_per_actor=1.5: above 1 it must be a whole"),
+        (
+            {"gpus_per_actor": 1.5},
+            [4],
+            r"engine.gpus_per_actor=1.5: must be a whole number if above 1",
+        ),
         ({}, [], r"no node can hold a client actor of 1 CPU\(s\)"),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_damaged_manifest_is_read_from_its_copy(whole: Run, tmp_path: Path, sa
     file = path / "manifest.json"
     file.write_text(file.read_text().replace(whole.result_hash, whole.result_hash[::-1]))
     assert fedsim.load(path).result_hash == whole.result_hash
-    damage = f"{file}: is damaged: its checksum is another one"
+    damage = f"{file}: is damaged: its checksum does not match"
     assert damage in say("verify", str(path))[2]
     lines: list[object] = []
     same_result(fedsim.resume(path, lines.append), whole)

@@ -56,11 +56,11 @@ def test_what_rounds_differently_is_refused_unless_asked_for(
         compare(HEAD, there, mixed=False)
     assert str(refused.value) == (
         f"head (Xeon, AVX512) and worker ({words}) round differently; results would depend on "
-        "who computes what. Take nodes of one kind, or set engine.mixed_processors=true to do "
-        "without results that are the same to the bit"
+        "who computes what. Use nodes of one kind, or set engine.mixed_processors=true if results "
+        "need not be reproducible to the bit"
     )
     (told,) = compare(HEAD, there, mixed=True)
-    assert told.endswith(f"nodes round differently (Xeon, AVX512; {words})")
+    assert told.endswith(f"because nodes round differently (Xeon, AVX512; {words})")
 
 
 @pytest.mark.parametrize("mixed", [False, True])

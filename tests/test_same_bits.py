@@ -282,7 +282,9 @@ class TestOnRay:
         experiment = small_experiment(
             method={"name": "faults:AlwaysDying"}, engine={"kind": "ray", "actors": 2}
         )
-        with pytest.raises(RunError, match=r"clients \[\d+\] took down 3 actors"):
+        with pytest.raises(
+            RunError, match=r"3 actors in a row died while working on clients \[\d+\]"
+        ):
             run(experiment, tmp_path)
 
     def test_a_driver_that_always_dies_stops_the_run(self, tmp_path: Path) -> None:
@@ -347,7 +349,7 @@ class TestOnRay:
         experiment = small_experiment(
             method={"name": "faults:DeadlySums"}, engine={"kind": "ray", "actors": 1}
         )
-        with pytest.raises(RunError, match=r"took down 3 actors"):
+        with pytest.raises(RunError, match=r"3 actors in a row died"):
             run(experiment, tmp_path)
 
     @pytest.mark.usefixtures("driver_here")
@@ -376,7 +378,7 @@ class TestOnRay:
         done = run(small_experiment(engine=engine, model=model), tmp_path, lines.append)
         assert done.manifest["actors"] == 4
         assert done.result_hash == run(small_experiment(model=model), tmp_path).result_hash
-        assert "no card is behind the GPUs asked for: computing on CPUs" in lines
+        assert "the requested GPUs are not available to PyTorch: computing on CPUs" in lines
         with pytest.raises(ClusterError, match=r"engine.actors=5: only 4 client actor\(s\)"):
             run(small_experiment(engine={**engine, "actors": 5}), tmp_path / "refused")
         assert not (tmp_path / "refused").exists()

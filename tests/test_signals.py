@@ -142,8 +142,8 @@ def test_the_loss_of_a_process_of_ray_s_own_is_told(tmp_path: Path, name: str, l
         rest = process.stdout.read()
     assert process.returncode == 1
     assert re.fullmatch(
-        rf"error: Ray's own process on this machine, the {lost}, was lost: killed, or out of "
-        rf"memory\?\nbroke off.*; to go on:\n  fedsim resume \S+\n",
+        rf"error: Ray's {lost} process on this machine was lost \(killed, or out of memory\?\)\n"
+        rf"broke off.*; to go on:\n  fedsim resume \S+\n",
         rest[rest.rindex("error: ") :],
     )
     assert not [each for each in family if private.is_alive(each)]

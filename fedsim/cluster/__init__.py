@@ -1,1 +1,1 @@
-"""The Ray cluster: reaching one, what fits it, what gets lost on it, and Ray's private sides."""
+"""The Ray cluster: connection, placement of actors, failures, and private APIs of Ray."""

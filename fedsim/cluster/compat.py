@@ -1,7 +1,7 @@
-"""What fedsim uses of Ray that Ray does not promise to keep: all of it is here, and only here.
+"""All uses of Ray's private APIs.
 
 The one exception is `sweep.submit.Cluster`, which overrides two private methods of Ray's client of
-a dashboard. tests/cluster/test_compat.py tells what a new version of Ray has changed.
+a dashboard. tests/cluster/test_compat.py shows what a new version of Ray has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsim.cluster import idle_agent
 
-# Loggers, below `ray`, of modules that would tell of every step of a job's submission.
+# Loggers below `ray` that would log every step of a job's submission.
 SUBMISSION_LOGGERS = (
     "dashboard.modules.dashboard_sdk",
     "dashboard.modules.job.sdk",
@@ -32,13 +32,13 @@ def actor_table() -> dict[str, dict[str, Any]]:
 
 
 def actor_id(handle: Any) -> str:
-    """The id by which the table of actors knows the actor behind a handle."""
+    """The id, in the table of actors, of the actor of a handle."""
     id: str = handle._actor_id.hex()
     return id
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What nobody has taken on each node at the moment, by the node's id."""
+    """Free resources of each node, by the node's id."""
     from ray._private.state import available_resources_per_node
 
     free: dict[str, dict[str, float]] = available_resources_per_node()
@@ -46,11 +46,11 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def places(objects: Iterable[Any]) -> list[dict[str, Any]]:
-    """Where each of these objects is, as far as this process, which owns them, knows.
+    """Where each of these objects is, as known to this process, which owns them.
 
     Returns:
-        Of each the nodes that have it, by id (`node_ids`; none for a small one, which is in this
-        process), its bytes (`object_size`) and whether it was moved to a disk (`did_spill`).
+        For each, the ids of nodes that have it (`node_ids`; empty for a small object in this
+        process), its bytes (`object_size`) and whether it was spilled to disk (`did_spill`).
     """
     from ray.experimental import get_local_object_locations
 
@@ -60,7 +60,7 @@ def places(objects: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def log_what_ray_says() -> None:
-    """Log what Ray would write to this process's terminal: pages, where a line would do."""
+    """Send Ray's long terminal output to the log."""
     from ray._private import worker
 
     assert callable(worker.print_to_stdstream)
@@ -70,13 +70,13 @@ def log_what_ray_says() -> None:
 
 @contextmanager
 def lean_start(worker_script: str) -> Iterator[None]:
-    """Within, a Ray that is started here has no more than it needs to carry work out.
+    """Context in which Ray starts with the processes that work needs, and no others.
 
-    No API server, for which `ray.init` would wait a second or more, no autoscaler, nobody who
-    gathers logs and no dashboard agent: four Pythons that would start beside the workers.
+    Without the API server, for which `ray.init` would wait a second or more, the autoscaler, the
+    log monitor and the dashboard agent, four Python processes.
 
     Args:
-        worker_script: starts the workers; it gets the arguments of Ray's own `setup_worker.py`.
+        worker_script: starts workers; called like Ray's own `setup_worker.py`.
     """
     from ray._private import node, ray_constants, services
 
@@ -97,7 +97,7 @@ def lean_start(worker_script: str) -> Iterator[None]:
         for name in unneeded:
             before.callback(setattr, node.Node, name, getattr(node.Node, name))
             setattr(node.Node, name, lambda self, **_: None)
-        name = "SETUP_WORKER_FILENAME"  # joined to a folder, which a whole path replaces
+        name = "SETUP_WORKER_FILENAME"  # joined to a folder, which an absolute path replaces
         before.callback(setattr, ray_constants, name, getattr(ray_constants, name))
         setattr(ray_constants, name, worker_script)
         before.callback(setattr, services, "start_ray_process", start_process)
@@ -106,7 +106,7 @@ def lean_start(worker_script: str) -> Iterator[None]:
 
 
 def use_token_if_there() -> None:
-    """Authenticate with the user's token if there is one; clients do so only if told to."""
+    """Authenticate with the user's token if there is one, which Ray does only if configured."""
     from ray._private.authentication.authentication_token_setup import (
         maybe_enable_token_auth_if_token_available,
     )

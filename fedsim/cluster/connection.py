@@ -1,4 +1,4 @@
-"""Reaching a Ray cluster: the one at hand, or a private one."""
+"""Connect to a Ray cluster: an existing one, or a private one."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
 from fedsim.hardware import chosen_instructions
 
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and no settings
-TIMEOUT = 5.0  # seconds in which the head of a cluster takes a connection
+# With empty settings.
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+TIMEOUT = 5.0  # seconds to wait for the head of a cluster
 
 
 @contextmanager
 def planned_actors(
     settings: EngineSettings, worker_bytes: float, most: int, tell: Callable[[str], None]
 ) -> Iterator[int]:
-    """Have a Ray cluster, as `connected`, and plan the client actors of a run on it.
+    """Connect to a Ray cluster, like `connected`, and plan the client actors of a run.
 
     Args:
-        worker_bytes: memory of a worker's arrays.
-        most: clients of a round; `engine.actors=auto` makes no more actors.
+        worker_bytes: bytes of a worker's arrays.
+        most: clients per round, the limit of `engine.actors=auto`.
         tell: is called with lines for the user.
 
     Yields:
-        How many client actors to make.
+        The number of client actors.
 
     Raises:
-        ClusterError: the cluster cannot be reached, or not one actor fits it.
+        ClusterError: the cluster cannot be reached, or no actor fits.
     """
     if settings.kind == "local":
         free = psutil.virtual_memory().available
         if worker_bytes > free:
             raise ClusterError(
                 f"engine.kind=local: training takes about {worker_bytes / 1e9:.1f} GB of memory, "
-                f"and {free / 1e9:.1f} GB are free; take a smaller model or a smaller "
+                f"and {free / 1e9:.1f} GB are free; use a smaller model or a smaller "
                 "engine.clients_per_step"
             )
         yield 0
@@ -60,16 +61,15 @@ def planned_actors(
 def connected(
     settings: EngineSettings | None, tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
-    """Have a Ray cluster: the one at hand, or a private one for as long as the context lasts.
+    """Connect to a Ray cluster: an existing one, or a private one that ends with the context.
 
-    A cluster that is there (this process is connected to one, RAY_ADDRESS names one, or this user
-    ran `ray start` on this machine) is used as it is; with RAY_ADDRESS=local none is. A private
-    one gets at least as many CPUs as the experiment asks for: that more actors than cores take
-    turns is the user's choice on a machine of their own.
+    An existing cluster (this process is connected, RAY_ADDRESS names one, or this user ran
+    `ray start` on this machine) is used as it is, except with RAY_ADDRESS=local. A private one
+    gets at least as many CPUs as the experiment asks for, even if there are fewer cores.
 
     Args:
-        settings: what a private one must have room for.
-        tell: is called with lines for the user: starting a private Ray takes seconds.
+        settings: the resources that a private cluster must have.
+        tell: is called with lines for the user.
 
     Raises:
         ClusterError: the cluster cannot be reached.
@@ -81,7 +81,7 @@ def connected(
         return
     log_what_ray_says()
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # Within a Ray job its variables are set here, too; Ray would refuse them for being twice.
+    # In a Ray job, the job's variables are set already; Ray would reject duplicates.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     variables = {modules.FOLDER: str(Path.cwd()), **chosen_instructions()}
     if os.environ.get("PYTHONPATH"):
@@ -103,23 +103,23 @@ def _connect(address: str, variables: Mapping[str, str]) -> None:
     import ray
 
     try:
-        with handlers_kept():  # what is in a runtime environment Ray logs, and shows to all
+        with handlers_kept():  # not in a runtime environment, which Ray logs
             ray.init(address=address, runtime_env={"env_vars": variables}, **QUIET)
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-        complaint = f"the Ray cluster at {address} does not let us in: {error}"
-        # A token that is refused, Ray tells as a connection that failed, and no more.
+        complaint = f"the Ray cluster at {address} refused the connection: {error}"
+        # Ray reports a rejected token only as a failed connection.
         if isinstance(error, ConnectionError | ray.exceptions.AuthenticationError):
             complaint += (
-                "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its "
+                "\n(if the cluster uses token authentication, set RAY_AUTH_MODE=token, and its "
                 "token in RAY_AUTH_TOKEN or ~/.ray/auth_token)"
             )
         if not os.environ.get("RAY_ADDRESS"):
-            complaint += "\n(to leave it alone and start a private one: RAY_ADDRESS=local)"
+            complaint += "\n(to start a private Ray instead, set RAY_ADDRESS=local)"
         raise ClusterError(complaint) from error
 
 
 def _cpus(settings: EngineSettings | None) -> int:
-    """How many CPUs a private Ray gets."""
+    """The number of CPUs of a private Ray."""
     cpus = os.cpu_count() or 1
     if settings is None or settings.actors == "auto":
         return cpus
@@ -127,32 +127,32 @@ def _cpus(settings: EngineSettings | None) -> int:
 
 
 def _cluster_address() -> str | None:
-    """Where a Ray cluster answers: RAY_ADDRESS, or one that `ray start` left word of here.
+    """The address of a running Ray cluster: RAY_ADDRESS, or one started here by `ray start`.
 
     Returns:
         None if a private one is to be started.
 
     Raises:
-        ClusterError: RAY_ADDRESS names what cannot be used from here.
+        ClusterError: RAY_ADDRESS names a cluster that cannot be used from here.
     """
     given = os.environ.get("RAY_ADDRESS")
     if given == "local":
         return None
-    if given == "auto":  # which Ray resolves
+    if given == "auto":  # resolved by Ray
         return given
     if given:
         if "://" in given:
             raise ClusterError(
-                f"RAY_ADDRESS={given}: `fedsim run` works on a machine of the cluster; from "
-                "elsewhere use `fedsim submit FILE --address http://head:8265`"
+                f"RAY_ADDRESS={given}: `fedsim run` must run on a machine of the cluster; from "
+                "elsewhere, use `fedsim submit FILE --address http://head:8265`"
             )
         reason = _silent(given)
         if reason:
-            raise ClusterError(f"RAY_ADDRESS={given}: no Ray answers there ({reason})")
+            raise ClusterError(f"RAY_ADDRESS={given}: no Ray cluster answers there ({reason})")
         return given
     word = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
     try:
-        if word.stat().st_uid != os.getuid():  # of somebody else on a machine that we share
+        if word.stat().st_uid != os.getuid():  # another user's, on a shared machine
             return None
         found = word.read_text().strip()
     except (OSError, ValueError):
@@ -161,22 +161,22 @@ def _cluster_address() -> str | None:
 
 
 def _silent(address: str) -> str | None:
-    """Why nothing answers at host:port, or None if something does.
+    """Why Ray does not answer at host:port; None if it does.
 
-    Ray itself would try for most of a minute.
+    Ray itself would try for almost a minute.
     """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT) as head:
-            if os.environ.get("RAY_USE_TLS") == "1":  # it would not understand
+            if os.environ.get("RAY_USE_TLS") == "1":  # this check has no TLS
                 return None
-            # Ray speaks gRPC, that is HTTP/2, whose servers answer with their settings.
+            # Ray speaks gRPC over HTTP/2, whose servers answer with a SETTINGS frame.
             head.sendall(HTTP2_PREFACE)
             answer = head.recv(9)
-            return None if answer[3:4] == b"\x04" else "something else does"
+            return None if answer[3:4] == b"\x04" else "another service answers"
     except TimeoutError:
-        return f"it said nothing for {TIMEOUT:.0f} s"
+        return f"no answer within {TIMEOUT:.0f} s"
     except OSError as error:
         return error.strerror or str(error)
     except ValueError:
-        return "it is not host:port"
+        return "not of the form host:port"

@@ -1,11 +1,11 @@
 """Workers of a private Ray, forked from a process that has imported fedsim.
 
-Ray starts a Python for each worker, which takes two seconds of a core, most of them to import
-torch. A forked one takes a quarter of that, and shares the memory of what was imported.
+Ray starts a Python process for each worker, which takes two seconds of a core, mostly to import
+torch. A forked worker takes a quarter of that, and shares the memory of imported modules.
 
-This file is a script as well: with `serve` it is the process that forks; otherwise it is what Ray
-starts in place of a worker, and passes the worker's command on. It therefore imports nothing but
-Python's own library.
+This file is also a script: with `serve` it is the fork server; otherwise Ray starts it in place of
+a worker, and it passes the worker's command to the fork server. It therefore imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SOCKET = "FEDSIM_FORK_SERVER"  # variable: where the process that forks listens
-TIMEOUT = 5.0  # seconds in which a command must have been passed on
-DONE = b"1"  # answers a command
-# How soon Linux ends the process for want of memory: Ray has workers end before itself.
+SOCKET = "FEDSIM_FORK_SERVER"  # environment variable with the path of the fork server's socket
+TIMEOUT = 5.0  # seconds to pass on a command
+DONE = b"1"  # answer to a command
+# Linux's priority for killing a process when out of memory: Ray's workers go before Ray itself.
 BADNESS = Path("/proc/self/oom_score_adj")
-# What Ray, client actors and drivers import besides, one by one.
+# Further modules that Ray, client actors and drivers import.
 NEEDED = (
     "google.protobuf.reflection",
     "jsonschema",
@@ -42,20 +42,20 @@ NEEDED = (
     "pandas",
     "pyarrow.dataset",
 )
-# Variables of an environment that nothing heeds when it is imported: Ray Tune gives one to trials.
+# Environment variables without effect at import time; Ray Tune sets them for trials.
 LATE = {"PL_DISABLE_FORK"}
 
 
 @contextmanager
 def fork_server(folder: str) -> Iterator[str]:
-    """Have the process that forks, as long as the context lasts.
+    """Run a fork server as long as the context lasts.
 
     Args:
-        folder: for its socket; nobody else may write there.
+        folder: folder of its socket, writable by this user only.
 
     Yields:
         The path of the socket, for the variable `SOCKET` of Ray's processes; empty on systems
-        where a process that has imported torch cannot safely be forked.
+        where a process that has imported torch cannot be forked safely.
     """
     if sys.platform != "linux":
         yield ""
@@ -63,9 +63,9 @@ def fork_server(folder: str) -> Iterator[str]:
     path = os.path.join(folder, "fork")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
-        listener.listen(64)  # commands wait there until all is imported
+        listener.listen(64)  # commands queue there during the imports
         command = [sys.executable, "-P", __file__, "serve", str(listener.fileno()), path]
-        # In a session of its own, so that Ctrl-C does not reach it before its workers end.
+        # In its own session, so that Ctrl-C does not reach it before its workers end.
         server = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -80,16 +80,16 @@ def fork_server(folder: str) -> Iterator[str]:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork a worker for each command that arrives, until the standard input is closed."""
+    """Fork a worker for each command that arrives, until standard input is closed."""
     gc.disable()  # imports make no garbage
-    # Not Ray: the ids that it draws would be the same in all workers.
-    importlib.import_module("fedsim.launch")  # and with it all that carries runs out
+    # Without Ray, whose random ids would be the same in all workers.
+    importlib.import_module("fedsim.launch")  # and everything that runs need
     for module in NEEDED:
-        with suppress(ImportError):  # Ray may have come to do without
+        with suppress(ImportError):  # if this version of Ray does without
             importlib.import_module(module)
-    gc.freeze()  # what was imported stays shared: collecting would write to it
+    gc.freeze()  # collecting would write to the shared memory
     gc.enable()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not waited for
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
@@ -106,7 +106,7 @@ def serve(listener: socket.socket) -> None:
                 is_child = os.fork() == 0
                 if not is_child:
                     connection.sendall(DONE)
-            except (OSError, ValueError):  # no memory; or whoever asked has ended
+            except (OSError, ValueError):  # out of memory, or the caller has ended
                 pass
         if is_child:
             listener.close()
@@ -123,7 +123,7 @@ def _become(
     badness: str,
     streams: Sequence[int],
 ) -> None:
-    """Turn this process into the one that such a command would have started."""
+    """Turn this process into the one that the command would have started."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     for number, stream in enumerate(streams):
@@ -132,7 +132,7 @@ def _become(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
-    with suppress(OSError):  # where that is not known
+    with suppress(OSError):  # not supported here
         BADNESS.write_text(badness)
     random.seed()
     if "numpy.random" in sys.modules:
@@ -143,10 +143,9 @@ def _become(
 
 
 def pass_on(arguments: Sequence[str]) -> None:
-    """Pass a worker's command on to the process that forks.
+    """Pass a worker's command to the fork server.
 
-    If that is gone, or the worker is to run in an environment of its own, it is started as Ray
-    would.
+    If that has ended, or the worker needs its own environment, start the worker as Ray would.
     """
     flag = "--serialized-runtime-env-context="
     contexts = [json.loads(a.removeprefix(flag)) for a in arguments if a.startswith(flag)]
@@ -163,7 +162,7 @@ def pass_on(arguments: Sequence[str]) -> None:
 
 
 def _is_forked(command: bytes) -> bool:
-    """Send a command, and the standard streams, to the process that forks; whether it has."""
+    """Send a command and the standard streams to the fork server; whether it forked."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(os.environ[SOCKET])
@@ -171,7 +170,7 @@ def _is_forked(command: bytes) -> bool:
             connection.sendall(command)
             connection.shutdown(socket.SHUT_WR)
             return connection.recv(1) == DONE
-    except OSError:  # it is gone
+    except OSError:  # it has ended
         return False
 
 

@@ -1,8 +1,8 @@
-"""Stands in for the dashboard agent of a private Ray, which has no dashboard.
+"""Replaces the dashboard agent of a private Ray, which has no dashboard.
 
-A node of Ray does not start without an agent: it waits for the ports of one, and ends when that
-ends. Ray's own takes a second of a core to start and a hundred megabytes of memory. This script
-writes down ports on which nobody listens, and ends with the node.
+A node of Ray does not start without an agent: it waits for the agent's ports, and ends when the
+agent ends. Ray's own agent takes a second of a core to start and 100 MB of memory. This script
+writes unused ports, and ends with the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
         with open(f"{path}.new", "w") as file:
             file.write(str(port))
         os.rename(f"{path}.new", path)
-    sys.stdin.read()  # a pipe whose other end the node holds
+    sys.stdin.read()  # a pipe held open by the node
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How many client actors fit a cluster, decided before any is made."""
+"""How many client actors fit a cluster, decided before they start."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fedsim.cluster.compat import free_resources
 from fedsim.cluster.settings import EngineSettings
 from fedsim.errors import ClusterError
 
-ACTOR_BYTES = 300e6  # memory of an actor that has imported torch, as measured: about 270 MB
+ACTOR_BYTES = 300e6  # measured: an actor that has imported torch takes about 270 MB
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node of the cluster has in all."""
+    """The total resources of a node."""
 
     name: str
     cpus: float
     gpus: float
-    memory: float  # bytes that actors may take
+    memory: float  # bytes for actors
 
     @classmethod
     def of(cls, ray_node: Mapping[str, object]) -> Node:
-        """From an entry of `ray.nodes()`; a node may offer no CPU or GPU at all."""
+        """From an entry of `ray.nodes()`; a node may have no CPUs or GPUs."""
         has = ray_node.get("Resources") or {}
         assert isinstance(has, Mapping)
         return cls(
@@ -42,8 +42,8 @@ class Node:
 def actors_on(node: Node, settings: EngineSettings, actor_bytes: float = ACTOR_BYTES) -> int:
     """How many of the experiment's actors fit a node.
 
-    Ray cuts each GPU by itself: a fraction never spans two cards, and more than one GPU is a
-    whole number of cards.
+    Ray divides each GPU separately: a fraction never spans two GPUs, and more than one is a whole
+    number.
 
     Args:
         actor_bytes: memory that each takes.
@@ -67,10 +67,10 @@ def plan_actors(
 
     Args:
         actor_bytes: memory that each takes.
-        most: that are of any use, as there are no more clients a round; heeded by `auto`.
+        most: the number of clients per round, the limit of `auto`.
 
     Raises:
-        ClusterError: not one, or not as many as asked for, can ever be placed.
+        ClusterError: no actor fits, or fewer than requested.
     """
     each = f"{settings.cpus_per_actor} CPU(s)"
     if settings.gpus_per_actor:
@@ -80,31 +80,31 @@ def plan_actors(
     there = "; ".join(node.describe() for node in nodes)
     if settings.gpus_per_actor > 1 and settings.gpus_per_actor % 1:
         raise ClusterError(
-            f"engine.gpus_per_actor={settings.gpus_per_actor:g}: above 1 it must be a whole number"
+            f"engine.gpus_per_actor={settings.gpus_per_actor:g}: must be a whole number if above 1"
         )
     fit = sum(actors_on(node, settings, actor_bytes) for node in nodes)
     if fit == 0 and any(actors_on(node, settings, 1.0) for node in nodes):
         raise ClusterError(
-            f"no node has the memory for a client actor of {each} ({there}); take a smaller model "
-            "or a smaller engine.clients_per_step"
+            f"no node has enough memory for a client actor of {each} ({there}); use a smaller "
+            "model or a smaller engine.clients_per_step"
         )
     if fit == 0:
         raise ClusterError(
-            f"no node can hold a client actor of {each} ({there}); "
-            "lower engine.cpus_per_actor or engine.gpus_per_actor, or set engine.gpus_per_actor=0"
+            f"no node can hold a client actor of {each} ({there}); lower engine.cpus_per_actor "
+            "or engine.gpus_per_actor, or set engine.gpus_per_actor=0"
         )
     wanted = min(fit, int(min(most, fit))) if settings.actors == "auto" else settings.actors
     if wanted > fit:
         raise ClusterError(
-            f"engine.actors={wanted}: only {fit} client actor(s) of {each} fit ({there}); "
-            f"set engine.actors={fit} or engine.actors=auto"
+            f"engine.actors={wanted}: only {fit} client actor(s) of {each} fit ({there}); set "
+            f"engine.actors={fit} or engine.actors=auto"
         )
     return wanted
 
 
 @dataclass(frozen=True)
 class Free:
-    """What of a node nobody has taken at the moment."""
+    """The free resources of a node."""
 
     node: Node
     cpus: float
@@ -118,9 +118,9 @@ class Free:
 
 
 def live_nodes() -> dict[str, Node]:
-    """The nodes of the cluster that this process is connected to, by Ray's ids.
+    """The nodes of the cluster, by Ray's ids.
 
-    Several on one machine have the same name; those are told apart by their ids.
+    Nodes of the same name, on one machine, get their ids added.
     """
     import ray
 
@@ -133,7 +133,7 @@ def live_nodes() -> dict[str, Node]:
 
 
 def node_is_lost() -> bool:
-    """Whether the control service has given up the node that this process is on."""
+    """Whether the cluster considers this process's node dead."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -141,7 +141,7 @@ def node_is_lost() -> bool:
 
 
 def free_now() -> list[Free]:
-    """What is free on each node of the cluster that this process is connected to."""
+    """The free resources of each node of the cluster."""
     free = free_resources()
     return [
         Free(node, free.get(id, {}).get("CPU", 0.0), free.get(id, {}).get("GPU", 0.0))
@@ -150,12 +150,12 @@ def free_now() -> list[Free]:
 
 
 def describe_free(free: Sequence[Free]) -> str:
-    """What is free on each node, in words."""
+    """The free resources of each node, in words."""
     return "; ".join(each.describe() for each in free)
 
 
 def why_waiting(cpus: float, gpus: float, free: Sequence[Free]) -> str:
-    """Why something that takes so much of one node has no place yet, in words.
+    """Why an actor with these resources is not placed yet.
 
     Args:
         free: see `free_now`.
@@ -163,14 +163,14 @@ def why_waiting(cpus: float, gpus: float, free: Sequence[Free]) -> str:
     there = f"({describe_free(free)})"
 
     def fits(cpus_there: float, gpus_there: float) -> bool:
-        return cpus <= cpus_there + 1e-4 and gpus <= gpus_there + 1e-4  # Ray counts in 1e-4
+        return cpus <= cpus_there + 1e-4 and gpus <= gpus_there + 1e-4  # Ray's precision is 1e-4
 
     if any(fits(each.cpus, each.gpus) for each in free):
-        pieces = ", unless free pieces are of several GPUs" if gpus % 1 else ""
-        return f"a node has that free now {there}, so that it should be given soon{pieces}"
+        pieces = ", unless the free fractions belong to different GPUs" if gpus % 1 else ""
+        return f"a node has these resources free now {there}, so it should be placed soon{pieces}"
     if any(fits(each.node.cpus, each.node.gpus) for each in free):
-        return f"no node has that free now {there}; other jobs may hold it"
-    return f"no node has that at all {there}; a node that had it may be gone"
+        return f"no node has these resources free now {there}; other jobs may be using them"
+    return f"no node has these resources at all {there}; a node that had them may be lost"
 
 
 def whereabouts(actor: Mapping[str, Any], nodes: Mapping[str, Node]) -> str:
@@ -181,17 +181,17 @@ def whereabouts(actor: Mapping[str, Any], nodes: Mapping[str, Node]) -> str:
         nodes: see `live_nodes`.
     """
     node = nodes.get(actor["Address"]["NodeID"])
-    return f"process {actor['Pid']} on {node.name if node else 'a node that is gone'}"
+    return f"process {actor['Pid']} on {node.name if node else 'a lost node'}"
 
 
 def starting(actors: Sequence[Mapping[str, Any]], settings: EngineSettings) -> str:
-    """Which client actors have not started, and why, in words; empty if all have.
+    """Which client actors have not started, and why; empty if all have.
 
     Args:
         actors: entries of Ray's table of actors.
     """
     pending = [actor for actor in actors if actor["State"] != "ALIVE"]
-    slow = [actor for actor in pending if actor["Pid"]]  # with a place comes a process
+    slow = [actor for actor in pending if actor["Pid"]]  # placed actors have a process
     parts = []
     if len(pending) > len(slow):
         each = f"{settings.cpus_per_actor} CPU(s)"
@@ -199,7 +199,7 @@ def starting(actors: Sequence[Mapping[str, Any]], settings: EngineSettings) -> s
             each += f" and {settings.gpus_per_actor:g} GPU(s)"
         why = why_waiting(settings.cpus_per_actor, settings.gpus_per_actor, free_now())
         parts.append(
-            f"{len(pending) - len(slow)} of {len(actors)} client actors of {each} have no place "
+            f"{len(pending) - len(slow)} of {len(actors)} client actors of {each} are not placed "
             f"yet: {why}"
         )
     if slow:

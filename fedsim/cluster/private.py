@@ -1,4 +1,4 @@
-"""A Ray of this process's own, on this machine alone, which leaves nothing behind."""
+"""A private Ray cluster on this machine, which leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fedsim.cluster import forked_workers
 from fedsim.cluster.compat import lean_start
 from fedsim.errors import RunError
 
-PATIENCE = 5.0  # seconds that processes have to end by themselves
-CORE = ("gcs_server", "raylet")  # Ray's own processes, without which nothing goes on
-WATCH = 0.5  # seconds between two looks at them
+PATIENCE = 5.0  # seconds for processes to end by themselves
+CORE = ("gcs_server", "raylet")  # Ray's essential processes
+WATCH = 0.5  # seconds between checks
 CONFIG: dict[str, Any] = {  # of the raylet
     "enable_metrics_collection": False,
-    # By default workers step back behind everything else (nice 15): on a machine with other work
-    # rounds took seven times as long. The user's command is not to wait for that.
+    # By default workers have low priority (nice 15): on a busy machine, rounds took seven times as
+    # long.
     "worker_niceness": 0,
-    # Else `ray.init` waits for a worker for each CPU, and for ever for one that is lost then.
+    # Otherwise `ray.init` waits for a worker per CPU, and forever if one is lost.
     "prestart_worker_first_driver": False,
-    # Agents learn of the raylet's end by a pipe; see `idle_agent`.
+    # Agents notice the raylet's end by a pipe; see `idle_agent`.
     "enable_pipe_based_agent_to_parent_health_check": True,
 }
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -43,21 +43,22 @@ QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
     """Start a Ray, and end it with the context.
 
-    Its logs and sockets lie in a folder that is this user's alone and is removed at the end.
+    Its logs and sockets are in a folder that only this user can read and that is removed at the
+    end.
 
     Args:
-        cpus: how many CPUs it is to have, whatever the machine has.
-        variables: that its processes have besides those of this one.
+        cpus: number of CPUs to offer, whatever the machine has.
+        variables: further environment variables of its processes.
 
     Raises:
-        RunError: one of Ray's own processes was lost meanwhile.
+        RunError: one of Ray's own processes was lost.
     """
     import ray
 
     _make_token()
     with ExitStack() as stack:
         folder = stack.enter_context(scratch("fsray-"))
-        # Not as a runtime environment: workers that have one of their own are not forked.
+        # Not as a runtime environment, with which workers would not be forked.
         with environment(variables):
             fork = stack.enter_context(forked_workers.fork_server(folder))
         try:
@@ -84,12 +85,12 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def scratch(prefix: str) -> Iterator[str]:
-    """A folder of this user's alone, with a short path (of sockets), gone at the end.
+    """A private folder with a short path (for sockets), removed at the end.
 
-    Those of processes that were killed are removed, too: their locks ended with them.
+    Folders left by killed processes are removed, too: their locks ended with them.
 
     Args:
-        prefix: of its name, the same for all that serve the same end.
+        prefix: prefix of its name, the same for all folders of one kind.
     """
     base = os.environ.get("RAY_TMPDIR", "/tmp")
     for old in Path(base).glob(f"{prefix}*"):
@@ -97,11 +98,11 @@ def scratch(prefix: str) -> Iterator[str]:
             if old.stat(follow_symlinks=False).st_uid == os.getuid():
                 with _locked(old):
                     shutil.rmtree(old, ignore_errors=True)
-        except OSError:  # in use, or gone meanwhile
+        except OSError:  # in use, or removed meanwhile
             continue
     new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
     with _locked(new):
-        folder = new.rename(new.with_name(new.name[1:]))  # which nobody removes: it is locked
+        folder = new.rename(new.with_name(new.name[1:]))  # safe from removal: it is locked
         try:
             yield str(folder)
         finally:
@@ -120,7 +121,7 @@ def _locked(folder: str | Path) -> Iterator[None]:
 
 
 def _make_token() -> None:
-    """Have the token that lets into this user's clusters; Ray would make one that all can read."""
+    """Make the user's token for Ray; Ray itself would make one that everybody can read."""
     token = Path.home() / ".ray" / "auth_token"
     try:
         token.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +129,7 @@ def _make_token() -> None:
     except FileExistsError:
         if token.is_file() and not token.is_symlink() and token.stat().st_uid == os.getuid():
             token.chmod(0o600)
-    except OSError:  # a home that cannot be written; Ray says what it needs
+    except OSError:  # not writable; Ray will report what it needs
         return
     else:
         with open(new, "w") as file:
@@ -136,7 +137,7 @@ def _make_token() -> None:
 
 
 def _family(folder: str) -> list[psutil.Process]:
-    """The processes of the Ray whose folder that is, and all that came from them."""
+    """The processes of the Ray with that folder, and all their descendants."""
     found: dict[int, psutil.Process] = {}
     for child in psutil.Process().children():
         try:
@@ -149,9 +150,9 @@ def _family(folder: str) -> list[psutil.Process]:
 
 @contextmanager
 def _watched(family: list[psutil.Process]) -> Iterator[None]:
-    """Within, the loss of one of Ray's own processes ends the work, as Ctrl-C would.
+    """Context in which the loss of one of Ray's own processes ends the work, as Ctrl-C would.
 
-    Ray itself tries for up to a minute, and then ends this process without a word.
+    Ray itself retries for up to a minute, and then ends this process without a message.
 
     Raises:
         RunError: one was lost.
@@ -176,9 +177,9 @@ def _watched(family: list[psutil.Process]) -> Iterator[None]:
         while not over.wait(wait):
             if lost():
                 signal.pthread_kill(main.ident or 0, signal.SIGUSR2)
-                wait = PATIENCE  # until it is asked again
+                wait = PATIENCE  # before the next interrupt
 
-    if threading.current_thread() is not main:  # only there signals arrive
+    if threading.current_thread() is not main:  # signals arrive only there
         yield
         return
     before = signal.signal(signal.SIGUSR2, interrupt)
@@ -187,7 +188,7 @@ def _watched(family: list[psutil.Process]) -> Iterator[None]:
     try:
         try:
             yield
-            if asked.is_set():  # Ray Tune takes an interrupt as a wish to end
+            if asked.is_set():  # Ray Tune ends normally after an interrupt
                 raise KeyboardInterrupt
         except (Exception, KeyboardInterrupt) as error:
             over.set()
@@ -195,8 +196,7 @@ def _watched(family: list[psutil.Process]) -> Iterator[None]:
             if name is None:
                 raise
             raise RunError(
-                f"Ray's own process on this machine, the {name}, was lost: killed, or out of "
-                "memory?"
+                f"Ray's {name} process on this machine was lost (killed, or out of memory?)"
             ) from error
     finally:
         over.set()
@@ -205,7 +205,7 @@ def _watched(family: list[psutil.Process]) -> Iterator[None]:
 
 
 def _end(family: list[psutil.Process]) -> None:
-    """End what is left of them: agents would look a minute for the node that they served."""
+    """End remaining processes: agents would look for their node for a minute."""
     for ask, patience in ((psutil.Process.terminate, PATIENCE), (psutil.Process.kill, 1.0)):
         for process in filter(is_alive, family):
             with suppress(psutil.NoSuchProcess):
@@ -216,7 +216,7 @@ def _end(family: list[psutil.Process]) -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process still runs; one that nobody asks how it ended does not."""
+    """Whether a process still runs; zombies do not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -225,8 +225,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Keep how this process takes signals: Ray would leave, or abort with a dump, at a SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():  # where none can be set
+    """Keep this process's signal handlers: Ray's exit, or abort with a dump, at a SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():  # handlers cannot be set here
         yield
         return
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -244,7 +244,7 @@ def handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a while."""
+    """Set environment variables within the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Aggregation:
-    """Exact weighted means, and no limit to what a method may learn of clients.
+    """Exact weighted means; methods may use any information about clients.
 
     Attributes:
-        independent_draws: each client is drawn for a cohort by itself.
-        column_names: of the further columns of a round's record.
+        independent_draws: whether each client is drawn for a cohort independently.
+        column_names: names of the columns that it adds to a round's record.
     """
 
     independent_draws: ClassVar[bool] = False
@@ -40,21 +40,21 @@ class Aggregation:
         return WeightedMean()
 
     def allow(self, what: str) -> None:
-        """Refuse what a method wants to learn of clients beside means.
+        """Refuse a method information about clients other than means.
 
         Args:
-            what: it does, as the end of a sentence about the method.
+            what: what the method does, as a verb phrase: "reads the data set".
 
         Raises:
-            RunError: that is not covered.
+            RunError: the guarantee does not cover it.
         """
 
     def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
-        """Further columns of a round's record.
+        """The columns that it adds to a round's record.
 
         Args:
-            means: of the round.
-            ledger: carried from round to round.
+            means: the means of the round.
+            ledger: privacy spending carried from round to round.
         """
         return {}
 
@@ -81,10 +81,12 @@ class PrivateAggregation(Aggregation):
         return NoisyMean(self.privacy, q, count, fed.rng(f"privacy/{len(before) + 1}"))
 
     def allow(self, what: str) -> None:
-        raise RunError(f"the method {what}, which `privacy` does not cover: it covers sums alone")
+        raise RunError(
+            f"the method {what}, which `privacy` does not cover: it protects only means of updates"
+        )
 
     def columns(self, means: Sequence[WeightedMean], ledger: dict[str, Any]) -> dict[str, float]:
-        """`epsilon`, spent by now."""
+        """`epsilon`, spent so far."""
         per_rate = Counter(mean.participation for mean in means if isinstance(mean, NoisyMean))
         rounds = Counter({(q, r): n for q, r, n in ledger.get("releases", [])})
         rounds.update(sorted(per_rate.items()))
@@ -130,6 +132,6 @@ class NoisyMean(WeightedMean):
         return Mean(mean, self.count)
 
     def forget(self) -> None:
-        """Keep the shapes of what was summed, and none of it: nobody was in the cohort."""
+        """Keep the shapes of the sums and discard their values, because the cohort was empty."""
         for total in self.sums.values():
             total.clear()

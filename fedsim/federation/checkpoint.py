@@ -4,7 +4,7 @@
     weights/clients/17-000008.safetensors    client 17's state as of round 8
 
 A client's state is written once, in the first checkpoint after it changed. Each file has a
-checksum of its content; a checkpoint that is damaged is passed over for the one before.
+checksum of its content. A damaged checkpoint is skipped, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _CLIENT_STATE = r"\d+-\d{6,}\.safetensors"
 
 
 def pack(tree: Any, arrays: Arrays) -> Any:
-    """A nest of dicts, lists, tuples, arrays and scalars as JSON; arrays go into `arrays`.
+    """Nested dicts, lists, tuples, arrays and scalars as JSON; arrays go into `arrays`.
 
     Raises:
-        TypeError: something else is in it.
+        TypeError: it contains anything else.
     """
     if isinstance(tree, np.ndarray):
         key = str(len(arrays))
-        arrays[key] = np.asarray(tree, order="C")  # which keeps scalars scalars
+        arrays[key] = np.asarray(tree, order="C")  # scalars stay 0-d
         return {"array": key}
     if isinstance(tree, np.generic) and tree.dtype.kind not in "biuf":
         return tree.item()
-    if isinstance(tree, np.generic):  # not a plain number: its type decides how it rounds
+    if isinstance(tree, np.generic):  # keep its type, on which rounding depends
         return {"scalar": pack(np.asarray(tree), arrays)}
     if isinstance(tree, Mapping):
         return {"dict": [[pack(k, arrays), pack(v, arrays)] for k, v in tree.items()]}
@@ -67,7 +67,7 @@ def pack(tree: Any, arrays: Arrays) -> Any:
 
 
 def unpack(packed: Any, arrays: Mapping[str, NDArray[np.generic]]) -> Any:
-    """The nest that `pack` was given."""
+    """The inverse of `pack`."""
     if isinstance(packed, list):
         return [unpack(part, arrays) for part in packed]
     if isinstance(packed, dict):
@@ -82,10 +82,10 @@ def unpack(packed: Any, arrays: Mapping[str, NDArray[np.generic]]) -> Any:
 
 
 def write_tree(path: Path, tree: Any) -> None:
-    """Write a nest of dicts, lists, arrays and scalars to a file, with a checksum.
+    """Write nested dicts, lists, arrays and scalars to a file, with a checksum.
 
     Raises:
-        RunError: it holds something else.
+        RunError: it contains anything else.
     """
     arrays: Arrays = {}
     try:
@@ -97,10 +97,10 @@ def write_tree(path: Path, tree: Any) -> None:
 
 
 def read_tree(path: Path) -> Any:
-    """What `write_tree` was given.
+    """Read a file that `write_tree` wrote.
 
     Raises:
-        Damaged: the file is missing, or not what was written.
+        Damaged: the file is missing or was changed.
     """
     try:
         atomic.insist_on_file(path)
@@ -112,11 +112,11 @@ def read_tree(path: Path) -> Any:
     except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
         raise Damaged(f"{path}: is damaged: {error}") from error
     if _checksum(packed, arrays) != expected:
-        raise Damaged(f"{path}: is damaged: its checksum is another one")
+        raise Damaged(f"{path}: is damaged: its checksum does not match")
     try:
         return unpack(json.loads(packed), arrays)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise Damaged(f"{path}: is damaged: it is no tree of arrays") from error
+        raise Damaged(f"{path}: is damaged: it has no checkpoint's structure") from error
 
 
 def _checksum(packed: str, arrays: Arrays) -> str:
@@ -128,12 +128,12 @@ def _checksum(packed: str, arrays: Arrays) -> str:
 
 
 class _Content(BaseModel):
-    """What the file of a checkpoint holds.
+    """The content of a checkpoint's file.
 
     Args:
-        state: the fields of the server's.
+        state: the fields of the server's state.
         clients: the file of each kept client state, by the client's id.
-        progress: of the loop of the run.
+        progress: what the training loop saved.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -149,9 +149,9 @@ class Checkpoint(Generic[S]):
     """A run after a round.
 
     Attributes:
-        round: after which.
-        state: the server's.
-        progress: what the loop of the run saved with it.
+        round: the last finished round.
+        state: the server's state.
+        progress: what the training loop saved with it.
     """
 
     round: int
@@ -163,19 +163,20 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: where they lie.
-        keep: the `last` two of them, or `all`.
-        known: the rounds of those that should be there; `latest` and `damage` say if one is not.
+        folder: their folder.
+        keep: `last` keeps two of them, `all` every one.
+        known: the rounds whose checkpoints should exist; `latest` and `damage` report missing
+            ones.
 
     Attributes:
-        passed_over: says of each damaged checkpoint that `latest` came across what is wrong.
+        passed_over: what is wrong with each damaged checkpoint that `latest` skipped.
     """
 
     def __init__(self, folder: Path, keep: str = "last", known: Sequence[int] = ()) -> None:
         self._folder, self._keep, self._known = folder, keep, known
         self._clients = folder / "clients"
         self._written: dict[int, tuple[Handle, str]] = {}
-        # Client states that the last checkpoint needs, and the one before.
+        # Client states that the last two checkpoints refer to.
         self._latest: set[str] = set()
         self._before: set[str] = set()
         self.passed_over: list[str] = []
@@ -184,7 +185,7 @@ class Checkpoints:
         """Write the server's state after round t, a dataclass, and all kept client states.
 
         Args:
-            progress: what else the loop of the run needs to go on (JSON).
+            progress: what else the training loop needs to continue (JSON).
         """
         self._clients.mkdir(parents=True, exist_ok=True)
         names = {}
@@ -207,16 +208,16 @@ class Checkpoints:
         return self._folder / f"round-{t:06d}.safetensors"
 
     def rounds(self) -> list[int]:
-        """Those after which there are checkpoints."""
+        """Rounds that have a checkpoint."""
         names = (path.name for path in self._folder.glob("*"))
         return sorted(int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name)))
 
     def kept(self) -> list[int]:
-        """Those of them that `prune` leaves."""
+        """Rounds whose checkpoints `prune` keeps."""
         return self.rounds()[-2:] if self._keep == "last" else self.rounds()
 
     def files(self, t: int) -> list[Path]:
-        """What the checkpoint after round t consists of: its file, and those of client states.
+        """The files of the checkpoint after round t: its own and those of client states.
 
         Raises:
             Damaged: it cannot be read.
@@ -224,7 +225,7 @@ class Checkpoints:
         return [self._path(t), *(self._clients / name for name in self._read(t).clients.values())]
 
     def prune(self) -> None:
-        """Remove what is older than the checkpoint before the last, if all are not to be kept."""
+        """Remove all but the last two checkpoints, unless all are kept."""
         if self._keep != "last":
             return
         for round in set(self.rounds()) - set(self.kept()):
@@ -241,14 +242,15 @@ class Checkpoints:
         until: float = math.inf,
         check: Check = lambda t, progress: None,
     ) -> Checkpoint[S] | None:
-        """The latest checkpoint that is not damaged; None if there is none.
+        """Restore the latest checkpoint that is not damaged; None if there is none.
 
         The federation takes over the kept client states.
 
         Args:
-            template: a state of the method, which gives the dataclass to fill.
-            until: the last round that is wanted.
-            check: (round, progress), raises `Damaged` if what else belongs to it is.
+            template: a state of the method, whose dataclass is filled.
+            until: ignore later checkpoints.
+            check: (round, progress), raises `Damaged` if other files of the checkpoint are
+                damaged.
         """
         for t in sorted({*self.rounds(), *self._known}, reverse=True):
             if t > until:
@@ -276,10 +278,10 @@ class Checkpoints:
         try:
             return _Content.model_validate(read_tree(path))
         except ValidationError as error:
-            raise Damaged(f"{path}: is damaged: it holds no checkpoint") from error
+            raise Damaged(f"{path}: is damaged: it does not contain a checkpoint") from error
 
     def _state(self, t: int, template: S, fields: Mapping[str, Any]) -> S:
-        """The server's state with these fields; a method's have the types that they began with."""
+        """The server's state with these fields, whose types are those of the template's."""
         assert dataclasses.is_dataclass(template)
         expected = {f.name: getattr(template, f.name) for f in dataclasses.fields(template)}
         fit = fields.keys() == expected.keys() and all(
@@ -288,19 +290,19 @@ class Checkpoints:
             if isinstance(value, np.ndarray) and fields[name] is not None
         )
         if not fit or np.shape(fields["weights"]) != np.shape(expected["weights"]):
-            raise Damaged(f"{self._path(t)}: is damaged: it holds the state of another method")
+            raise Damaged(f"{self._path(t)}: is damaged: it contains the state of another method")
         return dataclasses.replace(template, **fields)  # type: ignore[type-var]
 
     def drop_after(self, t: int) -> None:
-        """Remove the checkpoints after round t, which were passed over."""
+        """Remove the (damaged) checkpoints after round t."""
         self._known = ()
         for round in self.rounds():
             if round > t:
                 self._path(round).unlink()
 
     def damage(self, check: Check = lambda t, progress: None) -> list[str]:
-        """What is wrong with the checkpoints; `check` as of `latest`."""
-        wrong: dict[str, None] = {}  # each once: checkpoints share client states
+        """What is wrong with the checkpoints; for `check` see `latest`."""
+        wrong: dict[str, None] = {}  # a dict removes duplicates: checkpoints share client states
         known: set[str] = set()
         for t in sorted({*self.rounds(), *self._known}):
             try:

@@ -49,7 +49,7 @@ def client_function(rng: str) -> Callable[[F], F]:
     return mark
 
 
-# Tables beside those of rounds and of clients, whose rows methods put on record.
+# Tables other than rounds and clients, to which methods add rows.
 RECORDED = ("explanations", "tasks", "confusion")
 
 # Columns of clients.parquet that are filled for every client.
@@ -62,29 +62,29 @@ RESERVED = frozenset(
 
 
 def plain(scalars: Mapping[str, Any], reserved: Set[str]) -> dict[str, Any]:
-    """Scalars as plain numbers and words.
+    """Scalars as plain numbers and strings.
 
     Raises:
         ValueError: a name is reserved, or a value is something else.
     """
     taken = sorted(reserved & scalars.keys())
     if taken:
-        raise ValueError(f"'{taken[0]}' is a column that is filled anyway; take another name")
+        raise ValueError(f"'{taken[0]}' is a built-in column; choose another name")
     found = {}
     for name, value in scalars.items():
         found[name] = value.item() if isinstance(value, Tensor | np.generic) else value
         if not isinstance(found[name], bool | int | float | str | None):
             raise ValueError(
-                f"'{name}' is a {type(value).__name__}; numbers and words go on record, no more"
+                f"'{name}' is a {type(value).__name__}; only numbers and strings can be recorded"
             )
     return found
 
 
 def check_table(table: str) -> None:
-    """Refuse a table that runs do not have.
+    """Refuse an unknown table.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: there is no such table.
     """
     if table not in RECORDED:
         raise ValueError(f"there is no table '{table}'; known: {', '.join(RECORDED)}")
@@ -110,10 +110,10 @@ class Client:
         steps: τ, local steps of the latest `train`.
         trained: the model after the latest training; None before any. A client function that
             trains without `train` sets it.
-        examples: how many examples it has trained on in this call, each pass counted, from which
-            simulated time follows. A client function that trains without `train` adds to it.
-        releases: how many private steps (`privacy.level=example`) it made in this call, by the
-            sampling rate of their batches.
+        examples: number of examples trained on in this call, each pass counted; it determines
+            simulated time. A client function that trains without `train` adds to it.
+        releases: number of private steps (`privacy.level=example`) made in this call, by sampling
+            rate.
         row: its columns of clients.parquet so far.
         records: its rows of further tables.
         splits: the examples that each client holds in this round.
@@ -304,7 +304,7 @@ class Client:
         return trained.weights
 
     def _apart(self, vector: Tensor) -> Tensor:
-        """The vector, or a copy if it is part of the network's own, which training changes."""
+        """The vector, copied if it shares memory with the network, which training changes."""
         network = self._context.model.vector.untyped_storage().data_ptr()
         return vector.clone() if vector.untyped_storage().data_ptr() == network else vector
 

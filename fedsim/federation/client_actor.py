@@ -25,12 +25,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 @dataclass(frozen=True)
 class Introduction:
-    """Where an actor is, and how it computes.
+    """An actor's node and arithmetic.
 
     Attributes:
-        arithmetic: what decides how it rounds.
+        arithmetic: what its rounding depends on.
         node: the id of its node.
-        card: by Ray's name, the card that it has, or has a part of.
+        card: the GPU that it uses or shares, by Ray's id.
     """
 
     arithmetic: Arithmetic
@@ -51,7 +51,7 @@ class ClientActor:
         self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), part))
 
     def introduce(self) -> Introduction:
-        """Answers once the actor is up."""
+        """Return once the actor has started."""
         context = ray.get_runtime_context()
         card = next(iter(context.get_accelerator_ids()["GPU"]), None)
         arithmetic = Arithmetic.of(self._worker.context.device)
@@ -70,16 +70,16 @@ class ClientActor:
         """`Worker.run_blocks`, with Ray objects as top-level arguments so that Ray resolves them.
 
         Args:
-            with_sum: hand over what the blocks were folded into, beside their result.
-            names: of the arguments, which come first among `objects`.
-            with_state: the clients whose kept states come after.
-            states_apart: return changed states as objects of their own, which stay on this node
-                until they are needed, rather than within the result.
+            with_sum: also return the partial sum of the blocks.
+            names: names of the arguments, which come first in `objects`.
+            with_state: the clients whose kept states follow.
+            states_apart: return changed states as separate objects, which stay on this node until
+                they are needed, rather than in the result.
 
         Returns:
-            The result of all blocks; behind it, as objects of their own, what they were folded
-            into (`with_sum`), and the changed state of each client, or None (`states_apart`; those
-            of the result are empty then).
+            The result of all blocks, followed by separate objects: the partial sum (`with_sum`)
+            and each client's changed state or None (`states_apart`; the result then has empty
+            states).
         """
         arguments = dict(zip(names, objects, strict=False))
         states = dict(zip(with_state, objects[len(names) :], strict=True))
@@ -87,14 +87,14 @@ class ClientActor:
         apart: list[Any] = [self._worker.take_partial(call.serial)] if with_sum else []
         if states_apart:
             apart += [result.states.get(id) for block in blocks for id in block]
-            result.states = {id: {} for id in result.states}  # tells the driver whose changed
+            result.states = {id: {} for id in result.states}  # whose states changed
         return [result, *apart] if apart else result
 
     def take_partial(self, serial: int) -> Reduction | None:
         return self._worker.take_partial(serial)
 
     def combine(self, call: Call, *partials: Reduction) -> Reduction:
-        """What the partial results of actors of this node come to together."""
+        """Merge partial results of actors of this node."""
         total = copy.deepcopy(call.reduction)
         for partial in partials:
             total.merge(partial)
@@ -105,12 +105,12 @@ class ClientActor:
 
 
 def _keep_freed_memory() -> None:
-    """Let this process keep what it frees, for training asks for the same again in each step.
+    """Keep freed memory in this process, because each training step allocates the same again.
 
-    By default the C library gives much of it back to the system, and several thousand times a
-    round a page of it has to be mapped again.
+    By default the C library returns much of it to the system, and pages have to be mapped again
+    several thousand times a round.
     """
-    with suppress(OSError, AttributeError):  # other C libraries know no mallopt
+    with suppress(OSError, AttributeError):  # other C libraries have no mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_TRIM_THRESHOLD, 1 << 28)  # bytes of freed memory to keep
-        mallopt(M_MMAP_THRESHOLD, 1 << 25)  # bytes from which on it is mapped apart; the most
+        mallopt(M_MMAP_THRESHOLD, 1 << 25)  # mmap from this size (the maximum)

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and how a cohort is cut into blocks of work."""
+"""Which clients take part in a round, and how a cohort is divided into blocks of work."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def draw_cohort(
     """The clients that take part in round t, drawn without replacement.
 
     Args:
-        independent: draw each client by itself with that probability (Poisson sampling).
+        independent: draw each client independently with that probability (Poisson sampling).
         among: the clients that can be drawn, ascending; by default all.
-        over_selection: factor by which more are drawn, as far as there are more.
+        over_selection: factor by which the cohort is enlarged, up to all clients.
     """
     among = np.arange(num_clients) if among is None else among
     if independent:
@@ -47,17 +47,17 @@ def draw_cohort(
 def cut_blocks(
     cohort: Cohort, costs: NDArray[np.int64], clients_per_step: int = 1
 ) -> list[list[int]]:
-    """Cut a cohort into blocks, the costliest first.
+    """Divide a cohort into blocks, the most expensive first.
 
-    The rule knows nothing of the cluster, because the sum within a block is rounded. Without
-    stacks, blocks are of about equal cost: one client a block for cohorts of up to 16, then 16
-    blocks, and from 128 clients on blocks of about eight. With stacks a block is a stack, of
-    clients with about the same cost, so that as little as possible is padded.
+    Blocks do not depend on the cluster, because the sum within a block is rounded. Without stacks,
+    blocks have about equal cost: one client per block for cohorts of up to 16, then 16 blocks, and
+    from 128 clients on blocks of about eight. With stacks, a block is a stack of clients with
+    about the same cost, which minimises padding.
 
     Args:
         cohort: (n,) client ids.
-        costs: (n,) a client's cost, in any unit.
-        clients_per_step: V, clients of a stack.
+        costs: (n,) each client's cost, in any unit.
+        clients_per_step: V, clients per stack.
 
     Returns:
         Blocks of ascending ids.

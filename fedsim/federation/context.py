@@ -1,4 +1,4 @@
-"""What a client finds where its work is carried out: a network, the data, a device."""
+"""What client work runs on: a network, the data, a device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fedsim.training import (
 )
 from fedsim.training import train as train_alone
 
-TEST_SHARD = 500  # examples of the central test set that are one unit of evaluation
+TEST_SHARD = 500  # examples of the central test set per shard, the unit of evaluation
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,23 @@ class Examples:
     @property
     def table(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(n, F) inputs and (n,) targets of a table, in full precision."""
-        assert self.arrays is not None, "only examples of the data set have arrays"
+        assert self.arrays is not None, "only examples of the data set have raw arrays"
         x, y = (array.astype(np.float64, copy=False) for array in self.arrays())
         return x, y
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a worker needs to know besides the examples. It travels once, when the worker starts.
+    """What a worker needs besides the examples. It is sent once, when the worker starts.
 
     Args:
         functions: the object whose methods are the client functions: the Method, which this
             package never imports.
         data: shape and kind of inputs.
-        outputs: how many numbers a network returns for one input.
+        outputs: number of outputs of a network for one input.
         aggregation: how updates are averaged.
-        size: how many numbers a model's weights are, buffers included; 0 if it has none.
-        explain: which models are explained, and how; None if none are.
+        size: number of a model's weights, including buffers; 0 if it has none.
+        explain: which models are explained, and how; None for none.
         devices: the clients' devices; None if they are not simulated.
         privacy: of each example in local training; None for none.
         uplink, downlink: what compresses clients' updates, and what the server sends to all; None
@@ -109,11 +109,11 @@ class RunSpec:
         return *self.objective.shown(dataset), *(() if success is None else (success,))
 
     def worker_bytes(self, clients_per_step: int | Literal["auto"]) -> float:
-        """About what the arrays of a worker take, examples and activations aside.
+        """Approximate memory of a worker's arrays, without examples and activations.
 
-        The network, its gradient, the weights as they came and as they leave (4 bytes a number
-        each), the exact sum (16), and for each client of a stack weights, gradient and what the
-        optimiser keeps; of a stack whose size is not known yet, one client.
+        Per weight: the network, its gradient, received and sent weights (4 bytes each), the exact
+        sum (16), and for each client of a stack weights, gradient and optimiser state (one client
+        while the size of the stack is unknown).
         """
         V = 1 if clients_per_step == "auto" else clients_per_step
         optimizer = self.train.optimizer
@@ -124,8 +124,8 @@ class RunSpec:
         """The network with the run's initial weights, the same wherever it is built.
 
         Raises:
-            ExperimentError: it does not take the data's inputs.
-            DataError: `train.initial_weights` are not those of such a network.
+            ExperimentError: it does not accept the data's inputs.
+            DataError: `train.initial_weights` do not fit the network.
         """
         with keyed_torch_rng(self.seed, "init"):
             network = self.model.build_for(self.data, self.outputs)
@@ -135,10 +135,10 @@ class RunSpec:
 
 
 class WorkerContext:
-    """A network and the data, in one process on one device; clients take turns on it.
+    """A network and the data, in one process on one device, used by one client after another.
 
     Args:
-        card_part: how much of a card is the worker's own, 0 to 1: training examples may lie there.
+        card_part: the worker's share of a GPU, 0 to 1; training examples may be kept there.
 
     Attributes:
         notice: what the user should know of where the data are, if anything.
@@ -163,7 +163,7 @@ class WorkerContext:
         self.downlink = None if spec.downlink is None else Link(spec.downlink, self.model)
 
     def splits_at(self, t: int) -> ClientSplits:
-        """What clients hold in round t."""
+        """The examples that each client holds in round t."""
         return self.splits.at(t, self.spec.train.rounds)
 
     @cached_property
@@ -173,9 +173,9 @@ class WorkerContext:
 
     @cached_property
     def obstacle(self) -> str | None:
-        """Why this network cannot be trained in stacks, in words; None if it can."""
+        """Why this network cannot be trained in stacks; None if it can."""
         if self.splits_at(0).labels is not None:
-            return "each client learns a task of its own"
+            return "clients learn different tasks"
         if self.model.num_parameters == 0:
             return "the model has no weights to train"
         few = self.examples(self.splits.train.values[:5])
@@ -183,7 +183,7 @@ class WorkerContext:
             return "there are too few examples to try it"
         try:
             return self.stack.obstacle(few.x, few.y, self.spec.train, self.spec.objective.loss)
-        except Exception as error:  # whatever a network of the user's own may raise
+        except Exception as error:  # a user's network may raise anything
             if lacks_memory(error):
                 raise
             return in_one_line(error)
@@ -193,7 +193,7 @@ class WorkerContext:
         return train_alone(self.model, job, self.spec.train)
 
     def network(self, name: str, build: Callable[[], nn.Module]) -> FlatModel:
-        """A further network, built the first time it is asked for."""
+        """A further network, built on first use."""
         if name not in self._networks:
             with keyed_torch_rng(self.spec.seed, f"init/{name}"):
                 self._networks[name] = FlatModel(build(), self.device)
@@ -234,7 +234,7 @@ class WorkerContext:
         return Batch(self.examples(rows).x, y)
 
     def raw(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Inputs of training examples as the data set has them."""
+        """Inputs of training examples, before scaling and normalisation."""
         return self._dataset.x[indices]
 
     @cached_property
@@ -248,7 +248,7 @@ class WorkerContext:
         return ExplainedInputs(rows, examples.x, examples.y, truth)
 
     def explained_data(self, own: NDArray[Any] | None) -> ExplainedData:
-        """The data as explainers see them.
+        """The data that explainers get.
 
         Args:
             own: raw inputs of the client whose model is explained.
@@ -268,11 +268,11 @@ class WorkerContext:
 
     @cached_property
     def central_test(self) -> Examples:
-        """The whole central test set; kept, because all clients of this process ask for it."""
+        """The whole central test set, cached for all clients of this process."""
         return self.test_examples(slice(None))
 
     def prepare(self, x: NDArray[np.generic], y: NDArray[Any]) -> Examples:
-        """Examples as the network takes them: scaled and normalised as the data set's are."""
+        """Further examples, scaled and normalised like those of the data set."""
         inputs, labels = (_tensor(array).to(self.device) for array in (x, y))
         return self._scaled(inputs, labels, lambda: (x, y))
 
@@ -287,7 +287,7 @@ class WorkerContext:
 
 
 def scaled(dataset: Dataset, inputs: Tensor) -> Tensor:
-    """Inputs (n, ...) as networks take them: bytes to [0, 1], and normalised as the data say."""
+    """Inputs (n, ...) for networks: bytes scaled to [0, 1], and the data set's normalisation."""
     if inputs.dtype == torch.int32:  # token ids
         return inputs
     inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
@@ -300,5 +300,5 @@ def scaled(dataset: Dataset, inputs: Tensor) -> Tensor:
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    """An array as a tensor, which may be changed: a copy if it is part of another."""
+    """An array as a writable tensor, copied if it is a view."""
     return torch.tensor(array) if array.base is not None else torch.from_numpy(array)

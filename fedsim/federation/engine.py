@@ -1,4 +1,4 @@
-"""How client work is carried out: the section, the contract, and the in-process engine."""
+"""The interface of engines, which carry out client work, and the in-process engine."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from fedsim.federation.stacking import StackedTrainer
 from fedsim.federation.wire import to_tensors
 from fedsim.federation.worker import BlockResult, Call, Worker
 
-# What the server holds of a client's kept state: the state itself, or a reference to it.
+# A client's kept state as the server holds it: the state itself, or a reference.
 Handle = Any
 Block = Sequence[int]
 
 
 def pick_device(settings: EngineSettings) -> torch.device:
-    """What a worker computes on: a GPU if the experiment asks for one and there is a card."""
+    """The worker's device: a GPU if the experiment asks for one and one is available."""
     if settings.gpus_per_actor == 0 or not torch.cuda.is_available():
         return torch.device("cpu")
-    # Without these two some sums on a GPU depend on the order in which its threads finish.
+    # Without these two, some sums on a GPU depend on the order of its threads.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     return torch.device("cuda")
 
 
 def limit_threads(count: int) -> Callable[[], None]:
-    """Let torch, NumPy and SciPy compute with so many threads: more may change a last bit.
+    """Limit the threads of torch, NumPy and SciPy; their number can change the last bits.
 
     Returns:
-        What undoes it.
+        A function that restores the limits.
     """
     import scipy.linalg  # noqa: F401  # only what is loaded can be limited
 
@@ -58,17 +58,17 @@ def limit_threads(count: int) -> Callable[[], None]:
 
 @dataclass
 class Outcome(BlockResult):
-    """What all blocks of a call left behind; instead of kept states, handles of them."""
+    """The results of all blocks of a call, with handles of kept states."""
 
     states: dict[int, Handle] = field(default_factory=dict)
     partial: Reduction = field(default_factory=Discard)
 
 
 class Engine(ABC):
-    """Carries out calls on blocks of clients. Where and in which order changes no bit.
+    """Carries out calls on blocks of clients, with results independent of place and order.
 
     Attributes:
-        notices: lines for the user, of what was lost and made good.
+        notices: lines for the user, such as a lost actor that was replaced.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Engine(ABC):
         self._noticed: set[str] = set()
 
     def notice(self, lines: Iterable[str]) -> None:
-        """Pass on what workers tell, each line once a run."""
+        """Pass on workers' notices, each once per run."""
         self.notices.extend(sorted(set(lines) - self._noticed))
         self._noticed.update(lines)
 
@@ -97,11 +97,11 @@ class Engine(ABC):
 
     @abstractmethod
     def server_device(self) -> torch.device:
-        """What the server is to compute on, in this process."""
+        """The server's device, in this process."""
 
     @abstractmethod
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
-        """V, how many clients to train at once, and why so; see `Worker`.
+        """V, how many clients to train at once, and why; see `Worker`.
 
         Args:
             clients: a cohort to try it with.
@@ -109,7 +109,7 @@ class Engine(ABC):
 
     @abstractmethod
     def fetch(self, handle: Handle) -> dict[str, Any]:
-        """A kept state itself, as arrays.
+        """A kept state as arrays.
 
         Raises:
             StateLost: it is gone.
@@ -121,7 +121,7 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back whatever the engine holds."""
+        """Release the engine's resources."""
 
 
 class LocalEngine(Engine):
@@ -140,11 +140,11 @@ class LocalEngine(Engine):
         self._worker = Worker(WorkerContext(spec, dataset, splits, pick_device(settings), 1.0))
 
     def on_client_done(self, callback: Callable[[Client], None]) -> None:
-        """Call back with each client after each client function, as that has left it."""
+        """Call `callback` with each client after each client function."""
         self._worker.on_client_done = callback
 
     def client(self, id: int, round: int, state: Mapping[str, Any]) -> Client:
-        """A client with what it has kept, outside of any client function."""
+        """A client with its kept state, outside of any client function."""
         context = self._worker.context
         trainer = StackedTrainer(context)
         trainer.alone = True
@@ -180,6 +180,6 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         self._undo_threads()
-        # The first call takes a second.
+        # Loads libraries, which takes a second.
         if torch.are_deterministic_algorithms_enabled() != self._deterministic:
             torch.use_deterministic_algorithms(self._deterministic)

@@ -1,4 +1,4 @@
-"""Explanations where models are: of the global one, and of clients' right after their work."""
+"""Explanations of the global model, and of clients' models right after training."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fedsim.rng import keyed_torch_rng
 def explain_global(
     context: WorkerContext, number: int, model: Any, round: int, given: Tensor | None = None
 ) -> Explained:
-    """What one explainer says of the global model.
+    """One explainer's explanation of the global model.
 
     Args:
-        number: of the explainer in the section's list.
+        number: the explainer's index in the section.
         model: weights (size,), or the arrays of rules.
-        given: (m, P) what clients' explanations by it come to, to be scored in its place.
+        given: (m, P) the aggregate of clients' explanations, to be scored instead.
 
     Raises:
         RunError: the explainer fails.
@@ -38,7 +38,7 @@ def explain_global(
 
 
 def explain_client(context: WorkerContext, client: Client) -> dict[str, Explained]:
-    """What all explainers say of a client's model, as a client function has left it.
+    """All explainers' explanations of a client's model after a client function.
 
     By explainer; empty if the client has no model yet.
 
@@ -84,7 +84,7 @@ def _explained(
         # For networks that draw in evaluation as well.
         with keyed_torch_rng(seed, "explain/torch", model.round, client, context.device):
             return measure(section, explainer, model, context.explained_data(own), inputs, given)
-    except Exception as error:  # of an explainer or a network of the user's own, say
+    except Exception as error:  # a user's explainer or network may raise anything
         whose = "the global model" if model.client is None else f"client {model.client}'s model"
         raise RunError(
             f"round {model.round}: explainer {explainer.name}, {whose}: {in_own_code(error)}"

@@ -118,15 +118,15 @@ class Federation:
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._tables: dict[str, list[dict[str, Any]]] = {}
-        self._of_cohort: Explain | None = None  # by what models that clients train are explained
+        self._of_cohort: Explain | None = None  # explains models that clients train
         self._explained: dict[Key, dict[str, Explained]] = {}
         self._releases: dict[int, Counter[float]] = {}  # private steps of the round, by client
-        self._in_round = False  # rather than evaluating, which takes no simulated time
+        self._in_round = False  # evaluation takes no simulated time
         self._fleet = None
         if spec.devices is not None:
             self._fleet = Fleet(spec.devices, self.num_clients, self.seed)
         self._selection: Selection | None = None
-        self._elapsed: float | None = None  # as a method says
+        self._elapsed: float | None = None  # set by the method
         self._calls_took = 0.0
         self.clock = 0.0
 
@@ -175,7 +175,7 @@ class Federation:
     @property
     def splits(self) -> ClientSplits:
         """The examples that each client holds in this round; a real server would not know them."""
-        self._aggregation.allow("reads who holds which examples")
+        self._aggregation.allow("reads the clients' splits")
         return self._splits
 
     @property
@@ -238,13 +238,13 @@ class Federation:
     @property
     def num_samples(self) -> NDArray[np.int64]:
         """(K,) n_k, the number of labelled training examples of each client."""
-        self._aggregation.allow("reads how many examples each client holds")
+        self._aggregation.allow("reads each client's number of examples")
         return self._samples
 
     @property
     def num_unlabelled(self) -> NDArray[np.int64]:
         """(K,) the number of examples of each client whose labels it does not know."""
-        self._aggregation.allow("reads how many examples each client holds")
+        self._aggregation.allow("reads each client's number of examples")
         return self._splits.unlabelled.lengths
 
     def sample(self, t: int) -> Cohort:
@@ -262,7 +262,7 @@ class Federation:
         if self._selection is None or t != self.round:
             self._selection = self._select(self._fleet, t)
         if self._in_round and not len(self._selection.kept):
-            raise NobodyAnswers(t, "no client that is online finishes in time")
+            raise NobodyAnswers(t, "no online client finishes before the deadline")
         return self._selection.kept
 
     @property
@@ -347,7 +347,7 @@ class Federation:
         Messages are arrays, tensors or numbers, or dicts and lists of them; tensors come back as
         arrays. Clients are in ascending order; skipped clients are missing.
         """
-        self._aggregation.allow(f"gathers what each client sends ({function.__name__})")
+        self._aggregation.allow(f"gathers each client's message ({function.__name__})")
         messages: dict[int, Any] = self._reduce(function, cohort, Gather(), arguments)
         return messages
 
@@ -365,7 +365,7 @@ class Federation:
             RunError: there are no models, because every client was skipped.
             Diverged: a model is out of range.
         """
-        self._aggregation.allow("averages models by how many examples each client holds")
+        self._aggregation.allow("averages models by each client's number of examples")
         if not models:
             raise RunError(f"round {self.round}: no client of the cohort sent a model")
         total = ExactSum.zeros(self.model.size)
@@ -439,7 +439,7 @@ class Federation:
 
     def recorded(self, table: str) -> list[dict[str, Any]]:
         """The rows of a further table recorded in this round so far."""
-        self._aggregation.allow("reads what clients have put on record")
+        self._aggregation.allow("reads clients' records")
         return list(self._tables.get(table, []))
 
     def explain(
@@ -466,7 +466,7 @@ class Federation:
 
     @contextmanager
     def during_round(self) -> Iterator[None]:
-        """Within, models that clients train are explained, if due, and simulated time passes."""
+        """Context in which models that clients train are explained, and simulated time passes."""
         section = self._section_due()
         self._of_cohort = section if section and "cohort" in (section.of or ()) else None
         self._in_round = True
@@ -479,11 +479,11 @@ class Federation:
             self.clock += self._took
 
     def notice(self, line: str) -> None:
-        """Tell the user something, once a run."""
+        """Show the user a line, once per run."""
         self._engine.notice([line])
 
     def explain_models(self, model: Any) -> None:
-        """Explain the global model, and those that clients keep, if it is time for it.
+        """Explain the global model and clients' kept models, if due in this round.
 
         Args:
             model: weights (size,), or the arrays of rules.
@@ -511,7 +511,7 @@ class Federation:
     def _explain(
         self, section: Explain, numbers: Sequence[int], **arguments: Any
     ) -> dict[str, Explained]:
-        """What explainers, by their numbers, say of a model, by name."""
+        """Explanations of a model by explainers (by their numbers), by name."""
         call = self._next_call("explain", Gather(), "explainers")
         _freeze(arguments)
         blocks = [[number] for number in numbers]
@@ -519,7 +519,7 @@ class Federation:
         return {section.explainers[number].name: one for number, one in found.items()}
 
     def _share(self, section: Explain, share: Share) -> dict[int, NDArray[np.float64]]:
-        """What clients' explanations come to at the server, (m, P) by the explainer's number."""
+        """The server's aggregates of clients' explanations, (m, P) by the explainer's number."""
         poisoners = share.poisoners(self.num_clients, self.seed)
         cohort = {
             k: own
@@ -535,7 +535,7 @@ class Federation:
                 rng = keyed_rng(self.seed, purpose, self.round, k)
                 maps = share.sent(one.relevance, one.present, k in poisoners, rng)
                 self._rows[k]["bytes_up"] += 4 * int(one.present.sum())
-                if np.isfinite(maps).all():  # else its model cannot decide upon the class
+                if np.isfinite(maps).all():  # not finite: its model cannot predict the class
                     sent[k], quality[k] = maps, share.quality(one.scores, k in poisoners)
             together = share.aggregate(sent, quality)
             if together is not None:
@@ -550,7 +550,7 @@ class Federation:
     def records(
         self, ledger: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-        """What was put on record since `begin_round`: of the round, and the rows of each table.
+        """What was recorded since `begin_round`: the round's columns, and the rows of each table.
 
         Args:
             ledger: carried from round to round by what spends a budget.
@@ -579,7 +579,7 @@ class Federation:
         return record, {"clients": rows, **further}
 
     def _record_explanations(self, ledger: dict[str, Any]) -> dict[str, float]:
-        """Put what the section's explainers have found on record; the columns of the round."""
+        """Record the explanations; returns the columns of the round."""
         section = self._context.spec.explain
         if section is None or not self._explained:
             return {}
@@ -596,7 +596,7 @@ class Federation:
         return {**added.columns, "explain_seconds": math.fsum(of_all)}
 
     def _record_budget(self, privacy: Privacy, ledger: dict[str, Any]) -> dict[str, float]:
-        """Add ε of the examples of each client; the largest so far is a column of the round."""
+        """Add ε of each client's examples; returns the largest so far as a column of the round."""
         spent = ledger.setdefault("steps", {})
         for k, steps in sorted(self._releases.items()):
             known = Counter(dict(spent.get(str(k), [])))
@@ -608,7 +608,7 @@ class Federation:
         return {"epsilon": ledger.get("epsilon", 0.0)}
 
     def _record_devices(self, fleet: Fleet, ledger: dict[str, Any]) -> dict[str, float]:
-        """Add rows of clients that dropped out; simulated time and energy of the round."""
+        """Add rows of clients that dropped out; returns simulated time and energy of the round."""
         dropped = {} if self._selection is None else self._selection.dropped
         moved = self.model_bytes
         for k, reason in dropped.items():
@@ -638,15 +638,15 @@ class Federation:
         return max(self._calls_took, waited)
 
     def states(self) -> dict[int, Handle]:
-        """Handles of all kept client states. A state that changes gets a new handle."""
+        """Handles of all kept client states. A changed state gets a new handle."""
         return dict(self._states)
 
     def fetch(self, handle: Handle) -> dict[str, Any]:
-        """A kept state itself."""
+        """A kept state as arrays."""
         return self._engine.fetch(handle)
 
     def restore(self, states: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take the kept client states of a checkpoint, and forget all others."""
+        """Replace the kept client states by those of a checkpoint."""
         self._states = {id: self._engine.keep(state) for id, state in states.items()}
 
     # -- within --------------------------------------------------------------------------------
@@ -657,7 +657,7 @@ class Federation:
         return draw_cohort(self.seed, share, K, t, independent, among, over_selection)
 
     def _select(self, fleet: Fleet, t: int) -> Selection:
-        """Who takes part in round t, by their devices."""
+        """The clients of round t, selected by their devices."""
         online = np.flatnonzero(fleet.online(t, self.clock))
         sampled = self._draw(t, online, fleet.settings.over_selection)
         wanted = cohort_size(self.settings.participation, self.num_clients)
@@ -669,7 +669,7 @@ class Federation:
         )
 
     def _planned_examples(self, clients: Cohort) -> NDArray[np.float64]:
-        """(n,) on how many examples clients train in a round, each pass counted."""
+        """(n,) number of examples that clients train on in a round, each pass counted."""
         return planned_examples(self.settings, self._samples[clients])
 
     @property
@@ -704,10 +704,12 @@ class Federation:
         reduction: Reduction,
         arguments: Mapping[str, Any],
     ) -> Any:
-        """Run a call, commit the states that it changed, merge its records; what it comes to."""
+        """Run a call, commit changed states, merge its records; returns the reduced messages."""
         cohort = np.asarray(cohort, dtype=np.int64)
         if len(np.unique(cohort)) < len(cohort):
-            raise ValueError("a client occurs twice in the cohort: it can answer once a call")
+            raise ValueError(
+                "a client occurs twice in the cohort: it can answer only once per call"
+            )
         explained: list[int] = []
         if self._of_cohort is not None:
             explained = self._of_cohort.choose(cohort.tolist(), self.num_clients, self.seed)
@@ -745,7 +747,7 @@ class Federation:
         return link.arguments(arguments, lambda name: self.rng(f"downlink/{function}/{name}"))
 
     def _take_explained(self, whose: Whose, outcome: Outcome) -> None:
-        """Of a client that trains several times in a round, the latest model is what counts."""
+        """Take over explanations; a client's latest model of the round counts."""
         self._explained |= {(whose, k): own for k, own in outcome.explained.items() if own}
 
     def _commit(self, outcome: Outcome, arguments: Mapping[str, Any], saved: int) -> None:
@@ -797,15 +799,15 @@ def _in_order(key: Key) -> tuple[int, int]:
 
 
 def _first(outcome: Outcome) -> str:
-    """How many clients failed, and why the first of them did, as the end of a sentence."""
+    """The number of failed clients and the first failure, as the end of a sentence."""
     failed = [outcome.failures[id] for id in sorted(outcome.failures)]
     if not failed:
         return ""
-    return f"; {len(failed)} failed, the first of them: {failed[0].partition(chr(10))[0]}"
+    return f"; {len(failed)} failed, the first one: {failed[0].partition(chr(10))[0]}"
 
 
 def _freeze(tree: Any) -> None:
-    """Make arrays read-only: a state that was sent to clients must not change afterwards."""
+    """Make arrays read-only: a state must not change after it was sent to clients."""
     if isinstance(tree, np.ndarray):
         tree.flags.writeable = False
     elif isinstance(tree, NotCounted):

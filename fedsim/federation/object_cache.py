@@ -1,4 +1,4 @@
-"""What the server sends, as Ray objects: what is sent again is not stored again."""
+"""The server's arguments as Ray objects; an argument that is sent again is not stored again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class ObjectCache:
         self._sent: list[tuple[NDArray[np.generic], type, Any]] = []
 
     def put(self, arguments: Mapping[str, Any]) -> list[Any]:
-        """Objects of the arguments; an array of the call before (the weights) is put once only."""
+        """Objects of the arguments; arrays of the previous call (the weights) are reused."""
         known, self._sent = self._sent, []
         objects = []
         for value in arguments.values():
             array = value.value if isinstance(value, NotCounted) else value
             same = (ref for sent, kind, ref in known if sent is array and isinstance(value, kind))
             ref = next(same, None) or ray.put(value)
-            # It is frozen, so still the same, unless it is a view of what may change.
+            # A frozen array has not changed, unless it is a view of a writable one.
             if isinstance(array, np.ndarray) and array.base is None:
                 self._sent.append((array, type(value), ref))
             objects.append(ref)

@@ -1,4 +1,4 @@
-"""Training examples that lie on a card, once for each worker that computes there."""
+"""Training examples kept in a GPU's memory, one copy per worker."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from fedsim.data import Dataset
 from fedsim.data.stored import StoredArray
 
-SHARE = 0.5  # of a worker's part of the memory; networks and steps need the rest
-CHUNK_BYTES = 1 << 26  # sent to the card at a time
+SHARE = 0.5  # of a worker's share of the memory; networks and training need the rest
+CHUNK_BYTES = 1 << 26  # copied at a time
 
 
 class OnCard:
-    """The training examples of a data set as they came (bytes stay bytes), on a card.
+    """The training examples of a data set on a GPU, in their original types.
 
     Args:
-        device: the card.
+        device: the GPU.
     """
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
@@ -36,15 +36,15 @@ class OnCard:
 def keep_on_card(
     dataset: Dataset, device: torch.device, part: float
 ) -> tuple[OnCard | None, str | None]:
-    """The data set on the device if that is a card with room for it.
+    """The data set on the device if that is a GPU with enough memory.
 
-    Inputs that stay in their files are read when they are needed, here too.
+    Inputs that stay in files are still read when needed.
 
     Args:
-        part: of the card that the worker has, 0 to 1; with 0 nothing is kept.
+        part: the worker's share of the GPU, 0 to 1; with 0 nothing is kept.
 
     Returns:
-        The data set there, if it is; and a line for the user if there is no room.
+        The data set on the GPU, if it fits; and a notice to the user if it does not.
     """
     if device.type != "cuda" or not part or isinstance(dataset.x, StoredArray):
         return None, None
@@ -53,16 +53,16 @@ def keep_on_card(
     if size <= room:
         try:
             return OnCard(dataset, device), None
-        except torch.OutOfMemoryError:  # others were quicker
+        except torch.OutOfMemoryError:  # other processes took it
             room = 0
     return None, (
-        f"the training data ({size / 1e9:.1f} GB) take more of the card than there is room for "
-        f"({room / 1e9:.1f} GB): they are sent to it client by client"
+        f"the training data ({size / 1e9:.1f} GB) do not fit the GPU's free memory "
+        f"({room / 1e9:.1f} GB): each client's data are copied when it trains"
     )
 
 
 def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array on a device, sent in parts, so that no copy of all of it is made on the way."""
+    """An array on a device, copied in parts to avoid a second full copy."""
     kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
     found = torch.empty(array.shape, dtype=kind, device=device)
     count = max(1, CHUNK_BYTES * len(array) // max(1, array.nbytes))

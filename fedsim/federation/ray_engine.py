@@ -1,4 +1,4 @@
-"""Client work on Ray: actors that take blocks, and may die."""
+"""Client work on Ray actors, which may die."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from fedsim.hardware import Arithmetic
 
 log = logging.getLogger(__name__)
 
-MAX_FAILED_STARTS = 3  # actors that may die at the start, in a row
-SHORT = 1.0  # seconds; calls that take less spend a notable share of them on messages
+MAX_FAILED_STARTS = 3  # actors in a row that may die while starting
+SHORT = 1.0  # seconds; in shorter calls, messages take a notable share of the time
 UNEVEN = 0.25  # largest spread of the actors' finishing times, as a share of the call's
 STATE_LOST = "a kept client state was on a node that is gone"
-SPILLS = 0.8  # of the object store; Ray moves what comes on top of it to the disk
-GROWTH = 1.25  # of the kept states in number, after which they are looked at again
-COMBINED = 3  # actors of a node from which on their sums are added up there
-LOOK = 1.0  # seconds without any answer after which a look is taken at what is under way
-PATIENCE = 60.0  # seconds without any answer after which what is awaited is named in the log
+SPILLS = 0.8  # of the object store; Ray spills the rest to disk
+GROWTH = 1.25  # factor in the number of kept states, after which they are checked again
+COMBINED = 3  # from this many actors on, a node adds up their sums
+LOOK = 1.0  # seconds without an answer before pending messages are checked
+PATIENCE = 60.0  # seconds without an answer before pending work is logged
 
 
 @dataclass(eq=False)
@@ -46,8 +46,8 @@ class _Actor:
     """An actor as the driver sees it.
 
     Attributes:
-        up: answers once it has started.
-        introduced: what it answered.
+        up: reference that is ready once it has started.
+        introduced: its answer then.
     """
 
     handle: Any
@@ -65,10 +65,10 @@ class _Actor:
 
 @dataclass(eq=False)
 class _Sum:
-    """What an actor's blocks were folded into: it lies on the actor's node.
+    """The partial sum of an actor's blocks, on the actor's node.
 
     Attributes:
-        alone: it is fetched as it is, not combined with others of its node.
+        alone: it is fetched by itself, not combined with others of its node.
     """
 
     actor: _Actor
@@ -79,16 +79,16 @@ class _Sum:
 
 @dataclass(eq=False)
 class _Message:
-    """Blocks that are with an actor, or the question for the sum of their updates.
+    """Blocks sent to an actor, or the request for the sum of their updates.
 
-    A block counts only once the sum that it went into has arrived.
+    A block counts only once the sum that contains it has arrived.
 
     Attributes:
         since: when it was sent.
-        sum: reference of what the blocks are folded into, if it comes with their answer.
-        states: references of what the clients keep, one for each, if they come apart.
-        asks_for_sum: of items that were sent before.
-        combines: sums of actors of one node.
+        sum: reference of the blocks' partial sum, if it comes with their answer.
+        states: references of the clients' kept states, if they are separate objects.
+        asks_for_sum: items sent before, whose sum is requested.
+        combines: sums of actors of one node, to be added up.
     """
 
     actor: _Actor
@@ -102,17 +102,16 @@ class _Message:
 
 @dataclass(eq=False)
 class _UnderWay:
-    """A call that is being carried out.
+    """A call in progress.
 
     Attributes:
-        names: of the arguments.
-        objects: references of these.
-        states: what clients keep.
-        flying: messages that no answer has come to, by the references of the answers, in the
-            order sent.
-        sums: that are there, and neither fetched nor combined yet.
-        heard: when an answer came last, or their lack was told.
-        answered: when each actor did.
+        names: names of the arguments.
+        objects: references of the arguments.
+        states: clients' kept states.
+        flying: messages without an answer, by the references of the answers, in the order sent.
+        sums: available sums that are neither fetched nor combined yet.
+        heard: time of the last answer, or of the last line about missing answers.
+        answered: time of each actor's answer.
     """
 
     call: Call
@@ -130,13 +129,13 @@ class _UnderWay:
 class RayEngine(Engine):
     """Client work on actors of a Ray cluster.
 
-    Idle actors take the next blocks, several at first and one by one towards the end. An actor
-    that is lost is replaced, and all blocks of the call whose sum it held are run again: with the
-    same inputs and the same random streams, so to the same bits.
+    Idle actors take the next blocks, several at first and one by one towards the end. A lost actor
+    is replaced, and the blocks of the call whose sum it held are run again, with the same inputs
+    and random streams and thus the same result to the bit.
 
     Args:
-        count: how many actors to make.
-        clients: of the whole federation.
+        count: number of actors.
+        clients: number of clients of the federation.
         spec, dataset, splits: what a worker needs; the latter two may be references.
     """
 
@@ -155,7 +154,7 @@ class RayEngine(Engine):
         self._setup = ray.put(spec)
         self._data = (dataset, splits)
         self._stateful: set[str] = set()
-        self._even: set[str] = set()  # whose last call was short, and kept all actors busy
+        self._even: set[str] = set()  # last call short, all actors busy
         self._failed_starts = 0  # in a row
         self._objects = ObjectCache()
         self._actors = [self._start() for _ in range(count)]
@@ -187,7 +186,7 @@ class RayEngine(Engine):
                 self._ask_for_sums(now)
                 self._collect(now)
                 self._take_sums(now)
-        except StackTooLarge:  # what is under way must not take the memory of the next try
+        except StackTooLarge:  # pending work must not use memory during the next try
             if now.flying:
                 ray.wait(list(now.flying), num_returns=len(now.flying), fetch_local=False)
             raise
@@ -197,7 +196,7 @@ class RayEngine(Engine):
 
     def server_device(self) -> torch.device:
         device = pick_device(self._settings)
-        # A trial holds all that its actors have: no other trial's driver is to take their cards.
+        # In a trial, the driver shares a GPU with its own actors: others belong to other trials.
         if device.type == "cuda" and ray.util.get_current_placement_group():
             here = ray.get_runtime_context().get_node_id()
             starting = {actor.up: actor for actor in self._actors if not actor.ready}
@@ -209,12 +208,12 @@ class RayEngine(Engine):
         return device
 
     def _card_on(self, node: str) -> str | None:
-        """A card on that node that an actor has, as far as actors have started."""
+        """A GPU on that node used by an actor that has started."""
         there = (a.introduced for a in self._actors if a.introduced and a.node == node)
         return next((each.card for each in there if each.card is not None), None)
 
     def choose_clients_per_step(self, clients: Sequence[int]) -> tuple[int, str]:
-        # Each actor is to have work of its own.
+        # One block per actor.
         most = max(1, len(clients) // len(self._actors))
         while True:
             actor = self._actors[0]
@@ -231,7 +230,7 @@ class RayEngine(Engine):
                 self._failed_starts += 1
                 if self._failed_starts == MAX_FAILED_STARTS:
                     raise RunError(
-                        f"{MAX_FAILED_STARTS} client actors died while they tried how many "
+                        f"{MAX_FAILED_STARTS} client actors died while measuring how many "
                         "clients to train at once; set engine.clients_per_step=1: "
                         f"{first_line(error)}"
                     ) from error
@@ -258,11 +257,11 @@ class RayEngine(Engine):
     # -- one call ------------------------------------------------------------------------------
 
     def _look_at_store(self, states: Mapping[int, Handle]) -> None:
-        """Tell once if kept states do not, or will not, fit Ray's object store."""
+        """Notify once if kept states exceed, or will exceed, Ray's object store."""
         if self._store_told or len(states) <= GROWTH * self._looked_at:
             return
         self._looked_at = len(states)
-        # Small ones are with the driver.
+        # Small objects are kept by the driver.
         there = [place for place in places(states.values()) if place["node_ids"]]
         told = store_notice(
             [place["object_size"] for place in there],
@@ -275,13 +274,13 @@ class RayEngine(Engine):
             self.notices.append(told)
 
     def _note_balance(self, function: str, ends: Sequence[float]) -> None:
-        """Note whether blocks are to be dealt out at once the next time.
+        """Note whether to deal out all blocks at once the next time.
 
-        Messages take time that counts in short calls alone, and equal parts are right where all
-        actors are equally quick.
+        The time of messages matters only in short calls, and equal parts suit actors that are
+        equally fast.
 
         Args:
-            ends: seconds after which each actor was done.
+            ends: seconds after which each actor finished.
         """
         if max(ends) < SHORT and max(ends) - min(ends) < UNEVEN * max(ends):
             self._even.add(function)
@@ -289,7 +288,7 @@ class RayEngine(Engine):
             self._even.discard(function)
 
     def _hand_out(self, now: _UnderWay) -> None:
-        """Send blocks to the actors that have room."""
+        """Send blocks to actors with capacity."""
         stateful = now.call.function in self._stateful
         ready = [actor for actor in self._actors if actor.ready]
         for actor, item in now.scheduler.hand_out(ready, len(self._actors)):
@@ -312,7 +311,7 @@ class RayEngine(Engine):
             now.flying[main] = _Message(actor, [item], time.monotonic(), total, apart)
 
     def _ask_for_sums(self, now: _UnderWay) -> None:
-        """Ask actors for what they hold, behind the blocks that they are still to carry out."""
+        """Request actors' sums, queued behind their pending blocks."""
         if not now.call.reduction.stays:
             return
         for actor, items in now.scheduler.to_ask().items():
@@ -320,9 +319,9 @@ class RayEngine(Engine):
             now.flying[ref] = _Message(actor, items, time.monotonic(), asks_for_sum=True)
 
     def _collect(self, now: _UnderWay) -> None:
-        """Wait for a block, or for an actor to start, and take all that is there by then."""
+        """Wait for a block or the start of an actor, and take everything available by then."""
         starting = {actor.up: actor for actor in self._actors if not actor.ready}
-        # A sum is awaited only once its blocks have answered; if their actor is lost, these tell.
+        # Wait for a sum only once its blocks have answered; these reveal a lost actor.
         awaited = (
             ref
             for ref, message in now.flying.items()
@@ -341,7 +340,7 @@ class RayEngine(Engine):
         for ref in ready:
             if ref in starting:
                 self._take_up(starting[ref])
-            elif ref in now.flying:  # not, when its actor was lost a moment ago
+            elif ref in now.flying:  # unless its actor was just lost
                 self._take_answer(now, ref, now.flying[ref])
 
     def _take_answer(self, now: _UnderWay, ref: Any, message: _Message) -> None:
@@ -350,10 +349,10 @@ class RayEngine(Engine):
         else:
             try:
                 answer = ray.get(ref)
-            except RayTaskError as error:  # before LOST: it is of the type of its cause, too
+            except RayTaskError as error:  # before LOST: it is an instance of its cause's type
                 if not (message.combines and isinstance(error.cause, LOST)):
                     raise _cause(error) from None
-                del now.flying[ref]  # the sum of another actor is gone; fetched alone, it tells
+                del now.flying[ref]  # another actor's sum is lost; fetching each shows which
                 self._take_apart(now, message)
                 return
             except LOST as error:
@@ -374,9 +373,9 @@ class RayEngine(Engine):
         del now.flying[ref]
 
     def _take_sums(self, now: _UnderWay) -> None:
-        """Fetch the sums that are there, those of a node with many actors as one.
+        """Fetch available sums, combined where a node has many actors.
 
-        So the driver's traffic grows with the nodes, not with the actors.
+        The driver's traffic thus grows with the number of nodes, not of actors.
         """
         for node in {part.actor.node for part in now.sums}:
             actors = [actor for actor in self._actors if actor.node == node]
@@ -391,11 +390,11 @@ class RayEngine(Engine):
                     self._combine(now, together)
                     parts = [part for part in parts if part.alone]
             for part in parts:
-                if part in now.sums:  # not, when its actor was lost a moment ago
+                if part in now.sums:  # unless its actor was just lost
                     self._fetch(now, part)
 
     def _combine(self, now: _UnderWay, parts: list[_Sum]) -> None:
-        """Have sums of one node added up by one of their actors."""
+        """Let one of a node's actors add up their sums."""
         one = parts[0].actor
         ref = one.handle.combine.remote(now.call, *(part.reference for part in parts))
         items = [item for part in parts for item in part.items]
@@ -403,16 +402,16 @@ class RayEngine(Engine):
         now.sums = [part for part in now.sums if part not in parts]
 
     def _take_apart(self, now: _UnderWay, message: _Message) -> None:
-        """Have each of the sums that were to be combined fetched as it is."""
+        """Fetch each of these sums by itself instead of combining them."""
         for part in message.combines:
             part.alone = True
             now.sums.append(part)
 
     def _fetch(self, now: _UnderWay, part: _Sum) -> None:
-        """Take a sum as it is."""
+        """Fetch a sum."""
         try:
             answer = ray.get(part.reference)
-        except RayTaskError as error:  # before LOST: it is of the type of its cause, too
+        except RayTaskError as error:  # before LOST: it is an instance of its cause's type
             raise _cause(error) from None
         except LOST as error:
             self._lose(now, part.actor, error)
@@ -422,7 +421,7 @@ class RayEngine(Engine):
         self._accept(now, part.actor, part.items)
 
     def _accept(self, now: _UnderWay, actor: _Actor, items: Sequence[WorkItem]) -> None:
-        """Take over what blocks left behind: what they were folded into has arrived."""
+        """Accept the results of blocks whose sum has arrived."""
         now.scheduler.accept(actor, items)
         for item in items:
             result, references = item.answer
@@ -430,18 +429,18 @@ class RayEngine(Engine):
             self.notice(result.notices)
             apart = dict(zip(item.clients, references, strict=False))
             for id, state in result.states.items():
-                # The first time, before it was known that this function keeps any, states come
-                # with the result. From then on they stay on their nodes.
+                # States come with the result the first time that a function keeps any; later they
+                # stay on their nodes.
                 now.outcome.states[id] = apart[id] if apart else ray.put(state)
                 self._stateful.add(now.call.function)
 
     def _look_after_states(self, now: _UnderWay) -> None:
-        """See whether actors wait for states that are gone.
+        """Check whether actors wait for lost states.
 
-        Ray tells them only when it tries once more to fetch these: after 10 s, 30 s, 70 s ...
+        Ray tells them only at its next try to fetch a state: after 10 s, 30 s, 70 s ...
 
         Raises:
-            StateLost: they do; these actors are replaced, because they go on waiting.
+            StateLost: they do; these actors are replaced, because they would keep waiting.
         """
         here = ray.get_runtime_context().get_node_id()
         needed = {
@@ -457,8 +456,8 @@ class RayEngine(Engine):
 
     def _start(self) -> _Actor:
         settings = self._settings
-        # In a trial, into the bundles of its placement group, which hold what is theirs. This must
-        # be said: "DEFAULT" would wait for resources that no group holds.
+        # In a trial, actors use its placement group, which holds their resources; "DEFAULT" would
+        # wait for resources outside of any group.
         group = ray.util.get_current_placement_group()
         strategy = PlacementGroupSchedulingStrategy(group) if group else "SPREAD"
         handle = (
@@ -474,7 +473,7 @@ class RayEngine(Engine):
         return _Actor(handle, handle.introduce.remote())
 
     def _take_up(self, actor: _Actor) -> None:
-        """An actor has started, or failed to."""
+        """Register an actor that has started or failed to."""
         try:
             introduced: Introduction = ray.get(actor.up)
         except LOST as error:
@@ -483,35 +482,37 @@ class RayEngine(Engine):
                 raise RunError(f"client actors cannot start: {error}") from error
             if self._failed_starts == MAX_FAILED_STARTS:
                 raise RunError(
-                    f"client actors cannot start, {MAX_FAILED_STARTS} died in a row "
-                    f"(out of memory?): {first_line(error)}"
+                    f"client actors cannot start: {MAX_FAILED_STARTS} died in a row (out of "
+                    f"memory?): {first_line(error)}"
                 ) from error
-            self.notices.append("a client actor was lost while it started; another is made")
+            self.notices.append("a client actor was lost while starting and is replaced")
             self._replace(actor)
             return
         actor.introduced, self._failed_starts = introduced, 0
         found = introduced.arithmetic
         if self._arithmetic is None:
             if self._settings.gpus_per_actor and found.device == "cpu":
-                self.notices.append("no card is behind the GPUs asked for: computing on CPUs")
-            # Of the driver no more is asked than that it rounds as actors without a card do.
+                self.notices.append(
+                    "the requested GPUs are not available to PyTorch: computing on CPUs"
+                )
+            # The driver only has to round as actors without a GPU do.
             here = Arithmetic.of(torch.device("cpu"))
             self._arithmetic = here if found.device == "cpu" else found
         self.notice(compare(self._arithmetic, found, self._settings.mixed_processors))
 
     def _lose(self, now: _UnderWay, actor: _Actor, error: Exception) -> None:
-        """Replace an actor; whatever it held is run again."""
+        """Replace an actor and requeue the work that it held."""
         for ref, message in list(now.flying.items()):
             if actor in (message.actor, *(part.actor for part in message.combines)):
                 del now.flying[ref]
-                self._take_apart(now, message)  # sums of others are still on their node
+                self._take_apart(now, message)  # others' sums are still on their node
         now.sums = [part for part in now.sums if part.actor is not actor]
         blocks = now.scheduler.lose(actor, first_line(error))
         self._replace(actor)
-        self.notices.append(f"a client actor was lost; {blocks} block(s) of clients run again")
+        self.notices.append(f"a client actor was lost; running {blocks} block(s) of clients again")
 
     def _replace(self, actor: _Actor) -> None:
-        ray.kill(actor.handle)  # it may be unreachable rather than dead
+        ray.kill(actor.handle)  # it may be alive but unreachable
         self._actors[self._actors.index(actor)] = self._start()
 
     def _report_silence(self, now: _UnderWay) -> None:
@@ -519,10 +520,10 @@ class RayEngine(Engine):
         ids = {actor: actor_id(actor.handle) for actor in self._actors}
         entries = {actor: table[id] for actor, id in ids.items() if id in table}
         call = now.call
-        parts = [f"nothing has moved for {PATIENCE:.0f} s in round {call.round}, {call.function}"]
+        parts = [f"no progress for {PATIENCE:.0f} s in round {call.round}, {call.function}"]
         parts += filter(None, [starting(list(entries.values()), self._settings)])
         if now.flying:
-            message = next(iter(now.flying.values()))  # the first that was sent
+            message = next(iter(now.flying.values()))  # the oldest
             clients = [id for item in message.items for id in item.clients]
             place = entries[message.actor]
             whom = ", ".join(map(str, clients[:10])) + (", …" if clients[10:] else "")
@@ -535,16 +536,16 @@ class RayEngine(Engine):
 
 
 def card_number(card: str) -> int:
-    """The number by which torch knows a card in a process to which Ray has given none."""
+    """Torch's index of a GPU in a process to which Ray has assigned none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",").index(card) if visible else int(card)
 
 
 def is_lost(handle: Handle, here: str) -> bool:
-    """Whether an object that this process owns was on a node that is gone.
+    """Whether an object that this process owns was on a lost node.
 
     Args:
-        here: the id of this process's node, where an error then lies in its place.
+        here: the id of this process's node, where an error then replaces the object.
     """
     (place,) = places([handle])
     if here in place["node_ids"]:
@@ -552,7 +553,7 @@ def is_lost(handle: Handle, here: str) -> bool:
             ray.get(handle, timeout=0)
         except ObjectLostError:
             return True
-        except GetTimeoutError:  # it is being read from the disk
+        except GetTimeoutError:  # it is still being restored from disk
             return False
     return False
 
@@ -560,12 +561,12 @@ def is_lost(handle: Handle, here: str) -> bool:
 def store_notice(
     kept: Sequence[int], spilled: Sequence[int], clients: int, capacity: float
 ) -> str | None:
-    """What to tell of kept states that lie on the disk, or will; None if all fit the store.
+    """A notice if kept states are or will be spilled to disk; None if all fit the store.
 
     Args:
         kept: bytes of each state so far.
-        spilled: of those that are on the disk.
-        clients: that may come to keep one.
+        spilled: bytes of those on disk.
+        clients: number of clients that may keep a state.
         capacity: bytes of Ray's object store, on all nodes.
     """
     if not kept:
@@ -573,7 +574,7 @@ def store_notice(
     expected = sum(kept) / len(kept) * clients
     if not spilled and expected <= SPILLS * capacity:
         return None
-    on_disk = f", {sum(spilled) / 1e9:.3g} GB of it on the disk" if spilled else ""
+    on_disk = f", {sum(spilled) / 1e9:.3g} GB of it on disk" if spilled else ""
     return (
         f"{len(kept)} clients keep {sum(kept) / 1e9:.3g} GB{on_disk}; all {clients} would keep "
         f"{expected / 1e9:.3g} GB, and Ray's object store has {capacity / 1e9:.3g} GB. What does "
@@ -582,13 +583,13 @@ def store_notice(
 
 
 def compare(one: Arithmetic, other: Arithmetic, mixed: bool) -> list[str]:
-    """What to tell of two processes of a run that may round differently.
+    """A notice if two processes of a run may round differently; None if they do not.
 
     Args:
         mixed: `engine.mixed_processors`.
 
     Raises:
-        RunError: they do, and the experiment does not allow for it.
+        RunError: they do, and the experiment does not allow it.
     """
     if one == other:
         return []
@@ -600,15 +601,18 @@ def compare(one: Arithmetic, other: Arithmetic, mixed: bool) -> list[str]:
     if not mixed:
         raise RunError(
             f"{one.host} ({one}) and {other.host} ({other}) round differently; results would "
-            "depend on who computes what. Take nodes of one kind, or set "
-            "engine.mixed_processors=true to do without results that are the same to the bit"
+            "depend on who computes what. Use nodes of one kind, or set "
+            "engine.mixed_processors=true if results need not be reproducible to the bit"
         )
-    return [f"results depend on who computes what: nodes round differently ({one}; {other})"]
+    return [
+        f"results depend on which node computes what, because nodes round differently ({one}; "
+        f"{other})"
+    ]
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """The error to raise for what Ray reports of a task that failed."""
+    """The error to raise for a failed task."""
     cause: Exception = error.cause
-    if isinstance(cause, ObjectLostError):  # an argument; the server's own are beside the driver
+    if isinstance(cause, ObjectLostError):  # a kept state; the rest is on the driver's node
         return StateLost(STATE_LOST)
     return cause if isinstance(cause, FedsimError) else error

@@ -17,14 +17,14 @@ from fedsim.federation.wire import nbytes, to_arrays
 from fedsim.objectives import Totals, merged
 
 Vector = NDArray[np.float32]
-MOST_ADDED = 64  # clients added in floating point: what `CLIENT_LIMIT` allows for
+MOST_ADDED = 64  # clients added in floating point, within `CLIENT_LIMIT`
 
 
 class InvalidUpdate(Exception):
-    """A message that cannot be accepted, in words for a person.
+    """A message that cannot be accepted.
 
     Attributes:
-        client: who sent it; -1 where that is clear anyway.
+        client: who sent it; -1 if the context says so.
     """
 
     def __init__(self, problem: str, client: int = -1) -> None:
@@ -37,7 +37,7 @@ class DivergedUpdate(InvalidUpdate):
 
 
 class NothingToReduce(Exception):
-    """No client has sent what the result is to be made of."""
+    """No client has sent anything to reduce."""
 
 
 class TooFewUpdates(NothingToReduce):
@@ -159,7 +159,7 @@ class Discard(Reduction):
 
 
 class Gather(Reduction):
-    """Each client's own message, by client in ascending order; tensors come as arrays."""
+    """Each client's own message, by client in ascending order; tensors as arrays."""
 
     def __init__(self) -> None:
         self.messages: dict[int, Any] = {}
@@ -175,7 +175,7 @@ class Gather(Reduction):
 
 
 class MergeTotals(Reduction):
-    """The totals of shards of a test set as those of the whole, by slice."""
+    """Merges totals of shards of a test set, by slice."""
 
     def __init__(self) -> None:
         self.shards: dict[int, Mapping[str, Totals]] = {}
@@ -230,7 +230,7 @@ class WeightedMean(Reduction):
     stays: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        # By name and length, so that clients that disagree can be told apart, and refused.
+        # Keyed by name and length, to detect clients that disagree.
         self.sums: dict[tuple[str, int], ExactSum] = {}
         self.weights: dict[int, float] = {}
         self.lengths: dict[int, dict[str, int]] = {}
@@ -246,7 +246,7 @@ class WeightedMean(Reduction):
             raise InvalidUpdate(f"the update's weight is {weight}")
         if vectors and added and vectors.keys() != added.keys():
             raise InvalidUpdate(
-                f"sends {sorted(vectors)}, where clients before sent {sorted(added)}"
+                f"sends {sorted(vectors)}, but earlier clients sent {sorted(added)}"
             )
         for name, vector in vectors.items():
             _check_range(name, vector.detach().reshape(-1), weight)
@@ -303,17 +303,17 @@ class WeightedMean(Reduction):
     def result(self, arguments: Mapping[str, Any], failures: Mapping[int, str]) -> Mean:
         self.check_alike()
         if not self.weights and (self.answered or not failures):
-            return Mean({}, 0)  # all that did not fail had nothing to send
-        weight = math.fsum(self.weights.values())  # exactly rounded, so in any order the same
+            return Mean({}, 0)  # nobody had anything to send
+        weight = math.fsum(self.weights.values())  # exactly rounded, so independent of the order
         if weight <= 0:
-            raise NothingToReduce("no client of the cohort gave a contribution of any weight")
+            raise NothingToReduce("the weights of the cohort's updates sum to 0")
         vectors = {
             name: total.value(weight).astype(np.float32) for (name, _), total in self.sums.items()
         }
         return Mean(vectors, len(self.weights), self.weights)
 
     def check_alike(self) -> None:
-        """Refuse to add up vectors that are not the same from every client."""
+        """Check that all clients sent vectors of the same names and lengths."""
         sent = dict(sorted(self.lengths.items()))
         for id, lengths in sent.items():
             first = next(iter(sent))
@@ -325,10 +325,10 @@ class WeightedMean(Reduction):
 
 
 class MeanAndMessages(Reduction):
-    """The mean of clients' updates, as of `WeightedMean`, and what each sends beside its own.
+    """The mean of clients' updates, as `WeightedMean`, and a message of each client.
 
-    Client functions return (update, message). The result is the `Mean`, and the messages by
-    client in ascending order; tensors come as arrays.
+    Client functions return (update, message). The result is the `Mean`, and the messages by client
+    in ascending order; tensors as arrays.
     """
 
     stays: ClassVar[bool] = True
@@ -369,10 +369,10 @@ class MeanAndMessages(Reduction):
 
 
 def _check_range(name: str, vector: Tensor, weight: float) -> None:
-    """Refuse a vector that cannot be added up, (n,)."""
+    """Reject a vector (n,) that cannot be added exactly."""
     if vector.is_complex():
         raise InvalidUpdate(f"'{name}' has complex numbers")
-    # No entry is longer than the whole vector, whose length is found much faster.
+    # The norm bounds every entry and is much faster to compute.
     if math.sqrt(float(torch.dot(vector, vector))) * max(weight, 1.0) < CLIENT_LIMIT:
         return
     low, high = (float(bound) for bound in torch.aminmax(vector))
@@ -389,7 +389,7 @@ def _check_range(name: str, vector: Tensor, weight: float) -> None:
 
 
 def check_finite(message: Any) -> None:
-    """Refuse a nest of arrays and tensors that holds NaN or infinite values.
+    """Reject nested arrays and tensors with NaN or infinite values.
 
     Raises:
         DivergedUpdate: it does.

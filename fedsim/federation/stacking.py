@@ -1,4 +1,4 @@
-"""Clients of a stack: each runs up to where it trains, then all are trained at once."""
+"""Clients of a stack: each runs up to its training, then all are trained at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedsim.training import (
 
 
 class SuspendForStack(BaseException):
-    """A client function has come to where it trains, and waits for the others of its stack.
+    """Raised where a client function trains, to wait for the others of its stack.
 
     Not an Exception, so that no client function catches it.
     """
@@ -32,13 +32,13 @@ class SuspendForStack(BaseException):
 class StackedTrainer:
     """Trains one client of a stack.
 
-    The function of each client of a stack is run up to where it trains. Then all are trained at
-    once, and each is run again from its start: with the same inputs and random streams, so to the
-    same point, where it finds its trained weights and goes on.
+    Each client's function runs up to its training. Then all are trained at once, and each function
+    runs again from its start, with the same inputs and random streams, so that it reaches the same
+    point, finds its trained weights and continues.
 
     Attributes:
-        alone: train this client by itself after all.
-        results: what training, and torch's generator, have come to so far.
+        alone: train this client on its own.
+        results: results of training, and states of torch's generator, so far.
         seconds: spent on this client in stacks.
     """
 
@@ -50,14 +50,14 @@ class StackedTrainer:
         self._next = 0
 
     def rewind(self) -> None:
-        """The client function starts anew."""
+        """The client function starts again."""
         self._next = 0
 
     def train(self, job: TrainingJob) -> Trained:
-        """The client's training, if it has come; else suspend its function.
+        """The client's training if it is done; otherwise suspend its function.
 
         Raises:
-            SuspendForStack: the others of the stack are to come this far first.
+            SuspendForStack: the others of the stack have to reach this point first.
         """
         if self.alone:
             return self._context.train(job)
@@ -66,7 +66,7 @@ class StackedTrainer:
         trained, generator = self.results[self._next]
         self._next += 1
         set_generator_state(generator, self._context.device)
-        # As training alone would leave the network.
+        # Leave the network as training alone would.
         self._context.model.load(trained.weights)
         self._context.model.module.train()
         return replace(trained, weights=trained.weights.clone())
@@ -77,13 +77,13 @@ def train_together(
     waiting: Mapping[int, SuspendForStack],
     trainers: Mapping[int, StackedTrainer],
 ) -> str | None:
-    """Train the suspended clients of a stack; their trainers get the results.
+    """Train the suspended clients of a stack and store the results in their trainers.
 
     Returns:
-        Why each is to train by itself instead, in words; None if they were trained.
+        Why they have to be trained one by one instead; None if they were trained.
 
     Raises:
-        StackTooLarge: there is no memory for so many.
+        StackTooLarge: there is not enough memory.
     """
     jobs = [suspended.job for suspended in waiting.values()]
     started = time.perf_counter()
@@ -95,13 +95,15 @@ def train_together(
             trained, generators = context.stack.train(
                 jobs, context.spec.train, [each.generator for each in waiting.values()]
             )
-        except Exception as error:  # what vmap cannot do; or fails for one client as well
+        except Exception as error:  # not possible under vmap, or fails for one client as well
             obstacle = in_one_line(error)
             lacking = obstacle if lacks_memory(error) else None
         if lacking is not None:
             if context.device.type == "cuda":
-                torch.cuda.empty_cache()  # for the next try, of whoever is on the card
-            raise StackTooLarge(f"no memory to train {len(jobs)} clients at once ({lacking})")
+                torch.cuda.empty_cache()  # for the next try, also of other processes on the GPU
+            raise StackTooLarge(
+                f"not enough memory to train {len(jobs)} clients at once ({lacking})"
+            )
         if not torch.equal(before, generator_state(context.device)):
             set_generator_state(before, context.device)
             obstacle = "perturb draws random numbers"
@@ -117,14 +119,14 @@ def train_together(
 
 
 def _different(jobs: Sequence[TrainingJob]) -> str | None:
-    """Why these cannot be trained as one stack, in words; None if they can."""
+    """Why these cannot be trained as one stack; None if they can."""
     first = jobs[0]
     if not all(job.hooks.same_as(first.hooks) for job in jobs):
-        return "each client has functions of its own (loss, perturb), or another part"
+        return "clients have different functions (loss, perturb) or parts"
     if first.privacy is not None:
         return "privacy.level=example takes a gradient of each example"
     if any(job.context.keys() != first.context.keys() for job in jobs):
         return "the clients' contexts hold different vectors"
     if any(len(job.y) * job.epochs == 0 for job in jobs):
-        return "a client has nothing to train on"
+        return "a client has no training examples"
     return None

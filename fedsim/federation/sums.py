@@ -1,10 +1,9 @@
-"""Sums that do not care for order.
+"""Sums that do not depend on the order.
 
-Floating-point addition rounds, so a sum of floats depends on who adds what first, and with it on
-how many actors there are and which is quickest. Addition of integers does not round. Each block
-of clients is therefore added in client order in 64-bit floats and then written as a fixed-point
-number, and fixed-point numbers are added across blocks: the same bits for any number of actors,
-any order of arrival and any retry.
+Floating-point addition rounds, so a sum of floats depends on the order, and thus on the number and
+speed of actors. Addition of integers does not round. Each block of clients is therefore added in
+client order in 64-bit floats and then written as a fixed-point number, and fixed-point numbers are
+added across blocks: the same bits for any number of actors, any order of arrival and any retry.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # A block's sum x is kept as high·2^-12 + low·2^-56, two 64-bit integers an entry. With |x| < 2^36,
-# |high| ≤ 2^48 and |low| ≤ 2^43, so that 2^14 blocks can be added and neither overflows.
-# What is lost is under 2^-57 ≈ 7e-18 a block, far below the rounding of the float32 weights.
+# |high| ≤ 2^48 and |low| ≤ 2^43, so that 2^14 blocks can be added without overflow. The error is
+# under 2^-57 ≈ 7e-18 per block, far below the rounding of float32 weights.
 HIGH_SCALE = 2.0**12
 LOW_SCALE = 2.0**56
 BLOCK_LIMIT = 2.0**36
 # The largest |weight × value| of one client: a block of 64 such clients stays in range.
 CLIENT_LIMIT = 2.0**30
-_CHUNK = 32768  # entries worked on at a time, so that all temporaries stay in the cache
+_CHUNK = 32768  # entries at a time, so that temporaries stay in the cache
 # The last of the 52 bits of a float in [2^40, 2^41) counts 2^-12, in [2^-4, 2^-3) 2^-56. So adding
 # such a number rounds to multiples of that; and the bits of the sum, read as an integer, are the
 # multiple plus a constant. This is twice as fast as rounding and converting.
@@ -39,8 +38,8 @@ class ExactSum:
     """A running sum of vectors in two-part fixed point.
 
     Attributes:
-        high, low: (size,) each, modulo 2^64, with the constants of all blocks still in them.
-        blocks: how many were added.
+        high, low: (size,) each, modulo 2^64, including the constants of all blocks.
+        blocks: number of blocks added.
     """
 
     high: NDArray[np.int64]
@@ -61,7 +60,7 @@ class ExactSum:
             np.add(x, _HIGH_SHIFT, out=a)
             self.high[start : start + _CHUNK] += bits
             np.subtract(a, _BOTH_SHIFTS, out=a)
-            np.subtract(x, a, out=a)  # what is left, and the shift by which it is rounded
+            np.subtract(x, a, out=a)  # the remainder, rounded by the second shift
             self.low[start : start + _CHUNK] += bits
         self.blocks += 1
 
@@ -75,7 +74,7 @@ class ExactSum:
         return ExactSum(self.high.copy(), self.low.copy(), self.blocks)
 
     def clear(self) -> None:
-        """Back to zero."""
+        """Reset to zero."""
         self.high[:], self.low[:], self.blocks = 0, 0, 0
 
     def parts(self, entries: slice = slice(None)) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -98,19 +97,19 @@ class ExactSum:
 
 
 def _modulo(integer: int) -> np.int64:
-    """An integer modulo 2^64, as 64-bit integers have it."""
+    """An integer wrapped to 64 bits."""
     return np.uint64(integer % 2**64).view(np.int64)
 
 
 def check_block(block: NDArray[np.float64]) -> None:
-    """Refuse what `ExactSum.add` cannot take.
+    """Reject a sum that `ExactSum.add` cannot take.
 
     Raises:
         OverflowError: an entry is out of range, infinite or NaN.
     """
-    # Not-a-number fails both comparisons.
+    # NaN fails both comparisons.
     if len(block) and not (block.max() < BLOCK_LIMIT and block.min() > -BLOCK_LIMIT):
-        raise OverflowError("a block's sum is out of range, infinite or not a number")
+        raise OverflowError("a block's sum is out of range, infinite or NaN")
 
 
 def add_scaled(total: Tensor | None, vector: Tensor, weight: float) -> Tensor:

@@ -1,8 +1,8 @@
 """The size of messages: bytes as the paper's system would send them.
 
-Arrays count by their type: 4 bytes a float32 entry, 1 a byte (images, labels of up to 256 classes
-kept as uint8), one bit a boolean. Numbers that ride along (a round, a sample count) are not
-counted, and neither is an argument that a real system would not send: wrap it in `NotCounted`.
+Arrays count by their type: 4 bytes per float32, 1 per uint8 (images, labels of up to 256 classes),
+one bit per boolean. Single numbers (a round, a sample count) are not counted. An argument that a
+real system would not send is wrapped in `NotCounted`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NotCounted:
 
 @dataclass(frozen=True)
 class PerClient:
-    """An argument of which each client is sent its own part, or None if there is none for it.
+    """An argument of which each client gets its own part, or None if it has none.
 
     Args:
         parts: by client.
@@ -46,7 +46,7 @@ class PerClient:
 
 
 def nbytes(message: Any) -> int:
-    """Bytes of a message: an array, a tensor, or a nest of dicts, lists and tuples of them."""
+    """Bytes of a message: an array, a tensor, or nested dicts, lists and tuples of them."""
     if isinstance(message, np.ndarray):
         return -(-message.size // 8) if message.dtype == np.bool_ else message.nbytes
     if isinstance(message, torch.Tensor):
@@ -60,7 +60,7 @@ def nbytes(message: Any) -> int:
 
 
 def each_leaf(tree: Any, change: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """A nest of new dicts, lists and tuples, with each leaf changed."""
+    """Apply a function to each leaf of nested dicts, lists and tuples, which are copied."""
     if isinstance(tree, Mapping):
         return {key: each_leaf(value, change) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -69,22 +69,22 @@ def each_leaf(tree: Any, change: Callable[[Any], Any] = lambda leaf: leaf) -> An
 
 
 def to_arrays(tree: Any) -> Any:
-    """A nest of tensors as a nest of NumPy arrays in main memory, as it travels.
+    """Copy nested tensors to NumPy arrays in main memory.
 
-    Copies, because a tensor may be a view of weights that train on.
+    A copy, because a tensor may be a view of weights that change later.
     """
     return each_leaf(as_arrays(tree), lambda a: a.copy() if isinstance(a, np.ndarray) else a)
 
 
 def as_arrays(tree: Any) -> Any:
-    """A nest of tensors as a nest of arrays; of those in main memory, the arrays behind them."""
+    """Nested tensors as NumPy arrays, which share memory with tensors in main memory."""
     return each_leaf(
         tree, lambda t: t.detach().cpu().numpy() if isinstance(t, torch.Tensor) else t
     )
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nests of arrays and scalars are the same, to the bit."""
+    """Whether nested arrays and scalars are the same, to the bit."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
@@ -98,7 +98,7 @@ def same(a: Any, b: Any) -> bool:
 def _same_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
     if a.dtype.kind not in "biufc":
         return a.tobytes() == b.tobytes()
-    # As integers, for not-a-number is not equal to itself.
+    # As integers, because NaN is not equal to itself.
     integer = f"i{min(a.dtype.itemsize, 8)}"
     a, b = a.reshape(-1).view(integer), b.reshape(-1).view(integer)
     parts = (slice(start, start + _PART) for start in range(0, len(a), _PART))
@@ -106,7 +106,7 @@ def _same_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def to_tensors(tree: Any, device: torch.device) -> Any:
-    """A nest of arrays and tensors as tensors on a device, copied: they may be shared."""
+    """Copy nested arrays and tensors, which may be shared, to tensors on a device."""
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Client work where it is carried out: in an actor, or in process."""
+"""Carries out client work, in an actor or in process."""
 
 from __future__ import annotations
 
@@ -43,16 +43,15 @@ class Call:
 
     Attributes:
         function: the name of the client function; for shards `evaluate` or `validate`.
-        reduction: what becomes of its results; each worker folds them into a copy.
+        reduction: reduces the results; each worker folds them into a copy.
         round: t.
-        serial: a number for the call, so that partial results of an earlier one cannot mix in.
+        serial: the number of the call, which tells its partial results from those of other calls.
         clients_per_step: V, how many clients are trained at once.
         unit: what blocks hold: `clients`, `shards` of the central test set or of the validation
             set, or `explainers`.
-        explained: clients whose models are explained once the function has trained them; they are
-            few.
-        lost: clients whose messages do not arrive.
-        most_examples: how many examples at most some clients train on.
+        explained: clients whose models are explained after training.
+        lost: clients whose messages are lost.
+        most_examples: limits to the number of examples that some clients train on.
     """
 
     function: str
@@ -68,18 +67,18 @@ class Call:
 
 @dataclass
 class BlockResult:
-    """What a block of clients leaves behind, each by client.
+    """The results of a block, each by client.
 
     Attributes:
-        rows: what goes on record.
-        failures: why a client was left out.
+        rows: recorded columns.
+        failures: why a client failed.
         states: kept states that changed.
         records: rows of further tables, by table.
         notices: lines for the user.
-        explained: what explainers say of clients' models, by explainer.
-        examples: how many examples clients trained on, each pass counted.
+        explained: explanations of clients' models, by explainer.
+        examples: number of examples that clients trained on, each pass counted.
         releases: private steps of clients, by the sampling rate of their batches.
-        partial: the messages, folded; None if that stays with the worker.
+        partial: the folded messages; None if they stay with the worker.
     """
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class BlockResult:
     partial: Reduction | None = None
 
     def take(self, other: BlockResult) -> None:
-        """Add what another block left behind."""
+        """Add the results of another block."""
         for part in fields(BlockResult):
             if part.name != "partial":
                 getattr(self, part.name).update(getattr(other, part.name))
@@ -108,17 +107,17 @@ class BlockResult:
 
 
 class SharedInputMutated(InvalidUpdate):
-    """What all clients share is no longer what it was: the run cannot go on."""
+    """A client changed an argument that all clients share: the run cannot continue."""
 
 
 class Worker:
     """Carries out blocks of client work, one client after another, on one model.
 
-    A worker keeps nothing between calls but the partial result of the call under way, which the
-    engine collects at its end; whatever it loses can be computed again from the same inputs.
+    A worker keeps only the partial result of the current call, which the engine collects at its
+    end; lost work can be computed again from the same inputs.
 
     Attributes:
-        on_client_done: is shown each client after a client function, as that has left it.
+        on_client_done: called with each client after a client function.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -126,7 +125,7 @@ class Worker:
         self.on_client_done: Callable[[Client], None] = lambda client: None
         self._serial = -1
         self._partial: Reduction | None = None
-        self._arguments: dict[str, Any] = {}  # of the call, as they came
+        self._arguments: dict[str, Any] = {}  # of the call, as arrays
         self._lent: dict[str, Any] = {}  # as tensors, the same for all clients
         self._own: dict[str, Mapping[int, Any]] = {}  # those that came as `PerClient`
 
@@ -140,15 +139,15 @@ class Worker:
         """Carry out a call for blocks of clients, in the order given.
 
         Args:
-            call: what is asked for.
-            blocks: client ids, or numbers of test shards.
-            arguments: what the server sent to all, by the function's parameter names.
-            states: kept states of those of the clients that have one.
+            call: the request.
+            blocks: client ids, or indices of test shards.
+            arguments: what the server sends, by the function's parameter names.
+            states: kept states of clients that have one.
 
         Raises:
             ClientError: a client failed and the experiment says `on_client_error: stop`.
-            Diverged: its numbers are NaN, infinite or too large; likewise.
-            RunError: one changed an argument.
+            Diverged: its values are NaN, infinite or too large (likewise).
+            RunError: a client changed an argument.
         """
         if call.serial != self._serial:
             self._begin(call, arguments)
@@ -156,7 +155,7 @@ class Worker:
         try:
             for block in blocks:
                 result.take(self._run_block(call, block, states))
-        finally:  # a client that fails may have been given what another one has changed
+        finally:  # a failure may be due to an argument that another client changed
             if call.unit == "clients" and self._spoilt():
                 self._refuse_change(call, blocks, arguments, states)
         return result
@@ -187,7 +186,7 @@ class Worker:
         return result
 
     def take_partial(self, serial: int) -> Reduction | None:
-        """Hand over what the blocks of that call since the last time were folded into."""
+        """Return the partial sum of this call's blocks since the last time."""
         if serial != self._serial:
             return None
         partial, self._partial = self._partial, None
@@ -196,7 +195,7 @@ class Worker:
     def choose_clients_per_step(
         self, wanted: int | Literal["auto"], clients: Sequence[int], most: int
     ) -> tuple[int, str]:
-        """V, how many clients to train at once, and why so in words for the log.
+        """V, how many clients to train at once, and the reason for the log.
 
         Args:
             wanted: `engine.clients_per_step`.
@@ -207,7 +206,7 @@ class Worker:
         if context.obstacle is not None:
             return 1, f"clients are trained one by one: {context.obstacle}"
         if wanted != "auto":
-            return wanted, f"{wanted} clients are trained at once, as asked for"
+            return wanted, f"{wanted} clients are trained at once, as requested"
         with_examples = [k for k in clients if len(context.splits.train[k])]
 
         def examples(v: int) -> tuple[Tensor, Tensor]:
@@ -220,7 +219,7 @@ class Worker:
         )
 
     def _begin(self, call: Call, arguments: Mapping[str, Any]) -> None:
-        """Take the arguments of a new call, and forget the call before."""
+        """Set the arguments of a new call and discard the previous one."""
         self._serial, self._partial = call.serial, None
         self._arguments = {
             name: a.value if isinstance(a, NotCounted) else a
@@ -275,9 +274,9 @@ class Worker:
         partial: Reduction,
         result: BlockResult,
     ) -> Client:
-        """Run the client function, and file what it returns, keeps and reports.
+        """Run the client function and store what it returns, keeps and reports.
 
-        Nothing is filed of a client that fails.
+        Nothing is stored of a client that fails.
         """
         started = time.perf_counter()
         context = self.context
@@ -288,10 +287,10 @@ class Worker:
         client = Client(context, id, call.round, rng, own_state, trainer, most)
         context.model.train()
         context.model.restrict_classes(client.labels)
-        lent = each_leaf(self._lent)  # in dicts and lists of the client's own
+        lent = each_leaf(self._lent)  # the client gets its own dicts and lists
         own = {n: to_tensors(parts.get(id), context.device) for n, parts in self._own.items()}
         versions = _versions(lent)
-        # Whatever draws from torch's own generator draws from this client's stream.
+        # Torch's global generator is seeded from this client's stream.
         with keyed_torch_rng(context.spec.seed, f"{rng}/torch", call.round, id, context.device):
             try:
                 message = function(client, **lent, **own)
@@ -336,7 +335,7 @@ class Worker:
         return client
 
     def _spoilt(self) -> bool:
-        """Whether arguments were changed as the tensors do not know: through the arrays behind."""
+        """Whether arguments were changed through their arrays, which tensors do not notice."""
         return not same(as_arrays(self._lent), as_arrays(self._arguments))
 
     def _refuse_change(
@@ -346,7 +345,7 @@ class Worker:
         arguments: Mapping[str, Any],
         states: Mapping[int, Mapping[str, Any]],
     ) -> NoReturn:
-        """Tell who changes an argument, by running the blocks again.
+        """Find the client that changes an argument, by running the blocks again.
 
         Raises:
             RunError: always.
@@ -368,10 +367,10 @@ class Worker:
         known = isinstance(error, InvalidUpdate)
         cause = str(error) if known else in_own_code(error)
         failure = ClientError(id, call.round, call.function, cause)
-        if not known:  # notes go to the log, and pickle
+        if not known:  # notes are logged and survive pickling
             failure.add_note("".join(traceback.format_exception(error)).rstrip())
         stop = self.context.spec.train.on_client_error == "stop"
-        if isinstance(error, SharedInputMutated):  # who did it is known, and nobody goes on
+        if isinstance(error, SharedInputMutated):  # the client is known, and the run ends
             self._lent, stop = to_tensors(self._arguments, self.context.device), True
         if stop and isinstance(error, DivergedUpdate):
             raise Diverged(call.round, f"client {id}: {cause}") from None
@@ -386,7 +385,7 @@ class Worker:
         context.model.load(self._lent["weights"])
         context.model.restrict_classes(None)
         purpose = "test/torch" if call.function == "evaluate" else "validation/torch"
-        # For networks that draw in evaluation as well.
+        # For networks that draw random numbers in evaluation, too.
         with keyed_torch_rng(context.spec.seed, purpose, call.round, shard, context.device):
             if call.function == "validate":
                 batch = context.validation_batch(part)
@@ -405,7 +404,7 @@ def _taken_for(objective: Objective, network: nn.Module, batch: Batch) -> Totals
 
 
 def _versions(tree: Any) -> list[int]:
-    """How often each tensor of a nest was changed where it lies."""
+    """How often each of nested tensors was changed in place."""
     if isinstance(tree, Tensor):
         return [tree._version]
     if isinstance(tree, Mapping):

@@ -1,4 +1,4 @@
-"""Dropout that draws the same masks for a client alone and for one in a stack."""
+"""Dropout that draws the same masks for a client alone and in a stack."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor, nn
 
 @dataclass
 class Draws:
-    """Where the masks of a stack come from.
+    """The sources of a stack's masks.
 
     Args:
         generators: one for each client of the stack.
-        counts: how many of the batch's rows are each client's own; the rest is padding.
+        counts: number of each client's rows in the batch that are not padding.
     """
 
     generators: Sequence[torch.Generator]
     counts: Sequence[int]
 
 
-_draws: Draws | None = None  # of the stack that is at work in this process
+_draws: Draws | None = None  # of the current stack in this process
 
 
 @contextmanager
 def drawing(draws: Draws) -> Iterator[None]:
-    """Within, dropout under `vmap` draws each client's masks from its own generator."""
+    """Context in which dropout under `vmap` draws each client's masks from its own generator."""
     global _draws
     _draws = draws
     try:
@@ -39,7 +39,7 @@ def drawing(draws: Draws) -> Iterator[None]:
 
 
 class _Mask(torch.autograd.Function):
-    """Ones with probability `keep`, of a shape that `x` can be multiplied with."""
+    """A mask for `x`, broadcastable, whose entries are 1 with probability `keep`."""
 
     @staticmethod
     def forward(x: Tensor, keep: float, whole_channels: bool) -> Tensor:
@@ -54,7 +54,7 @@ class _Mask(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, keep: float, whole_channels: bool
     ) -> tuple[Tensor, int]:
         if _draws is None or in_dims[0] is None:
-            raise RuntimeError("dropout on what is not a client's own")
+            raise RuntimeError("dropout on a tensor without a client dimension")
         mask = _empty(x.movedim(in_dims[0], 0)[0], whole_channels)
         masks = mask.new_zeros(info.batch_size, *mask.shape)
         for row, generator, count in zip(masks, _draws.generators, _draws.counts, strict=False):
@@ -68,7 +68,7 @@ def _empty(x: Tensor, whole_channels: bool) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """`nn.Dropout`, or `nn.Dropout2d` with `whole_channels`: the same masks on a CPU."""
+    """`nn.Dropout`, or `nn.Dropout2d` with `whole_channels`, with the same masks on a CPU."""
 
     def __init__(self, p: float, whole_channels: bool) -> None:
         super().__init__()
@@ -87,5 +87,5 @@ def replace_dropout(network: nn.Module) -> None:
     """Replace PyTorch's dropout layers within a network."""
     for module in list(network.modules()):
         for name, child in module.named_children():
-            if type(child) is nn.Dropout or type(child) is nn.Dropout2d:  # not a subclass
+            if type(child) is nn.Dropout or type(child) is nn.Dropout2d:  # not subclasses
                 setattr(module, name, Dropout(child.p, type(child) is nn.Dropout2d))

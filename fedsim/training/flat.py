@@ -18,11 +18,11 @@ from fedsim.rng import generator_state, set_generator_state
 from fedsim.training.dropout import replace_dropout
 from fedsim.training.layerwise import LayerwiseSgd
 
-LOWEST = -1e9  # a logit of probability 0, and still a number to calculate with
+LOWEST = -1e9  # a finite logit of probability 0
 
 
 def named(shapes: Mapping[str, tuple[int, ...]], vector: Tensor) -> dict[str, Tensor]:
-    """Views of a vector by layer name, as far as it reaches."""
+    """Views of a vector by layer name; layers beyond its end are left out."""
     views, start = {}, 0
     for name, shape in shapes.items():
         if start >= len(vector):
@@ -35,10 +35,10 @@ def named(shapes: Mapping[str, tuple[int, ...]], vector: Tensor) -> dict[str, Te
 
 @torch.no_grad()
 def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
-    """(B, D) what the `features` of a network come to with other weights, in evaluation.
+    """(B, D) output of a network's `features` with other weights, in evaluation.
 
     Args:
-        network: a classifier that a `FlatModel` was made of, or a copy of it.
+        network: a classifier wrapped by a `FlatModel`, or a copy of it.
         weights: (size,).
         x: (B, ...) inputs.
     """
@@ -53,7 +53,7 @@ def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
 
 
 class WithLoss(nn.Module):
-    """A network and its loss in one module, as `functional_call` wants it."""
+    """A network and its loss in one module, for `functional_call`."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class WithLoss(nn.Module):
 
 
 class _Among:
-    """Lowers the logits of all classes but some. Copies of a network share it."""
+    """Lowers the logits of excluded classes. Copies of a network share it."""
 
     def __init__(self) -> None:
         self.labels: Tensor | None = None
@@ -146,14 +146,14 @@ class FlatModel:
         return named(self.shapes, vector)
 
     def named_arrays(self, vector: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """The layers of a vector that lies in main memory."""
+        """The layers of a vector in main memory, as arrays."""
         return {name: layer.numpy() for name, layer in self.named(torch.tensor(vector)).items()}
 
     def part(self, name: str) -> slice:
         """Where the parameters of a submodule (`head`, `features.0`) lie in the vector.
 
         Raises:
-            ValueError: it has none, or they do not lie side by side.
+            ValueError: it has none, or they are not contiguous.
         """
         parts, start = [], 0
         for layer, shape in itertools.islice(self.shapes.items(), len(self.leaves)):
@@ -162,7 +162,7 @@ class FlatModel:
                 parts.append((start, start + length))
             start += length
         if not parts or any(a[1] != b[0] for a, b in itertools.pairwise(parts)):
-            raise ValueError(f"the network has no '{name}' whose parameters lie side by side")
+            raise ValueError(f"the network has no '{name}' with contiguous parameters")
         return slice(parts[0][0], parts[-1][1])
 
     def gradient(self, loss: Tensor) -> Tensor:
@@ -186,11 +186,11 @@ class FlatModel:
             counter.zero_()
 
     def arranged(self, x: Tensor) -> Tensor:
-        """Inputs in the memory layout that the network is trained fastest with.
+        """Inputs in the memory layout in which training is fastest.
 
-        On a CPU that is channels last for images and convolutions, whose pooling then takes a
-        third of the time. A network that looks at memory itself, as `x.view(len(x), -1)` does,
-        may refuse it, and gets its inputs as they are; so do networks on other devices.
+        On a CPU, this is channels last for images and convolutions, whose pooling then takes a
+        third of the time. Inputs stay unchanged for networks that do not support it, for example
+        because of `x.view(len(x), -1)`, and on other devices.
 
         Args:
             x: (n, ...) inputs.
@@ -212,7 +212,7 @@ class FlatModel:
         self.module.eval()
         try:
             self.module(x.to(memory_format=torch.channels_last))
-        except RuntimeError:  # whatever else may be wrong shows when it is trained
+        except RuntimeError:  # any other error will show in training
             return False
         finally:
             self.module.train(was_training)
@@ -226,14 +226,14 @@ class FlatModel:
 
     @cached_property
     def layerwise(self) -> LayerwiseSgd:
-        """Plain SGD on the network, layer by layer."""
+        """SGD on the network, layer by layer."""
         return LayerwiseSgd(self)
 
     def restrict_classes(self, labels: Sequence[int] | None) -> None:
-        """Let the network choose among these classes alone, or among all again.
+        """Restrict the network's predictions to these classes; None for all.
 
-        The logits of other classes are put so low that they have no probability and no gradient:
-        the rows of the last layer that belong to these classes are the head of their task.
+        The logits of other classes are so low that they get no probability and no gradient: the
+        rows of the last layer for these classes are the head of their task.
         """
         if self._among is None:
             if labels is None:
@@ -244,5 +244,5 @@ class FlatModel:
         self._among.labels = None if labels is None else torch.tensor(labels, device=self.device)
 
     def weights(self) -> NDArray[np.float32]:
-        """A copy of the vector as it travels: (size,) float32 in main memory."""
+        """A copy of the vector, (size,) float32 in main memory."""
         return self.vector.detach().cpu().numpy().copy()

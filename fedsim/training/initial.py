@@ -32,14 +32,14 @@ def load_weights(path: Path, network: nn.Module) -> None:
     for name in needed:
         if name not in found:
             raise DataError(
-                f"{path}: has no '{name}', a layer of the model; it has {', '.join([*found][:3])}"
+                f"{path}: lacks the model's layer '{name}'; it has {', '.join([*found][:3])}"
             )
     for name, layer in found.items():
         if name not in known:
-            raise DataError(f"{path}: '{name}' is no layer of the model")
+            raise DataError(f"{path}: the model has no layer '{name}'")
         if layer.shape != known[name].shape:
             raise DataError(
-                f"{path}: '{name}' has shape {tuple(layer.shape)}, the model's "
+                f"{path}: '{name}' has shape {tuple(layer.shape)}, but the model's has "
                 f"{tuple(known[name].shape)}"
             )
         if not bool(torch.isfinite(layer).all()):
@@ -57,10 +57,10 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: is no state dict, or holds more than tensors") from error
+        raise DataError(f"{path}: is not a state dict, or contains more than tensors") from error
     except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: is no file of weights: {in_one_line(error)}") from error
+        raise DataError(f"{path}: cannot be read as weights: {in_one_line(error)}") from error
     if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise DataError(f"{path}: is no state dict: a dict of tensors by layer")
+        raise DataError(f"{path}: is not a state dict (tensors by layer name)")
     layers: Mapping[str, Tensor] = found
     return layers

@@ -1,4 +1,4 @@
-"""Steps of plain SGD that are made layer by layer, without a gradient of the whole network."""
+"""SGD steps made layer by layer, without a gradient of the whole network."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 # Views of the flat gradient, by parameter.
 Gradients = Mapping[nn.Parameter, Tensor]
 
-threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's, as autograd has it
+threshold_backward = torch.ops.aten.threshold_backward.default  # ReLU's backward pass
 
 
 class _Layer(Protocol):
     """A layer of the network, run outside of autograd.
 
     Attributes:
-        values: its trained parameters.
-        gradients: views of the flat gradient, one for each.
+        values: its trainable parameters.
+        gradients: views of the flat gradient, one for each parameter.
     """
 
     values: Sequence[Tensor]
     gradients: Sequence[Tensor]
 
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
-        """Outputs z of inputs a, and what `backward` needs of them."""
+        """Outputs z of inputs a, and what `backward` needs."""
 
     def backward(
         self, kept: Any, delta: Tensor, to: Sequence[Tensor], beta: float, alpha: float
@@ -43,20 +43,20 @@ class _Layer(Protocol):
         """Add the gradient of each parameter p: to ← beta·to + alpha·∂loss/∂p.
 
         Args:
-            kept: of the forward pass.
+            kept: what `forward` returned for it.
             delta: ∂loss/∂z, in the shape of z.
             to: `values` or `gradients`.
 
         Returns:
-            ∂loss/∂a, in the shape of a; None if there is nothing to train below.
+            ∂loss/∂a, in the shape of a; None if no earlier layer is trained.
         """
 
 
 class _Linear:
     """z = a·Wᵀ + b.
 
-    ∂loss/∂W = δᵀa, a product of (out, B) and (B, in). For the few examples of a batch it is added
-    to W as it is computed, where a gradient would be written, and read again, at the size of W.
+    ∂loss/∂W = δᵀa, a product of (out, B) and (B, in). It is added to W as it is computed, which
+    saves writing and reading a gradient of the size of W.
     """
 
     def __init__(self, module: nn.Linear, gradients: Gradients, first: bool) -> None:
@@ -117,12 +117,12 @@ class _Flatten:
 
 @dataclass
 class _Graph:
-    """A pass through layers that autograd has followed.
+    """A pass through layers, recorded by autograd.
 
     Attributes:
-        inputs: a leaf, if there is anything to train below; else none.
+        inputs: a leaf if an earlier layer is trained; otherwise empty.
         z: outputs.
-        further: gradient at the inputs along other ways than through z.
+        further: gradient at the inputs along paths other than through z.
     """
 
     inputs: list[Tensor]
@@ -142,7 +142,7 @@ class _Autograd:
     def forward(self, a: Tensor) -> tuple[Tensor, Any]:
         inputs = [] if self.first else [a.detach().requires_grad_()]
         with torch.enable_grad():
-            z = a if self.first else inputs[0].clone()  # which a layer may change in place
+            z = a if self.first else inputs[0].clone()  # a layer may change its input in place
             for module in self.modules:
                 z = module(z)
         return z.detach(), _Graph(inputs, z)
@@ -169,8 +169,8 @@ class _Pass:
     """A pass through the network.
 
     Attributes:
-        outputs: of the network, as a leaf of autograd.
-        kept: by each layer.
+        outputs: outputs of the network, as a leaf of autograd.
+        kept: what each layer's `forward` returned for `backward`.
     """
 
     outputs: Tensor
@@ -178,14 +178,14 @@ class _Pass:
 
 
 class LayerwiseSgd:
-    """w ← w − η·(∇loss + v + λ·w), each layer as soon as its gradient is known.
+    """w ← w − η·(∇loss + v + λ·w), each layer as soon as its gradient is computed.
 
-    For networks whose layers follow one after another and end in a linear one. Linear layers and
-    the ReLU between them are written out; autograd is asked for all others, and for the gradient
-    of the loss at the outputs. The loss must see nothing of the network but its outputs.
+    For sequential networks that end in a linear layer. Linear layers and the ReLU between them
+    have explicit backward passes; autograd computes those of all other layers, and the gradient of
+    the loss at the outputs. The loss may use only the outputs of the network.
 
     Args:
-        model: is trained in place.
+        model: the network, trained in place.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -210,17 +210,17 @@ class LayerwiseSgd:
         decay: float = 0.0,
         linear: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Make a step, if it can be made layer by layer.
+        """Make a step if it can be made layer by layer.
 
         Args:
             loss: runs the network and returns the loss of each example, (B,). It is called once.
             lr: η.
-            decay: λ, of the weights.
+            decay: λ, weight decay.
             linear: v (P,).
 
         Returns:
-            The losses, and None if the step is made; otherwise the gradient of the losses' mean
-            to make it with, (P,).
+            The losses, and None if the step was made, otherwise (P,) the gradient of the mean
+            loss.
         """
         losses, passes = self._run(loss)
         if len(passes) != 1 or not _sees_only(passes[0].outputs, losses):
@@ -232,7 +232,7 @@ class LayerwiseSgd:
         return losses, None
 
     def runs_as_built(self) -> bool:
-        """Whether a pass through the network is one through its layers; see `step_to`."""
+        """Whether the forward pass is one through the layers in order; see `step_to`."""
         known = self._layers is not None and not _is_hooked(self._model.module)
         return known and not self._is_changed()
 
@@ -245,7 +245,7 @@ class LayerwiseSgd:
         decay: float = 0.0,
         linear: Tensor | None = None,
     ) -> Tensor:
-        """Make a step by a loss whose gradient at the outputs is known, without autograd.
+        """Make a step for a loss whose gradient at the outputs is known, without autograd.
 
         Only for a network that `runs_as_built`. Arguments are those of `step`.
 
@@ -260,7 +260,7 @@ class LayerwiseSgd:
         return losses
 
     def _forward(self, x: Tensor) -> tuple[Tensor, list[Any]]:
-        """Outputs of the network, and what each layer keeps for the way back."""
+        """Outputs of the network, and what each layer keeps for the backward pass."""
         kept = []
         for layer in self._layers or ():
             x, own = layer.forward(x)
@@ -268,7 +268,7 @@ class LayerwiseSgd:
         return x, kept
 
     def _run(self, loss: Callable[[], Tensor]) -> tuple[Tensor, list[_Pass]]:
-        """The losses, and the passes through the network that were made layer by layer."""
+        """The losses, and the passes through the network made layer by layer."""
         if self._layers is None:
             return loss(), []
         network, passes = self._model.module, list[_Pass]()
@@ -281,7 +281,7 @@ class LayerwiseSgd:
             with torch.no_grad():
                 outputs, kept = self._forward(x)
             passes.append(_Pass(outputs.requires_grad_(), kept))
-            return outputs.clone()  # which the loss may change in place
+            return outputs.clone()  # the loss may change them in place
 
         vars(network)["forward"] = by_layers
         try:
@@ -290,7 +290,7 @@ class LayerwiseSgd:
             del vars(network)["forward"]
 
     def _gradient(self, losses: Tensor, passes: list[_Pass]) -> Tensor:
-        """(P,) through layers, and along all other ways that parameters reach the losses."""
+        """(P,) the gradient through the layers and all other paths from parameters to losses."""
         graphs = [k for p in passes for k in p.kept if isinstance(k, _Graph) and k.inputs]
         cuts = [*(p.outputs for p in passes), *(graph.inputs[0] for graph in graphs)]
         g, found = self._model.gradient_and(losses.mean(), cuts, retain_graph=bool(passes))
@@ -304,7 +304,7 @@ class LayerwiseSgd:
     def _descend(
         self, kept: list[Any], delta: Tensor, lr: float, decay: float, linear: Tensor | None
     ) -> None:
-        """Change the weights by what a pass kept and the gradient at its outputs."""
+        """Update the weights from a pass and the gradient at its outputs."""
         self._backward(kept, delta, "values", 1 - lr * decay, -lr)
         if linear is not None:
             self._w.add_(linear, alpha=-lr)
@@ -319,7 +319,7 @@ class LayerwiseSgd:
             delta = layer.backward(own, delta, getattr(layer, to), beta, alpha)
 
     def _is_changed(self) -> bool:
-        """Whether the loss uses other or frozen parameters, or has hooked the layers."""
+        """Whether the loss uses other or frozen parameters, or hooks the layers."""
         moved = any(
             parameters.get(name) is not leaf or not leaf.requires_grad
             for parameters, name, leaf in self._places
@@ -329,7 +329,7 @@ class LayerwiseSgd:
 
 
 def _sees_only(outputs: Tensor, losses: Tensor) -> bool:
-    """Whether autograd has followed losses from the outputs, and from nothing else."""
+    """Whether losses depend on the outputs only, according to autograd."""
     seen, waiting, reached = set(), [losses.grad_fn], False
     while waiting:
         node = waiting.pop()
@@ -346,16 +346,16 @@ def _sees_only(outputs: Tensor, losses: Tensor) -> bool:
 
 
 def _layers_of(model: FlatModel) -> list[_Layer] | None:
-    """The network as layers, one after another; None if it is not made that way."""
+    """The network as a sequence of layers; None if it is not sequential."""
     trained = {id(leaf) for leaf in model.leaves}
     gradients = dict(zip(model.leaves, model.gradients, strict=True))
     modules = list(_in_order(model.module))
     leaves = [id(p) for module in modules for p in module.parameters() if p.requires_grad]
     if sorted(leaves) != sorted(trained):
-        return None  # layers share some, or there are some outside of them
+        return None  # shared parameters, or some outside of layers
     layers: list[_Layer] = []
-    others: list[nn.Module] = []  # in a row, for autograd
-    first = True  # whether there is nothing to train yet
+    others: list[nn.Module] = []  # consecutive layers, for autograd
+    first = True  # whether no earlier layer is trained
 
     def close() -> None:
         nonlocal first
@@ -382,9 +382,9 @@ def _layers_of(model: FlatModel) -> list[_Layer] | None:
 
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
-    """Modules of which each takes what the one before it returns, as far as that is known."""
+    """Modules in the order of the forward pass, if known."""
     if type(module) in (nn.Sequential, Classifier) and not _is_hooked(module):
-        for child in module._modules.values():  # `children` names none twice
+        for child in module._modules.values():  # `children` skips repeated ones
             assert child is not None
             yield from _in_order(child)
     else:
@@ -392,7 +392,7 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Whether running the module does more than its class says."""
+    """Whether the module has hooks or an overridden forward."""
     return any(_hooks(module)) or "forward" in vars(module)
 
 

@@ -22,12 +22,12 @@ from fedsim.registry import Config
 from fedsim.training.flat import FlatModel
 from fedsim.training.private import PerExample, draw_batch, noise, sampling_rate, steps_of
 
-# A method's own vectors, by name: (P,) or (size,) each.
+# Vectors of a method, by name: (P,) or (size,) each.
 Context = Mapping[str, Tensor]
-# (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one an example.
+# (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one per example.
 Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
-# (gradient g (P,), parameters w (P,), context) -> ε (P,). It works over the last axis alone, so
-# that it serves a stack of clients (V, P) as well: `g.norm(dim=-1, keepdim=True)`, not `g.norm()`.
+# (gradient g (P,), parameters w (P,), context) -> ε (P,). It must work over the last axis only, so
+# that it also serves a stack of clients (V, P): `g.norm(dim=-1, keepdim=True)`, not `g.norm()`.
 Perturbation = Callable[[Tensor, Tensor, Context], Tensor]
 
 
@@ -56,12 +56,12 @@ class Optimizer(Config):
         if self.name != "sgd" and (self.momentum or self.nesterov):
             raise PydanticCustomError(
                 "optimizer",
-                "momentum and nesterov belong to sgd, and {name} has betas; leave them out, or "
+                "momentum and nesterov are for sgd, and {name} has betas; leave them out, or "
                 "set momentum=0 and nesterov=false",
                 {"name": self.name},
             )
         if self.nesterov and not self.momentum:
-            raise PydanticCustomError("optimizer", "nesterov needs a momentum above 0")
+            raise PydanticCustomError("optimizer", "nesterov needs momentum > 0")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise PydanticCustomError("optimizer", "betas must lie in [0, 1)")
         return self
@@ -75,7 +75,7 @@ class Optimizer(Config):
 
 
 class Sgd:
-    """The steps of `torch.optim.SGD`, whose bookkeeping takes a tenth of a small client's time."""
+    """`torch.optim.SGD` without its bookkeeping, a tenth of a small client's time."""
 
     def __init__(self, settings: Optimizer, parameters: Tensor, lr: float) -> None:
         self.settings, self.parameters, self.lr = settings, parameters, lr
@@ -184,7 +184,7 @@ class Train(Config):
         if self.schedule.warmup >= self.rounds:
             raise PydanticCustomError(
                 "warmup",
-                "schedule.warmup={warmup} leaves none of rounds={rounds}",
+                "schedule.warmup={warmup} must be less than rounds={rounds}",
                 {"warmup": self.schedule.warmup, "rounds": self.rounds},
             )
         return self
@@ -202,7 +202,7 @@ class Train(Config):
     @property
     def most_epochs(self) -> int:
         """Passes over a client's data in a round, if `local_steps` does not end them earlier."""
-        return self.local_steps or self.local_epochs  # a pass is one step or more
+        return self.local_steps or self.local_epochs  # each pass has at least one step
 
     def lr(self, t: int) -> float:
         """The clients' learning rate η in round t = 1, 2, ..."""
@@ -229,7 +229,7 @@ class Hooks:
     part: slice = field(default_factory=lambda: slice(None))
 
     def same_as(self, other: Hooks) -> bool:
-        """Whether these are the same functions, partial ones with the same arguments."""
+        """Whether these are the same functions, or partials of them with the same arguments."""
         names = ("loss", "perturb")
         pairs = ((_unwrapped(getattr(self, n)), _unwrapped(getattr(other, n))) for n in names)
         return self.part == other.part and all(a == b for a, b in pairs)
@@ -243,20 +243,20 @@ def _unwrapped(function: Any) -> Any:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Local training that a client asks for.
+    """The local training of one client.
 
     Args:
-        weights: (size,) where to start.
+        weights: (size,) initial weights.
         x: (n, ...) inputs.
         y: (n,) labels or targets.
         lr: learning rate η.
         epochs: passes over the examples.
-        rng: decides the order of the examples.
+        rng: determines the order of the examples.
         hooks: what the method changes.
-        context: vectors that the hooks need.
-        linear: v (P,); ⟨v, w⟩ is minimised beside the loss.
-        quadratic: a; (a/2)·‖w‖² is minimised beside the loss.
-        most_steps: training ends after so many steps, even within an epoch; None for no limit.
+        context: vectors for the hooks.
+        linear: v (P,); ⟨v, w⟩ is added to the loss.
+        quadratic: a; (a/2)·‖w‖² is added to the loss.
+        most_steps: maximum number of steps, even within an epoch; None for no limit.
         privacy: (C, z) of DP-SGD: clipping norm and noise multiplier; None for plain training.
     """
 
@@ -276,13 +276,13 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Trained:
-    """What local training came to.
+    """The result of local training.
 
     Args:
-        weights: (size,) at the end.
-        steps: τ, local steps made.
-        visited: examples of all steps together.
-        loss: mean loss over all examples visited, as they were visited.
+        weights: (size,) the trained weights.
+        steps: τ, number of local steps.
+        visited: number of examples in all steps.
+        loss: mean loss over all visited examples, each before its step.
     """
 
     weights: Tensor
@@ -299,7 +299,7 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     undefined, is left out.
 
     Raises:
-        ValueError: no step can be made: there is no example, or one and batch norm.
+        ValueError: no step can be made: there are no examples, or one and batch norm.
     """
     model.load(job.weights)
     model.train()
@@ -326,20 +326,23 @@ def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
         raise ValueError(
             "no training example to make a step with"
             if n == 0
-            else "a single training example, and the model has batch norm, whose statistics need "
-            "two; raise partition.min_samples"
+            else "batch norm needs two training examples, and the client has one; raise "
+            "partition.min_samples"
         )
     return Trained(model.vector.clone(), steps, visited, float(total) / visited)
 
 
 def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
-    """DP-SGD: g = (Σ_i clip(g_i) + z·C·N(0, I)) / B, over batches of independent draws."""
+    """DP-SGD: g = (Σ_i clip(g_i) + z·C·N(0, I)) / B, over Poisson-sampled batches."""
     assert job.privacy is not None
     (clip, z), B, n = job.privacy, settings.batch_size, len(job.y)
     if n == 0:
         raise ValueError("no training example to make a step with")
     if job.hooks.perturb is not None:
-        raise ValueError("privacy.level=example does not cover `perturb`, which sees gradients")
+        raise ValueError(
+            "privacy.level=example does not cover `perturb`, which gets gradients that are not "
+            "private"
+        )
     examples = PerExample(model, clip)
     step = _optimizer_step(model, job, settings)
     total, visited = torch.zeros((), device=model.device), 0
@@ -370,12 +373,12 @@ def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray
     return rng.choice(n, size=n, p=chances)
 
 
-# Makes a step from a batch; (B,) the losses of its examples before the step.
+# Makes a step from a batch; returns (B,) the losses before the step.
 _Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
-    """How the job's steps are made: layer by layer where that is possible, for it is faster."""
+    """The function that makes the job's steps: layer by layer where possible, which is faster."""
     hooks, context, optimizer = job.hooks, job.context, settings.optimizer
     decay = optimizer.weight_decay + job.quadratic
     by_layers = (
@@ -407,7 +410,7 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
 
 
 def _written_out(loss: Loss) -> OutputGradient | None:
-    """The gradient of an objective's own loss at a network's outputs, where that is known."""
+    """The explicit gradient of an objective's loss at the outputs, if it has one."""
     objective = getattr(loss, "__self__", None)
     if not isinstance(objective, Objective) or loss != objective.loss:
         return None
@@ -431,7 +434,7 @@ def _gradient(
 
 
 def in_precision(settings: Train, device: torch.device) -> AbstractContextManager[object]:
-    """Context of forward passes in training."""
+    """The context of forward passes in training."""
     if settings.precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
@@ -440,7 +443,7 @@ def in_precision(settings: Train, device: torch.device) -> AbstractContextManage
 def _flat_step(
     model: FlatModel, job: TrainingJob, settings: Train
 ) -> Callable[[Tensor, Tensor, Tensor], None]:
-    """Makes a step from the gradient as one vector, (P,), and the batch that it is of."""
+    """Makes a step from a flat gradient (P,) and its batch."""
     hooks, context = job.hooks, job.context
     w = model.vector[: model.num_parameters]
     buffers = model.vector[model.num_parameters :]
@@ -452,7 +455,7 @@ def _flat_step(
             w.add_(hooks.perturb(g, w, context))
             g = _gradient(model, job, settings, x, y)[1]
             w.copy_(origin)
-            buffers.copy_(statistics)  # they have seen this batch already
+            buffers.copy_(statistics)  # updated by this batch already
         make(g)
 
     return step
@@ -461,7 +464,7 @@ def _flat_step(
 def _optimizer_step(
     model: FlatModel, job: TrainingJob, settings: Train
 ) -> Callable[[Tensor], None]:
-    """Makes a step from the gradient of the loss, (P,)."""
+    """Makes a step from the gradient (P,) of the loss."""
     w, part = model.vector[: model.num_parameters], job.hooks.part
     trained = nn.Parameter(w[part])
     optimizer = settings.optimizer.build(trained, job.lr)
@@ -480,7 +483,7 @@ def with_terms(
     quadratic: float | Tensor | None,
     settings: Train,
 ) -> Tensor:
-    """The gradient (..., P) of the loss, and of the job's terms beside it, after clipping.
+    """The gradient (..., P) of the loss plus the job's terms, after clipping.
 
     Args:
         quadratic: (..., 1) for a stack; None if it is 0.
@@ -497,7 +500,7 @@ def with_terms(
 
 @torch.no_grad()
 def logits(network: nn.Module, x: Tensor) -> NDArray[np.float32]:
-    """(n, C) of inputs (n, ...), in evaluation mode, in which the network is left."""
+    """(n, C) of inputs (n, ...), in evaluation mode; the network stays in it."""
     network.eval()
     parts = [network(batch) for batch in torch.split(x, EVALUATION_BATCH)]
     found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()

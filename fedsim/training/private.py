@@ -24,7 +24,7 @@ class PerExample:
     """The gradient of each example of a batch, clipped to a norm and summed.
 
     Args:
-        model: the network, which must not mix the examples of a batch.
+        model: the network, whose outputs must not depend on other examples of the batch.
         clip: C, the largest L2 norm of an example's gradient.
     """
 
@@ -51,31 +51,31 @@ class PerExample:
 
 
 def check_examples_apart(network: nn.Module) -> None:
-    """Reject a network whose gradient cannot be divided among examples.
+    """Reject a network that has no per-example gradients.
 
     Raises:
         ExperimentError: it has batch norm.
     """
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
         raise ExperimentError(
-            "privacy.level=example: batch norm mixes examples, so no gradient is of a single one; "
-            "take a model without it"
+            "privacy.level=example: batch norm mixes examples, so there are no per-example "
+            "gradients; use a model without it"
         )
 
 
 def sampling_rate(n: int, batch_size: int) -> float:
-    """q, the chance of each of n examples to be in a batch."""
+    """q, the probability that each of n examples is in a batch."""
     return min(1.0, batch_size / n)
 
 
 def steps_of(job: TrainingJob, batch_size: int) -> int:
-    """How many steps a job makes: as many as without privacy."""
+    """The number of steps of a job, the same as without privacy."""
     steps = job.epochs * math.ceil(len(job.y) / batch_size)
     return steps if job.most_steps is None else min(steps, job.most_steps)
 
 
 def draw_batch(job: TrainingJob, batch_size: int) -> Tensor:
-    """The rows of a batch, each drawn by itself (Poisson sampling)."""
+    """The rows of a batch, drawn independently (Poisson sampling)."""
     n = len(job.y)
     rows = np.flatnonzero(job.rng.random(n) < sampling_rate(n, batch_size))
     return torch.from_numpy(rows).to(job.y.device)

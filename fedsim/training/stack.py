@@ -2,8 +2,8 @@
 
 The vectors of a stack have shape (V, size). One `vmap` over the clients computes all forward
 passes, one backward pass all gradients, and the optimiser steps on the whole stack. The loop of
-`fedsim.training.local.train` is the oracle: a stack makes the same steps from the same random
-numbers, and differs from it by the rounding of floats alone.
+`fedsim.training.local.train` is the reference: a stack makes the same steps with the same random
+numbers, and differs only by rounding.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from fedsim.training.local import (
     with_terms,
 )
 
-TOLERANCE = 1e-3  # by which a stack's first steps may differ from the loop's, relative to them
+TOLERANCE = 1e-3  # relative difference allowed between first steps in a stack and in the loop
 
 
 @dataclass(frozen=True)
 class _Active:
-    """The clients of a stack that still have steps to make: views of the first `count`."""
+    """Views of the first `count` clients of a stack, which have steps left."""
 
     count: int
     w: Tensor  # (count, P)
@@ -65,27 +65,27 @@ class Stack:
         self._bundle = WithLoss(copy.deepcopy(model.module).train())
 
     def obstacle(self, x: Tensor, y: Tensor, settings: Train, loss: Loss) -> str | None:
-        """Why the network cannot be stacked, in words for the log; None if it can.
+        """Why the network cannot be stacked, for the log; None if it can.
 
-        Tried out on five examples, against the loop.
+        Compares a stack with the loop on five examples.
 
         Args:
             x, y: inputs and labels or targets of five examples.
             loss: is minimised.
         """
         if settings.accumulate > 1:
-            return "train.accumulate computes a gradient in parts"
+            return "train.accumulate computes gradients in parts"
         for name, module in self._bundle.network.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) or (
                 getattr(module, "running_mean", None) is not None
             ):
                 kind = type(module).__name__
-                return f"layer '{name}' ({kind}) mixes examples, or keeps running statistics"
+                return f"layer '{name}' ({kind}) mixes examples or keeps running statistics"
         settings = settings.model_copy(update={"batch_size": 4})
         start = self._model.vector.clone()
         device = self._model.device
 
-        def job(k: int) -> TrainingJob:  # the second one's batch is padded
+        def job(k: int) -> TrainingJob:  # so that the second client's batch is padded
             part = slice(0, 5) if k == 0 else slice(1, 4)
             rng, lr = np.random.default_rng(k), settings.optimizer.lr
             return TrainingJob(start, x[part], y[part], lr, 1, rng, Hooks(loss))
@@ -101,28 +101,28 @@ class Stack:
         for one, other in zip(alone, together, strict=True):
             step = float((one.weights - start).abs().max())
             if not float((one.weights - other.weights).abs().max()) <= TOLERANCE * step + 1e-6:
-                return "trained in a stack, it does not come to the weights that it comes to alone"
+                return "training in a stack gives other weights than training alone"
         return None
 
     def train(
         self, jobs: Sequence[TrainingJob], settings: Train, states: Sequence[Tensor]
     ) -> tuple[list[Trained], list[Tensor]]:
-        """Local training of V clients whose hooks are the same.
+        """Local training of V clients with the same hooks.
 
         Args:
             jobs: one for each client; the numbers of examples may differ.
             settings: the experiment's `train` section.
-            states: of the generator that each client's dropout draws from.
+            states: states of the generators of clients' dropout.
 
         Raises:
             RuntimeError: the hooks do not run under vmap.
 
         Returns:
-            What each client's training came to, and the states of the generators afterwards.
+            Each client's result, and the generators' states afterwards.
         """
         device, hooks = self._model.device, jobs[0].hooks
         batches = _all_batches(jobs, settings)
-        # Those with most steps come first, so that who is still active is a leading part.
+        # Sorted by number of steps, so that active clients are a leading slice.
         order = sorted(range(len(jobs)), key=lambda k: -len(batches[k]))
         rows, counts = _table([batches[k] for k in order], settings.batch_size)
         steps = (counts > 0).sum(axis=0)
@@ -209,7 +209,7 @@ class Stack:
         out: Tensor,
         settings: Train,
     ) -> tuple[Tensor, Tensor]:
-        """(count, P) gradients, which the next call overwrites, and (count,) summed losses."""
+        """(count, P) gradients, overwritten by the next call, and (count,) summed losses."""
 
         def losses_of_one(
             leaves: dict[str, Tensor], x: Tensor, y: Tensor, context: Context
@@ -235,14 +235,14 @@ def choose_stack_size(
     loss: Loss,
     most: int,
 ) -> tuple[int, str]:
-    """V, how many clients to train at once, and why so in words for the log.
+    """V, how many clients to train at once, and the reason for the log.
 
     Plain local training is timed, alone and in stacks of 2, 4, 8 ... up to `most`, one epoch
     each. A stack must be a tenth faster to be chosen.
 
     Args:
-        stack, model: the network, in a stack and alone; its weights are put back afterwards.
-        examples: of the v-th client of a stack.
+        stack, model: the network, in a stack and alone; its weights are restored afterwards.
+        examples: the v-th client's examples.
         settings: the experiment's `train` section.
         loss: is minimised.
         most: largest stack to try.
@@ -287,7 +287,7 @@ def choose_stack_size(
 
 
 def _stacked_terms(linear: Sequence[Tensor | None]) -> Tensor | None:
-    """(V, P) the linear terms of all clients; zeros for those without, None if nobody has any."""
+    """(V, P) the linear terms of all clients; zeros for clients without, None if none has any."""
     some = next((v for v in linear if v is not None), None)
     if some is None:
         return None
@@ -295,7 +295,7 @@ def _stacked_terms(linear: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _all_batches(jobs: Sequence[TrainingJob], settings: Train) -> list[list[NDArray[np.int64]]]:
-    """Each client's batches, in order, as rows of the examples of all, one after another."""
+    """Each client's batches, in order, as row indices into all clients' concatenated examples."""
     first, found = 0, []
     for job in jobs:
         own: list[NDArray[np.int64]] = []
@@ -313,9 +313,9 @@ def _all_batches(jobs: Sequence[TrainingJob], settings: Train) -> list[list[NDAr
 def _table(
     batches: Sequence[Sequence[NDArray[np.int64]]], size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(S, V, size) rows of each step and client, and (S, V) how many of them count.
+    """(S, V, size) rows of each step and client, and (S, V) how many are not padding.
 
-    Padding repeats a row of the client's own, whose loss is finite if any is.
+    Padding repeats one of the client's rows, whose loss is finite if any is.
     """
     steps = max(len(own) for own in batches)
     rows = np.zeros((steps, len(batches), size), dtype=np.int64)
@@ -328,7 +328,7 @@ def _table(
 
 
 def _scales(counts: NDArray[np.int64], size: int, device: torch.device) -> Tensor:
-    """(S, V, size) what each row's loss counts in its batch's mean: 1/count, or 0 for padding."""
+    """(S, V, size) each row's weight in its batch's mean: 1/count, or 0 for padding."""
     counts_ = torch.from_numpy(counts).to(device)[..., None]
     counting = torch.arange(size, device=device) < counts_
     return counting / counts_.clamp(min=1)
@@ -337,7 +337,7 @@ def _scales(counts: NDArray[np.int64], size: int, device: torch.device) -> Tenso
 def _carried_on(
     before: torch.optim.Optimizer | Sgd | None, trained: nn.Parameter, lr: float, settings: Train
 ) -> torch.optim.Optimizer | Sgd:
-    """An optimiser of the clients that are left, with what it knew of them."""
+    """An optimiser for the remaining clients, with their part of its state."""
     optimizer = settings.optimizer.build(trained, lr)
     if before is not None:
         for known in before.state.values():
@@ -350,7 +350,7 @@ def _carried_on(
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that there was no memory: that must not decide what is computed."""
+    """Whether an error means out of memory, which must not change what is computed."""
     words = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         word in words for word in ("out of memory", "can't allocate", "alloc_failed")

@@ -19,10 +19,10 @@ from fedsim.cluster.connection import connected
 from fedsim.errors import ClusterError
 
 TOKEN = (
-    "\n(a cluster with token authentication wants RAY_AUTH_MODE=token, and its token in "
+    "\n(if the cluster uses token authentication, set RAY_AUTH_MODE=token, and its token in "
     "RAY_AUTH_TOKEN or ~/.ray/auth_token)"
 )
-PRIVATE = "\n(to leave it alone and start a private one: RAY_ADDRESS=local)"
+PRIVATE = "\n(to start a private Ray instead, set RAY_ADDRESS=local)"
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +66,9 @@ def head() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "something else does"),
-        (b"", "something else does"),
-        (None, "it said nothing for 0 s"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another service answers"),
+        (b"", "another service answers"),
+        (None, "no answer within 0 s"),
     ],
 )
 def test_something_answers_that_is_no_ray(
@@ -79,7 +79,7 @@ def test_something_answers_that_is_no_ray(
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ClusterError) as told, connected(None):
             pass
-    assert str(told.value) == f"RAY_ADDRESS={address}: no Ray answers there ({reason})"
+    assert str(told.value) == f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason})"
     assert not asked
 
 
@@ -176,8 +176,8 @@ def test_from_elsewhere(
     with pytest.raises(ClusterError) as told, connected(None):
         pass
     assert str(told.value) == (
-        f"RAY_ADDRESS={given}: `fedsim run` works on a machine of the cluster; from elsewhere use "
-        "`fedsim submit FILE --address http://head:8265`"
+        f"RAY_ADDRESS={given}: `fedsim run` must run on a machine of the cluster; from "
+        "elsewhere, use `fedsim submit FILE --address http://head:8265`"
     )
     assert not asked
 
@@ -186,8 +186,8 @@ def test_from_elsewhere(
     ("given", "reason"),
     [
         ("{gone}", "Connection refused"),
-        ("head", "it is not host:port"),
-        ("head:port", "it is not host:port"),
+        ("head", "not of the form host:port"),
+        ("head:port", "not of the form host:port"),
     ],
 )
 def test_nothing_answers(
@@ -197,7 +197,7 @@ def test_nothing_answers(
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ClusterError) as told, connected(None):
         pass
-    assert str(told.value) == f"RAY_ADDRESS={address}: no Ray answers there ({reason})"
+    assert str(told.value) == f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason})"
     assert not asked
 
 
@@ -223,5 +223,6 @@ def test_it_does_not_let_us_in(
     with pytest.raises(ClusterError) as told, connected(None):
         pass
     assert str(told.value) == (
-        f"the Ray cluster at {head} does not let us in: {error}{hint}{'' if named else PRIVATE}"
+        f"the Ray cluster at {head} refused the connection: {error}{hint}"
+        f"{'' if named else PRIVATE}"
     )

@@ -32,19 +32,22 @@ class TestWhyWaiting:
     def test_others_may_hold_what_is_needed(self) -> None:
         free = [Free(GPU_NODE, cpus=0, gpus=1), Free(CPU_NODE, cpus=3.5, gpus=0)]
         assert why_waiting(1, 0.5, free) == (
-            "no node has that free now (node-a: 0 of 4 CPUs and 1 of 1 GPUs free; "
-            "node-b: 3.5 of 8 CPUs free); other jobs may hold it"
+            "no node has these resources free now (node-a: 0 of 4 CPUs and 1 of 1 GPUs free; "
+            "node-b: 3.5 of 8 CPUs free); other jobs may be using them"
         )
 
     def test_the_node_that_had_it_may_be_gone(self) -> None:
         assert why_waiting(1, 0.5, [Free(CPU_NODE, cpus=8, gpus=0)]) == (
-            "no node has that at all (node-b: 8 of 8 CPUs free); a node that had it may be gone"
+            "no node has these resources at all (node-b: 8 of 8 CPUs free); a node that had "
+            "them may be lost"
         )
 
     def test_it_may_be_there(self) -> None:
         words = why_waiting(1, 0.1, [Free(GPU_NODE, cpus=1, gpus=0.09999999)])
-        assert words.startswith("a node has that free now (node-a: 1 of 4 CPUs and 0.1 of 1 GPUs")
-        assert words.endswith(", unless free pieces are of several GPUs")
+        assert words.startswith(
+            "a node has these resources free now (node-a: 1 of 4 CPUs and 0.1 of 1 GPUs"
+        )
+        assert words.endswith(", unless the free fractions belong to different GPUs")
 
 
 @pytest.mark.parametrize(
@@ -118,16 +121,16 @@ class TestWatchdogs:
         with held(4) as hog:
 
             def release(event: Any) -> None:
-                if "have no place yet" in str(event):
+                if "are not placed yet" in str(event):
                     told.append(event)
                     ray.kill(hog)
 
             engine = {"kind": "ray", "actors": 2}
             run(small_experiment(engine=engine, train={"rounds": 1}), tmp_path, release)
         assert re.fullmatch(  # of both actors, or of the one that the driver has made so far
-            r"no round has ended for 1 s: (\d) of \1 client actors of 1 CPU\(s\) have no place "
-            r"yet: no node has that free now \(\S+: 0 of 4 CPUs and 1 of 1 GPUs free\); "
-            r"other jobs may hold it; \S+/log.txt may say more",
+            r"no round has ended for 1 s: (\d) of \1 client actors of 1 CPU\(s\) are not "
+            r"placed yet: no node has these resources free now \(\S+: 0 of 4 CPUs and 1 of "
+            r"1 GPUs free\); other jobs may be using them; \S+/log.txt may say more",
             told[0],
         )
 
@@ -182,10 +185,10 @@ class TestWatchdogs:
             log.removeHandler(reader)
             engine.close()
         assert re.fullmatch(
-            rf"nothing has moved for 1 s in round {t + 1}, local_update; "
-            r"1 of 3 client actors of 1 CPU\(s\) and 0.5 GPU\(s\) have no place yet: "
-            r"no node has that free now \((\S+): 2 of 4 CPUs and 0 of 1 GPUs free\); "
-            rf"other jobs may hold it; the longest under way is in process {hung} on \1, "
+            rf"no progress for 1 s in round {t + 1}, local_update; "
+            r"1 of 3 client actors of 1 CPU\(s\) and 0.5 GPU\(s\) are not placed yet: "
+            r"no node has these resources free now \((\S+): 2 of 4 CPUs and 0 of 1 GPUs free\); "
+            rf"other jobs may be using them; the longest under way is in process {hung} on \1, "
             r"clients \d(, \d)*, for \d+ s; \d+ block\(s\) wait for an actor",
             reader.lines[-1],
         )

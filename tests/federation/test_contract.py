@@ -118,7 +118,7 @@ def test_messages_cost_what_they_are(finish: Finish) -> None:
 
 @pytest.mark.parametrize("name", ["error", "samples", "seconds", "bytes_up"])
 def test_columns_that_are_filled_anyway_cannot_be_reported(finish: Finish, name: str) -> None:
-    with pytest.raises(ClientError, match=f"'{name}' is a column that is filled anyway"):
+    with pytest.raises(ClientError, match=f"'{name}' is a built-in column"):
         finish(method={"name": "misbehaving_methods:Reports", "column": name})
 
 
@@ -135,7 +135,7 @@ def test_scalars_of_a_round_become_plain_numbers() -> None:
     assert fed.records({})[0] == {"norm": 0.5, "phase": "train"}
     assert not any(fed.records({})[1].values())
     assert type(fed.records({})[0]["norm"]) is float
-    with pytest.raises(ValueError, match="'bytes_up' is a column that is filled anyway"):
+    with pytest.raises(ValueError, match="'bytes_up' is a built-in column"):
         fed.log(bytes_up=3)
 
 

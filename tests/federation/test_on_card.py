@@ -87,8 +87,8 @@ def test_nothing_is_kept_where_there_is_no_card_or_no_part_of_one() -> None:
 
 def told(size: int, room: float) -> str:
     return (
-        f"the training data ({size / 1e9:.1f} GB) take more of the card than there is room for "
-        f"({room / 1e9:.1f} GB): they are sent to it client by client"
+        f"the training data ({size / 1e9:.1f} GB) do not fit the GPU's free memory "
+        f"({room / 1e9:.1f} GB): each client's data are copied when it trains"
     )
 
 

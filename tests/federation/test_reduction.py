@@ -90,7 +90,7 @@ def test_nobody_who_sent_is_not_nobody_who_answered() -> None:
     silent = WeightedMean()
     silent.fold(0, Update(), {})
     assert silent.result({}, {1: "failed"}).count == 0
-    with pytest.raises(NothingToReduce, match="no client of the cohort gave a contribution"):
+    with pytest.raises(NothingToReduce, match="the weights of the cohort's updates sum to 0"):
         WeightedMean().result({}, {1: "failed"})
 
 
@@ -107,7 +107,7 @@ def test_a_mean_with_messages_is_both() -> None:
     assert list(messages) == [1, 4]
     np.testing.assert_equal(messages, gathered.result({}, {}))
     np.testing.assert_equal(plain(found), plain(mean.result({}, {})))
-    with pytest.raises(NothingToReduce, match="no client of the cohort gave a contribution"):
+    with pytest.raises(NothingToReduce, match="the weights of the cohort's updates sum to 0"):
         MeanAndMessages().result({}, {1: "failed"})
 
 

@@ -204,7 +204,7 @@ class TestALoss:
         with pytest.raises(RunError) as told:
             scheduler.lose("last", "it was killed")
         assert str(told.value) == (
-            "clients [0, 1] took down 3 actors, one after the other (out of memory?): "
+            "3 actors in a row died while working on clients [0, 1] (out of memory?): "
             "it was killed"
         )
 

@@ -63,7 +63,7 @@ def log_of(done: Run) -> str:
 def test_a_number_is_put_on_record(finish: Finish) -> None:
     done = finish(**stacked(3, train={"rounds": 1}))
     assert done.manifest["clients_per_step"] == 3
-    assert "3 clients are trained at once, as asked for" in log_of(done)
+    assert "3 clients are trained at once, as requested" in log_of(done)
 
 
 def test_auto_measures_and_puts_its_choice_on_record(finish: Finish) -> None:
@@ -111,7 +111,7 @@ def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
     }
     done = finish(**stacked(V, **common))
     assert done.manifest["clients_per_step"] == 1
-    why = "layer 'features.1' (BatchNorm2d) mixes examples, or keeps running statistics"
+    why = "layer 'features.1' (BatchNorm2d) mixes examples or keeps running statistics"
     assert f"clients are trained one by one: {why}" in log_of(done)
     assert done.result_hash == finish(**common).result_hash
 
@@ -120,7 +120,7 @@ def test_a_method_that_cannot_be_stacked_is_told_once(finish: Finish) -> None:
     done = finish(
         **stacked(4, method={"name": "misbehaving_methods:OwnLoss"}, train={"rounds": 3})
     )
-    told = "clients are not stacked, but trained one by one: each client has functions of its own"
+    told = "clients are not stacked, but trained one by one: clients have different functions"
     assert log_of(done).count(told) == 1
     plain = finish(train={"rounds": 3})
     for name, weights in plain.weights().items():
@@ -180,7 +180,10 @@ def test_stacks_without_memory_are_halved_until_they_fit(finish: Finish, room: l
     done = finish(**stacked(8, **common))
     assert done.result_hash == undisturbed.result_hash
     assert done.manifest["clients_per_step"] == 2
-    told = "no memory to train 4 clients at once (OutOfMemoryError: tried to allocate 20 GiB); "
+    told = (
+        "not enough memory to train 4 clients at once "
+        "(OutOfMemoryError: tried to allocate 20 GiB); "
+    )
     assert f"{told}from round 1 on 2 are, as the manifest says\n" in log_of(done)
 
 

@@ -92,7 +92,7 @@ def test_room_for_32767_of_the_largest_blocks(sign: int) -> None:
 def test_what_is_out_of_range_is_refused(value: float, place: int) -> None:
     block: NDArray[np.float64] = np.zeros(50_000)
     block[place] = value
-    with pytest.raises(OverflowError, match="out of range, infinite or not a number"):
+    with pytest.raises(OverflowError, match="out of range, infinite or NaN"):
         check_block(block)
 
 

@@ -490,7 +490,7 @@ def test_clients_of_a_stream_are_trained_one_by_one(tmp_path: Path, wanted: Any)
     stacked, said = finished(
         tmp_path / "stacked", engine={"kind": "local", "clients_per_step": wanted}
     )
-    assert "clients are trained one by one: each client learns a task of its own" in said
+    assert "clients are trained one by one: clients learn different tasks" in said
     assert stacked.manifest["clients_per_step"] == 1
     assert stacked.result_hash == alone.result_hash
 
@@ -507,7 +507,7 @@ def test_a_stack_of_different_tasks_falls_back_to_one_by_one() -> None:
         notices = list(engine.notices)
         engine.close()
     assert notices == [
-        "clients are not stacked, but trained one by one: each client learns a task of its own"
+        "clients are not stacked, but trained one by one: clients learn different tasks"
     ]
     assert np.allclose(means[0], means[1], atol=1e-6)
 
@@ -594,7 +594,7 @@ def test_a_method_reports_of_tasks_what_it_likes(finish: Finish) -> None:
 
 @pytest.mark.parametrize("column", ["seen", "classes", "round"])
 def test_columns_of_tasks_that_are_filled_anyway(finish: Finish, column: str) -> None:
-    with pytest.raises(ClientError, match=f"'{column}' is a column that is filled anyway"):
+    with pytest.raises(ClientError, match=f"'{column}' is a built-in column"):
         finish(
             **SMALL, method={"name": f"{__name__}:Reports", "column": column}, train={"rounds": 2}
         )

@@ -315,8 +315,8 @@ class SendsNothing(FedAvg):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Gathers", r"the method gathers what each client sends \(count\), .* sums alone"),
-        ("Counts", "the method reads how many examples each client holds"),
+        ("Gathers", r"the method gathers each client's message \(count\), .* means of updates"),
+        ("Counts", "the method reads each client's number of examples"),
         ("Reads", "the method reads the clients' examples"),
         ("SendsNothing", "round 1: no client of the cohort sent anything to add noise to"),
     ],

@@ -117,7 +117,7 @@ def test_what_it_does_not_cover() -> None:
         small_experiment(**with_method("xpfl", privacy=PRIVACY))
     fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
     fed.begin_round(1)
-    with pytest.raises(ClientError, match="does not cover `perturb`, which sees gradients"):
+    with pytest.raises(ClientError, match="does not cover `perturb`, which gets gradients"):
         fed.mean(fed._context.spec.functions.local_update, [0], weights=fed.initial_weights())
     made = small_experiment(model={"name": "resnet8", "width": 2}, privacy=PRIVACY)
     with pytest.raises(BadInput, match=r"privacy.level=example: batch norm mixes examples"):

@@ -330,16 +330,18 @@ class TestAddresses:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         code, _, complaint = say("jobs")
         assert code == 2
-        assert complaint.startswith(f"error: RAY_ADDRESS=127.0.0.1:{port}: no Ray answers there")
+        assert complaint.startswith(
+            f"error: RAY_ADDRESS=127.0.0.1:{port}: no Ray cluster answers there"
+        )
         code, _, complaint = say("jobs", "--address", f"ray://127.0.0.1:{port}")
         assert code == 2
-        assert complaint.startswith(f"error: ray://127.0.0.1:{port}: no Ray answers there")
+        assert complaint.startswith(f"error: ray://127.0.0.1:{port}: no Ray cluster answers there")
 
     @pytest.mark.parametrize("address", ["\0", "ray://127.0.0.1:99999"])
     def test_what_cannot_be_an_address(self, say: Say, address: str) -> None:
         code, _, complaint = say("jobs", "--address", address)
         assert code == 2
-        assert complaint.startswith(f"error: {address}: no Ray answers there") or (
+        assert complaint.startswith(f"error: {address}: no Ray cluster answers there") or (
             ": is not the address of a Ray dashboard" in complaint
         )
 

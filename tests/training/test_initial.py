@@ -75,8 +75,8 @@ LAYERS = {"features.1.weight": (32, 64), "features.1.bias": (32,), "head.weight"
     ("change", "message"),
     [
         ({"head.weight": (10, 16)}, r"'head.weight' has shape \(10, 16\), the model's \(10, 32\)"),
-        ({"head.weight": None}, "has no 'head.weight', a layer of the model; it has "),
-        ({"neck.weight": (3,)}, "'neck.weight' is no layer of the model"),
+        ({"head.weight": None}, "lacks the model's layer 'head.weight'; it has "),
+        ({"neck.weight": (3,)}, "the model has no layer 'neck.weight'"),
     ],
 )
 @pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
@@ -99,10 +99,10 @@ def test_other_files(tmp_path: Path) -> None:
     nan = {n: torch.full(shape, torch.nan) for n, shape in {**LAYERS, "head.bias": (10,)}.items()}
     save_file(nan, tmp_path / "nan.safetensors")
     for name, message in {
-        "words.pt": "is no",
-        "words.safetensors": "is no file of weights: SafetensorError",
-        "list.pt": "is no state dict: a dict of tensors by layer",
-        "module.pt": "is no state dict, or holds more than tensors",
+        "words.pt": "is not",
+        "words.safetensors": "cannot be read as weights: SafetensorError",
+        "list.pt": r"is not a state dict \(tensors by layer name\)",
+        "module.pt": "is not a state dict, or contains more than tensors",
         "nan.safetensors": "'features.1.bias' has NaN or infinite weights",
         "missing.pt": "there is no such file",
     }.items():

@@ -453,7 +453,7 @@ def test_the_learning_rate_follows_its_schedule() -> None:
 
 
 def test_a_warmup_without_end() -> None:
-    with pytest.raises(ValueError, match=r"schedule.warmup=3 leaves none of rounds=3"):
+    with pytest.raises(ValueError, match=r"schedule.warmup=3 must be less than rounds=3"):
         Train.model_validate({"rounds": 3, "schedule": {"warmup": 3}})
 
 

@@ -215,7 +215,7 @@ def test_gradients_in_parts_are_not_stacked() -> None:
     model = FlatModel(module, CPU)
     x, y = torch.randn(5, *shape), torch.arange(5) % 3
     found = Stack(model).obstacle(x, y, Train(accumulate=2), CROSS_ENTROPY)
-    assert found == "train.accumulate computes a gradient in parts"
+    assert found == "train.accumulate computes gradients in parts"
 
 
 def test_the_same_number_of_steps_for_all() -> None:
@@ -277,13 +277,13 @@ class Mixes(nn.Module):
 OBSTACLES = {
     "batch norm": (
         lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
-        "layer '1' (BatchNorm1d) mixes examples, or keeps running statistics",
+        "layer '1' (BatchNorm1d) mixes examples or keeps running statistics",
     ),
     "no statistics": (
         lambda: nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3)),
         "layer '0' (BatchNorm1d) mixes examples",
     ),
-    "mixes examples": (Mixes, "trained in a stack, it does not come to the weights"),
+    "mixes examples": (Mixes, "training in a stack gives other weights"),
 }
 
 
