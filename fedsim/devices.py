@@ -248,7 +248,8 @@ class Fleet:
         t: int,
         examples: NDArray[np.float64],
         batch: int,
-        model_bytes: int,
+        down: int,
+        up: int,
     ) -> Selection:
         """Who of a round's sample takes part, by planned time.
 
@@ -257,12 +258,12 @@ class Fleet:
             wanted: how many the round needs; the slowest beyond them are surplus.
             examples: (n,) that each would train on.
             batch: examples of a local step.
-            model_bytes: size of the model, which is sent both ways.
+            down, up: bytes of the model, and of an update.
         """
         settings, dropped = self.settings, dict[int, Reason]()
         fails = self._chance("dropout", t)[sampled] < settings.dropout
         dropped |= dict.fromkeys(sampled[fails].tolist(), "dropout")
-        moving = self.seconds(sampled, 0.0, model_bytes, model_bytes)
+        moving = self.seconds(sampled, 0.0, down, up)
         planned = moving + examples / self.speed[sampled]
         hurry: dict[int, int] = {}
         waited = 0.0
@@ -303,12 +304,13 @@ def planned_examples(train: Train, samples: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def check_deadline(
-    fleet: Fleet, train: Train, samples: NDArray[np.int64], model_bytes: int
+    fleet: Fleet, train: Train, samples: NDArray[np.int64], down: int, up: int
 ) -> None:
     """Reject a deadline that no client can meet.
 
     Args:
         samples: (K,) of each client.
+        down, up: bytes of the model, and of an update, or less.
 
     Raises:
         ExperimentError: it cannot be met; the message says what the fastest needs.
@@ -319,7 +321,7 @@ def check_deadline(
     examples = planned_examples(train, samples)
     if fleet.settings.partial_work:
         examples = np.minimum(examples, train.batch_size)
-    needed = fleet.seconds(np.arange(len(samples)), examples, model_bytes, model_bytes)
+    needed = fleet.seconds(np.arange(len(samples)), examples, down, up)
     if needed.min() > deadline:
         least = "a single step" if fleet.settings.partial_work else "a round"
         raise ExperimentError(

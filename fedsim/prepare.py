@@ -124,7 +124,11 @@ def prepare(
     explain = experiment.explain and _check_explain(experiment, dataset, network)
     if experiment.devices is not None:
         fleet = Fleet(experiment.devices, len(splits), experiment.seed)
-        check_deadline(fleet, experiment.train, splits.train.lengths, 4 * size)
+        # A codec's messages are shorter by an amount that is not known yet.
+        down, up = (
+            4 * size if codec is None else 0 for codec in (experiment.downlink, experiment.uplink)
+        )
+        check_deadline(fleet, experiment.train, splits.train.lengths, down, up)
     return dataset, splits, replace(spec, size=size, explain=explain)
 
 

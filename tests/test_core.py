@@ -50,7 +50,7 @@ LAYERS = [
     {"objectives"},
     {"models"},
     {"training"},
-    {"devices", "privacy", "explain", "aggregators", "adversaries"},
+    {"devices", "privacy", "explain", "codecs", "aggregators", "adversaries"},
     {"cluster"},
     {"federation"},
     {"methods"},

@@ -109,7 +109,8 @@ def select(devices: Fleet, clients: int = 10, wanted: int = 10, **changes: Any) 
         "t": 1,
         "examples": np.full(clients, 100.0),
         "batch": 10,
-        "model_bytes": 125_000,
+        "down": 125_000,
+        "up": 125_000,
         **changes,
     }
     return devices.select(**given)
@@ -427,6 +428,16 @@ class TestFedBuff:
         made = small_experiment(method={"name": "fedbuff"}, partition=TEN, devices={})
         with pytest.raises(BadInput, match=r"method.buffer=10 of 10 clients: .* set at most 9"):
             federation(made)
+
+
+def test_a_deadline_is_met_by_shorter_messages() -> None:
+    devices = {"speed": 1000, "upload": 0.05, "download": 100, "deadline": 1.0}
+    made = small_experiment(partition=TEN, devices=devices, uplink={"name": "topk"})
+    states = server_states(made)  # of which nobody is left without a codec
+    assert not np.array_equal(states[0].weights, states[1].weights)
+    plain = small_experiment(partition=TEN, devices=devices)
+    with pytest.raises(BadInput, match="no client meets it"):
+        federation(plain)
 
 
 def test_simulated_time_needs_devices() -> None:

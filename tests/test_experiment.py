@@ -69,6 +69,8 @@ def test_defaults_of_every_component(section: str, registry: Registry[Any], name
     if issubclass(component, RuleModel) or learns.models == "rule model":
         others |= {"model": {"name": "tsk"}, "method": {"name": "openfl_xai"}}
         others["train"] = {"rounds": 1}
+    if getattr(component, "asynchronous", False):
+        others["devices"] = {}
     if learns.task_sequences == "only":
         others["train"] = {"optimizer": {"name": "adam"}}
     experiment = Experiment.from_dict({**others, section: {registry.key: name, **content}})

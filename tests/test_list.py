@@ -117,7 +117,7 @@ def test_names_for_completion_are_those_of_the_registry(kind: str) -> None:
         ("fedsim re", {"resume", "report"}),
         ("fedsim run --pri", {"--print-config"}),
         ("fedsim list me", {"methods", "metrics"}),
-        ("fedsim list methods fedav", {"fedavg", "fedavgm"}),
+        ("fedsim list methods fedavgm", {"fedavgm"}),
         ("fedsim explain runs --explainer oc", {"occlusion"}),
         ("fedsim verify runs", set()),  # the shell completes paths
     ],

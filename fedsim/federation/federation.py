@@ -282,8 +282,8 @@ class Federation:
 
     def planned_seconds(self, clients: Sequence[int] | Cohort) -> NDArray[np.float64]:
         """(n,) how long clients' devices need for a round: the model both ways, and training."""
-        k, moved = np.asarray(clients, dtype=np.int64), self.model_bytes
-        return self._devices.seconds(k, self._planned_examples(k), moved, moved)
+        k = np.asarray(clients, dtype=np.int64)
+        return self._devices.seconds(k, self._planned_examples(k), *self._planned_bytes)
 
     def online(self, clock: float) -> NDArray[np.bool_]:
         """(K,) whether each client is online in this round, and at that simulated time."""
@@ -610,7 +610,7 @@ class Federation:
     def _record_devices(self, fleet: Fleet, ledger: dict[str, Any]) -> dict[str, float]:
         """Add rows of clients that dropped out; returns simulated time and energy of the round."""
         dropped = {} if self._selection is None else self._selection.dropped
-        moved = self.model_bytes
+        moved, _ = self._planned_bytes
         for k, reason in dropped.items():
             examples = float(self._planned_examples(np.array([k]))[0])
             sent = {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0}
@@ -665,17 +665,25 @@ class Federation:
             wanted = len(sampled)
         examples = self._planned_examples(sampled)
         return fleet.select(
-            sampled, wanted, t, examples, self.settings.batch_size, self.model_bytes
+            sampled, wanted, t, examples, self.settings.batch_size, *self._planned_bytes
         )
 
     def _planned_examples(self, clients: Cohort) -> NDArray[np.float64]:
         """(n,) number of examples that clients train on in a round, each pass counted."""
         return planned_examples(self.settings, self._samples[clients])
 
-    @property
-    def model_bytes(self) -> int:
-        """The size of the model as it is sent, in bytes."""
-        return self._initial.nbytes
+    @cached_property
+    def _planned_bytes(self) -> tuple[int, int]:
+        """Bytes of the model as the server sends it, and of a client's update."""
+        vector = keyed_rng(self.seed, "planned bytes").standard_normal(self.model.size)
+        found = []
+        for link in (self._context.downlink, self._context.uplink):
+            size = self._initial.nbytes
+            if link is not None:
+                rng = keyed_rng(self.seed, "planned bytes/codec")
+                _, size = link.code(vector.astype(np.float32), rng)
+            found.append(size)
+        return found[0], found[1]
 
     @property
     def _samples(self) -> NDArray[np.int64]:
