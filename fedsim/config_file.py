@@ -26,6 +26,15 @@ Location = tuple[str, ...]  # of a key: its section, then the key within it
 S = TypeVar("S", bound=Config)
 
 
+def flat(content: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested sections by `section.key`; an empty section is left out."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        inner = flat(value, f"{above}{key}.") if isinstance(value, Mapping) else None
+        found |= {f"{above}{key}": value} if inner is None else inner
+    return found
+
+
 @dataclass(frozen=True)
 class RawConfig:
     """The content of an experiment file.

@@ -38,7 +38,7 @@ from fedsim.records import facts, hashes
 from fedsim.results.folder import RunFolder, alone, new_path
 from fedsim.results.loggers import environment, with_loggers
 from fedsim.results.manifest import is_at
-from fedsim.results.run import Run, load
+from fedsim.results.run import Run
 from fedsim.simulate import Progress, simulate
 
 PATIENCE = 60.0  # seconds without an event after which the user is told what is free
@@ -176,7 +176,7 @@ def drive(
             about = facts(dataset, splits, experiment)
             folder = RunFolder.create(experiment, path, about)
         if folder.manifest["status"] == "finished" and not folder.damage():
-            return load(path)
+            return Run.open(path)
         if experiment.engine.kind == "local":
             events = _locally(folder, dataset, splits, spec)
         else:
@@ -270,7 +270,7 @@ def _carry_through(
             end("interrupted" if interrupted else "failed", None if interrupted else str(error))
         raise
     end("finished")
-    return load(folder.path)
+    return Run.open(folder.path)
 
 
 def _locally(

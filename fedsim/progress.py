@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.objectives import Metric
-from fedsim.results.run import Run, load
+from fedsim.results.run import Run
 from fedsim.results.summary import digits
 from fedsim.words import duration, size
 
@@ -44,7 +44,7 @@ class RoundLine:
     @cached_property
     def _metric(self) -> Metric:
         # Loaded anew, because the driver has written its part of the manifest.
-        return load(self._run.path).primary_metric
+        return Run.open(self._run.path).primary_metric
 
     def __call__(self, row: dict[str, Any]) -> str:
         if not self._first:
@@ -139,17 +139,26 @@ def _bar() -> _Bar | None:
     if getattr(shell, "kernel", None) is not None:
         return _NotebookBar()
     console = Console(stderr=True, soft_wrap=True, emoji=False, highlight=False)
-    return _TerminalBar(console) if console.is_terminal else None
+    return TerminalBar(console) if console.is_terminal else None
 
 
-class _TerminalBar:
-    def __init__(self, console: Console) -> None:
+class TerminalBar:
+    """A bar in a terminal.
+
+    Args:
+        unit: what is counted, shown before the count.
+        transient: whether it is erased at the end.
+    """
+
+    def __init__(self, console: Console, unit: str = "", transient: bool = False) -> None:
         self._progress = Progress(
+            *([TextColumn(unit)] if unit else []),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
             TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
+            transient=transient,
         )
         self._task = self._progress.add_task("", total=None)
         self._progress.start()

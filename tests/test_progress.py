@@ -22,7 +22,7 @@ LINES = ["3 runs, 2 at a time", "[1/3] a <b>: accuracy 0.5", "[3/3] c: failed"]
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, highlight=False)
-    monkeypatch.setattr(progress, "_bar", lambda: progress._TerminalBar(console))
+    monkeypatch.setattr(progress, "_bar", lambda: progress.TerminalBar(console))
     return screen
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedsim.config_file import RawConfig
+from fedsim.config_file import RawConfig, flat
 from fedsim.errors import BadInput
 from fedsim.records import VARYING
 from fedsim.results.folder import RunFolder
@@ -139,24 +139,16 @@ def _runs_in(path: Path) -> list[Run]:
     folder = open_folder(path)
     if isinstance(folder, RunFolder):
         return [Run(folder)]
-    return [Run(RunFolder.open(below)) for below in runs_below(folder.path)]
+    return [Run.open(below) for below in runs_below(folder.path)]
 
 
 def _experiment(run: Run) -> dict[str, Any]:
     """The resolved experiment by `section.key`. Reading it runs no code."""
-    return dict(_flat(RawConfig.read(run.path / "experiment.yaml").content))
+    return flat(RawConfig.read(run.path / "experiment.yaml").content)
 
 
 def _environment(run: Run) -> dict[str, Any]:
-    return dict(_flat({key: run.manifest.get(key) for key in ENVIRONMENT}))
-
-
-def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+    return flat({key: run.manifest.get(key) for key in ENVIRONMENT})
 
 
 def _differences(facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:

@@ -45,13 +45,13 @@ def attack_command(
     """
     from fedsim.analysis.audit import audit
     from fedsim.results.folder import RunFolder
-    from fedsim.results.run import load
+    from fedsim.results.run import Run
 
     folder = latest(folder, "run")
     if trust:
         RunFolder.open(folder).trust()
     found = audit(
-        load(folder),
+        Run.open(folder),
         explainer or None,
         shadows=shadows,
         noise=noise or None,

@@ -77,12 +77,12 @@ def explain_command(
     from fedsim.analysis.explanations import explanations
     from fedsim.explain.explainer import Exportable
     from fedsim.results.folder import RunFolder
-    from fedsim.results.run import load
+    from fedsim.results.run import Run
 
     folder = latest(folder, "run")
     if trust:
         RunFolder.open(folder).trust()
-    run = load(folder)
+    run = Run.open(folder)
     with out.status("") as status:
         found = explanations(
             run,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -83,8 +83,10 @@ def _experiments(config: RawConfig) -> list[Experiment]:
 
 def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
     """Those that differ in their data or partition, each by the keys in which they do."""
+    from fedsim.config_file import flat
+
     settings = [
-        _flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
+        flat(e.model_dump(mode="json", include={"data", "partition"})) for e in experiments
     ]
     keys = dict.fromkeys(key for each in settings for key in each)
     differing = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
@@ -92,15 +94,6 @@ def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
     for experiment, each in zip(experiments, settings, strict=True):
         words = ", ".join(f"{key}={each[key]}" for key in differing if key in each)
         found.setdefault(words, experiment)
-    return found
-
-
-def _flat(section: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested keys as `section.key`."""
-    found: dict[str, Any] = {}
-    for key, value in section.items():
-        inner = _flat(value, f"{above}{key}.") if isinstance(value, dict) else None
-        found |= {f"{above}{key}": value} if inner is None else inner
     return found
 
 

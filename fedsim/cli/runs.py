@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedsim.cli.console import (
@@ -33,6 +31,7 @@ from fedsim.errors import ClientError, FedsimError, MethodError, RunError
 
 if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
     from fedsim import Grid, Run, Search
+    from fedsim.progress import TerminalBar
     from fedsim.results.folder import Folder
     from fedsim.simulate import Progress
 
@@ -307,7 +306,7 @@ class _Screen:
     """Progress of a run: one live line on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:
-        self._bar: Bar | None = None
+        self._bar: TerminalBar | None = None
         self._run: Run | None = None
         self._latest = self._rounds = 0
 
@@ -315,31 +314,23 @@ class _Screen:
         return self
 
     def start(self, run: Run) -> None:
-        from fedsim.progress import RoundLine
+        from fedsim.progress import RoundLine, TerminalBar
 
         self._run, self._line = run, RoundLine(run)
         self._rounds = run.experiment.train.rounds
         out.print(f"run folder: {short(run.path)}", markup=False)
         if out.is_terminal:
-            self._bar = Bar(
-                TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(compact=True),
-                console=out,
-                transient=True,
-            )
-            self._bar.add_task("starting", total=self._rounds)
-            self._bar.start()
+            self._bar = TerminalBar(out, "round", transient=True)
+            self._bar.update(0, self._rounds, "starting")
 
     def show(self, event: Progress) -> None:
         if isinstance(event, str):
-            (self._bar.console if self._bar else out).print(event, markup=False)
+            out.print(event, markup=False)  # above the bar, if there is one
             return
         self._latest = event["round"]
         line = self._line(event)
         if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=self._latest, description=line)
+            self._bar.update(self._latest, self._rounds, line)
         else:
             out.print(f"round {self._latest}/{self._rounds}  {line}", markup=False)
 
@@ -347,7 +338,7 @@ class _Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         if self._bar:
-            self._bar.stop()
+            self._bar.close()
         if kind is None or self._run is None or not _resumable(error):
             return
         when = f" after round {self._latest}" if self._latest else ""

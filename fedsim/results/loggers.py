@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedsim.config_file import flat
 from fedsim.experiment import Experiment
 from fedsim.extras import require
 from fedsim.results.folder import RunFolder
@@ -266,16 +267,7 @@ def metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 def parameters(experiment: Experiment) -> dict[str, str | float | bool]:
     """The keys of an experiment, as overrides name them; lists are written out."""
-    flat: dict[str, str | float | bool] = {}
-
-    def flatten(content: Mapping[str, Any], above: str) -> None:
-        for key, value in content.items():
-            if isinstance(value, Mapping):
-                flatten(value, f"{above}{key}.")
-            elif isinstance(value, str | float | int):
-                flat[above + key] = value
-            else:
-                flat[above + key] = json.dumps(value)
-
-    flatten(experiment.model_dump(mode="json"), "")
-    return flat
+    return {
+        key: value if isinstance(value, str | float | int) else json.dumps(value)
+        for key, value in flat(experiment.model_dump(mode="json")).items()
+    }

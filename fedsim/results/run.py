@@ -61,6 +61,15 @@ class Run:
         self.manifest: dict[str, Any] = folder.manifest
         self._folder = folder
 
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """Load a run from its folder, finished or not.
+
+        Raises:
+            RunFolderError: it is not the folder of a run, or was written by another version.
+        """
+        return cls(RunFolder.open(path))
+
     def __repr__(self) -> str:
         return f"<Run {str(self.path)!r}: {self.status}>"
 
@@ -378,12 +387,3 @@ def _fault_of_keys(
         if not frame[key].map(lambda value: isinstance(value, str)).all():
             return f"column '{key}' has values that are no words"
     return None
-
-
-def load(path: str | Path) -> Run:
-    """Load a run from its folder, finished or not.
-
-    Raises:
-        RunFolderError: it is not the folder of a run, or was written by another version.
-    """
-    return Run(RunFolder.open(path))

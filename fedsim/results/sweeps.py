@@ -157,7 +157,7 @@ class Grid(Sweep):
         found: list[tuple[Mapping[str, Any], Run | None]] = []
         for about in self.manifest["cells"]:
             path = self.path / about["folder"]
-            found.append((about, Run(RunFolder.open(path)) if is_at(path) else None))
+            found.append((about, Run.open(path) if is_at(path) else None))
         return found
 
     @property
@@ -226,7 +226,7 @@ class Search(Sweep):
     @cached_property
     def runs(self) -> list[Run]:
         paths = sorted((self.path / "trials").glob("*"))
-        return [Run(RunFolder.open(path)) for path in paths if is_at(path)]
+        return [Run.open(path) for path in paths if is_at(path)]
 
     @cached_property
     def trials(self) -> pd.DataFrame:

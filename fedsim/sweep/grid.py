@@ -28,7 +28,7 @@ from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError
 from fedsim.experiment import Experiment
 from fedsim.registry import Config, nearest
-from fedsim.results.run import load
+from fedsim.results.run import Run
 from fedsim.results.summary import cell_label, summarise, tidy
 from fedsim.results.sweeps import Grid
 from fedsim.sweep.sweep import SweepRunner, read_section
@@ -287,7 +287,7 @@ class GridSweep(SweepRunner[Grid]):
             path = folder.path / run.folder
             status, error = trial_status(path, errors)
             if status == "finished":
-                done.append((run.values, run.seed, load(path)))
+                done.append((run.values, run.seed, Run.open(path)))
             known.append(self._about(run, status, error))
         rounds = tidy(done)
         baseline = self.grid.shown_baseline()

@@ -47,7 +47,7 @@ from fedsim.experiment import Experiment
 from fedsim.objectives import VALIDATION
 from fedsim.results import pareto
 from fedsim.results.folder import RunFolder
-from fedsim.results.run import load
+from fedsim.results.run import Run
 from fedsim.results.sweeps import STUDY, Search, storage
 from fedsim.sweep.sampler import AGAIN
 from fedsim.sweep.settings import SearchSettings
@@ -268,7 +268,7 @@ def _tell_again(scheduler: ASHAScheduler, path: Path, objective: str) -> None:
     """Tell the scheduler what an earlier trial came to in each round, to hold others against."""
     trial = SimpleNamespace(trial_id=str(path))
     scheduler.on_trial_add(None, trial)
-    for row in load(path).rounds.to_dict("records"):
+    for row in Run.open(path).rounds.to_dict("records"):
         if pd.notna(row.get(objective)):
             scheduler.on_trial_result(
                 None, trial, {"round": row["round"], objective: objective_value(row, objective)}
@@ -287,7 +287,7 @@ def _row(
     row: dict[str, Any] = {"trial": frozen.number, **frozen.params, "status": status}
     try:
         if status == "finished":
-            last = dict(load(trial.path).rounds.iloc[-1])
+            last = dict(Run.open(trial.path).rounds.iloc[-1])
             row |= {name: objective_value(last, name) for name in settings.objectives}
             row["rounds"] = int(last["round"])
         elif status == "stopped":

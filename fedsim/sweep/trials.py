@@ -42,7 +42,7 @@ from fedsim.records import known_columns
 from fedsim.results.folder import RunFolder, alone
 from fedsim.results.loggers import environment as loggers_environment
 from fedsim.results.manifest import is_at
-from fedsim.results.run import load
+from fedsim.results.run import Run
 from fedsim.results.summary import digits
 from fedsim.simulate import Progress
 from fedsim.sweep.preflight import Allocation, Watchdog, allocate, cluster, placement
@@ -405,7 +405,7 @@ def _trial(
             report(event)
 
     if plan.every_round and begun:  # what Tune was told before is told again
-        for row in load(trial.path).rounds.to_dict("records"):
+        for row in Run.open(trial.path).rounds.to_dict("records"):
             judged = _judged(row, trial.path, plan.objectives)
             if judged and row["round"] < experiment.train.rounds:
                 report(row)
@@ -492,7 +492,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
     def _completed(self, trial: Trial, tune_trial: Any) -> str:
         folder = RunFolder.open(trial.path)
         if folder.manifest["status"] == "finished":
-            run = load(trial.path)
+            run = Run.open(trial.path)
             rounds = run.rounds
             after = f"after round {rounds['round'].iloc[-1]}"
             if self.plan.objectives:

@@ -13,7 +13,6 @@ from own_components import Tagged
 from experiments import run_example, small_experiment
 from fedsim import Run, predictions, replay, run
 from fedsim.errors import RunFolderError
-from fedsim.results.run import load
 
 Finish = Callable[..., Run]
 
@@ -107,4 +106,4 @@ def test_runs_that_are_not_finished_or_have_no_global_model(finish: Finish) -> N
     done.manifest.pop("result_hash")
     with pytest.raises(RunFolderError, match="the run is not finished"):
         predictions(done)
-    assert load(done.path).result_hash
+    assert Run.open(done.path).result_hash

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.config_file import RawConfig
+from fedsim.config_file import RawConfig, flat
 from fedsim.errors import RunFolderError
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.manifest import runs_below
@@ -123,17 +123,10 @@ def _entry(folder: RunFolder, place: str, given: str) -> Entry:
 
 def _settings(path: Path) -> dict[str, Value]:
     """The resolved experiment of a run's folder. Reading it runs no code."""
-    return dict(_flat(RawConfig.read(path / "experiment.yaml").content))
-
-
-def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Value]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        elif above and key in ("name", "kind"):
-            yield above.removesuffix("."), word(value)
-        else:
-            yield f"{above}{key}", word(value)
+    settings = flat(RawConfig.read(path / "experiment.yaml").content)
+    return {
+        key.removesuffix(".name").removesuffix(".kind"): word(v) for key, v in settings.items()
+    }
 
 
 def word(value: Any) -> Value:
