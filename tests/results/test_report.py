@@ -1119,8 +1119,10 @@ def test_a_search(tmp_path: Path) -> None:
 
 def test_a_search_for_one_thing_has_a_history(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "tuned" / "1", "search", objectives={"loss": "min"}, space=[])
-    losses = [0.9, np.nan, 0.5, 0.7]
+    losses = [0.9, np.nan, 0.5, 0.2]
+    status = ["finished", "failed", "finished", "stopped"]  # the last too early to be the best
     trials = pd.DataFrame({"trial": range(4), "lr": [0.1, 0.2, 0.3, 0.4], "loss": losses})
+    trials["status"] = status
     trials.to_parquet(folder / "trials.parquet")
     trials[2:3].to_parquet(folder / "pareto.parquet")
     pd.DataFrame({"hyper-parameter": ["lr", "mu"], "loss": [0.25, 0.75]}).to_parquet(

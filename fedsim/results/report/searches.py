@@ -62,9 +62,11 @@ def _figures(tables: dict[str, pd.DataFrame], objectives: dict[str, str]) -> lis
     found = []
     name = objective.replace("_", " ")
     if "trials" in tables and objective in tables["trials"]:
-        values = tables["trials"].sort_values("trial")[objective].to_numpy(dtype=float)
-        if np.isfinite(values).any():
-            best = (np.fmax if mode == "max" else np.fmin).accumulate(values)
+        trials = tables["trials"].sort_values("trial")
+        values = trials[objective].to_numpy(dtype=float)
+        finished = np.where(trials["status"] == "finished", values, np.nan)
+        if np.isfinite(finished).any():
+            best = (np.fmax if mode == "max" else np.fmin).accumulate(finished)
             extreme = best[np.isfinite(best)][-1]
             words = f"{capital(name)} by trial, and the best so far"
             drawing = draw_history(f"{words}: {extreme:.4g} in the end", values, best, ylabel=name)
