@@ -20,7 +20,7 @@ from fedsim.explain.highlight import CHOSEN, MARKED, Chosen, draw_rationales
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rationales import RationaleExplainer, Rationales
 from fedsim.models.rationale import RationaleClassifier
-from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.explanations import explanations
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
@@ -151,7 +151,7 @@ def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say)
     for t in (1, 2):
         for k in (0, 3):
             assert f"client {k}'s model after round {t}, on the test set:" in said
-    ((heading, _, pictures),) = explanations(Comparison([done.path]))
+    ((heading, _, pictures),) = explanations(ReportData([done.path]))
     assert heading == "fedrnl, seed 0"
     assert {picture.words for picture in pictures} == {
         "rationales client 0 round 1",

@@ -15,7 +15,7 @@ from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot
 from fedsim.explain.rules import RuleBase, RulesExplainer
 from fedsim.models.tsk import FILES, Tsk, read_published
-from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import curves
 from fedsim.results.report.explanations import curves as score_curves
 from fedsim.results.report.explanations import explanations
@@ -105,7 +105,7 @@ def test_crisp_rules(say: Say) -> None:
 def test_the_report_shows_them(say: Say) -> None:
     done = learn()
     say("explain", str(done.path))
-    ((heading, (table,), pictures),) = explanations(Comparison([done.path]))
+    ((heading, (table,), pictures),) = explanations(ReportData([done.path]))
     assert heading == "openfl_xai, seed 0"
     assert table.caption.startswith("Rules, after the last round")
     assert [row[0].text for row in table.rows] == [
@@ -114,7 +114,7 @@ def test_the_report_shows_them(say: Say) -> None:
     assert [picture.words for picture in pictures] == [
         *("activations round 1", "partitions round 1", "rules round 1")
     ]
-    assert curves(Comparison([done.path])) == []  # a single round
+    assert curves(ReportData([done.path])) == []  # a single round
     code, _, _ = say("report", str(done.path))
     assert code == 0
     assert "IF bond is" in (done.path / "report.html").read_text()
@@ -123,7 +123,7 @@ def test_the_report_shows_them(say: Say) -> None:
 def test_the_report_shows_scores_and_maps(finish: Callable[..., Run]) -> None:
     explain = {"explainers": ["random", "occlusion"], "every": 1, "inputs": 3, "maps": True}
     done = finish(train={"rounds": 2, "participation": 0.3}, explain=explain)
-    compared = Comparison([done.path])
+    compared = ReportData([done.path])
     ((_, (table,), pictures),) = explanations(compared)
     assert [tuple(datum.text for datum in row[:3]) for row in table.rows] == [
         (explainer, model, t)

@@ -26,7 +26,7 @@ from fedsim.explain.tasks import TasksExplainer
 from fedsim.methods import methods
 from fedsim.models import models
 from fedsim.registry import Registry
-from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.explanations import explanations
 from fedsim.testing import check_explainer
 
@@ -49,7 +49,7 @@ def test_an_explainer_of_ones_own(finish: Finish, say: Say) -> None:
     assert text.startswith(f"the global model after round 2, row 3: {row['norm']:.4f}\nwritten: ")
     picture = done.path / "explanations" / "norms.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    ((_, _, pictures),) = explanations(Comparison([done.path]))
+    ((_, _, pictures),) = explanations(ReportData([done.path]))
     assert [picture.words for picture in pictures] == ["norms"]
 
 

@@ -20,7 +20,7 @@ from fedsim import Run, load, predictions, run
 from fedsim.errors import BadInput, Damaged
 from fedsim.results.confusion import last_class_accuracy, last_confusion, plot_confusion
 from fedsim.results.report.classes import figures
-from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.figures import PAGE, PAPER, Drawing
 from fedsim.results.report.html import Report
@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Run]
 
 
 def shown(runs: Mapping[tuple[str, int], Run], *methods: str) -> list[Plot]:
-    return figures(Comparison([done.path for (m, _), done in runs.items() if m in methods]))
+    return figures(ReportData([done.path for (m, _), done in runs.items() if m in methods]))
 
 
 def counts_of(axes: Axes, C: int) -> NDArray[np.int64]:
@@ -109,11 +109,11 @@ def test_each_follows_from_what_is_on_record(
         last_class_accuracy(from_matrix), last_class_accuracy(whole), check_names=False
     )
     alone = finished(tmp_path, "fedavg", 0, ["class_accuracy"])
-    (accuracies,) = figures(Comparison([alone.path]))
+    (accuracies,) = figures(ReportData([alone.path]))
     assert accuracies.heading == "Accuracy of each class"
     assert bars_of(accuracies.panels[0][1])["line-1"] == last_class_accuracy(whole).tolist()
     neither = finished(tmp_path, "fedavg", 0, [])
-    assert figures(Comparison([neither.path])) == []
+    assert figures(ReportData([neither.path])) == []
     assert 'id="classes"' not in Report([neither.path]).html()
 
 
@@ -166,7 +166,7 @@ def test_of_many_classes_the_lowest_accuracies_are_shown(
     shares = {f"class_accuracy/{k}": 1 - k / 40 for k in range(40)}
     rounds = runs["fedavg", 0].rounds.drop(columns=[f"class_accuracy/{k}" for k in DIGITS])
     rounds.assign(**shares).to_parquet(path / "rounds.parquet")
-    _, accuracies = figures(Comparison([path]))
+    _, accuracies = figures(ReportData([path]))
     assert accuracies.heading == "Accuracy of each class (the 30 lowest)"
     lowest = sorted(shares.values())[:30]
     assert bars_of(accuracies.panels[0][1])["line-1"] == pytest.approx(lowest)

@@ -34,7 +34,7 @@ from fedsim.errors import Damaged, RunFolderError
 from fedsim.objectives.regression import Regression
 from fedsim.prepare import prepare
 from fedsim.results.report.clients import ClientScores
-from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import costs, curves, legend, of_clients
 from fedsim.results.report.figures import (
     PAGE,
@@ -436,11 +436,11 @@ def test_methods_compete_in_rows_too(grid: Path) -> None:
         of_row = [d for d in row[1:] if isinstance(d.value, float)]
         assert {d.value for d in of_row if d.best} == {max(d.value for d in of_row)}
     assert "Bold: the best method for each α; " in " ".join(notes(compared, True))
-    assert finding(compared) == finding(Comparison([grid]))
+    assert finding(compared) == finding(ReportData([grid]))
 
 
 def test_problems_do_not_compete(runs: Mapping[tuple[str, float, int], Run]) -> None:
-    compared = Comparison([runs["fedavg", alpha, 0].path for alpha in (0.3, 10)])
+    compared = ReportData([runs["fedavg", alpha, 0].path for alpha in (0.3, 10)])
     assert not any(d.best for row in results(compared).rows for d in row)
     assert "Bold" not in " ".join(notes(compared, False))
     assert re.fullmatch(
@@ -490,7 +490,7 @@ def test_further_axes_make_further_pivots(
         if (method, skew, data) != ("fedprox", "mild", "b")
     ]
     folder = make_grid(tmp_path / "three" / "1", cells)  # type: ignore[arg-type]
-    assert pivots(Comparison([folder])) == []
+    assert pivots(ReportData([folder])) == []
     report = Report([folder], columns="skew")
     captions = [pivot.caption for pivot in pivots(report.compared)]
     assert captions == [f"Test accuracy by method and skew; data={data}" for data in "ab"]
@@ -506,7 +506,7 @@ def test_hyper_parameters_and_parameters(tmp_path: Path) -> None:
     runs = [
         run(small_experiment(method=method, train={"rounds": 1}), tmp_path) for method in methods
     ]
-    compared = Comparison([done.path for done in runs])
+    compared = ReportData([done.path for done in runs])
     rows = [[datum.text for datum in row] for row in hyper_parameters(compared).rows]
     assert rows == [["fedprox", "μ (mu) = 0.1, 1.0"]]
     assert dict(overview(compared))["Parameters"] == f"{64 * 32 + 32 + 32 * 10 + 10:,}"
@@ -531,13 +531,13 @@ def test_who_holds_which_labels_is_on_record(runs: Mapping[tuple[str, float, int
     counts = done.labels.pivot_table("examples", "client", "label", observed=False, fill_value=0)
     np.testing.assert_array_equal(counts, label_table(dataset, splits))
     assert tuple(counts.columns) == dataset.classes
-    (plot,) = label_counts(Comparison([run.path for run in runs.values()]))
+    (plot,) = label_counts(ReportData([run.path for run in runs.values()]))
     held = (label_table(dataset, splits) > 0).sum(axis=1).mean()
     sizes = label_table(dataset, splits).sum(axis=1)
     words = f"{held:.1f} of 10 labels a client, {sizes.min()} to {sizes.max()} examples"
     assert plot.panels[0][0] == f"α=0.3; {words}"
     assert len(plot.panels) == 2
-    (alone,) = label_counts(Comparison([done.path]))
+    (alone,) = label_counts(ReportData([done.path]))
     assert alone.heading == f"Labels of the clients: {words}"
 
 
@@ -554,12 +554,12 @@ def test_labels_that_no_reader_could_use(
             _ = load(path).labels
     (path / "labels.parquet").unlink()  # as of runs from before it was put on record
     assert load(path).labels.empty
-    assert label_counts(Comparison([path])) == []
+    assert label_counts(ReportData([path])) == []
 
 
 def test_the_worst_decile_of_clients(runs: Mapping[tuple[str, float, int], Run]) -> None:
     folders = [runs["fedavg", 10, seed].path for seed in (0, 1)]
-    found = Comparison(folders).rounds.set_index(["seed", "round"])
+    found = ReportData(folders).rounds.set_index(["seed", "round"])
     clients = runs["fedavg", 10, 1].clients
     scores = clients.loc[clients["round"] == 4, "test_accuracy"]
     expected = np.quantile(scores, 0.1)
@@ -572,7 +572,7 @@ def test_bands_are_a_standard_deviation_below_and_above(
     drawn: list[Line] = []
     draw = lambda title, lines, **more: (drawn.extend(lines), draw_lines(title, lines, **more))[1]  # noqa: E731
     monkeypatch.setattr("fedsim.results.report.curves.draw_lines", draw)
-    curves(Comparison([runs["fedavg", 10, seed].path for seed in (0, 1)]))
+    curves(ReportData([runs["fedavg", 10, seed].path for seed in (0, 1)]))
     values = np.array([runs["fedavg", 10, seed].rounds["accuracy"] for seed in (0, 1)])
     mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
     np.testing.assert_allclose(drawn[0].low, mean - std)
@@ -606,7 +606,7 @@ def test_the_worst_client_is_named(grid: Path, runs: Mapping[tuple[str, float, i
         clients = runs["fedavg", 0.3, seed].clients
         last.append(clients[clients["round"] == 6].assign(seed=seed))
     worst = pd.concat(last).sort_values("test_accuracy", kind="stable").iloc[0]
-    table = ClientScores(Comparison([grid])).table()
+    table = ClientScores(ReportData([grid])).table()
     assert table.columns[4].title == "10 % quantile"
     row = [datum.text for datum in table.rows[0]]
     assert row[2] == "12"
@@ -633,10 +633,10 @@ def test_a_setting_that_only_some_methods_have(tmp_path: Path) -> None:
         run(small_experiment(method=method, train={"rounds": 1}), tmp_path).path
         for method in methods
     ]
-    labels = [cell.label for cell in Comparison(paths).cells]
+    labels = [cell.label for cell in ReportData(paths).cells]
     assert labels == ["fedavg", "fedprox, μ=0.1", "fedprox, μ=1.0"]
-    assert [row[1].text for row in results(Comparison(paths)).rows] == ["–", "0.1", "1.0"]
-    assert [cell.label for cell in Comparison(paths[:2]).cells] == ["fedavg", "fedprox"]
+    assert [row[1].text for row in results(ReportData(paths)).rows] == ["–", "0.1", "1.0"]
+    assert [cell.label for cell in ReportData(paths[:2]).cells] == ["fedavg", "fedprox"]
 
 
 def test_runs_alike_in_all_but_their_names(tmp_path: Path) -> None:
@@ -644,11 +644,11 @@ def test_runs_alike_in_all_but_their_names(tmp_path: Path) -> None:
         run(small_experiment(name=name, train={"rounds": 1}), tmp_path)
         for name in ("before", "after")
     )
-    assert [cell.label for cell in Comparison([one.path, other.path]).cells] == [
+    assert [cell.label for cell in ReportData([one.path, other.path]).cells] == [
         "fedavg, name=before",
         "fedavg, name=after",
     ]
-    assert len(Comparison([one.path, one.path]).cells[0].entries) == 1
+    assert len(ReportData([one.path, one.path]).cells[0].entries) == 1
 
 
 def test_copies_of_a_run_count_once(
@@ -657,15 +657,15 @@ def test_copies_of_a_run_count_once(
     one = runs["fedavg", 10, 0].path
     copy = shutil.copytree(one, tmp_path / "fetched" / one.parent.name / one.name)
     (tmp_path / "link").symlink_to(one)
-    assert len(Comparison([one, copy, tmp_path / "link"]).entries) == 1
+    assert len(ReportData([one, copy, tmp_path / "link"]).entries) == 1
     again = shutil.copytree(grid, tmp_path / "fetched" / "skew" / "1")
-    both = Comparison([grid, again])
-    pd.testing.assert_frame_equal(both.summary, Comparison([grid]).summary)
+    both = ReportData([grid, again])
+    pd.testing.assert_frame_equal(both.summary, ReportData([grid]).summary)
     assert len(missing(both).rows) == 1
     # Another result of the same experiment is another run.
     change_manifest(copy, result_hash="0123456789abcdef")
     told = f"{one.parent.parent.name}/small/{one.name}", f"fetched/small/{one.name}"
-    labels = [cell.label for cell in Comparison([one, copy]).cells]
+    labels = [cell.label for cell in ReportData([one, copy]).cells]
     assert labels == [f"fedavg, folder={folder}" for folder in told]
 
 
@@ -706,7 +706,7 @@ def test_where_logs_and_data_are_makes_no_other_cell(
         text = yaml.safe_dump(content)
         (folder / "experiment.yaml").write_text(text)
         change_manifest(folder, experiment_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
-    assert [(c.label, len(c.entries)) for c in Comparison(folders).cells] == [("fedavg", 2)]
+    assert [(c.label, len(c.entries)) for c in ReportData(folders).cells] == [("fedavg", 2)]
 
 
 def test_how_far_the_seeds_of_a_cell_have_come(tmp_path: Path) -> None:
@@ -1048,7 +1048,7 @@ class TestLessIsBetter:
         assert "target 0.2" in plot.panels[0][1].svg()
 
     def test_the_worst_client_has_the_highest(self, by_error: Callable[..., Path]) -> None:
-        clients = ClientScores(Comparison([by_error({"a": 0.4})]))
+        clients = ClientScores(ReportData([by_error({"a": 0.4})]))
         assert clients.judged == "test Hamming loss of each client, in the round evaluated last"
         table = clients.table()
         row = dict(zip([c.title for c in table.columns], table.rows[0], strict=True))
@@ -1059,13 +1059,13 @@ class TestLessIsBetter:
     def test_of_too_many_lines_the_lowest_are_told_apart(
         self, by_error: Callable[..., Path]
     ) -> None:
-        compared = Comparison([by_error({f"m{k}": 0.01 * k for k in range(10)})])
+        compared = ReportData([by_error({f"m{k}": 0.01 * k for k in range(10)})])
         assert [cell.label for cell in compared.cells if cell.style is None] == ["m8", "m9"]
 
     def test_beside_a_classification(
         self, by_error: Callable[..., Path], runs: Mapping[tuple[str, float, int], Run]
     ) -> None:
-        compared = Comparison([by_error({"a": 0.4}), runs["fedprox", 10, 0].path])
+        compared = ReportData([by_error({"a": 0.4}), runs["fedprox", 10, 0].path])
         assert compared.score == "Hamming loss or accuracy"
         assert not any(datum.best for row in results(compared).rows for datum in row)
 
@@ -1182,7 +1182,7 @@ def test_the_command_writes_every_figure(
 def test_files_are_called_so_that_latex_takes_them(
     runs: Mapping[tuple[str, float, int], Run],
 ) -> None:
-    compared = Comparison([done.path for done in runs.values()])
+    compared = ReportData([done.path for done in runs.values()])
     names = [name for plot in label_counts(compared) for name, _ in plot.files()]
     assert names == ["labels-of-the-clients-alpha-0_3", "labels-of-the-clients-alpha-10_0"]
 
@@ -1281,7 +1281,7 @@ def test_the_command_writes_page_and_tables(say: Say, grid: Path, page: Path) ->
     assert text == "written: a.html\nwritten: a.tex\nwritten: a.csv\n"
     assert Path("a.html").read_text() == page.read_text()  # made before: the same bytes
     pd.testing.assert_frame_equal(
-        pd.read_csv("a.csv"), Comparison([grid]).summary, check_dtype=False
+        pd.read_csv("a.csv"), ReportData([grid]).summary, check_dtype=False
     )
     pivot, summary = Path("a.tex").read_text().split("\n\n")
     lines = summary.splitlines()

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.results.confusion import last_class_accuracy, last_confusion
-from fedsim.results.report.comparison import ComparedCell, Comparison
+from fedsim.results.report.comparison import ComparedCell, ReportData
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.figures import draw_classes, draw_confusion
 from fedsim.results.report.page import distinct
@@ -15,12 +15,12 @@ _MATRICES = 12  # that are drawn
 _CLASSES = 30  # whose accuracies are drawn
 
 
-def figures(compared: Comparison) -> list[Plot]:
+def figures(compared: ReportData) -> list[Plot]:
     """The confusion matrices, and the accuracies of the classes; those that are on record."""
     return [*_confusion(compared), *_accuracy(compared)]
 
 
-def _confusion(compared: Comparison) -> list[Plot]:
+def _confusion(compared: ReportData) -> list[Plot]:
     """A panel for each cell: the sum over its seeds."""
     by_cell = [(cell, confusion_of(cell)) for cell in compared.cells]
     found = [(cell, matrix) for cell, matrix in by_cell if len(matrix)]
@@ -66,7 +66,7 @@ def _in_words(matrix: pd.DataFrame) -> str:
     return f"{words}; most often {often}, {wrong.max()} times"
 
 
-def _accuracy(compared: Comparison) -> list[Plot]:
+def _accuracy(compared: ReportData) -> list[Plot]:
     """A panel for each that the cells are drawn in: the mean over seeds, cells side by side."""
     by_panel: dict[str, dict[str, tuple[int | None, pd.Series[float]]]] = {}
     for cell in compared.cells:

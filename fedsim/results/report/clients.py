@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.objectives import Metric
-from fedsim.results.report.comparison import DASH, ComparedCell, Comparison
+from fedsim.results.report.comparison import DASH, ComparedCell, ReportData
 from fedsim.results.report.curves import Plot, in_sight
 from fedsim.results.report.figures import draw_clients
 from fedsim.results.report.page import (
@@ -39,7 +39,7 @@ class ClientScores:
         by_cell: a row for each client of each cell, by its number; none if there is nothing.
     """
 
-    def __init__(self, compared: Comparison) -> None:
+    def __init__(self, compared: ReportData) -> None:
         self._compared = compared
         self.metric = _TRAINING_LOSS
         self.by_cell: dict[int, pd.DataFrame] = {}

@@ -62,7 +62,7 @@ class ComparedCell:
         return [(self.values, e.seed, e.run) for e in self.entries if e.run is not None]
 
 
-class Comparison:
+class ReportData:
     """Runs and grids, compared; and searches.
 
     Args:
@@ -192,7 +192,7 @@ def _metrics_of(runs: Sequence[Run]) -> tuple[list[Metric], list[Metric]]:
     return list(primary.values()), list((primary | others | primary).values())
 
 
-def _arrange(compared: Comparison) -> None:
+def _arrange(compared: ReportData) -> None:
     """Say which cells are drawn in which panel, and in which style.
 
     If there are too many cells to be seen in one figure, those that compete with each other share

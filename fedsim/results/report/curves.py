@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from fedsim.objectives import VALIDATION, Metric
-from fedsim.results.report.comparison import WORST_DECILE, ComparedCell, Comparison
+from fedsim.results.report.comparison import WORST_DECILE, ComparedCell, ReportData
 from fedsim.results.report.figures import Drawing, Line, Scale, class_of, draw_lines, swatch
 from fedsim.results.report.page import capital, file_name
 from fedsim.results.summary import CLOCK
@@ -43,7 +43,7 @@ class Plot:
             yield file_name(f"{heading} {panel.partition(';')[0]}"), drawing
 
 
-def legend(compared: Comparison) -> list[tuple[str, Markup, str]]:
+def legend(compared: ReportData) -> list[tuple[str, Markup, str]]:
     """The lines of the figures: the class of each, its style, and what it is."""
     styles = {cell.line: cell.style for cell in compared.cells}
     named = [
@@ -55,14 +55,14 @@ def legend(compared: Comparison) -> list[tuple[str, Markup, str]]:
     return named + ([(class_of(None), swatch(None), f"{others} others")] if others else [])
 
 
-def band(compared: Comparison) -> str:
+def band(compared: ReportData) -> str:
     """What the lines and bands of the figures are."""
     if compared.seeds > 1:
         return "Line: mean over seeds; band: one standard deviation below and above."
     return ""
 
 
-def curves(compared: Comparison) -> list[Plot]:
+def curves(compared: ReportData) -> list[Plot]:
     """What is on record of each round, of runs with more than one."""
     shown = [replace(metric, label=f"test {metric.label}") for metric in compared.metrics]
     if len({cell.panel for cell in compared.cells}) > 1:  # each is a row of figures
@@ -76,7 +76,7 @@ def curves(compared: Comparison) -> list[Plot]:
     return [plot for metric in shown if (plot := draw(compared, metric))]
 
 
-def of_clients(compared: Comparison) -> list[Plot]:
+def of_clients(compared: ReportData) -> list[Plot]:
     """How the clients' scores on their own tests come along."""
     shown = []
     for metric in compared.primary:
@@ -97,7 +97,7 @@ def of_clients(compared: Comparison) -> list[Plot]:
     return [plot for metric in shown if (plot := draw(compared, metric))]
 
 
-def costs(compared: Comparison) -> list[Plot]:
+def costs(compared: ReportData) -> list[Plot]:
     """Scores against communication and simulated time, if that is more than a single point."""
     if len(compared.rounds) < 2:
         return []
@@ -110,7 +110,7 @@ def costs(compared: Comparison) -> list[Plot]:
 
 
 def draw(
-    compared: Comparison,
+    compared: ReportData,
     metric: Metric,
     scale: Scale = "round",
     columns: Mapping[str, str] | None = None,

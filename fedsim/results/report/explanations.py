@@ -13,7 +13,7 @@ from fedsim.explain import map_figures
 from fedsim.explain.section import MODELS, SIMILARITIES
 from fedsim.objectives import Metric
 from fedsim.results.maps import agreement_matrix, relevance_maps
-from fedsim.results.report.comparison import Comparison, label
+from fedsim.results.report.comparison import ReportData, label
 from fedsim.results.report.curves import Plot, draw
 from fedsim.results.report.page import PageTable, Picture, capital, distinct, listed, plain
 from fedsim.results.run import Run
@@ -26,7 +26,7 @@ _ROUNDS = 6  # of which maps and scores are shown
 _DRAWN = ("deletion", "insertion", "relevance_mass", "agreement_rank", "drift_rank")
 
 
-def curves(compared: Comparison) -> list[Plot]:
+def curves(compared: ReportData) -> list[Plot]:
     """Scores of explanations by round: a figure for each score, a panel for each explainer."""
     metrics: dict[str, Metric] = {}
     columns: dict[str, dict[str, str]] = {}
@@ -40,7 +40,7 @@ def curves(compared: Comparison) -> list[Plot]:
     return [plot for plot in drawn if plot is not None]
 
 
-def explanations(compared: Comparison) -> list[tuple[str, list[PageTable], list[Picture]]]:
+def explanations(compared: ReportData) -> list[tuple[str, list[PageTable], list[Picture]]]:
     """What each run explains: its pictures; and as tables, for one seed of a few settings."""
     first = [cell.entries[0] for cell in compared.cells][:_EXPLAINED]
     found = []

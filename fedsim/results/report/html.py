@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from fedsim.errors import RunFolderError
 from fedsim.results.report import classes, curves, explanations, overview, provenance, results
 from fedsim.results.report.clients import ClientScores
-from fedsim.results.report.comparison import Comparison
+from fedsim.results.report.comparison import ReportData
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.page import capital
 from fedsim.results.report.searches import SearchResult
@@ -40,7 +40,7 @@ class Report:
         rows: str | None = None,
         columns: str | None = None,
     ) -> None:
-        self.compared = Comparison(folders, rows, columns)
+        self.compared = ReportData(folders, rows, columns)
         self._pivot_wanted = rows is not None or columns is not None
 
     def html(self, refresh: float | None = None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.results.report.axes import key_label
-from fedsim.results.report.comparison import ComparedCell, Comparison, label
+from fedsim.results.report.comparison import ComparedCell, ReportData, label
 from fedsim.results.report.curves import Plot
 from fedsim.results.report.entries import Entry
 from fedsim.results.report.figures import draw_label_counts
@@ -27,7 +27,7 @@ _CLIENTS = 60  # of which labels are drawn
 _LABELS = 100  # that are drawn
 
 
-def lead(compared: Comparison) -> str:
+def lead(compared: ReportData) -> str:
     """What was run, in a sentence."""
     if not any(entry.run for entry in compared.entries):
         return ""
@@ -41,7 +41,7 @@ def lead(compared: Comparison) -> str:
     )
 
 
-def overview(compared: Comparison) -> list[tuple[str, str]]:
+def overview(compared: ReportData) -> list[tuple[str, str]]:
     """What was run, as names and values."""
     keys = {
         "Method": "method",
@@ -73,7 +73,7 @@ def overview(compared: Comparison) -> list[tuple[str, str]]:
     return [(name, listed(values)) for name, values in found.items() if values]
 
 
-def _parameters(compared: Comparison) -> list[str]:
+def _parameters(compared: ReportData) -> list[str]:
     """How many parameters the models have."""
     counts: dict[Any, list[int]] = {}
     for cell in compared.cells:
@@ -90,7 +90,7 @@ def _parameters(compared: Comparison) -> list[str]:
     ]
 
 
-def hyper_parameters(compared: Comparison) -> PageTable:
+def hyper_parameters(compared: ReportData) -> PageTable:
     """The methods with their hyper-parameters; no rows if they have none."""
     by_method: dict[Any, list[Entry]] = {}
     for entry in compared.entries:
@@ -114,7 +114,7 @@ def hyper_parameters(compared: Comparison) -> PageTable:
     return PageTable("Hyper-parameters of the methods", columns, rows)
 
 
-def label_counts(compared: Comparison) -> list[Plot]:
+def label_counts(compared: ReportData) -> list[Plot]:
     """Who holds which labels: a panel for each data and partition, by its first seed."""
     varied = [a for a in compared.axes if a.partition(".")[0] in ("data", "partition")]
     first: dict[str, tuple[ComparedCell, Entry]] = {}
@@ -154,9 +154,9 @@ def label_counts(compared: Comparison) -> list[Plot]:
     return [Plot(heading, panels)] if panels else []
 
 
-def _settings(compared: Comparison, key: str) -> list[Any]:
+def _settings(compared: ReportData, key: str) -> list[Any]:
     return distinct(e.settings[key] for e in compared.entries if key in e.settings)
 
 
-def _facts(compared: Comparison, key: str) -> list[Any]:
+def _facts(compared: ReportData, key: str) -> list[Any]:
     return distinct(e.manifest[key] for e in compared.entries if key in e.manifest)

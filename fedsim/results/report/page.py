@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.results.report.comparison import DASH, ComparedCell, Comparison
+from fedsim.results.report.comparison import DASH, ComparedCell, ReportData
 from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import size, swatch
 from fedsim.results.summary import aligned
@@ -147,7 +147,7 @@ def plain(caption: str, content: pd.DataFrame, best: Collection[Any] = ()) -> Pa
     return PageTable(caption, columns, rows)
 
 
-def axis_columns(compared: Comparison) -> list[Column]:
+def axis_columns(compared: ReportData) -> list[Column]:
     """The columns that say which cell a row is of."""
     return [
         Column(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.results.report.comparison import DASH, Comparison
+from fedsim.results.report.comparison import DASH, ReportData
 from fedsim.results.report.page import (
     Column,
     PageTable,
@@ -20,12 +20,12 @@ from fedsim.results.report.page import (
 from fedsim.words import duration
 
 
-def grids(compared: Comparison) -> list[tuple[str, str]]:
+def grids(compared: ReportData) -> list[tuple[str, str]]:
     """The files of the grids, by their folders' names."""
     return [(grid.path.name, _experiment(grid.path)) for grid in compared.grids]
 
 
-def experiments(compared: Comparison) -> list[tuple[str, str]]:
+def experiments(compared: ReportData) -> list[tuple[str, str]]:
     """The resolved experiment of each cell's first run."""
     return [
         (f"{cell.label}, seed {seed}", _experiment(run.path))
@@ -34,7 +34,7 @@ def experiments(compared: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def provenance(compared: Comparison) -> PageTable:
+def provenance(compared: ReportData) -> PageTable:
     """Status, time and hashes of each run."""
     hashes = ("result_hash", "data_hash", "partition_hash", "experiment_hash")
     columns = [
@@ -61,7 +61,7 @@ def provenance(compared: Comparison) -> PageTable:
     return PageTable("Every run, with its hashes", columns, rows)
 
 
-def environments(compared: Comparison) -> list[tuple[int, list[tuple[str, str]]]]:
+def environments(compared: ReportData) -> list[tuple[int, list[tuple[str, str]]]]:
     """Versions and hardware, with how many runs had these."""
     manifests = [entry.manifest for entry in compared.entries if entry.run is not None]
     counts = Counter(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.results.report.comparison import DASH, ComparedCell, Comparison, label
+from fedsim.results.report.comparison import DASH, ComparedCell, ReportData, label
 from fedsim.results.report.entries import Value
 from fedsim.results.report.figures import swatch
 from fedsim.results.report.page import (
@@ -31,7 +31,7 @@ from fedsim.results.summary import LAST, mean_std
 _MOST_FOUND = 6  # settings whose best are named one by one
 
 
-def results(compared: Comparison) -> PageTable:
+def results(compared: ReportData) -> PageTable:
     """The summary: a row for each cell, the best of those that compete with each other marked."""
     high = not compared.less_is_better
     best = "best by validation" if compared.validated else "best"
@@ -68,7 +68,7 @@ def results(compared: Comparison) -> PageTable:
     return PageTable(f"Test {compared.score} and communication", columns, rows)
 
 
-def _rivals(compared: Comparison, reached: bool = False) -> list[list[int]]:
+def _rivals(compared: ReportData, reached: bool = False) -> list[list[int]]:
     """Rows of the summary that compete with each other.
 
     Args:
@@ -83,7 +83,7 @@ def _rivals(compared: Comparison, reached: bool = False) -> list[list[int]]:
     return groups
 
 
-def _result(compared: Comparison, row: pd.Series[Any], scores: Mapping[str, Datum]) -> list[Datum]:
+def _result(compared: ReportData, row: pd.Series[Any], scores: Mapping[str, Datum]) -> list[Datum]:
     cell, timed = compared.cell(row), "simulated_seconds_mean" in row
     mixed = len(compared.primary) > 1  # then each says what it is
     note = cell.metric.label if mixed else ""
@@ -113,7 +113,7 @@ def _result(compared: Comparison, row: pd.Series[Any], scores: Mapping[str, Datu
     return found
 
 
-def _scores(compared: Comparison, figure: str, signed: bool = False) -> list[Datum]:
+def _scores(compared: ReportData, figure: str, signed: bool = False) -> list[Datum]:
     """A figure of each row of the summary, all rounded to the same decimals."""
     if compared.summary.empty:
         return []
@@ -125,7 +125,7 @@ def _scores(compared: Comparison, figure: str, signed: bool = False) -> list[Dat
     return [number(text, mean) for text, mean in zip(texts, means, strict=True)]
 
 
-def pivots(compared: Comparison) -> list[PageTable]:
+def pivots(compared: ReportData) -> list[PageTable]:
     """What runs are compared by as papers show it, such as methods × α.
 
     There is one for each combination of the values of further axes; none if there is no second
@@ -140,7 +140,7 @@ def pivots(compared: Comparison) -> list[PageTable]:
     return [_pivot(compared, over, part) for _, part in table.groupby(others, sort=False)]
 
 
-def _pivot(compared: Comparison, over: str, part: pd.DataFrame) -> PageTable:
+def _pivot(compared: ReportData, over: str, part: pd.DataFrame) -> PageTable:
     """A pivot of rows of the summary that are equal in all further axes."""
     down, called = compared.layout.rows, compared.labels
     high = not compared.less_is_better
@@ -176,7 +176,7 @@ def _pivot(compared: Comparison, over: str, part: pd.DataFrame) -> PageTable:
     )
 
 
-def pivot_frame(compared: Comparison) -> pd.DataFrame:
+def pivot_frame(compared: ReportData) -> pd.DataFrame:
     """The same in full precision: a row for each row of the pivots.
 
     Columns: the axes but that of the pivot's columns; for each value of this axis the mean,
@@ -192,7 +192,7 @@ def pivot_frame(compared: Comparison) -> pd.DataFrame:
     return pd.DataFrame(parts).reset_index()
 
 
-def notes(compared: Comparison, pivot: bool) -> list[str]:
+def notes(compared: ReportData, pivot: bool) -> list[str]:
     """What a reader has to know about a table of results, sentence by sentence.
 
     Args:
@@ -243,14 +243,14 @@ def notes(compared: Comparison, pivot: bool) -> list[str]:
     return found
 
 
-def _by(compared: Comparison) -> str:
+def _by(compared: ReportData) -> str:
     """By what runs are compared, to follow the name of the score."""
     if compared.by == "last":
         return " in the last round"
     return f", as mean of the last {LAST} rounds evaluated"
 
 
-def finding(compared: Comparison) -> str:
+def finding(compared: ReportData) -> str:
     """What came out, in a sentence."""
     table = compared.summary
     if table.empty or table[f"{compared.by}_mean"].isna().all() or len(compared.primary) > 1:
@@ -293,14 +293,14 @@ def finding(compared: Comparison) -> str:
     return found + "; ".join(f"{w} at {', '.join(where)}" for w, where in wins.items()) + "."
 
 
-def _winners(compared: Comparison) -> list[list[int]]:
+def _winners(compared: ReportData) -> list[list[int]]:
     """Of each group of rows of the summary that compete, the best and those equal as printed."""
     high = not compared.less_is_better
     scores = _scores(compared, compared.by)
     return [best_of({k: scores[k] for k in group}, high) for group in _rivals(compared)]
 
 
-def missing(compared: Comparison) -> PageTable:
+def missing(compared: ReportData) -> PageTable:
     """The runs that are not finished."""
     columns = [*axis_columns(compared), Column("seed", True), Column("status"),
                Column("on disk"), Column("why")]  # fmt: skip
