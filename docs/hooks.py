@@ -3,12 +3,16 @@
 The reference of the experiment file comes from the schema, that of the commands from the command
 line's own definition, the catalogue from the methods' docstrings and `methods/methods.yaml`.
 The READMEs of experiments are pages as well, with all files that they link to.
+
+Pages link to a generated page by the file that it is generated from, as in
+`[FedAvg](../../fedsim/methods/fedavg.py)`, so that the link works in the repository as well.
 """
 
 from __future__ import annotations
 
 import html
 import inspect
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,7 +49,22 @@ from fedsim.sweep.settings import Asha, Range, SearchSettings, ranges
 from fedsim.training import Train
 
 ROOT = Path(__file__).parents[1]
-METHODS = ROOT / "docs" / "methods" / "methods.yaml"
+DOCS = ROOT / "docs"
+METHODS = DOCS / "methods" / "methods.yaml"
+
+# The generated pages, by what they are generated from.
+GENERATED_FROM: Mapping[str, str] = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "fedsim/cli": "reference/commands.md",
+    "fedsim/data/partition.py": "reference/partitions.md",
+    "fedsim/data/sources.py": "reference/data-sets.md",
+    "fedsim/experiment.py": "reference/experiment-file.md",
+    "fedsim/explain": "reference/explainers.md",
+    "fedsim/methods": "methods/index.md",
+    "fedsim/models": "reference/models.md",
+    "fedsim/objectives": "reference/objectives.md",
+}
 
 # Components that are written as a section of their own, and where these are described.
 PAGES: Mapping[type[Config], tuple[str, str]] = {
@@ -104,6 +123,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             uri = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
+
+
+def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links to files of the repository into links to the pages generated from them."""
+    folder = (DOCS / page.file.src_uri).parent
+
+    def lead(found: re.Match[str]) -> str:
+        target = Path(os.path.normpath(folder / found["path"]))
+        if target.is_relative_to(DOCS) or not target.is_relative_to(ROOT):
+            return found[0]
+        shown = page_of(target.relative_to(ROOT).as_posix())
+        return f"]({os.path.relpath(DOCS / shown, folder)}{found['anchor'] or ''})"
+
+    return re.sub(r"\]\((?!\w+:)(?P<path>[^)#\s]+)(?P<anchor>#[^)]*)?\)", lead, text)
+
+
+def page_of(path: str) -> str:
+    """The page that shows a file of the repository."""
+    if path in GENERATED_FROM:
+        return GENERATED_FROM[path]
+    if path.startswith("fedsim/methods/"):
+        return f"methods/{Path(path).stem}.md"
+    return path  # of an experiment
 
 
 def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
