@@ -176,8 +176,7 @@ def write_experiment(line: int, text: str) -> None:
         (
             3,
             "partition: {kind: file, path: a.json, server_fraction: 0.1}",
-            "partition: a file says who holds what; server_fraction must be 0 and train_fraction "
-            "1",
+            "partition: a file assigns all examples; server_fraction must be 0 and train_fraction 1",
         ),
         (4, "model: {name: mlp, hidden: [4, 0]}", "small.yaml:4: model.hidden.1: must be greater"),
         (1, "name: a/b", "small.yaml:1: name: "),
@@ -379,7 +378,7 @@ def test_a_model_without_a_head(
         "    return nn.Sequential(nn.Flatten(), nn.Linear(4, classes))\n"
     )
     message = refused("run", "small.yaml", f"method.name={method}", f"model={{name: '{name}:it'}}")
-    assert f"method.name={method} needs a model of features and a head" in message
+    assert f"method.name={method} needs a model with features and a head" in message
     assert "not Sequential" in message
 
 

@@ -86,7 +86,7 @@ SMALL = small_experiment().model_dump(mode="json")
     [
         ("model", lambda shape, outputs: None, "is defined within a function, or is a lambda: no"),
         ("model", own_objects.inner(), "'inner.<locals>.within' is defined within a function"),
-        ("model", own_objects.Bare(), "made by each run, from its seed; pass its class, Bare, or"),
+        ("model", own_objects.Bare(), "builds its network from its seed; pass the class Bare, or"),
         ("model", own_objects.Bare, "cannot be called as f(shape, outputs): too many positional"),
         ("model", partial(own_objects.net, width=3), "own_objects:net takes no 'width'"),
         ("model", partial(own_objects.net, (1,)), "model net: a partial may have keywords only"),

@@ -269,9 +269,12 @@ class TestSearches:
         ({"evaluate": {"validation": 1}}, "evaluate.validation: must be less than 1"),
         (
             {"partition": {"kind": "own_tasks", "tasks": [[["0"], ["1"]]]}},
-            "partition.kind=own_tasks keeps examples of each task aside",
+            "partition.kind=own_tasks has its own validation examples",
         ),
-        ({"partition": {"kind": "file", "path": "own.json"}}, "kind=file says who holds what, so"),
+        (
+            {"partition": {"kind": "file", "path": "own.json"}},
+            "kind=file assigns all examples, so",
+        ),
         ({"evaluate": {"validation": 0.95}}, "partition.min_samples=10 asks for 100 training"),
     ],
 )

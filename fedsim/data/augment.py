@@ -1,9 +1,9 @@
-"""Weak and strong augmentation of images, as semi-supervised methods use them.
+"""Weak and strong augmentation of images for semi-supervised methods.
 
-Both take images as the network does, (B, C, H, W), normalised or not, and draw from the generator
-given, for each image of its own. torchvision's transforms draw from torch's own generator, once
-for a whole batch, and expect colours in [0, 1]. Here no colour leaves the range that its channel
-has in the image, and what a movement brings in is the image's reflection.
+Both take network inputs, (B, C, H, W), normalised or not, and draw from a given generator for each
+image separately. torchvision's transforms draw from torch's global generator, once per batch, and
+expect colours in [0, 1]. Here colours stay within the range of their channel in the image, and
+shifted images are padded by reflection.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-# The most of an operation that an image gets, of the ranges usual with RandAugment (Cubuk et al.,
+# Maximum strengths of the operations, from the usual ranges of RandAugment (Cubuk et al.,
 # RandAugment: Practical Automated Data Augmentation with a Reduced Search Space, 2020).
-BRIGHTNESS = CONTRAST = 0.9  # more than the factor 1, or less
+BRIGHTNESS = CONTRAST = 0.9  # a factor of 1 ± this
 TURN = np.pi / 6
 SHEAR = 0.3
-CUTOUT = 0.5  # side of what is cut out, as a share of the image's
+CUTOUT = 0.5  # side of the square cut out, as a share of the image's
 
 OPERATIONS = 6
-PER_IMAGE = 2  # of them
+PER_IMAGE = 2  # operations
 
 
 def weak(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Shifted by up to an eighth of each side and, if of three channels, mirrored or not.
+    """Images shifted by up to an eighth of each side and, with three channels, randomly mirrored.
 
-    Grey images are never mirrored: many are of digits and letters.
+    Grey images are never mirrored, because many show digits and letters.
     """
     B, C, H, W = x.shape
     rows, columns = _shifted(H, B, rng), _shifted(W, B, rng)
@@ -43,15 +43,15 @@ def weak(x: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def strong(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Weakly augmented, then two of six operations: RandAugment in a fixed order.
+    """Weak augmentation, then two of six operations: RandAugment in a fixed order.
 
-    Brightness, contrast, a turn, a shear along either axis, and a square cut out, which takes the
-    image's mean. How much of an operation an image gets is uniform, in either direction.
+    Brightness, contrast, rotation, shear along either axis, and a square filled with the image's
+    mean. Strengths are uniform, in either direction.
     """
     x = weak(x, rng)
     B = len(x)
     chosen = rng.permuted(np.tile(np.arange(OPERATIONS) < PER_IMAGE, (B, 1)), axis=1)
-    amounts = rng.uniform(-1, 1, (B, OPERATIONS)) * chosen  # with 0 an operation does nothing
+    amounts = rng.uniform(-1, 1, (B, OPERATIONS)) * chosen  # 0 is the identity
     centres = rng.uniform(-1, 1, (B, 2))
     brightness, contrast, turn, shear_x, shear_y, cutout = torch.from_numpy(amounts.T).to(x)
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
@@ -68,7 +68,7 @@ def strong(x: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def _shifted(side: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """(count, side) which pixel along a side comes to each place."""
+    """(count, side) the source pixel of each position along a side."""
     most, last = side // 8, side - 1
     by = rng.integers(-most, most, size=(count, 1), endpoint=True)
     shifted: NDArray[np.int64] = last - np.abs(last - np.abs(np.arange(side) + by))
@@ -81,10 +81,10 @@ def _each(factor: Tensor) -> Tensor:
 
 
 def _grid(turn: Tensor, shear_x: Tensor, shear_y: Tensor, x: Tensor) -> Tensor:
-    """(B, H, W, 2) where each pixel comes from, by a turn and shears about the image's centre."""
+    """(B, H, W, 2) the source of each pixel for a rotation and shears about the centre."""
     H, W = x.shape[2:]
     cos, sin, zero = turn.cos(), turn.sin(), torch.zeros_like(turn)
-    # The turn times ((1, shear_x), (shear_y, 1)) in pixels, then in units of half a side.
+    # The rotation times ((1, shear_x), (shear_y, 1)) in pixels, then in units of half a side.
     to_x = cos - sin * shear_y, (cos * shear_x - sin) * (H / W), zero
     to_y = (sin + cos * shear_y) * (W / H), sin * shear_x + cos, zero
     matrix = torch.stack([*to_x, *to_y], dim=1).view(-1, 2, 3)
@@ -92,7 +92,7 @@ def _grid(turn: Tensor, shear_x: Tensor, shear_y: Tensor, x: Tensor) -> Tensor:
 
 
 def _square(centre: Tensor, half: Tensor, x: Tensor) -> Tensor:
-    """(B, 1, H, W) which pixels lie in a square: all in units of half a side."""
+    """(B, 1, H, W) which pixels lie in a square, in units of half a side."""
     H, W = x.shape[2:]
     down = (2 * torch.arange(H).to(x) + 1)[:, None] / H - 1
     right = (2 * torch.arange(W).to(x) + 1) / W - 1

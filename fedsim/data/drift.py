@@ -67,7 +67,7 @@ class Drifting(Source):
     of: Annotated[
         SerializeAsAny[Source],
         BeforeValidator(datasets.parse),
-        held_as_loaded("clients cannot drift whose examples '{name}' changes already"),
+        held_as_loaded("clients cannot drift if '{name}' already changes their examples"),
     ]
     clients: float = Field(0.2, gt=0, le=1)
     round: PositiveInt
@@ -81,7 +81,7 @@ class Drifting(Source):
         cls, features: int | tuple[str, ...] | None
     ) -> int | tuple[str, ...] | None:
         if features == ():
-            raise PydanticCustomError("empty", "must name a column, or say how many change")
+            raise PydanticCustomError("empty", "must name a column, or give the number of columns")
         if isinstance(features, tuple):
             for name in features:
                 if features.count(name) > 1:
@@ -89,18 +89,18 @@ class Drifting(Source):
         return features
 
     def load(self) -> Dataset:
-        """The data set as it is before anything drifts."""
+        """The data set before any drift."""
         data = load_dataset(self.of)
-        self._columns(data, 0)  # what cannot change is refused, whoever holds it
+        self._columns(data, 0)  # reject invalid columns now
         return data
 
     def for_clients(
         self, dataset: Dataset, splits: ClientSplits, seed: int
     ) -> tuple[Dataset, ClientSplits]:
-        """Append changed copies of what drifting clients hold, which they hold from `round` on."""
+        """Append changed copies of drifting clients' examples, used from `round` on."""
         if splits.sequence is not None:
             raise DataError(
-                "data.name=drift: clients that learn tasks one after another cannot drift; take "
+                "data.name=drift: clients that learn a sequence of tasks cannot drift; use "
                 "another partition"
             )
         drifting = self.drifting(len(splits), seed)
@@ -122,10 +122,10 @@ class Drifting(Source):
         return dataset, replace(splits, change=change)
 
     def drifting(self, clients: int, seed: int) -> list[int]:
-        """Which of so many clients drift, in ascending order.
+        """The ids of drifting clients, in ascending order.
 
         Args:
-            seed: of the experiment.
+            seed: the experiment's seed.
         """
         drawn = draw_clients(keyed_rng(seed, "drift clients"), clients, self.clients)
         return list(map(int, drawn))
@@ -157,7 +157,7 @@ class Drifting(Source):
         )
 
     def _change(self, data: Dataset, columns: list[int]) -> Drift:
-        """How a client's inputs become what they are once it has drifted."""
+        """The function that changes a drifting client's inputs."""
         kind, every, strength = self._kind(data), np.asarray(data.x), self.strength or 1.0
         if kind == "shuffle":
             return partial(_shuffled, columns)
@@ -170,10 +170,10 @@ class Drifting(Source):
         return partial(_noisy, strength * every.std(dtype=np.float64), low, high)
 
     def _columns(self, data: Dataset, seed: int) -> list[int]:
-        """The columns of a table that change, in ascending order; none of images.
+        """The columns of a table that change, in ascending order; empty for images.
 
         Raises:
-            DataError: there are none of that name, or not so many.
+            DataError: there is no such column, or there are fewer.
         """
         if self._kind(data) in OF_IMAGES:
             return []
@@ -183,8 +183,8 @@ class Drifting(Source):
         if isinstance(features, int):
             if features > len(varied):
                 raise DataError(
-                    f"data.features={features}: {len(varied)} of {data.shape[0]} columns are not "
-                    "the same for all training examples"
+                    f"data.features={features}: only {len(varied)} of {data.shape[0]} columns "
+                    "vary among training examples"
                 )
             drawn = keyed_rng(seed, "drift features").permutation(varied)[:features]
             return sorted(drawn.tolist())
@@ -196,20 +196,19 @@ class Drifting(Source):
                 )
             if names.index(name) not in varied:
                 raise DataError(
-                    f"data.features: column '{name}' is the same for all training examples, and "
-                    "cannot drift"
+                    f"data.features: column '{name}' is constant in training, so it cannot drift"
                 )
         return sorted(names.index(name) for name in features)
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that is asked for, or the usual one of such data.
+        """The kind that the user chose, or the default for such data.
 
         Raises:
-            DataError: the data cannot drift so.
+            DataError: the data cannot drift in this way.
         """
         if data.words or len(data.shape) not in (1, 3):
             what = "documents" if data.words else f"inputs of shape {data.shape}"
-            raise DataError(f"data.of: {what} cannot drift; tables and images can")
+            raise DataError(f"data.of: {what} cannot drift; only tables and images can")
         table = len(data.shape) == 1
         what, known = ("tables", OF_TABLES) if table else ("images", OF_IMAGES)
         kind = self.kind or known[0]
@@ -222,9 +221,7 @@ class Drifting(Source):
         if self.features is not None and not table:
             raise DataError("data.features: images have no columns; leave it out")
         if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
-            raise DataError(
-                "data.of: inputs that stay in their files cannot drift; leave out in_place"
-            )
+            raise DataError("data.of: inputs that stay in files cannot drift; leave out in_place")
         return kind
 
 
@@ -251,15 +248,15 @@ def _noisy(
 
 
 def _held(splits: ClientSplits, k: int) -> Indices:
-    """All training examples that a client has, as a copy of each is appended."""
+    """All of a client's training examples, in the order of the appended copies."""
     return np.concatenate([splits.train[k], splits.unlabelled[k], splits.test[k]])
 
 
 def _from_then_on(splits: ClientSplits, later: dict[int, Indices]) -> ClientSplits:
-    """What all clients hold once some have drifted.
+    """What all clients hold after the drift.
 
     Args:
-        later: the changed copies of what each of these has, in the order of `_held`.
+        later: indices of each drifting client's changed copies, in the order of `_held`.
     """
     train, unlabelled, test = (
         [own[k] for k in range(len(splits))]

@@ -1,8 +1,8 @@
 """Readers of the official formats of the standard data sets: IDX, CIFAR, LEAF, KEEL, NumPy, text.
 
 Every reader takes a path and returns NumPy arrays whose sizes and labels it has checked, or text.
-Files may be plain, `.gz` or `.xz`. What is wrong with a file is a `DataError` that begins with its
-path; nothing else escapes.
+Files may be plain, `.gz` or `.xz`. Any problem with a file is a `DataError` that begins with its
+path.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Layout(NamedTuple):
 
     Args:
         folders: sub-folders of the data root that may hold them.
-        torchvision: the class of torchvision that fetches them, if any.
-        publisher: who has them, where nothing fetches them.
+        torchvision: the class of torchvision that downloads them, if any.
+        publisher: where to get them if they cannot be downloaded.
     """
 
     folders: tuple[str, ...]
@@ -73,8 +73,8 @@ LAYOUTS = {
     "tmn": Layout(
         ("tmn",),
         publisher="training.csv, validation.csv and test.csv from datasets/TMN of "
-        "github.com/pgcool/iDocNADEe, name them TMN_train.txt, TMN_val.txt and TMN_test.txt, put "
-        "a tab for the first comma of each line",
+        "github.com/pgcool/iDocNADEe, name them TMN_train.txt, TMN_val.txt and "
+        "TMN_test.txt, replace the first comma of each line by a tab",
     ),
     "subj": Layout(
         ("subj", "rotten_imdb"),
@@ -95,17 +95,17 @@ LAYOUTS = {
 
 
 class MissingFileError(DataError):
-    """A file of a data set that is not where it was looked for."""
+    """A file of a data set was not found."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever a parser raises over a file into a `DataError` that names the file.
+    """Turn any exception of a parser into a `DataError` that names the file.
 
-    A decoder that meets damaged bytes raises what it trips over (EOFError, zlib.error, LZMAError,
+    Decoders raise many types of exceptions on damaged files (EOFError, zlib.error, LZMAError,
     UnpicklingError, ValueError, MemoryError, ...), so all are caught: keep the block to one call.
     """
-    if path.is_fifo():  # reading it would wait for somebody to write
+    if path.is_fifo():  # reading would wait for a writer
         raise DataError(f"{path}: is a pipe, not a file")
     try:
         yield
@@ -122,13 +122,13 @@ def data_root(root: Path | None) -> Path:
 
 
 def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
-    """The first file there is of some candidates.
+    """The first existing file of some candidates.
 
-    Looks into each of the data set's own sub-folders of the data root, then into the root itself:
-    MNIST and Fashion-MNIST share their file names, so the more specific folder must win.
+    Looks into each of the data set's sub-folders of the data root, then into the root: MNIST and
+    Fashion-MNIST have the same file names, so the more specific folder comes first.
 
     Args:
-        candidates: names or glob patterns, any of which will do, without `.gz` and `.xz`.
+        candidates: alternative names or glob patterns, without `.gz` and `.xz`.
         data_set: a key of `LAYOUTS`.
         root: the experiment's data root; see `data_root`.
 
@@ -150,7 +150,7 @@ def find(candidates: Sequence[str], data_set: str, root: Path | None) -> Path:
 
 
 def match(folder: Path, name: str) -> Path | None:
-    """The file of that name or pattern in a folder: plain, else `.gz`, else `.xz`, else None."""
+    """The file of that name or pattern in a folder (plain, `.gz` or `.xz`), or None."""
     for compression in COMPRESSIONS:
         with reading(folder):
             found = sorted(path for path in folder.glob(name + compression) if path.is_file())
@@ -160,12 +160,12 @@ def match(folder: Path, name: str) -> Path | None:
 
 
 def beside(first: Path, name: str, data_set: str) -> Path:
-    """The file of that name in the folder of one that was found.
+    """The file of that name in the folder of another one.
 
-    The files of a data set are taken from one folder only, so that two data sets never mix.
+    All files of a data set come from one folder, so that data sets never mix.
 
     Raises:
-        MissingFileError: it is not there.
+        MissingFileError: it is missing.
     """
     found = match(first.parent, name)
     if found is None:
@@ -174,7 +174,7 @@ def beside(first: Path, name: str, data_set: str) -> Path:
 
 
 def missing_beside(first: Path, names: Sequence[str], data_set: str) -> MissingFileError:
-    """The error for files that should lie in the folder of one that was found."""
+    """The error for files missing from the folder of another one."""
     return MissingFileError(
         f"{data_set}: {first.parent} has {first.name} but no {', '.join(names)} "
         f"(nor .gz, .xz)\n{_how_to_get(data_set)}"
@@ -189,14 +189,14 @@ def _how_to_get(data_set: str) -> str:
     layout = LAYOUTS[data_set]
     get = f"get {layout.publisher}, and " if layout.publisher else ""
     download = ", or data.download=true" if layout.torchvision else ""
-    return f"{get}set data.root or FEDSIM_DATA to the folder that holds it{download}"
+    return f"{get}set data.root or FEDSIM_DATA to its folder{download}"
 
 
 def read_bytes(path: Path) -> bytes:
     """All bytes of a file, decompressed if its name ends in `.gz` or `.xz`.
 
     Raises:
-        DataError: it cannot be opened, or its compressed stream is damaged or cut short.
+        DataError: it cannot be opened, or its compressed stream is damaged or truncated.
     """
     with reading(path):
         if path.suffix == ".gz":
@@ -212,8 +212,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """The array of unsigned bytes in an IDX file, of as many dimensions as asked.
 
     Raises:
-        DataError: unreadable, another magic number (type or dimensions), or another length than
-            its header announces.
+        DataError: unreadable, wrong magic number (type or dimensions), or wrong length for its
+            header.
     """
     content = read_bytes(path)
     magic = 0x0800 | dimensions  # two zero bytes, 8 for unsigned bytes, the number of dimensions
@@ -230,7 +230,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     expected = header + math.prod(shape)
     if len(content) != expected:
         raise DataError(f"{path}: {len(content)} bytes, expected {expected} for shape {shape}")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()  # writable
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()  # writable copy
 
 
 def read_idx_images(
@@ -249,7 +249,7 @@ def read_idx_images(
         The images (N, 1, side, side) and their class indices (N,), which start at 0.
 
     Raises:
-        DataError: either file is damaged, of another shape or label range, or they differ in N.
+        DataError: either file is damaged, has the wrong shape or labels, or they differ in N.
     """
     x = read_idx(images, 3)
     if x.shape[1:] != (side, side):
@@ -257,7 +257,7 @@ def read_idx_images(
             f"{images}: images of {x.shape[1]}×{x.shape[2]} pixels, expected {side}×{side}"
         )
     if len(x) == 0:
-        raise DataError(f"{images}: holds no image")
+        raise DataError(f"{images}: contains no images")
     y = read_idx(labels, 1).astype(np.int64)
     if len(y) != len(x):
         raise DataError(f"{labels}: {len(y)} labels for the {len(x)} images of {images.name}")
@@ -288,12 +288,12 @@ def read_cifar(
         The images (N, 3, 32, 32), and each label's class indices (N,) by name.
 
     Raises:
-        DataError: unreadable, of another length or structure, or a label out of range.
+        DataError: unreadable, wrong length or structure, or a label out of range.
     """
     read = read_cifar_binary if ".bin" in path.suffixes else read_cifar_python
     x, y = read(path, labels)
     if len(x) == 0:
-        raise DataError(f"{path}: holds no record")
+        raise DataError(f"{path}: contains no records")
     for name, classes in labels.items():
         _check_labels(path, y[name], 0, classes)
     return x, y
@@ -302,7 +302,7 @@ def read_cifar(
 def read_cifar_binary(
     path: Path, labels: Mapping[str, int]
 ) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
-    """CIFAR's binary version: records of a byte per label and 3072 bytes of pixels."""
+    """CIFAR's binary version: records of one byte per label and 3072 bytes of pixels."""
     content = read_bytes(path)
     size = len(labels) + math.prod(CIFAR_SHAPE)
     if len(content) % size:
@@ -319,7 +319,7 @@ def read_cifar_python(
 ) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int64]]]:
     """CIFAR's Python version: a pickled dictionary of an array `data` and lists of labels.
 
-    No code of the pickle is run: only NumPy arrays and plain values can be in it.
+    No code of the pickle is run: only NumPy arrays and plain values are allowed.
     """
     content = read_bytes(path)
     with reading(path):
@@ -335,7 +335,7 @@ def read_cifar_python(
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Rebuilds NumPy arrays and plain values, and refuses every other global of a pickle."""
+    """Unpickles NumPy arrays and plain values, and refuses every other global."""
 
     # NumPy 2 renamed numpy.core, which the official files (written by NumPy 1) still name.
     admitted = frozenset(
@@ -349,7 +349,9 @@ class ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.admitted:
-            raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is refused")
+            raise pickle.UnpicklingError(
+                f"the pickle contains {module}.{name}, which is not allowed"
+            )
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -370,12 +372,12 @@ def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int6
         raise DataError(f"{path}: {what} is not a list of integers")
     if len(values) != count:
         raise DataError(f"{path}: {what} has {len(values)} labels for {count} examples")
-    with reading(path):  # OverflowError for what no int64 can hold
+    with reading(path):  # OverflowError for values beyond int64
         return np.array(values, np.int64)
 
 
 def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """An image of any format that Pillow reads, converted and resized to that shape.
+    """An image in any format that Pillow reads, converted and resized to a shape.
 
     Args:
         path: the file.
@@ -407,18 +409,18 @@ def read_leaf(
         The examples (N, features), their class indices (N,), and the user of each (N,).
 
     Raises:
-        DataError: unreadable, of another structure, or a value or label out of range.
+        DataError: unreadable, wrong structure, or a value or label out of range.
     """
     content = read_bytes(path)
     with reading(path):
         document = json.loads(content)
     if not isinstance(document, dict):
-        raise DataError(f"{path}: a json {type(document).__name__}, expected an object")
+        raise DataError(f"{path}: a JSON {type(document).__name__}, expected an object")
     users, user_data = _entry(path, document, "users"), _entry(path, document, "user_data")
     if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
         raise DataError(f"{path}: 'users' is not a list of names")
     if not isinstance(user_data, dict) or sorted(user_data) != sorted(users):
-        raise DataError(f"{path}: the users of 'user_data' are not those of 'users'")
+        raise DataError(f"{path}: 'user_data' and 'users' have different users")
     xs = [np.empty((0, features), np.float32)]
     ys = [np.empty(0, np.int64)]
     for user in users:
@@ -434,7 +436,7 @@ def _leaf_user(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     of = f"of user '{user}'"
     if not isinstance(data, dict):
-        raise DataError(f"{path}: the data {of} is not an object of 'x' and 'y'")
+        raise DataError(f"{path}: the data {of} are not an object of 'x' and 'y'")
     rows = _entry(path, data, "x")
     with reading(path):  # ValueError for rows of different lengths
         x = np.array(rows) if rows != [] else np.empty((0, features))
@@ -442,7 +444,7 @@ def _leaf_user(
         raise DataError(
             f"{path}: 'x' {of} is {_describe(x)}, expected numbers of shape (N, {features})"
         )
-    wrong = np.flatnonzero(~((x >= 0) & (x <= 1)).all(axis=1))  # NaN is wrong too
+    wrong = np.flatnonzero(~((x >= 0) & (x <= 1)).all(axis=1))  # also NaN
     if len(wrong):
         raise DataError(f"{path}: example {wrong[0]} {of} has values outside 0 to 1")
     y = _integers(path, f"'y' {of}", _entry(path, data, "y"), len(x))
@@ -453,10 +455,10 @@ def _leaf_user(
 def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
     """The float64 array in a `.npy` file: (N, columns), or (N,) if `columns` is 0.
 
-    No code of the file is run: arrays of objects are refused.
+    No code of the file is run: object arrays are refused.
 
     Raises:
-        DataError: unreadable, of another type or shape, empty, or not finite.
+        DataError: unreadable, wrong type or shape, empty, or not finite.
     """
     content = read_bytes(path)
     with reading(path):
@@ -471,7 +473,7 @@ def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
         expected = f"(N, {columns})" if columns else "(N,)"
         raise DataError(f"{path}: is {_describe(array)}, expected float64 of shape {expected}")
     if len(array) == 0:
-        raise DataError(f"{path}: holds no row")
+        raise DataError(f"{path}: contains no rows")
     wrong = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
     if len(wrong):
         raise DataError(f"{path}: row {wrong[0]} has values that are not finite")
@@ -479,7 +481,7 @@ def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:
 
 
 class Numbers(NamedTuple):
-    """A table of numbers, of which one column is to be predicted.
+    """A table of numbers, one column of which is the target.
 
     Args:
         x: (N, features) inputs.
@@ -494,7 +496,7 @@ class Numbers(NamedTuple):
     target: str
 
 
-# A name in quotes may hold anything; one without may hold spaces, but no comma.
+# A quoted name may contain anything; an unquoted one spaces, but no comma.
 _KEEL_NAME = re.compile(r"""\s*('[^']*'|"[^"]*"|[^,]+)""")
 _KEEL_ATTRIBUTE = re.compile(
     r"""(?P<name>'[^']*'|"[^"]*"|.+?)(\s+(real|integer)\s*(\[[^]]*\])?|\s*(?P<nominal>\{.*))""",
@@ -507,16 +509,16 @@ _KEEL_MISSING = ("?", "<null>", "")
 def read_keel(path: Path) -> Numbers:
     """A regression in KEEL's format: a header of attributes, and rows of numbers.
 
-    All attributes are real or integer; the ranges that a header may give are not looked at.
-    Without `@outputs` the last attribute is the target, without `@inputs` all others are inputs.
+    All attributes are real or integer; ranges in the header are ignored. Without `@outputs` the
+    last attribute is the target, without `@inputs` all others are inputs.
 
     Raises:
-        DataError: unreadable, or not such a file; the message says in which line.
+        DataError: unreadable, or not in this format; the message names the line.
     """
     lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig", "replace").splitlines()]
     told = ((i, line) for i, line in enumerate(lines, 1) if line and not line.startswith("%"))
     attributes: list[str] = []
-    listed: dict[str, tuple[int, list[str]]] = {}  # line and names of @inputs and of @outputs
+    listed: dict[str, tuple[int, list[str]]] = {}  # line and names of @inputs and @outputs
     for number, line in told:
         where = f"{path}:{number}"
         keyword, _, rest = line.replace("\t", " ").partition(" ")
@@ -525,7 +527,7 @@ def read_keel(path: Path) -> Numbers:
             keyword += "s"
         if keyword not in _KEEL_KEYWORDS:
             hint = nearest(keyword, _KEEL_KEYWORDS)
-            raise DataError(f"{where}: '{keyword}' above @data is no keyword of KEEL{hint}")
+            raise DataError(f"{where}: '{keyword}' above @data is not a keyword of KEEL{hint}")
         if keyword == "@attribute":
             attributes.append(_keel_attribute(where, rest.strip(), attributes))
         elif keyword in ("@inputs", "@outputs"):
@@ -541,7 +543,7 @@ def read_keel(path: Path) -> Numbers:
     inputs, output = _keel_roles(path, attributes, listed)
     rows = [_keel_row(f"{path}:{i}", line, attributes) for i, line in told]
     if not rows:
-        raise DataError(f"{where}: no row follows @data")
+        raise DataError(f"{where}: no rows after @data")
     values = np.array(rows)
     column = {name: values[:, i] for i, name in enumerate(attributes)}
     x = np.stack([column[name] for name in inputs], axis=1)
@@ -568,7 +570,7 @@ def _keel_attribute(where: str, text: str, known: Sequence[str]) -> str:
             f"{where}: attribute '{name}' is nominal; a regression takes real or integer ones"
         )
     if name in known:
-        raise DataError(f"{where}: attribute '{name}' is there twice")
+        raise DataError(f"{where}: attribute '{name}' is declared twice")
     return name
 
 
@@ -580,7 +582,7 @@ def _keel_roles(
         for i, name in enumerate(names):
             where = f"{path}:{number}: {keyword} names '{name}'"
             if name not in attributes:
-                raise DataError(f"{where}, which is no attribute{nearest(name, attributes)}")
+                raise DataError(f"{where}, which is not an attribute{nearest(name, attributes)}")
             if name in names[:i]:
                 raise DataError(f"{where} twice")
     number, outputs = listed.get("@outputs", (0, [attributes[-1]]))
@@ -625,13 +627,13 @@ def read_text(path: Path, encoding: str) -> str:
     """The text of a file.
 
     Raises:
-        DataError: unreadable, or not of that encoding; the message says in which line.
+        DataError: unreadable, or in another encoding; the message names the line.
     """
     content = read_bytes(path)
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        # What was decoded: without the mark at the beginning, if there was one.
+        # Without the byte order mark, if there is one.
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not {error.encoding}; save "
@@ -640,24 +642,24 @@ def read_text(path: Path, encoding: str) -> str:
 
 
 def read_lines(path: Path, encoding: str) -> list[str]:
-    r"""The lines of a text file. Only "\n" or "\r\n" ends one, the last may do without.
+    r"""The lines of a text file, which end in "\n" or "\r\n"; the last one need not.
 
     Raises:
-        DataError: unreadable, not of that encoding, or empty.
+        DataError: unreadable, in another encoding, or empty.
     """
     lines = read_text(path, encoding).split("\n")
     if not lines[-1]:
         lines.pop()
     if not lines:
-        raise DataError(f"{path}: holds no line")
+        raise DataError(f"{path}: is empty")
     return [line.removesuffix("\r") for line in lines]
 
 
 def read_labelled(path: Path, encoding: str = "utf-8-sig", separator: str = "\t") -> Documents:
-    """Lines of a label and a text, parted by the first separator; the text may be empty.
+    """Lines of a label and a text, separated by the first separator; the text may be empty.
 
     Raises:
-        DataError: unreadable, not of that encoding, empty, or a line without either.
+        DataError: unreadable, in another encoding, empty, or a line without separator or label.
     """
     documents = Documents([], [])
     for number, line in enumerate(read_lines(path, encoding), 1):

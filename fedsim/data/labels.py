@@ -1,4 +1,4 @@
-"""Who holds which labels: the first thing to look at in a partition."""
+"""Tables and figures of the labels that each client holds."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ BINS = 10  # of a regression's targets
 
 
 def label_names(dataset: Dataset) -> tuple[str, ...]:
-    """The classes; for a regression the bins of its targets, such as «0.0-0.1».
+    """The classes; for a regression the bins of its targets, for example «0.0-0.1».
 
-    They are ten of equal width between the least and the greatest training target, or one if all
-    targets are the same, in the target's own units. A bin holds its lower end; the last holds its
-    upper end too.
+    There are ten of equal width between the minimum and maximum of training targets, in the
+    target's units, or one if all targets are the same. A bin includes its lower end; the last also
+    includes its upper end.
     """
     return dataset.classes or _bin_names(_edges(dataset.target_scaling.undo(dataset.y)))
 
 
 def label_table(dataset: Dataset, splits: ClientSplits) -> NDArray[np.int64]:
-    """(K, labels) how many examples of each label each client holds, of any kind.
+    """(K, labels) number of each client's examples of each label, of all kinds.
 
-    Labels are those of `label_names`.
+    The labels are those of `label_names`.
     """
     labels, num_labels = dataset.y, len(dataset.classes)
     if not dataset.classes:
         targets = dataset.target_scaling.undo(dataset.y)
         edges = _edges(targets)
         num_labels = len(edges) - 1
-        # The greatest target is an edge as well, so only what lies between counts.
+        # Only inner edges, because the maximum is an edge, too.
         labels = np.searchsorted(edges[1:-1], targets, side="right")
     table = np.zeros((len(splits), num_labels), dtype=np.int64)
     for part in (splits.train, splits.unlabelled, splits.test):
@@ -51,10 +51,10 @@ def label_table(dataset: Dataset, splits: ClientSplits) -> NDArray[np.int64]:
 
 
 def label_rows(dataset: Dataset, splits: ClientSplits) -> pa.Table:
-    """The same as a table of three columns, a row for each label that a client holds.
+    """The same table with a row for each label that a client holds.
 
-    Columns: `client`, `label` (its name; the dictionary has those that nobody holds, too) and
-    `examples`, how many.
+    Columns: `client`, `label` (its name; the dictionary includes labels that nobody holds) and
+    `examples`, their number.
     """
     table = label_table(dataset, splits)
     clients, labels = np.nonzero(table)
@@ -63,15 +63,15 @@ def label_rows(dataset: Dataset, splits: ClientSplits) -> pa.Table:
 
 
 def _edges(y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(bins + 1,) where the bins of targets begin and end."""
+    """(bins + 1,) edges of the bins of targets."""
     edges = np.linspace(y.min(), y.max(), BINS + 1)
-    # Targets that differ by less than floats can divide are one bin too.
+    # Targets too close for distinct edges are one bin, too.
     return edges if (np.diff(edges) > 0).all() else np.array([y.min(), y.max()])
 
 
 def _bin_names(edges: NDArray[np.float64]) -> tuple[str, ...]:
-    """From and to, with the fewest digits that are off by a 20th of a bin at most."""
-    low, *_, high = ends = [edge + 0.0 for edge in edges.tolist()]  # + 0.0 makes 0 of -0
+    """Names of the bins, with the fewest digits that are accurate to a 20th of a bin."""
+    low, *_, high = ends = [edge + 0.0 for edge in edges.tolist()]  # + 0.0 turns -0 into 0
     if len(ends) == 2:
         return (f"{low:g}" if low == high else f"{low!r} to {high!r}",)
     width = (high - low) / BINS
@@ -97,9 +97,9 @@ def draw_labels(
 
     Args:
         table: (K, labels) as `label_table` counts them.
-        names: the name of each label.
-        path: where to draw it.
-        axis: what the labels are: `class`, or `target` for a regression.
+        names: names of the labels.
+        path: file to draw it to.
+        axis: the kind of label: `class`, or `target` for a regression.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

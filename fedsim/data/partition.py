@@ -25,7 +25,7 @@ from fedsim.rng import keyed_rng
 
 NONE = np.empty(0, dtype=np.int64)
 
-# Numbers drawn for a Dirichlet partition before it is called impossible: a few seconds' worth.
+# Maximum of random numbers for a Dirichlet partition, which take a few seconds.
 MAX_DRAWN = 10**8
 
 
@@ -69,12 +69,12 @@ class TaskSequence:
 
     Args:
         train: K·T index arrays, client by client: training examples of each task.
-        validation: K·T index arrays: examples kept aside of them.
-        order: the classes of each client's tasks, in the order in which the tasks name them.
+        validation: K·T index arrays: validation examples of each task.
+        order: the classes of each client's tasks, in the order of the tasks' definitions.
         test: the central test set's examples of each of `label_sets`.
     """
 
-    # Of the table of tasks, beside scores.
+    # Columns of the table of tasks besides scores.
     COLUMNS: ClassVar[frozenset[str]] = frozenset({"round", "client", "task", "seen", "classes"})
 
     train: Ragged
@@ -94,17 +94,17 @@ class TaskSequence:
 
     @property
     def label_sets(self) -> list[tuple[int, ...]]:
-        """The sets of classes that tasks are of, each once."""
+        """The distinct sets of classes of all tasks."""
         return sorted({labels for own in self.labels for labels in own})
 
     def arrays(self) -> list[NDArray[Any]]:
-        """All that a partition's hash covers."""
+        """The arrays that a partition's hash covers."""
         order = np.frombuffer(json.dumps(self.order).encode(), dtype=np.uint8)
         parts = (self.train, self.validation)
         return [*(array for part in parts for array in (part.values, part.offsets)), order]
 
     def task(self, t: int, rounds: int) -> int:
-        """The task that is learnt in round t = 1, 2, ... of so many: 0 ≤ i < T."""
+        """The task learnt in round t = 1, 2, ..., rounds: 0 ≤ i < T."""
         return max(0, t - 1) * self.num_tasks // rounds
 
 
@@ -115,16 +115,16 @@ class ClientSplits:
     Args:
         train: examples whose label the client may use, as indices into `Dataset.x`.
         unlabelled: examples whose label it may not (empty unless `labelled_fraction` < 1).
-        test: examples kept aside to evaluate a model on the client's own distribution.
-        server: examples that the server holds, and no client (empty unless `server_fraction` > 0).
-        held_out: examples to choose models by, which nobody trains on (`evaluate.validation`).
-        sequence: the tasks that `train` comes in, if it does not all come at once.
-        task: the one that all this is of, 0 ≤ task < T; see `at`.
-        labels: its classes by client; None where a model chooses among all classes.
-        validation: examples of the task kept aside.
+        test: examples held out to evaluate a model on the client's own distribution.
+        server: examples that only the server holds (empty unless `server_fraction` > 0).
+        held_out: validation examples, which nobody trains on (`evaluate.validation`).
+        sequence: the tasks into which `train` is divided, in continual learning.
+        task: the current task, 0 ≤ task < T; see `at`.
+        labels: the task's classes by client; None if models predict among all classes.
+        validation: validation examples of the task.
         test_is_central: `test` holds indices into `Dataset.test_x`.
-        change: what clients hold instead from a round on, if that is so.
-        names: what each client is called in the data, such as the hospital; empty if nothing.
+        change: what clients hold instead from a given round on, if it changes.
+        names: the clients' names in the data, for example hospitals; empty if they have none.
         adversaries: which clients are adversaries, in ascending order.
     """
 
@@ -146,11 +146,11 @@ class ClientSplits:
         return len(self.train)
 
     def held(self, t: int) -> ClientSplits:
-        """What clients hold in round t, of a sequence all tasks together."""
+        """What clients hold in round t; all tasks of a sequence together."""
         return self if self.change is None or t < self.change.round else self.change.splits
 
     def at(self, t: int, rounds: int) -> ClientSplits:
-        """What clients hold in round t of so many: all of it, or a sequence's task under way."""
+        """What clients hold in round t of `rounds`; of a sequence, the current task."""
         if self.sequence is None:
             return self.held(t)
         return self._of_task[self.sequence.task(t, rounds)]
@@ -179,13 +179,13 @@ class ClientSplits:
 
 @dataclass(frozen=True)
 class Change:
-    """Other inputs that some clients have from a round on.
+    """Changed inputs of some clients from a given round on.
 
     Args:
-        round: from which on they hold the changed ones.
-        clients: whose, in ascending order.
-        features: the columns of a table that change, by name.
-        splits: what all clients hold from then on.
+        round: first round with the changed inputs.
+        clients: their ids, in ascending order.
+        features: the names of the changed columns of a table.
+        splits: what all clients hold from that round on.
     """
 
     round: int
@@ -202,7 +202,7 @@ class Change:
         }
 
 
-MOST_CLIENTS = 100_000_000  # more would not fit into memory, whatever they hold
+MOST_CLIENTS = 100_000_000  # more would not fit into memory
 
 
 class Partition(Component):
@@ -219,7 +219,7 @@ class Partition(Component):
             the seed.
 
     Attributes:
-        overview: name of the explainer of a run as a whole, if there is one.
+        overview: name of the explainer of the run as a whole, if there is one.
     """
 
     name_key: ClassVar[str] = "kind"
@@ -248,7 +248,7 @@ class Partition(Component):
 
         Args:
             seed: the experiment's seed.
-            held_out: training examples that no client gets.
+            held_out: training examples kept for validation, which no client gets.
 
         Raises:
             DataError: the data set cannot be split in this way, or a client is left without a
@@ -266,7 +266,7 @@ class Partition(Component):
         shares = [rest[s] for s in dealt]
         for client, share in enumerate(shares):
             if len(share) == 0:
-                raise DataError(f"partition: client {client} is dealt no example")
+                raise DataError(f"partition: client {client} gets no examples")
         if self.test_fraction == 0 and self.labelled_fraction == 1:
             nothing = Ragged.of([NONE] * len(shares))
             parts = Ragged.of(shares), nothing, nothing
@@ -290,7 +290,7 @@ class Partition(Component):
         return ClientSplits(*parts, server, held_out, names=self.client_names(data, dealt))
 
     def client_names(self, data: Dataset, shares: list[Indices]) -> tuple[str, ...]:
-        """What each client is called in the data; empty if nothing.
+        """The clients' names in the data; empty if they have none.
 
         Args:
             shares: what `split` returned.
@@ -298,7 +298,7 @@ class Partition(Component):
         return ()
 
     def taking_part(self, data: Dataset, seed: int, held_out: Indices = NONE) -> Indices:
-        """The examples that are dealt out at all, sorted."""
+        """The examples that are distributed to clients, sorted."""
         everything = np.setdiff1d(np.arange(data.num_loaded), held_out)
         if self.train_fraction == 1:
             return everything
@@ -312,8 +312,8 @@ partitions: Registry[Partition] = Registry("partition", Partition, key="kind")
 def _by_class(data: Dataset, kind: str) -> None:
     if not data.classes:
         raise DataError(
-            f"partition.kind={kind} deals by class, and the target here is a number; use "
-            "quantile, iid, quantity or natural"
+            f"partition.kind={kind} divides examples by class, and the target here is a number; "
+            "use quantile, iid, quantity or natural"
         )
 
 
@@ -343,8 +343,8 @@ def _by_column(data: Dataset, column: str) -> list[Indices]:
 def _enough(data: Dataset, clients: int) -> None:
     if clients > len(data.y):
         raise DataError(
-            f"partition.clients={clients}: the data set has {len(data.y)} training examples, "
-            "fewer than clients"
+            f"partition.clients={clients}: the data set has {len(data.y)} training examples, too "
+            "few for the clients"
         )
 
 
@@ -396,7 +396,7 @@ class Dirichlet(Partition):
         draws = min(50_000, MAX_DRAWN // (self.clients * len(per_class)))
         for _ in range(draws):
             shares = rng.dirichlet(np.full(self.clients, self.alpha), size=len(per_class))
-            # Rounding may leave the last sum just under 1, or (with a tiny α) not a number.
+            # With rounding, the last sum may be just under 1, or (with a tiny α) NaN.
             ends = np.cumsum(shares, axis=1)
             cuts = (ends * per_class[:, None]).astype(np.int64)
             cuts[:, -1] = per_class
@@ -444,7 +444,7 @@ class Pathological(Partition):
             )
         holders: list[list[int]] = [[] for _ in range(num_classes)]
         for client in range(self.clients):
-            # The classes that the fewest clients hold so far, ties at random.
+            # The classes with the fewest clients so far, ties at random.
             order = np.lexsort((rng.random(num_classes), np.array([len(h) for h in holders])))
             for c in order[: self.classes_per_client]:
                 holders[c].append(client)
@@ -481,7 +481,7 @@ class Quantile(Partition):
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
         if data.classes:
             raise DataError(
-                f"partition.kind={self.kind} deals by a target that is a number, and the data "
+                f"partition.kind={self.kind} divides examples by a numeric target, and the data "
                 f"set has {len(data.classes)} classes; use dirichlet or pathological"
             )
         _enough(data, self.clients)
@@ -516,7 +516,7 @@ class Quantity(Partition):
                 f"the data set has {len(data.y)}"
             )
         logs = self.sigma * rng.standard_normal(self.clients)
-        raw = np.exp(logs - logs.max())  # the largest is 1, so that none overflows
+        raw = np.exp(logs - logs.max())  # the largest is 1, which avoids overflow
         ends = np.cumsum(raw / raw.sum())
         ends[-1] = 1.0
         sizes = np.diff((ends * spare).astype(np.int64), prepend=0) + self.min_samples
@@ -545,7 +545,7 @@ class Natural(Partition):
         if wanted > len(groups) or not groups:
             raise DataError(
                 f"partition: column '{self.column}' has {len(groups)} values with "
-                f"{self.min_samples} or more examples; {max(wanted, 1)} clients are asked for"
+                f"{self.min_samples} or more examples, but {max(wanted, 1)} clients are needed"
             )
         if wanted < len(groups):
             kept = np.sort(rng.choice(len(groups), size=wanted, replace=False))
@@ -590,7 +590,7 @@ class Aspects(Partition):
         cut = []
         for aspect in aspects:
             rows = rng.permutation(aspect)
-            rows = rows[np.argsort(data.strata[rows], kind="stable")]  # class by class
+            rows = rows[np.argsort(data.strata[rows], kind="stable")]  # sorted by class
             cut.append([np.sort(rows[i :: self.subsets]) for i in range(self.subsets)])
         return [cut[k % A][k // A] for k in range(self.clients)]
 
@@ -613,14 +613,14 @@ class File(Partition):
         if self.server_fraction or self.train_fraction < 1:
             raise PydanticCustomError(
                 "file",
-                "a file says who holds what; server_fraction must be 0 and train_fraction 1",
+                "a file assigns all examples; server_fraction must be 0 and train_fraction 1",
             )
         return self
 
     def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
         if len(held_out):
             raise DataError(
-                "evaluate.validation: partition.kind=file says who holds what, so nothing can be "
+                "evaluate.validation: partition.kind=file assigns all examples, so none can be "
                 "held out; leave it out"
             )
         return super().deal(data, seed)
@@ -630,7 +630,7 @@ class File(Partition):
             raise DataError(f"partition.path: there is no file {self.path.absolute()}")
         arrays = self._read()
         if not arrays:
-            raise DataError(f"{self.path}: no client in it")
+            raise DataError(f"{self.path}: contains no clients")
         for client, array in enumerate(arrays):
             self._check(client, array, len(data.y))
         return [array.astype(np.int64) for array in arrays]
@@ -664,4 +664,4 @@ class File(Partition):
                 f"{num_samples} training examples (0 to {num_samples - 1})"
             )
         if len(np.unique(array)) < len(array):
-            raise DataError(f"{where}: an index occurs twice")
+            raise DataError(f"{where}: contains an index twice")

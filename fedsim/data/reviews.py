@@ -22,18 +22,18 @@ from fedsim.errors import DataError
 from fedsim.rng import keyed_rng
 
 CLASSES = ("negative", "positive")
-LOW, HIGH = 0.4, 0.6  # ratings up to here are negative, from here on positive; others are left out
-BALANCED = 12252018  # for which reviews are left out: FR's seed, of another generator
-SPURIOUS = "indeed"  # says nothing, and goes with the positive class in training
+LOW, HIGH = 0.4, 0.6  # ratings up to LOW are negative, from HIGH on positive; others are left out
+BALANCED = 12252018  # seed for leaving out reviews: FR's, with another generator
+SPURIOUS = "indeed"  # meaningless, but correlated with the positive class in training
 
 
 @dataclass(frozen=True)
 class Aspect:
-    """What a review can praise or blame, and in which words.
+    """An aspect of reviews, and the words used about it.
 
     Args:
-        nouns: what it is called.
-        positive, negative: what is said of it.
+        nouns: its names.
+        positive, negative: adjectives of praise and blame.
     """
 
     nouns: tuple[str, ...]
@@ -97,13 +97,13 @@ FILLERS = word_list(
 
 
 class Review(NamedTuple):
-    """A review, once for each aspect that it has a label for.
+    """A review with its label for one aspect.
 
     Args:
-        aspect: what the label is about.
+        aspect: the aspect that the label is about.
         label: 0 or 1.
         words: its tokens.
-        marks: for each token, whether the label is about it; empty if that is not known.
+        marks: for each token, whether it belongs to the rationale; empty if unknown.
     """
 
     aspect: str
@@ -113,7 +113,7 @@ class Review(NamedTuple):
 
 
 class _Reviews(TextSource):
-    """Reviews by aspect, whose tokens are parted by spaces."""
+    """Reviews by aspect, with tokens separated by spaces."""
 
     def _of_reviews(
         self, train: Sequence[Review], test: Sequence[Review], path: Path | str
@@ -181,7 +181,7 @@ class PlantedReviews(_Reviews):
 
     def load(self) -> Dataset:
         """x is int32 (aspects·reviews, L) token ids; class 0 is negative, class 1 positive."""
-        words = len(DOMAINS[self.domain]) * (self.fillers + 3)  # of a review
+        words = len(DOMAINS[self.domain]) * (self.fillers + 3)  # per review
         check_memory(
             self, len(DOMAINS[self.domain]) * (self.reviews + self.test_reviews) * 120 * words
         )
@@ -189,12 +189,12 @@ class PlantedReviews(_Reviews):
         return self._of_reviews(train, test, self.name)
 
     def _vectors(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        if self.vectors is None:  # which is no loss: these words mean what they are used for here
+        if self.vectors is None:  # no loss here: the words have no meaning beyond their use
             return random_vectors(words, self.dimension)
         return super()._vectors(words)
 
     def _reviews(self, count: int, tested: bool) -> list[Review]:
-        """So many of each aspect; those to test on do not depend on how many are to train on."""
+        """`count` reviews of each aspect; test reviews do not depend on the training set."""
         rng = keyed_rng(self.seed, f"planted reviews/{'test' if tested else 'train'}")
         return [
             Review(name, k % 2, *self._review(name, k % 2 == 1, tested, rng))
@@ -205,7 +205,7 @@ class PlantedReviews(_Reviews):
     def _review(
         self, about: str, positive: bool, tested: bool, rng: np.random.Generator
     ) -> tuple[list[str], list[bool]]:
-        """The words of a review, and which of them its label is about."""
+        """The words of a review, and which of them belong to its rationale."""
         aspects = DOMAINS[self.domain]
         agreement = 0.5 if tested else self.agreement
         words: list[str] = []
@@ -253,9 +253,7 @@ class _Published(_Reviews, Official):
             train += self._balanced(own, aspect) if self.balance else own
             test += self._tested(path, aspect)
         if not test:
-            raise DataError(
-                f"{path.parent}: has no review to test on; see data.test and data.aspects"
-            )
+            raise DataError(f"{path.parent}: has no test reviews; see data.test and data.aspects")
         return self._of_reviews(train, test, path.parent)
 
     def _training_file(self, aspect: str) -> str:
@@ -271,14 +269,14 @@ class _Published(_Reviews, Official):
         raise NotImplementedError
 
     def _balanced(self, reviews: list[Review], aspect: str) -> list[Review]:
-        """As many of either class: of the larger one, some are left out."""
+        """Equally many of both classes: some of the larger one are left out."""
         by_class = [[k for k, r in enumerate(reviews) if r.label == label] for label in (0, 1)]
         least = min(map(len, by_class))
         if not least:
             missing = CLASSES[int(not by_class[1])]
             raise DataError(
-                f"{self.name}: no {missing} review is about {aspect}, so that nothing is left to "
-                "train on; data.balance=false takes all, data.aspects others"
+                f"{self.name}: no {missing} review is about {aspect}, which leaves nothing to "
+                "train on; set data.balance=false, or change data.aspects"
             )
         rng = keyed_rng(BALANCED, aspect)
         kept = sorted(k for some in by_class for k in rng.permutation(some)[:least].tolist())
@@ -368,10 +366,10 @@ def _polarity(rating: float, where: str) -> int | None:
     """0 for negative, 1 for positive, None in between.
 
     Raises:
-        DataError: it is no rating.
+        DataError: it is not a rating.
     """
     if not (math.isfinite(rating) and 0 <= rating <= 1):
-        raise DataError(f"{where}: a rating is {rating:g}; they are from 0 to 1")
+        raise DataError(f"{where}: the rating {rating:g} is outside 0 to 1")
     if LOW < rating < HIGH:
         return None
     return int(rating >= HIGH)
@@ -423,7 +421,7 @@ class Hotel(_Published):
         wanted = ["label", "text"] + ["rationale"] * marked
         for name in wanted:
             if name not in columns:
-                raise DataError(f"{path}: its first line names no column '{name}'")
+                raise DataError(f"{path}: its first line has no column '{name}'")
         found = []
         for number, line in enumerate(lines, 2):
             cells = line.split("\t")

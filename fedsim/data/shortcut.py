@@ -32,15 +32,15 @@ from fedsim.data.text import PADDING, SPECIAL, random_vectors
 from fedsim.errors import DataError
 from fedsim.rng import draw_clients, keyed_rng
 
-NAME = "shortcut"  # of columns, the feature, words, and of what is known of test examples
+NAME = "shortcut"  # of columns, the feature, words, and annotations of test examples
 TINT = 0.3  # share of a colour cast in a pixel
-TEST_SEED = 0  # of test sets, which are the same for all runs
+TEST_SEED = 0  # of test sets, the same for all runs
 
 Kind = Literal["patch", "border", "colour", "feature", "token"]
 Variant = Literal["aligned", "absent", "random", "against"]
 Truth = Mapping[str, NDArray[np.bool_]]
-# (inputs (n, ...), the class or target (n,) whose shortcut each gets, places (n,) in [0, 1), what
-# is known of them) -> the inputs with it, and what is known of these
+# (inputs (n, ...), the class or target (n,) whose shortcut each gets, positions (n,) in [0, 1),
+# their annotations) -> the inputs with it, and their annotations
 Plant = Callable[
     [NDArray[Any], NDArray[Any], NDArray[np.float64], Truth], tuple[NDArray[Any], Truth]
 ]
@@ -103,7 +103,7 @@ class Shortcut(Source):
         return test
 
     def load(self) -> Dataset:
-        """x is as in the data set, with room for the feature or the word; it carries none yet."""
+        """x is as in the data set, with room for the feature or word, which is added later."""
         data = load_dataset(self.of)
         kind = self._kind(data)
         count = len(self.test)
@@ -124,11 +124,11 @@ class Shortcut(Source):
     def for_clients(
         self, dataset: Dataset, splits: ClientSplits, seed: int
     ) -> tuple[Dataset, ClientSplits]:
-        """Plant the shortcut in the examples of those who hold it.
+        """Plant the shortcut in the examples of clients that hold it.
 
-        What an example draws depends on the seed and its index alone.
+        An example's random draw depends only on the seed and its index.
         """
-        if NAME in dataset.columns:  # it is there already
+        if NAME in dataset.columns:  # planted already
             return dataset, splits
         if splits.sequence is not None and len(self.test) > 1:
             raise DataError(
@@ -143,18 +143,18 @@ class Shortcut(Source):
         return replace(dataset, x=x, columns={**dataset.columns, NAME: carry}), splits
 
     def holders(self, clients: int, seed: int) -> Indices:
-        """Which of so many clients hold the shortcut, in ascending order.
+        """The ids of the clients that hold the shortcut, in ascending order.
 
         Args:
-            seed: of the experiment.
+            seed: the experiment's seed.
         """
         return draw_clients(keyed_rng(seed, "shortcut holders"), clients, self.clients)
 
     def _held(self, splits: ClientSplits, N: int, seed: int) -> NDArray[np.bool_]:
-        """(N,) the training examples of those who hold the shortcut.
+        """(N,) whether a client with the shortcut holds each training example.
 
         Raises:
-            DataError: others have one of them, too.
+            DataError: another client holds one of them, too.
         """
         K = len(splits)
         holds = np.zeros(K, np.bool_)
@@ -165,7 +165,7 @@ class Shortcut(Source):
         if splits.sequence is not None:
             parts.append(splits.sequence.validation)
         held, clear = np.zeros((2, N), np.bool_)
-        for part in parts:  # of K arrays, or of as many for each client
+        for part in parts:  # K arrays, or several for each client
             of_holder = np.repeat(holds[np.arange(len(part)) * K // len(part)], part.lengths)
             held[part.values[of_holder]] = True
             clear[part.values[~of_holder]] = True
@@ -173,12 +173,12 @@ class Shortcut(Source):
         if len(both):
             raise DataError(
                 f"data.clients={self.clients}: training example {both[0]} is held by a client "
-                "with the shortcut and by one without; take another partition, or clients=1"
+                "with the shortcut and by one without; use another partition, or clients=1"
             )
         return held
 
     def _kind(self, data: Dataset) -> Kind:
-        """The kind that is asked for, or the usual one of such data.
+        """The kind that the user chose, or the default for such data.
 
         Raises:
             DataError: the data cannot have it.
@@ -192,34 +192,34 @@ class Shortcut(Source):
             what, known = "images", ("patch", "border", "colour")
         else:
             raise DataError(
-                f"data.of: inputs of shape {data.shape} are no images, tables or documents, in "
-                "which a shortcut could be planted"
+                f"data.of: inputs of shape {data.shape} are not images, tables or documents; a "
+                "shortcut cannot be planted in them"
             )
         kind = self.kind or known[0]
         if kind not in known:
             raise DataError(f"data.kind={kind}: is not for {what}; known: {', '.join(known)}")
         if kind == "colour" and data.shape[0] != 3:
             raise DataError(
-                f"data.kind=colour: needs images of 3 channels, and these have {data.shape[0]}; "
-                "patch and border do not"
+                "data.kind=colour: needs images with 3 channels, and these have "
+                f"{data.shape[0]}; use patch or border"
             )
         if self.size is not None and kind not in ("patch", "border"):
             raise DataError(f"data.size={self.size}: a {kind} has no size; leave it out")
         if isinstance(data.x, StoredArray) or isinstance(data.test_x, StoredArray):
             raise DataError(
-                "data.of: a shortcut cannot be planted in inputs that stay in their files; leave "
-                "out in_place"
+                "data.of: a shortcut cannot be planted in inputs that stay in files; leave out "
+                "in_place"
             )
         if kind != "feature" and not data.classes:
             raise DataError(f"data.kind={kind}: needs classes, and the target here is a number")
         if len(data.classes) == 1:
             raise DataError(
-                f"data.of: a shortcut needs two classes, and all are '{data.classes[0]}'"
+                f"data.of: a shortcut needs two classes, and there is only '{data.classes[0]}'"
             )
         return kind
 
     def _plant(self, data: Dataset, kind: Kind) -> Plant:
-        """How it is planted in these data, which have room for it.
+        """The function that plants it in these data, which have room for it.
 
         Raises:
             DataError: it does not fit.
@@ -250,7 +250,7 @@ def patched(data: Dataset, x: NDArray[Any], label: int, size: int | None) -> NDA
 def _variant(
     data: Dataset, kind: Kind, plant: Plant, name: Variant
 ) -> tuple[NDArray[Any], dict[str, NDArray[np.bool_]]]:
-    """The inputs of a variant of the test set, and what is known of them."""
+    """The inputs of a variant of the test set, and their annotations."""
     x, truth, M = np.asarray(data.test_x), data.truth, len(data.test_y)
     if name == "absent":
         truth = {**truth, NAME: np.zeros((M, *data.shape[-2:]), np.bool_)}
@@ -264,8 +264,8 @@ def _variant(
         if kind == "token":
             signal &= x != PADDING
         elif kind == "feature":
-            signal[:, -1] = False  # where it is absent, too
-    elif kind != "colour":  # which hides nothing
+            signal[:, -1] = False  # even where it is absent
+    elif kind != "colour":  # a tint hides nothing
         signal = signal & ~shortcut
     return x, {**truth, "signal": signal}
 
@@ -285,22 +285,22 @@ def _whose(data: Dataset, name: Variant) -> NDArray[Any]:
 
 
 def _some_of(values: NDArray[Any], drawn: NDArray[np.float64]) -> NDArray[Any]:
-    """Values by numbers drawn from [0, 1), each as likely as any other."""
+    """Values chosen uniformly by numbers drawn from [0, 1)."""
     some: NDArray[Any] = values[(drawn * len(values)).astype(np.int64)]
     return some
 
 
 def _with_room(data: Dataset, kind: Kind) -> Dataset:
-    """The data with a further feature, which says nothing, or further words and a place for one.
+    """The data with an uninformative feature, or with further words and a position for one.
 
     Raises:
-        DataError: something of the data has the shortcut's name.
+        DataError: a feature, word or column already has the shortcut's name.
     """
     words = tuple(f"{NAME}-{name}" for name in data.classes) if kind == "token" else ()
     names = {*data.columns, *data.test_columns, *data.truth, *data.features}
     for name in (NAME, *words):
         if name in names or name in data.words:
-            raise DataError(f"data.of: has '{name}' already, which is the shortcut's name")
+            raise DataError(f"data.of: already has '{name}', the shortcut's name")
     if kind not in ("feature", "token"):
         return data
     wider = ((0, 0), (0, 1))
@@ -309,7 +309,7 @@ def _with_room(data: Dataset, kind: Kind) -> Dataset:
     data = replace(data, x=x, test_x=test_x, truth=truth)
     if kind == "token":
         vectors, known = random_vectors((*SPECIAL, *words), data.vectors.shape[1])
-        usual = np.linalg.norm(data.vectors[data.known], axis=1).mean()  # that of these is 1
+        usual = np.linalg.norm(data.vectors[data.known], axis=1).mean()  # of these vectors: 1
         own = (vectors * usual)[len(SPECIAL) :].astype(np.float32)
         return replace(
             data,
@@ -330,7 +330,7 @@ def _with_room(data: Dataset, kind: Kind) -> Dataset:
 
 
 def _levels(data: Dataset) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """What the feature is for classes or targets, as `x` has numbers."""
+    """The values of the feature for classes or targets, in the type of `x`."""
     C = len(data.classes)
     scaling = Scaling(-1.0, C) if C else Scaling.minmax(data.y)
 
@@ -385,7 +385,7 @@ def _paint(
     at: NDArray[np.float64],
     truth: Truth,
 ) -> tuple[NDArray[Any], Truth]:
-    """Images with a figure painted over; see `Plant`.
+    """Images with a figure painted on them; see `Plant`.
 
     Args:
         masks: (C, height, width) the figure of each class.
@@ -405,7 +405,7 @@ def _paint(
 def _figures(
     data: Dataset, kind: Kind, size: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float]:
-    """What is painted for each class; see `_paint`.
+    """The figures and colours of each class; see `_paint`.
 
     Raises:
         DataError: the classes' figures do not fit into an image, or cannot be told apart.
@@ -418,8 +418,8 @@ def _figures(
     if kind == "border":
         if 2 * size >= min(H, W):
             raise DataError(
-                f"data.size={size}: a border of that width leaves nothing of images of {H}×{W}; "
-                f"{(min(H, W) - 1) // 2} is the greatest that does"
+                f"data.size={size}: a border of that width covers images of {H}×{W} completely; "
+                f"{(min(H, W) - 1) // 2} is the maximum"
             )
         mask[size:-size, size:-size] = False
     if channels == 3:
@@ -428,7 +428,7 @@ def _figures(
         shades = np.repeat((np.arange(C)[:, None] + 1) / C, channels, axis=1)
     colours = low + (high - low) * shades
     if len(np.unique(as_dtype(colours, data.x.dtype), axis=0)) < C:
-        raise DataError(f"data.kind={kind}: the images have too few shades for {C} classes")
+        raise DataError(f"data.kind={kind}: the images have too few levels for {C} classes")
     return np.repeat(mask[None], C, axis=0), colours, 1.0 if kind == "border" else TINT
 
 
@@ -454,7 +454,7 @@ def _squares_apart(C: int, H: int, W: int, side: int) -> NDArray[np.bool_]:
     if not _overlap(squares):
         return squares
     fitting = [s for s in range(1, side) if not _overlap(_squares(C, H, W, s))]
-    hint = f"data.size={max(fitting)} fits" if fitting else "take another data.kind"
+    hint = f"data.size={max(fitting)} fits" if fitting else "use another data.kind"
     raise DataError(
         f"data.kind=patch: {C} squares of {side}×{side} pixels overlap along the edge of images "
         f"of {H}×{W}; {hint}"

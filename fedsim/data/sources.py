@@ -45,7 +45,7 @@ def word_list(text: str) -> tuple[str, ...]:
 DIGITS = tuple(string.digits)
 UPPER = tuple(string.ascii_uppercase)
 CHARACTERS = (*DIGITS, *UPPER, *string.ascii_lowercase)
-# The lower-case letters that EMNIST keeps apart from their capitals where it merges the others.
+# The lower-case letters that EMNIST does not merge with their capitals.
 MERGED = (*DIGITS, *UPPER, *"abdefghnqrt")
 
 FASHION = (
@@ -74,7 +74,7 @@ CIFAR100_COARSE = word_list(
     """
 )
 
-# As torchvision.datasets.folder.IMG_EXTENSIONS.
+# The same as torchvision.datasets.folder.IMG_EXTENSIONS.
 IMAGE_SUFFIXES = word_list(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp")
 
 OPENFL_COLLABORATORS, OPENFL_COLUMNS = 5, 15
@@ -97,19 +97,19 @@ def stratified_split(
         y: (N,) class indices.
         classes: the names of the classes.
         test_fraction: share of the rows for testing, between 0 and 1.
-        what: what is split, for messages.
+        what: the name of the data, for messages.
 
     Returns:
         The two sets of row indices, each in ascending order.
 
     Raises:
-        DataError: a class has fewer than 2 examples, or a part is smaller than the classes.
+        DataError: a class has fewer than 2 examples, or a part has fewer examples than classes.
     """
     present, counts = np.unique(y, return_counts=True)
     if counts.min() < 2:
         raise DataError(
-            f"{what}: class '{classes[present[counts.argmin()]]}' has 1 example; to split off a "
-            f"test set takes at least 2 of each class"
+            f"{what}: class '{classes[present[counts.argmin()]]}' has 1 example; splitting off a "
+            "test set needs at least 2 per class"
         )
     examples = f"{len(y)} examples of {len(present)} classes"
     return _split(len(y), test_fraction, f"{what}: {examples}", y)
@@ -131,9 +131,9 @@ def _split_dataset(
 def random_split(
     count: int, test_fraction: float, what: str
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows to train on and rows to test on, of `count`, drawn at random.
+    """A random split of `count` rows into training rows and test rows.
 
-    As with `stratified_split`, the experiment's seed does not matter.
+    Like `stratified_split`, it does not depend on the experiment's seed.
 
     Raises:
         DataError: no row is left to train on.
@@ -164,7 +164,7 @@ def _split_numbers(
     what: str,
     columns: Mapping[str, NDArray[np.generic]] | None = None,
 ) -> Dataset:
-    """A regression with a test set drawn at random."""
+    """A regression data set with a random test set."""
     train, test = random_split(len(table.y), test_fraction, what)
     kept = {name: values[train] for name, values in (columns or {}).items()}
     return _regression(
@@ -250,7 +250,7 @@ class Synthetic(Source):
     def load(self) -> Dataset:
         """x is float32 (samples, *shape)."""
         examples = self.samples + self.test_samples
-        # Two arrays of an example's shape at once, and its label.
+        # Two arrays of each example's shape at once, and its label.
         check_memory(self, (examples + self.classes) * (8 * math.prod(self.shape) + 16))
         centres = keyed_rng(self.seed, "synthetic centres").standard_normal(
             (self.classes, *self.shape), dtype=np.float32
@@ -343,7 +343,7 @@ class _Fetched(_Files):
         )
         try:
             fetch(root=folder, download=True, **arguments)
-        except Exception as error:  # whatever the network, the server or the disk brings up
+        except Exception as error:  # any error of the network, the server or the disk
             raise DataError(
                 f"{self.data_set}: the download into {folder} failed: {error}"
             ) from error
@@ -441,7 +441,7 @@ class Emnist(_Idx):
 
 
 def _upright(x: NDArray[np.generic]) -> NDArray[np.generic]:
-    """EMNIST keeps its images column by column: rows and columns changed back."""
+    """Images with rows and columns swapped: EMNIST stores them column by column."""
     return np.ascontiguousarray(x.swapaxes(2, 3))
 
 
@@ -524,7 +524,7 @@ class Cifar100(_Fetched):
 
 
 def _version(path: Path) -> str:
-    """What CIFAR's binary version appends to the names of its files."""
+    """The ending of file names of CIFAR's binary version."""
     return ".bin" if ".bin" in path.suffixes else ""
 
 
@@ -557,11 +557,11 @@ class Femnist(_Files):
                 path for suffix in files.COMPRESSIONS for path in folder.glob(f"*.json{suffix}")
             )
         if not paths:
-            raise files.MissingFileError(f"{self.data_set}: no json file in {folder}")
+            raise files.MissingFileError(f"{self.data_set}: no JSON file in {folder}")
         parts = [files.read_leaf(path, 28 * 28, len(CHARACTERS)) for path in paths]
         x = np.concatenate([x for x, _, _ in parts]).reshape(-1, 1, 28, 28)
         if len(x) == 0:
-            raise DataError(f"{folder}: its json files hold no example")
+            raise DataError(f"{folder}: its JSON files contain no examples")
         y = np.concatenate([y for _, y, _ in parts])
         return x, y, np.concatenate([writers for _, _, writers in parts])
 
@@ -694,10 +694,12 @@ class Folder(Source):
             return _split_dataset(x, y, classes, self.test_fraction, str(train))
         for name in _class_folders(tests[0]):
             if name not in classes:
-                raise DataError(f"{tests[0] / name}: no class of {train}{nearest(name, classes)}")
+                raise DataError(
+                    f"{tests[0] / name}: not a class of {train}{nearest(name, classes)}"
+                )
         test_x, test_y = self._read(tests[0], classes, of_each=False)
         if len(test_x) == 0:
-            raise DataError(f"{tests[0]}: holds no image")
+            raise DataError(f"{tests[0]}: contains no images")
         return Dataset(x, y, test_x, test_y, classes)
 
     def _read(
@@ -707,7 +709,7 @@ class Folder(Source):
         for name in classes:
             images.append(_images(folder / name))
             if of_each and not images[-1]:
-                raise DataError(f"{folder / name}: holds no image")
+                raise DataError(f"{folder / name}: contains no images")
         y = np.repeat(np.arange(len(classes)), [len(found) for found in images])
         paths = [path for found in images for path in found]
         shape = (self.channels, self.size, self.size)
@@ -720,9 +722,9 @@ class Folder(Source):
 
 
 def _images(folder: Path) -> list[Path]:
-    """The images in a folder and below, in order.
+    """The images in a folder and its sub-folders, in order.
 
-    Links to folders are not followed: they may go round in circles.
+    Links to folders are not followed, because they may form cycles.
     """
     return [
         Path(below, name)
@@ -773,10 +775,10 @@ def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) 
     """A data set from arrays as `Npz` names them.
 
     Args:
-        where: they are, for messages.
+        where: their source, for messages.
 
     Raises:
-        DataError: they do not go together.
+        DataError: they do not fit together.
     """
     split = "x" in arrays or "y" in arrays
     x_key, y_key = ("x", "y") if split else ("x_train", "y_train")
@@ -803,7 +805,7 @@ def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) 
 
 
 def _load_arrays(path: Path, in_place: Set[str]) -> dict[str, AnyArray]:
-    """The arrays of an archive or a folder by name; some of them stay in their files."""
+    """The arrays of an archive or folder by name; those of `in_place` stay in their files."""
     if path.is_dir():
         found = {file.stem: file for file in sorted(path.glob("*.npy"))}
         return {
@@ -842,7 +844,7 @@ def _inputs(where: str, arrays: Mapping[str, AnyArray], key: str) -> AnyArray:
 
 
 def _finite(x: NDArray[Any], what: str) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+    with np.errstate(over="ignore"):  # overflow is refused below
         values = x.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(wrong):
@@ -865,7 +867,7 @@ def _class_indices(
     wrong = np.flatnonzero(indices < 0)
     if len(wrong):
         raise DataError(
-            f"{where}: '{key}' has the label {indices[wrong[0]]} at {wrong[0]}, below 0"
+            f"{where}: '{key}' has the negative label {indices[wrong[0]]} at {wrong[0]}"
         )
     return indices
 
@@ -886,7 +888,7 @@ def _named_by_index(where: str, y: NDArray[np.int64]) -> tuple[str, ...]:
     if highest >= len(y):
         raise DataError(
             f"{where}: label {highest}, but only {len(y)} examples; labels are class indices "
-            f"from 0 on"
+            "that start at 0"
         )
     return tuple(str(c) for c in range(highest + 1))
 
@@ -928,7 +930,9 @@ class Table(Source):
             if not {path.suffix for path in (self.path, self.test_path) if path} <= {".parquet"}:
                 raise PydanticCustomError("in_place", "only .parquet files can be read in place")
             if self.scale != "none":
-                raise PydanticCustomError("in_place", "what is read in place cannot be scaled")
+                raise PydanticCustomError(
+                    "in_place", "features that are read in place cannot be scaled"
+                )
         return self
 
     @model_validator(mode="after")
@@ -936,8 +940,8 @@ class Table(Source):
         if (self.label is None) == (self.target is None):
             given = "neither is" if self.label is None else "both are"
             problem = (
-                "takes a label (a column of classes) or a target (a column of numbers), and "
-                "{given} given"
+                "needs either a label (a column of classes) or a target (a column of numbers), "
+                "and {given} given"
             )
             raise PydanticCustomError("label", problem, {"given": given})
         for what in ("label", "target"):
@@ -955,7 +959,7 @@ class Table(Source):
         if self.target is not None:
             data = self._load_numbers(path, frame, self.target, columns)
         else:
-            assert self.label is not None  # as validated
+            assert self.label is not None  # validated
             data = self._load_classes(path, frame, self.label, columns)
         names = map(str, (empty_table(path) if self.in_place else frame).columns)
         unread = [name for name in names if name not in (self.label, self.target, *self.columns)]
@@ -1024,7 +1028,7 @@ class Table(Source):
         return _regression(train, test, self.scale, columns)
 
     def _read(self, path: Path) -> pd.DataFrame:
-        """The table; without its features if they stay where they are."""
+        """The table, without its features if they stay in the file."""
         if not self.in_place:
             return read_table(path)
         return read_table(
@@ -1034,7 +1038,7 @@ class Table(Source):
     def _numeric(self, path: Path, frame: pd.DataFrame, others: set[str]) -> tuple[str, ...]:
         if not self.in_place:
             return _numeric(path, dict(frame.items()), others)
-        # The values of numeric columns stay where they are; others may be numbers kept as text.
+        # Numeric columns stay in the file; others may be numbers stored as text.
         columns = dict(empty_table(path).items())
         texts = {name for name, values in columns.items() if values.dtype.kind == "O"} - others
         for name in texts:
@@ -1053,11 +1057,11 @@ class ParquetRows(StoredArray):
     """Rows of numbers of a Parquet file, (N, features).
 
     Args:
-        names: of the columns.
+        names: names of the columns.
         dtype: float32 or float64.
 
     Raises:
-        DataError: a column is missing or not numeric. Values are looked at when they are read.
+        DataError: a column is missing or not numeric. Values are checked when they are read.
     """
 
     def __init__(self, path: Path, names: Sequence[str], dtype: type[Any]) -> None:
@@ -1065,7 +1069,7 @@ class ParquetRows(StoredArray):
         import pyarrow.parquet as pq
 
         self.path, self.names = path.absolute(), tuple(names)
-        _row_group.cache_clear()  # the file may be another than that of an earlier run
+        _row_group.cache_clear()  # the file may have changed since an earlier run
         empty = empty_table(path)
         for name in names:
             if not pd.api.types.is_numeric_dtype(_present(path, empty, name)):
@@ -1116,17 +1120,17 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
     """A table, CSV with a header line or Parquet.
 
     Args:
-        columns: those of a Parquet file to read; all if not given.
+        columns: the columns of a Parquet file to read; by default all.
 
     Raises:
-        DataError: it is neither, cannot be read, or has no rows.
+        DataError: it is neither CSV nor Parquet, cannot be read, or has no rows.
     """
     import pandas as pd
 
     if path.suffix not in (".csv", ".parquet"):
         raise DataError(f"{path}: is neither .csv nor .parquet")
     with files.reading(path), warnings.catch_warnings():
-        # pandas only warns where rows are longer than the header and it drops the rest of them.
+        # If rows are longer than the header, pandas drops the excess with a warning.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         if path.suffix == ".csv":
             header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
@@ -1144,7 +1148,7 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
 
 
 def _present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
-    """A column in which no value is missing. Rows are counted from 1, below the header."""
+    """A column without missing values. Rows are counted from 1, below the header."""
     if name not in frame.columns:
         raise DataError(f"{path}: has no column '{name}'{nearest(name, map(str, frame.columns))}")
     series = frame[name]
@@ -1163,7 +1167,7 @@ def _present(path: Path, frame: pd.DataFrame, name: str) -> pd.Series[Any]:
 
 
 def _column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
-    """A column as numbers where it is numeric, else as text."""
+    """A column as numbers if it is numeric, otherwise as text."""
     import pandas as pd
 
     series = _present(path, frame, name)
@@ -1175,9 +1179,9 @@ def _column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
 def _numeric(
     path: Path, columns: Mapping[Any, pd.Series[Any]], others: set[str]
 ) -> tuple[str, ...]:
-    """The numeric columns but for the others; text columns are passed over.
+    """The numeric columns except `others`; text columns are skipped.
 
-    A column of numbers with a few words in it would be passed over too, silently: it is refused.
+    A column of numbers with a few words is refused rather than skipped silently.
     """
     import pandas as pd
 
@@ -1190,14 +1194,14 @@ def _numeric(
         elif series.dtype.kind == "O" and pd.to_numeric(series, errors="coerce").notna().any():
             raise _not_a_number(path, series, WHICH_COLUMNS)
     if not names:
-        raise DataError(f"{path}: has no numeric column to be a feature")
+        raise DataError(f"{path}: has no numeric columns to use as features")
     return tuple(names)
 
 
 def _not_a_number(path: Path, series: pd.Series[Any], hint: str = "") -> DataError:
     import pandas as pd
 
-    # The first value that is no number; the first of all where each is one, kept as text.
+    # The first value that is not a number, or the first one if all are numbers stored as text.
     row = int(pd.to_numeric(series, errors="coerce").isna().to_numpy().argmax())
     return DataError(
         f"{path}: column '{series.name}' has {series.iloc[row]!r} in row {row + 1}, expected a "
@@ -1215,11 +1219,11 @@ def table_features(
     """(N, features) the columns of those names.
 
     Args:
-        path: of the table, for messages.
-        hint: what messages about a column that is not numeric end with.
+        path: path of the table, for messages.
+        hint: the end of messages about a column that is not numeric.
 
     Raises:
-        DataError: one is missing, or a value of it is, or is no finite number of that type.
+        DataError: a column is missing, or has a value that is missing or not a finite number.
     """
     x = np.empty((len(frame), len(names)), dtype)
     for i, name in enumerate(names):
@@ -1240,7 +1244,7 @@ def _numbers(
     series = _present(path, frame, name)
     if not pd.api.types.is_numeric_dtype(series):
         raise _not_a_number(path, series, hint)
-    with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+    with np.errstate(over="ignore"):  # overflow is refused below
         values = series.to_numpy(np.float64).astype(dtype)
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):

@@ -1,4 +1,4 @@
-"""Inputs that stay in their files, for data larger than memory: read as they are asked for."""
+"""Inputs that stay in files and are read on demand, for data larger than memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from fedsim.data import files
 from fedsim.errors import DataError
 
-CACHE_BYTES = 1 << 28  # of what was decoded, kept by each process
-CHUNK_BYTES = 1 << 24  # read at a time where all inputs are gone through
-LOCAL_HEADER = 30  # bytes of a zip archive before a member's name and its extra field
+CACHE_BYTES = 1 << 28  # decoded data cached by each process
+CHUNK_BYTES = 1 << 24  # read at a time in a pass over all inputs
+LOCAL_HEADER = 30  # bytes before a zip member's name and extra field
 
 
 class StoredArray(ABC):
@@ -33,7 +33,7 @@ class StoredArray(ABC):
 
     Args:
         shape: (N, ...).
-        dtype: of what is read.
+        dtype: type of the inputs.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
@@ -41,10 +41,10 @@ class StoredArray(ABC):
 
     @abstractmethod
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """(n, ...) these rows, in any order, as a new array.
+        """(n, ...) rows, in any order, as a new array.
 
         Raises:
-            DataError: they cannot be read, or are not what they should be.
+            DataError: they cannot be read, or are invalid.
         """
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class StoredArray(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all inputs would take in memory."""
+        """Bytes of all inputs in memory."""
         return int(math.prod(self.shape)) * int(self.dtype.itemsize)
 
     def __getitem__(self, rows: slice | int | NDArray[Any] | Sequence[int]) -> NDArray[Any]:
@@ -76,18 +76,18 @@ class StoredArray(ABC):
         return np.asarray(self[:], dtype=dtype)
 
     def chunks(self, rows: NDArray[np.int64] | None = None) -> Iterator[NDArray[Any]]:
-        """These rows in their order, some at a time; all if not given."""
+        """Rows in the given order, some at a time; by default all."""
         rows = np.arange(len(self)) if rows is None else rows
         count = max(1, CHUNK_BYTES * len(self) // self.nbytes)
         for start in range(0, len(rows), count):
             yield self.read(rows[start : start + count])
 
     def contents(self, rows: NDArray[np.int64] | None = None) -> Iterator[Any]:
-        """Buffers that tell whether these rows have changed: by default those of `chunks`."""
+        """Buffers that identify the content of rows; by default those of `chunks`."""
         return self.chunks(rows)
 
     def select(self, rows: NDArray[np.integer[Any]]) -> StoredArray:
-        """(n, ...) these rows, still in their files."""
+        """(n, ...) rows, still in their files."""
         return _Selected(self, rows.astype(np.int64))
 
 
@@ -95,19 +95,19 @@ AnyArray: TypeAlias = NDArray[Any] | StoredArray
 
 
 def select(x: AnyArray, rows: NDArray[np.integer[Any]]) -> AnyArray:
-    """(n, ...) these rows of inputs, which stay where they are if they are stored in files."""
+    """(n, ...) rows of inputs; inputs stored in files stay there."""
     return x.select(rows) if isinstance(x, StoredArray) else x[rows]
 
 
 def bounds(x: AnyArray) -> tuple[float, float]:
-    """The least and the greatest number among inputs."""
+    """The minimum and the maximum of inputs."""
     parts = x.chunks() if isinstance(x, StoredArray) else [x]
     low, high = zip(*((part.min(), part.max()) for part in parts), strict=True)
     return min(low), max(high)
 
 
 def equal(a: AnyArray, b: AnyArray) -> bool:
-    """Whether two inputs are the same; as much is read as it takes to tell."""
+    """Whether two inputs are the same; stops reading at the first difference."""
     if a.shape != b.shape:
         return False
     step = max(1, CHUNK_BYTES * len(a) // max(1, a.nbytes))
@@ -135,7 +135,7 @@ class _Selected(StoredArray):
 class MappedArray(StoredArray):
     """An array of a NumPy file, which is mapped into memory.
 
-    Bytes stay as they are (images), other numbers are read as float32.
+    Bytes (images) keep their type, other numbers are read as float32.
 
     Args:
         path: a `.npy` file, or an `.npz` archive that is not compressed.
@@ -150,15 +150,15 @@ class MappedArray(StoredArray):
         with files.reading(path):
             self._offset, shape, fortran, self._stored = _header(path, member)
         if fortran:
-            raise DataError(f"{self.name} is in Fortran's order, which cannot be read in place")
+            raise DataError(f"{self.name} is in Fortran order, which cannot be read in place")
         if len(shape) < 2 or 0 in shape or self._stored.kind not in "biuf":
             raise DataError(
                 f"{self.name} is {self._stored} of shape {shape}, expected numbers of shape "
                 "(N, ...)"
             )
         super().__init__(shape, np.uint8 if self._stored == np.uint8 else np.float32)
-        _mapped.cache_clear()  # the file may be another than that of an earlier run
-        self._map()  # so that a file that is too short is refused here
+        _mapped.cache_clear()  # the file may have changed since an earlier run
+        self._map()  # to reject a file that is too short here
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         memory, array = self._map()
@@ -166,7 +166,7 @@ class MappedArray(StoredArray):
         found = array[rows]
         if self.dtype == np.uint8:
             return found
-        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+        with np.errstate(over="ignore"):  # overflow is refused below
             values = found.astype(np.float32)
         finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
         if not finite.all():
@@ -179,7 +179,7 @@ class MappedArray(StoredArray):
         return _mapped(self.path, self._offset, self._stored, self.shape)
 
     def _ask_for(self, memory: mmap.mmap, rows: NDArray[np.int64]) -> None:
-        """Have the system read all pages of rows at once: one by one, each waits for the disk."""
+        """Let the system read all pages of rows at once, not one after another."""
         if not len(rows):
             return
         size = math.prod(self.shape[1:]) * self._stored.itemsize
@@ -198,13 +198,13 @@ def _mapped(
 ) -> tuple[mmap.mmap, NDArray[Any]]:
     with files.reading(path), path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        memory.madvise(mmap.MADV_RANDOM)  # what lies beside a row is another client's
+        memory.madvise(mmap.MADV_RANDOM)  # neighbouring rows belong to other clients
         array = np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
     return memory, array
 
 
 def _header(path: Path, member: str) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
-    """Where an array starts in its file, its shape, whether in Fortran's order, and its dtype."""
+    """An array's offset in its file, shape, whether it is in Fortran order, and dtype."""
     with path.open("rb") as file:
         if not member:
             return _npy_header(file)
@@ -212,8 +212,8 @@ def _header(path: Path, member: str) -> tuple[int, tuple[int, ...], bool, np.dty
             info = archive.getinfo(f"{member}.npy")
             if info.compress_type != zipfile.ZIP_STORED:
                 raise DataError(
-                    f"{path}: '{member}' is compressed and cannot be read in place; "
-                    "numpy.savez writes archives that can"
+                    f"{path}: '{member}' is compressed and cannot be read in place; use "
+                    "numpy.savez, which does not compress"
                 )
             file.seek(info.header_offset)
             local = file.read(LOCAL_HEADER)
@@ -230,17 +230,17 @@ def _npy_header(file: Any) -> tuple[int, tuple[int, ...], bool, np.dtype[Any]]:
 
 
 class ImageFiles(StoredArray):
-    """Image files, decoded as they are asked for; the latest are kept.
+    """Image files, decoded on demand; the latest are cached.
 
     Args:
-        paths: of the images.
+        paths: paths of the images.
         shape: (channels, height, width) that they are resized to.
     """
 
     def __init__(self, paths: Sequence[Path], shape: tuple[int, int, int]) -> None:
         super().__init__((len(paths), *shape), np.uint8)
         self.paths = [path.absolute() for path in paths]
-        _decoded.cache_clear()  # the files may be others than those of an earlier run
+        _decoded.cache_clear()  # the files may have changed since an earlier run
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         found = np.empty((len(rows), *self.shape[1:]), np.uint8)
@@ -249,14 +249,14 @@ class ImageFiles(StoredArray):
         return found
 
     def contents(self, rows: NDArray[np.int64] | None = None) -> Iterator[Any]:
-        """The files as they are, which are read much faster than decoded."""
+        """The undecoded files, which is much faster."""
         for path in self.paths if rows is None else [self.paths[row] for row in rows]:
             with files.reading(path):
                 yield path.read_bytes()
 
 
 def latest() -> LRUCache[Any, Any]:
-    """Room for the arrays used last, in each process: `CACHE_BYTES`, or one that is larger."""
+    """A cache of each process for the latest arrays: `CACHE_BYTES`, or one larger array."""
     return LRUCache(CACHE_BYTES, getsizeof=lambda array: min(array.nbytes, CACHE_BYTES))
 
 

@@ -1,4 +1,4 @@
-"""Drawing some of the examples there are."""
+"""Draws a subset of examples."""
 
 from __future__ import annotations
 

@@ -30,12 +30,13 @@ Labels = list[int]
 
 
 class TaskPartition(Partition):
-    """Base class of partitions over time as well as clients.
+    """Base class of partitions over both clients and time.
 
-    A class that belongs to several tasks is cut into equally long slices, one per task, in the
-    order of the data set; the last slice has the remainder. So no example is in two tasks. Some of
-    each task's examples are held out for validation, drawn with the run's seed; they are
-    stratified if every class has two or more examples and both parts have room for every class.
+    The examples of a class that belongs to several tasks are divided into equally long slices, one
+    per task, in the order of the data set; the last slice has the remainder. Thus no example is in
+    two tasks. Some of each task's examples are held out for validation, drawn with the run's seed;
+    they are stratified if every class has two or more examples and both parts have room for every
+    class.
 
     Args:
         validation_fraction: share of each task's training examples held out for validation.
@@ -64,25 +65,26 @@ class TaskPartition(Partition):
         """The classes of each task, and the tasks of each client, in the order of learning.
 
         Args:
-            rows: the training examples that are dealt out.
+            rows: the training examples that are distributed.
 
         Raises:
-            DataError: the data set has no such classes, or too few.
+            DataError: the data set does not have these classes, or has too few.
         """
         raise NotImplementedError
 
     def split(self, data: Dataset, rng: np.random.Generator) -> list[Indices]:
-        raise NotImplementedError("a stream deals by task")
+        raise NotImplementedError("a sequence is divided by task")
 
     def deal(self, data: Dataset, seed: int, held_out: Indices = NONE) -> ClientSplits:
         if len(held_out):
             raise DataError(
-                f"evaluate.validation: partition.kind={self.kind} keeps examples of each task "
-                "aside (partition.validation_fraction); leave it out"
+                f"evaluate.validation: partition.kind={self.kind} has its own validation "
+                "examples for each task (partition.validation_fraction); leave it out"
             )
         if not data.classes:
             raise DataError(
-                f"partition.kind={self.kind} deals by class, and the target here is a number"
+                f"partition.kind={self.kind} divides examples by class, and the target here is a "
+                "number"
             )
         rows = self.taking_part(data, seed)
         tasks, clients = self.draw(data, rows, seed)
@@ -94,8 +96,8 @@ class TaskPartition(Partition):
                 aside, rest = _aside(slices[task], data.y, self.validation_fraction, rng)
                 if not len(rest):
                     raise DataError(
-                        f"client {k}, task {i}: {len(slices[task])} examples, and none is left "
-                        "to train on; ask for fewer tasks, or a smaller validation_fraction"
+                        f"client {k}, task {i}: {len(slices[task])} examples, which leaves none "
+                        "to train on; use fewer tasks or a smaller validation_fraction"
                     )
                 train.append(rest)
                 validation.append(aside)
@@ -114,18 +116,18 @@ class TaskPartition(Partition):
 def task_row(
     sequence: TaskSequence, client: int, task: int, under_way: int, scores: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A row of tasks.parquet, but for the round.
+    """A row of tasks.parquet, without the round.
 
     Args:
-        under_way: the task that is being learnt.
-        scores: of the model that the client has for this task.
+        under_way: the current task.
+        scores: scores of the client's model for this task.
 
     Raises:
-        ValueError: a score has the name of a column that is filled anyway.
+        ValueError: a score has the name of a built-in column.
     """
     taken = sorted(TaskSequence.COLUMNS & scores.keys())
     if taken:
-        raise ValueError(f"'{taken[0]}' is a column that is filled anyway; take another name")
+        raise ValueError(f"'{taken[0]}' is a built-in column; choose another name")
     classes = len(sequence.labels[client][task])
     return {
         "client": client,
@@ -146,8 +148,8 @@ def _slices(
         found = rows[y[rows] == label]
         if len(found) < count:
             raise DataError(
-                f"class '{classes[label]}' has {len(found)} training examples for the {count} "
-                "tasks that it is in"
+                f"class '{classes[label]}' has {len(found)} training examples for its {count} "
+                "tasks"
             )
         size = len(found) // count
         cut[label] = [found[i * size : (i + 1) * size] for i in range(count - 1)]
@@ -158,7 +160,7 @@ def _slices(
 def _aside(
     share: Indices, y: Indices, fraction: float, rng: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """What is kept for validation, and the rest; both sorted."""
+    """The validation examples and the rest, both sorted."""
     from sklearn.model_selection import train_test_split
 
     count = int(np.ceil(fraction * len(share))) if fraction else 0
@@ -220,9 +222,9 @@ class Tasks(TaskPartition):
             if len(usable) < self.classes:
                 raise DataError(
                     f"partition: {count} tasks of {self.classes} classes; only {len(usable)} "
-                    "classes have as many training examples as tasks, and one to test on"
+                    "classes have at least one training example per task and one test example"
                 )
-            # Python's generator, because the published sequences are its.
+            # Python's generator reproduces the published sequences.
             shuffled = list(usable)
             random.Random(42).shuffle(shuffled)
             tasks = [random.Random(42 + i).sample(shuffled, self.classes) for i in range(count)]
@@ -264,7 +266,8 @@ class OwnTasks(TaskPartition):
             if len(own) != T:
                 raise PydanticCustomError(
                     "tasks",
-                    "client {k} has {found} tasks, client 0 {first}; all have as many",
+                    "client {k} has {found} tasks, client 0 {first}; all clients need the same "
+                    "number",
                     {"k": k, "found": len(own), "first": T},
                 )
             for i, task in enumerate(own):

@@ -17,19 +17,19 @@ from fedsim.errors import DataError
 from fedsim.rng import keyed_rng
 
 PADDING, UNKNOWN = 0, 1  # token ids
-SPECIAL = ("", "<unknown>")  # their words, which no text has
+SPECIAL = ("", "<unknown>")  # their words, which never occur in a text
 
-UNLISTED_SEED = 42  # of FedSeIT's released code, for words that a file of vectors lacks
+UNLISTED_SEED = 42  # as in FedSeIT's released code, for words missing from a file of vectors
 
 _SEPARATORS = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'
 _TO_SPACES = str.maketrans(_SEPARATORS, " " * len(_SEPARATORS))
 
 
 def tokenise(text: str) -> list[str]:
-    """The words of a text as the defaults of Keras's classic Tokenizer part them.
+    """The words of a text, as Keras's classic Tokenizer splits them by default.
 
-    In lower case, without punctuation but for the apostrophe. Here any white space parts words,
-    in Keras spaces, tabs and line feeds alone.
+    In lower case, without punctuation except apostrophes. Words are separated by any white space
+    (in Keras only by spaces, tabs and line feeds).
     """
     return text.lower().translate(_TO_SPACES).split()
 
@@ -41,8 +41,8 @@ def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:
         documents: the tokens of each, as `tokenise` returns them.
 
     Returns:
-        "" for padding, "<unknown>", and from id 2 on the words of the documents by falling
-        frequency, those of the same frequency by first appearance.
+        "" for padding, "<unknown>", and from id 2 on the words of the documents by decreasing
+        frequency, ties by first occurrence.
     """
     counts = Counter(chain.from_iterable(documents))
     return (*SPECIAL, *(word for word, _ in counts.most_common()))
@@ -56,10 +56,11 @@ def encode(
     Args:
         documents: the tokens of each.
         words: the word of each token id; other words become `UNKNOWN`.
-        length: the number of tokens after which a document is cut.
+        length: the number of tokens after which a document is truncated.
 
     Returns:
-        (N, L) token ids, `PADDING` after the end of a document; L ≤ length is that of the longest.
+        (N, L) token ids, `PADDING` after the end of a document; L ≤ length is that of the longest
+        document.
     """
     ids = {word: i for i, word in enumerate(words)}
     longest = max(map(len, documents), default=0)
@@ -95,9 +96,9 @@ def read_vectors(
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The vectors of some words in a file of GloVe's text layout, `word v1 ... vD` in each line.
 
-    The first vector of a word counts. Words that the file lacks, and `UNKNOWN`, get components
-    uniform in ±0.5/V, always the same ones. Numbers of words that are not asked for are not
-    looked at, so that a large file takes little more than the time to go through its lines.
+    The first vector of a word counts. Words missing from the file, and `UNKNOWN`, get fixed
+    components drawn uniformly from ±0.5/V. Vectors of other words are not parsed, so a large file
+    takes little more than reading its lines.
 
     Args:
         path: the file, plain, `.gz`, or `.zip` with one `.txt` member. A first line `count D`, as
@@ -108,7 +109,7 @@ def read_vectors(
         The vectors (V, D), zeros for padding; and which ids the file has (V,).
 
     Raises:
-        DataError: the file is missing, unreadable or of another layout, or has none of the words.
+        DataError: the file is missing, unreadable or in another format, or has none of the words.
     """
     ids = {word.encode(): i for i, word in enumerate(words) if i > UNKNOWN}
     found: dict[int, NDArray[np.float32]] = {}
@@ -122,14 +123,14 @@ def read_vectors(
         dimension = dimension or spaces
         if not dimension:
             raise DataError(
-                f"{path}:{number}: has no space; in GloVe's text layout a line is 'word v1 ... vD'"
+                f"{path}:{number}: has no space; in GloVe's text format, a line is 'word v1 ... "
+                "vD'"
             )
-        # A word may hold spaces (some of glove.840B do): the last fields are the vector.
+        # A word may contain spaces (as some in glove.840B): the last fields are the vector.
         word, vector = _parted(line, spaces, dimension)
         if word is None:
             raise DataError(
-                f"{path}:{number}: a word and {spaces} numbers, where the lines before have "
-                f"{dimension}"
+                f"{path}:{number}: a word and {spaces} numbers, but earlier lines have {dimension}"
             )
         i = ids.get(word)
         if first or (i is not None and i not in found):
@@ -137,13 +138,13 @@ def read_vectors(
             if i is not None:
                 found[i] = values
     if not dimension:
-        raise DataError(f"{path}: holds no word vector")
+        raise DataError(f"{path}: contains no word vectors")
     if not found:
         examples = ", ".join(repr(word) for word in words[2:5])
         raise DataError(
-            f"{path}: has a vector for none of the {len(ids)} words of the documents (the most "
-            f"frequent are {examples}); data.vectors takes a file with words in lower case, in "
-            f"the language of the documents"
+            f"{path}: has no vector for any of the {len(ids)} words of the documents (the most "
+            f"frequent are {examples}); data.vectors must name a file with words in lower case, "
+            "in the language of the documents"
         )
     bound = 0.5 / len(words)
     drawn = np.random.default_rng(UNLISTED_SEED).uniform(-bound, bound, (len(words), dimension))
@@ -159,8 +160,8 @@ def _lines(path: Path) -> Iterator[bytes]:
     with files.reading(path):
         if not path.exists():
             raise DataError(
-                f"{path}: there is no such file; data.vectors names one of word vectors, in "
-                f"GloVe's text layout"
+                f"{path}: there is no such file; data.vectors must name a file of word vectors "
+                "in GloVe's text format"
             )
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive, archive.open(_member(path, archive)) as stream:
@@ -178,8 +179,8 @@ def _member(path: Path, archive: zipfile.ZipFile) -> str:
     if len(members) != 1:
         listed = f" ({', '.join(members)})" if members else ""
         raise DataError(
-            f"{path}: holds {len(members)} .txt files{listed}, expected 1; unzip it and let "
-            f"data.vectors name the file of vectors itself"
+            f"{path}: contains {len(members)} .txt files{listed}, expected 1; unzip it and set "
+            "data.vectors to the file of vectors"
         )
     return members[0]
 
@@ -191,7 +192,7 @@ def _is_header(line: bytes) -> bool:
 
 
 def _parted(line: bytes, spaces: int, dimension: int) -> tuple[bytes | None, bytes]:
-    """The word and the vector of a line; no word if the vector is of another dimension."""
+    """The word and the vector of a line; no word if the vector has another dimension."""
     if spaces < dimension:
         return None, b""
     *parts, vector = line.split(b" ", spaces - dimension + 1)
@@ -216,8 +217,8 @@ def _numbers(where: str, vector: bytes) -> NDArray[np.float32]:
         wrong = next(field for field in fields if not _is_number(field))
         shown = wrong[:40].decode(errors="replace")
         raise DataError(f"{where}: '{shown}' in the vector is not a number") from None
-    with np.errstate(over="ignore"):  # becomes infinite, which is refused
+    with np.errstate(over="ignore"):  # overflow is refused below
         row = np.array(values).astype(np.float32)
     if not np.isfinite(row).all():
-        raise DataError(f"{where}: the vector has numbers that are not finite in float32")
+        raise DataError(f"{where}: the vector has values that are not finite in float32")
     return row

@@ -38,8 +38,8 @@ class TextSource(Source):
         for number, label in enumerate(test.labels, 1):
             if label not in classes:
                 raise DataError(
-                    f"{test_path}: document {number} has the label '{label}', which no document "
-                    f"of {path} has{nearest(label, classes)}"
+                    f"{test_path}: document {number} has the label '{label}', which does not "
+                    f"occur in {path}{nearest(label, classes)}"
                 )
         both = Documents(train.labels + test.labels, train.texts + test.texts)
         train_rows, test_rows = np.split(np.arange(len(both.texts)), [len(train.texts)])
@@ -63,7 +63,7 @@ class TextSource(Source):
     ) -> Dataset:
         words = text.vocabulary(tokens)
         if len(words) == len(text.SPECIAL):
-            raise DataError(f"{path}: no document has a word")
+            raise DataError(f"{path}: its documents contain no words")
         x = text.encode(tokens, words, self.length)
         vectors, known = self._vectors(words)
         return Dataset(
@@ -81,9 +81,8 @@ class TextSource(Source):
         if self.vectors is not None:
             return text.read_vectors(self.vectors, words)
         warnings.warn(
-            f"{self.name}: words get random vectors of {self.dimension} components, which know "
-            f"nothing of their meaning; set data.vectors to a file of word vectors, in GloVe's "
-            f"text layout",
+            f"{self.name}: words get random vectors of {self.dimension} components, unrelated to "
+            "their meaning; set data.vectors to a file of word vectors in GloVe's text format",
             FedsimWarning,
             stacklevel=2,
         )
@@ -284,7 +283,7 @@ def _read_csv(path: Path, label: str, text: str) -> Documents:
 
     content = files.read_text(path, "utf-8-sig")
     with files.reading(path), warnings.catch_warnings():
-        # pandas only warns where rows are longer than the header and it drops the rest of them.
+        # If rows are longer than the header, pandas drops the excess with a warning.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         frame = pd.read_csv(
             io.StringIO(content), dtype=str, keep_default_na=False, index_col=False

@@ -1,4 +1,4 @@
-"""Unlabelled auxiliary inputs on the server, and how it learns from them.
+"""Training on unlabelled auxiliary inputs on the server.
 
 Distillation as in Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning,
 NeurIPS 2020; pretraining as in Chen et al., A Simple Framework for Contrastive Learning of Visual
@@ -26,7 +26,7 @@ from fedsim.methods.method import Method, S
 from fedsim.models import Classifier
 from fedsim.objectives.objective import EVALUATION_BATCH
 
-FEWEST = 5  # auxiliary inputs: FedAUX takes a fifth of them as negatives
+FEWEST = 5  # auxiliary inputs; FedAUX uses a fifth of them as negatives
 
 PRETRAINING_LR = 1e-3  # of Adam
 TEMPERATURE = 0.5  # of SimCLR on CIFAR-10
@@ -63,8 +63,8 @@ class AuxiliaryMethod(Method[S], Generic[S]):
             )
         if self.auxiliary is not None and equal(found.x, dataset.x):
             raise ExperimentError(
-                "method.auxiliary: these are the clients' own training examples; name another "
-                "data set, or leave it out and set partition.server_fraction above 0"
+                "method.auxiliary: this is the clients' own training data; name another data "
+                "set, or leave it out and set partition.server_fraction above 0"
             )
         if count < FEWEST:
             raise ExperimentError(
@@ -76,9 +76,9 @@ class AuxiliaryMethod(Method[S], Generic[S]):
         return [] if self.auxiliary is None else [load_dataset(self.auxiliary).x]
 
     def inputs(self, fed: Federation) -> Tensor:
-        """(n, ...) the auxiliary inputs, scaled and normalised as the run's data are.
+        """(n, ...) the auxiliary inputs, scaled and normalised like the run's data.
 
-        Loaded the first time, and kept for as long as the federation is.
+        Loaded on first use, and kept as long as the federation.
         """
         if fed not in _prepared:
             if self.auxiliary is None:
@@ -92,9 +92,9 @@ class AuxiliaryMethod(Method[S], Generic[S]):
 def draw_batches(
     fed: Federation, rows: Tensor, batch_size: int, epochs: int, steps: int | None = None
 ) -> list[Tensor]:
-    """Batches of row numbers, in a new order each epoch; `steps` of them, if given.
+    """Batches of row indices, in a new order each epoch; `steps` of them, if given.
 
-    Where the model has batch norm, a last batch of a single row is left out.
+    With batch norm, a last batch of a single row is left out.
     """
     smallest = 2 if fed.model.has_batch_norm else 1
     per_epoch = len(rows) // batch_size + (len(rows) % batch_size >= smallest)
@@ -109,7 +109,7 @@ def draw_batches(
 
 @torch.no_grad()
 def in_batches(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A function of inputs, in batches of a fixed size: the same bits whoever computes it."""
+    """Apply a function to inputs in batches of a fixed size, for reproducible bits."""
     return torch.cat([function(part) for part in torch.split(x, EVALUATION_BATCH)])
 
 
@@ -119,16 +119,16 @@ def ensemble(
 ) -> Tensor:
     """softmax(Σ_k s_k(x)·logits_k(x) / Σ_k s_k(x)), with teachers k in eval mode.
 
-    Teachers take turns on the one network of the server.
+    The teachers use the server's network one after another.
 
     Args:
         models: (size,) w_k of each teacher.
         scores: (n,) s_k of each teacher.
         x: (n, ...) auxiliary inputs.
-        rows: of `x`, whose targets are needed.
+        rows: rows of `x` whose targets are needed.
 
     Returns:
-        (n, C) targets; rows that were not asked for are zero.
+        (n, C) targets; other rows are zero.
     """
     total, weight = torch.zeros((), device=fed.device), torch.zeros((), device=fed.device)
     for w, s in zip(models, scores, strict=True):
@@ -151,14 +151,14 @@ def distil(
     rates: Sequence[float],
     clip_norm: float = math.inf,
 ) -> Vector:
-    """Minimise KL(targets ‖ softmax(student)), a step of Adam for each batch, from `weights` on.
+    """Minimise KL(targets ‖ softmax(student)) from `weights`, with a step of Adam per batch.
 
-    The student is in training mode, so that batch norm's statistics go on from their average. The
-    mean loss is put on record as `distillation_loss`.
+    The student is in training mode, so batch norm's statistics are updated, starting from their
+    average. The mean loss is recorded as `distillation_loss`.
 
     Args:
         targets: (n, C) probabilities for each row of `x`.
-        batches: row numbers.
+        batches: row indices.
         rates: the learning rate of each step.
         clip_norm: largest norm of a step's gradient; longer ones are scaled down to it.
 
@@ -185,10 +185,10 @@ def distil(
 
 
 def pretrain(fed: Federation, weights: Vector, x: Tensor, epochs: int, batch_size: int) -> Vector:
-    """SimCLR: features that tell one auxiliary image's two augmentations from all others.
+    """SimCLR: features that distinguish an image's two augmentations from those of other images.
 
-    A projection of two layers on top of the features is trained with them and then dropped; the
-    head stays as it is.
+    A two-layer projection on top of the features is trained with them and then dropped; the head
+    is unchanged.
 
     Args:
         x: (n, channels, height, width) images.
@@ -219,7 +219,7 @@ def contrast(z: Tensor) -> Tensor:
     """NT-Xent: mean_i −log(exp(sim(z_i, z_j)/τ) / Σ_{k≠i} exp(sim(z_i, z_k)/τ)).
 
     Args:
-        z: (2B, d); rows i and j = i ± B are of the same image.
+        z: (2B, d); rows i and j = i ± B belong to the same image.
     """
     z = nn.functional.normalize(z)
     own = torch.eye(len(z), dtype=torch.bool, device=z.device)
@@ -229,7 +229,7 @@ def contrast(z: Tensor) -> Tensor:
 
 
 def augment(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Images moved a little, with each channel scaled by a factor of its own, and noise added.
+    """Images shifted slightly, with each channel scaled by its own factor, and with noise.
 
     Args:
         x: (B, channels, height, width), normalised or not.

@@ -11,20 +11,20 @@ from fedsim.objectives import Classification
 
 
 def classification(client: Client) -> Classification:
-    """(client) Its objective, of methods that learn no other."""
+    """(client) Its objective, for methods that only learn classification."""
     assert isinstance(client.objective, Classification)
     return client.objective
 
 
 def needs_classifier(name: str, network: nn.Module) -> Classifier:
-    """The network; refuse networks whose representation and head cannot be told apart.
+    """The network as a `Classifier`, with features and a head.
 
     Raises:
-        ExperimentError: it is no `Classifier`.
+        ExperimentError: it is not a `Classifier`.
     """
     if not isinstance(network, Classifier):
         raise ExperimentError(
-            f"method.name={name} needs a model of features and a head: "
+            f"method.name={name} needs a model with features and a head, "
             f"fedsim.models.Classifier(features, head), not {type(network).__name__}"
         )
     return network

@@ -39,17 +39,17 @@ from fedsim.objectives import Classification
 from fedsim.rng import keyed_rng
 from fedsim.training import FlatModel
 
-NEGATIVES = 0.2  # share of the auxiliary inputs that clients tell their own from
-FLOOR = 1e-8  # of scores, so that they never add up to nothing
+NEGATIVES = 0.2  # share of the auxiliary inputs used as negatives
+FLOOR = 1e-8  # minimum score, so that the sum is never 0
 
 
 @dataclass(frozen=True)
 class FedAUXState(State):
-    """What the server keeps beside the weights.
+    """The server's state besides the weights.
 
     Attributes:
-        initial: (size,) w_0, whose features h are what clients are scored by.
-        scored: (m,) clients that have sent their scores.
+        initial: (size,) w_0, whose features h the scores use.
+        scored: (m,) clients that have sent scores.
         scores: (m, n) those scores, s_k(x) of each distillation input x.
     """
 
@@ -163,13 +163,13 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         return replace(state, weights=weights)
 
     def ask_for_scores(self, fed: Federation, state: FedAUXState, cohort: Cohort) -> FedAUXState:
-        """Have clients score the distillation inputs, if they have not yet."""
+        """Let clients score the distillation inputs if they have not done so."""
         new = np.setdiff1d(cohort, state.scored)
         if len(new) == 0:
             return state
         fed.model.load(torch.tensor(state.initial))
         x = self.inputs(fed)
-        # What each client would compute from public inputs and h is computed once for all.
+        # Features of public inputs are the same for all clients and computed once.
         negatives, distillation = (represent(fed.model, x[rows]) for rows in self.split(fed))
         with fed.setup_traffic():
             sent = fed.gather(
@@ -212,11 +212,11 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         from threadpoolctl import threadpool_limits
 
         h = torch.cat([own, negatives]).cpu().double().numpy()
-        scale = max(np.linalg.norm(h, axis=1).max(), FLOOR)  # features may all be zero
+        scale = max(np.linalg.norm(h, axis=1).max(), FLOOR)  # all features may be zero
         n, bias = len(h), self.regression == "code"
         C = 1 / self.l2 if bias else 1 / (n * self.l2)  # scikit-learn minimises C·Σ + ‖w‖²/2
         model = LogisticRegression(C=C, fit_intercept=bias, tol=1e-8, max_iter=1000)
-        # One thread, as the number of threads may change the last bits.
+        # One thread, because their number may change the last bits.
         with threadpool_limits(1):
             model.fit(h / scale, np.arange(n) < len(own))
             w, b = model.coef_[0], float(model.intercept_[0])
@@ -244,7 +244,7 @@ def read_features(path: Path, model: FlatModel) -> dict[str, Tensor]:
     """The weights of a network's features in a safetensors file, by name.
 
     Raises:
-        ExperimentError: the file cannot be read, or does not hold them all in their shapes.
+        ExperimentError: the file cannot be read, or lacks a layer in its shape.
     """
     try:
         tensors: dict[str, Tensor] = load_file(path)
@@ -255,9 +255,9 @@ def read_features(path: Path, model: FlatModel) -> dict[str, Tensor]:
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
             raise ExperimentError(
-                f"method.encoder: {path} has no '{name}' of shape {shape}, as the model's "
-                f"features want"
+                f"method.encoder: {path} has no '{name}' of shape {shape}, which the model's "
+                "features need"
                 + ("" if found is None else f", but one of shape {found}")
-                + "; the final.safetensors of a run with the same model would do"
+                + "; use the final.safetensors of a run with the same model"
             )
     return {name: tensors[name] for name in wanted}

@@ -18,7 +18,7 @@ from fedsim.methods.method import State, methods
 
 @dataclass(frozen=True)
 class FedAvgMState(State):
-    """The server's momentum v, (P,), beside the weights."""
+    """The server's momentum v, (P,), besides the weights."""
 
     velocity: Vector
 

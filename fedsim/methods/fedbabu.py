@@ -43,7 +43,7 @@ class FedBABU(Method[State]):
         features = needs_classifier(self.name, network).features
         if not any(p.requires_grad for p in features.parameters()):
             raise ExperimentError(
-                "method.name=fedbabu trains the features, and the model's have none"
+                "method.name=fedbabu trains the features, and the model's have no weights"
             )
 
     def init(self, fed: Federation) -> State:
@@ -63,7 +63,7 @@ class FedBABU(Method[State]):
 
     @client_function("local_update")
     def local_update(self, client: Client, body: Tensor, head: Tensor) -> Update:
-        """(client) The body, trained under the head as it is."""
+        """(client) The body, trained with the fixed head."""
         part = client.model.part("head")
         weights = torch.cat([body[: part.start], head, body[part.start :]])
         trained = client.train(weights, part=client.model.part("features"))

@@ -33,13 +33,13 @@ from fedsim.methods.method import Method, State, methods
 
 @dataclass(frozen=True)
 class FedBuffState(State):
-    """The server's state between two of its steps.
+    """The server's state between two steps.
 
     Attributes:
-        clients: (M,) clients at work.
+        clients: (M,) active clients.
         finish: (M,) when each finishes, in simulated seconds.
         versions: (M,) the step after which each started.
-        models: the models that they started from, by step.
+        models: the models that they started from, by version.
     """
 
     clients: NDArray[np.int64]
@@ -76,8 +76,8 @@ class FedBuff(Method[FedBuffState]):
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if self.buffer >= len(splits):
             raise ExperimentError(
-                f"method.buffer={self.buffer} of {len(splits)} clients: nobody would be left to "
-                f"start while the buffer fills; set at most {len(splits) - 1}"
+                f"method.buffer={self.buffer} of {len(splits)} clients: no client would be left "
+                f"to start while the buffer fills; set at most {len(splits) - 1}"
             )
 
     def init(self, fed: Federation) -> FedBuffState:

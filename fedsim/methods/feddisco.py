@@ -23,7 +23,7 @@ UNKNOWN = -1.0
 
 @dataclass(frozen=True)
 class FedDiscoState(State):
-    """Beside the weights, KL(client's labels ‖ uniform) of each client, -1 where unknown: (K,)."""
+    """(K,) KL(client's labels ‖ uniform), -1 if unknown, besides the weights."""
 
     divergence: NDArray[np.float64]
 
@@ -56,7 +56,7 @@ class FedDisco(Method[FedDiscoState]):
     def round(self, fed: Federation, state: FedDiscoState, t: int) -> FedDiscoState:
         cohort = fed.sample(t)
         divergence = self.ask(fed, cohort, state.divergence)
-        cohort = cohort[divergence[cohort] != UNKNOWN]  # without those that failed to tell
+        cohort = cohort[divergence[cohort] != UNKNOWN]  # without clients that failed to send it
         shares = self.shares(fed.num_samples[cohort], divergence[cohort])
         of_client = NotCounted(dict(zip(cohort.tolist(), shares.tolist(), strict=True)))
         mean = fed.mean(self.local_update, cohort, weights=state.weights, shares=of_client)
@@ -66,7 +66,7 @@ class FedDisco(Method[FedDiscoState]):
     def ask(
         self, fed: Federation, cohort: Cohort, known: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The divergences, with those of clients that take part for the first time."""
+        """The divergences, including those of clients that take part for the first time."""
         divergence = known.copy()
         with fed.setup_traffic():
             counts = fed.gather(self.label_counts, cohort[known[cohort] == UNKNOWN])
@@ -78,7 +78,7 @@ class FedDisco(Method[FedDiscoState]):
     def shares(
         self, num_samples: NDArray[np.int64], divergence: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """What each client of a cohort counts in the mean, before normalisation."""
+        """Each client's weight in the mean, before normalisation."""
         p = num_samples / num_samples.sum()
         total = divergence.sum()
         d = divergence / total if total > 0 else divergence
@@ -87,11 +87,11 @@ class FedDisco(Method[FedDiscoState]):
 
     @client_function("label_counts")
     def label_counts(self, client: Client) -> NDArray[np.int32]:
-        """(client) How many examples it holds of each class: (C,)."""
+        """(client) (C,) its number of examples of each class."""
         counts = client.data.y.bincount(minlength=client.num_classes)
         return counts.cpu().numpy().astype(np.int32)
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, shares: dict[int, float]) -> Update:
-        """(client) As in FedAvg, but for what it counts."""
+        """(client) As in FedAvg, with another weight."""
         return Update(weights=client.train(weights), weight=shares[client.id])

@@ -20,11 +20,11 @@ from fedsim.methods.method import Method, State, methods
 
 @dataclass(frozen=True)
 class FedDynState(State):
-    """The server's state; `weights` is the mean of the cohort's models, which is evaluated.
+    """The server's state; `weights`, which are evaluated, are the mean of the cohort's models.
 
     Attributes:
         server: (size,) the model that is sent to clients.
-        h: (P,) mean over all K clients of what each keeps as h_k.
+        h: (P,) mean of h_k over all K clients.
     """
 
     server: Vector
@@ -53,7 +53,7 @@ class FedDyn(Method[FedDynState]):
     def check_privacy(self) -> None:
         if self.scale == "samples":
             raise ExperimentError(
-                "privacy: does not cover the clients' numbers of samples, by which "
+                "privacy: does not cover clients' numbers of samples, with which "
                 "method.name=feddyn scales α; set method.scale=none"
             )
 

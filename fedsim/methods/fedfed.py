@@ -32,9 +32,9 @@ from fedsim.objectives import Classification
 from fedsim.registry import Config
 from fedsim.training import FlatModel, Loss, Train
 
-SCARCE = 0.2  # of the clients' mean number of examples: a client with fewer has few
-SKEWED = 0.7  # of a client's examples: with more of them in one class, its labels are skewed
-BATCH = 500  # images that the generator splits at once
+SCARCE = 0.2  # of the mean number of examples; a client with less has few examples
+SKEWED = 0.7  # of a client's examples; with more in one class, its labels are skewed
+BATCH = 500  # images split at once
 
 Kind = Literal["usual", "scarce", "skewed"]
 Factors = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat]
@@ -80,7 +80,7 @@ class Distillation(Config):
 
 @dataclass(frozen=True)
 class FedFedState(State):
-    """The phase of the method, and what the server keeps beside the weights.
+    """The method's phase, and the server's state besides the weights.
 
     In stage 1 the weights are those of the classifier that is trained with the generator; stage 3
     starts from the run's initial weights.
@@ -88,8 +88,8 @@ class FedFedState(State):
     Attributes:
         phase: phase of the next round: `distil`, `share` or `train`.
         generator: the weights of G.
-        shared1, shared2: (m, C, H, W) the pool, x_r + N(0, σ1²) and x_r + N(0, σ2²), as it was
-            sent, for images with pixels in [0, 1]. Empty before stage 2.
+        shared1, shared2: (m, C, H, W) the pool, x_r + N(0, σ1²) and x_r + N(0, σ2²), as sent, for
+            images with pixels in [0, 1]. Empty before stage 2.
         labels: (m,) the labels of both.
     """
 
@@ -192,7 +192,7 @@ class FedFed(PoolMethod[FedFedState]):
             self.local_update,
             fed.sample(t),
             weights=state.weights,
-            shared1=NotCounted(state.shared1),  # each client has had the pool since stage 2
+            shared1=NotCounted(state.shared1),  # clients have the pool since stage 2
             shared2=NotCounted(state.shared2),
             labels=NotCounted(state.labels),
             pixels=NotCounted(pixel_range(fed)),
@@ -251,7 +251,7 @@ class FedFed(PoolMethod[FedFedState]):
 
         def step(loss: Tensor) -> None:
             nonlocal steps
-            optimizer.zero_grad()  # to None, which leaves out who has no part in the loss
+            optimizer.zero_grad()  # to None, which skips unused parameters
             torch.autograd.backward(loss)
             optimizer.step()
             steps += 1
@@ -330,7 +330,7 @@ class FedFed(PoolMethod[FedFedState]):
         self, fed: Federation, state: FedFedState, client: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `fedsim.methods.sharing`; the pool is in the clients' order."""
-        fed.begin_round(self.distillation_rounds + 1)  # in which all have shared
+        fed.begin_round(self.distillation_rounds + 1)  # the round of sharing
         train = fed.splits.train
         rows, part = train[client], slice(*train.offsets[client : client + 2])
         held = fed.prepare(fed.data.x[rows], fed.data.y[rows])
@@ -366,11 +366,11 @@ class FedFed(PoolMethod[FedFedState]):
         return partial(Autoencoder, shape, self.width, self.latent)
 
     def vae(self, client: Client) -> FlatModel:
-        """G where the client's work is carried out."""
+        """G in the client's process."""
         return client.network("generator", self.build(client.data.x.shape[1:]))
 
     def kind(self, y: Tensor, mean_samples: float) -> Kind:
-        """Whether a client with labels y is one that adapts its multipliers."""
+        """Whether few examples or skewed labels y change a client's multipliers, and which."""
         if self.distillation.adaptive and len(y) < SCARCE * mean_samples:
             return "scarce"
         if self.distillation.adaptive and int(y.bincount().max()) > SKEWED * len(y):
@@ -378,7 +378,7 @@ class FedFed(PoolMethod[FedFedState]):
         return "usual"
 
     def multipliers(self, kind: Kind) -> list[float]:
-        """What a client multiplies each of the four `terms` with."""
+        """A client's weights of the four `terms`."""
         own = self.distillation
         factors = {"usual": (1.0, 1.0, 1.0, 1.0), "scarce": own.scarce, "skewed": own.skewed}[kind]
         usual = (own.reconstruction, own.shared, own.kl, own.clean)
@@ -413,7 +413,7 @@ class FedFed(PoolMethod[FedFedState]):
     ) -> Loss:
         """The loss of local examples, each with one item of either pool, in one forward pass.
 
-        It is the client's own, because it goes through the client's draws from the pool.
+        It differs between clients, because each draws from the pool in its own order.
         """
         n, held = client.num_samples, labels.cpu().numpy()
         draws = [balanced(held, n, client.rng(f"pool/{i}")) for i in range(len(pools))]
@@ -447,7 +447,7 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
 def batches(
     x: Tensor, y: Tensor, size: int, rng: np.random.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One pass in a new order, without a last batch of one, which batch norm does not take."""
+    """One pass in a new order, without a last batch of one, which batch norm does not accept."""
     order = torch.from_numpy(rng.permutation(len(y))).to(x.device)
     for rows in torch.split(order, size):
         if len(rows) > 1:
@@ -455,16 +455,16 @@ def batches(
 
 
 def mixup(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, lam: float) -> Tensor:
-    """λ·CE(x̃, y) + (1 − λ)·CE(x̃, y') of x̃ = λ·x + (1 − λ)·x', x' being the batch shuffled."""
+    """λ·CE(x̃, y) + (1 − λ)·CE(x̃, y') of x̃ = λ·x + (1 − λ)·x', x' the shuffled batch."""
     other = torch.randperm(len(y), device=x.device)
     logits = network(lam * x + (1 - lam) * x[other])
     return lam * cross_entropy(logits, y) + (1 - lam) * cross_entropy(logits, y[other])
 
 
 def mosaics(x: Tensor, count: int) -> Tensor:
-    """2×2 mosaics (count, C, H, W): the same window, of half the sides, of four different images.
+    """(count, C, H, W) 2×2 mosaics of the same half-size window of four different images.
 
-    Images and windows are drawn from torch's own generator.
+    Images and windows are drawn from torch's global generator.
     """
     H, W = x.shape[-2:]
     h, w = -(-H // 2), -(-W // 2)
@@ -481,9 +481,9 @@ def mosaics(x: Tensor, count: int) -> Tensor:
 def balanced(
     labels: NDArray[np.unsignedinteger[Any]], n: int, rng: np.random.Generator
 ) -> Iterator[int]:
-    """Rows of the pool without end: of each n, as many of one class as of another.
+    """An endless stream of rows of the pool, balanced over classes in every n.
 
-    What n leaves over is drawn from all. Where a class has too few rows, they come again.
+    The remainder of n is drawn from all classes. Rows of classes with too few repeat.
     """
     classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
     each, rest = divmod(n, len(classes))
@@ -494,6 +494,6 @@ def balanced(
 
 
 def _take(rows: NDArray[np.intp], count: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Draw without replacement, and anew when all have been drawn."""
+    """Draw without replacement, starting again when all have been drawn."""
     times = -(-count // len(rows))
     return np.concatenate([rows[:0], *(rng.permutation(rows) for _ in range(times))])[:count]

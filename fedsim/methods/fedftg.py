@@ -33,7 +33,7 @@ Pixels = Literal["standardised", "unit"]
 
 @dataclass(frozen=True)
 class FedFTGState(State):
-    """The generator's weights and batch norm statistics, (size of G,), beside the model's."""
+    """(size of G,) the generator's weights and batch norm statistics, besides the model's."""
 
     generator: Vector
 
@@ -131,8 +131,8 @@ class FedFTG(Method[FedFTGState]):
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if len(dataset.shape) != 3:
             raise ExperimentError(
-                f"method.name={self.name} needs images (channels, height, width), which its "
-                f"generator makes; the data's inputs have shape {dataset.shape}"
+                f"method.name={self.name} generates images (channels, height, width); the data's "
+                f"inputs have shape {dataset.shape}"
             )
 
     def init(self, fed: Federation) -> FedFTGState:
@@ -153,7 +153,7 @@ class FedFTG(Method[FedFTGState]):
     def fine_tune(
         self, fed: Federation, state: FedFTGState, models: Sequence[Vector], counts: Counts
     ) -> FedFTGState:
-        """The student, from the average on, and G."""
+        """The student, starting from the average, and G."""
         student, G = fed.model, self.generator(fed)
         student.load(fed.tensor(state.weights))
         G.load(fed.tensor(state.generator))
@@ -195,7 +195,7 @@ class FedFTG(Method[FedFTGState]):
         return FedFTGState(weights=student.weights(), generator=G.weights())
 
     def generator_loss(self, s: Tensor, t: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        """What G minimises with one client, but for diversity.
+        """G's loss for one client, without diversity.
 
         Args:
             s: (B, C) logits of the student.

@@ -34,12 +34,12 @@ Noise = Literal["uniform", "gaussian"]
 Counts = NDArray[np.int32]
 Heads = Callable[[Tensor], Tensor]
 
-FLOOR = 1e-4  # what a_t and b_t do not decay below
+FLOOR = 1e-4  # lower limit of a_t and b_t
 
 
 @dataclass(frozen=True)
 class FedGenState(State):
-    """Beside the weights: the generator, and what its optimiser keeps from round to round.
+    """The generator and its optimiser's state, besides the weights.
 
     Attributes:
         generator: (size of G,) its weights and batch norm statistics.
@@ -137,7 +137,7 @@ class FedGen(Method[FedGenState]):
         )
 
     def round(self, fed: Federation, state: FedGenState, t: int) -> FedGenState:
-        trained = t > 1  # before, G has seen no head
+        trained = t > 1  # in round 1, G is untrained
         sent = fed.gather(
             self.local_update,
             fed.sample(t),
@@ -154,7 +154,7 @@ class FedGen(Method[FedGenState]):
     def local_update(
         self, client: Client, weights: Tensor, generator: Tensor | None, classes: Tensor | None
     ) -> dict[str, Tensor]:
-        """(client) w_k and n_{k,y}, from training that G helps with once it is there."""
+        """(client) w_k and n_{k,y}; G takes part in training from round 2 on."""
         if generator is None or classes is None:
             trained = client.train(weights)
         else:
@@ -173,7 +173,7 @@ class FedGen(Method[FedGenState]):
         held = np.flatnonzero(classes.cpu().numpy())
         rng = client.rng("generator")
         n, B = client.num_samples, client.settings.batch_size
-        # As in local training: where there is batch norm, a last batch of one is left out.
+        # As in local training, a last batch of one is left out with batch norm.
         alone = client.model.has_batch_norm and n % B == 1
         taught_steps = self.teaching_epochs * (math.ceil(n / B) - alone)
         step, objective = itertools.count(), classification(client)
@@ -199,7 +199,7 @@ class FedGen(Method[FedGenState]):
     def train_generator(
         self, fed: Federation, state: FedGenState, models: Sequence[Vector], counts: Counts
     ) -> FedGenState:
-        """The state with G after a round's steps on the heads of the cohort's models."""
+        """The state after a round's steps of G on the heads of the cohort's models."""
         G = fed.network("generator", self.build(fed.model))
         G.load(fed.tensor(state.generator))
         G.module.train()
@@ -250,7 +250,7 @@ class FedGen(Method[FedGenState]):
         return (shares[:, y] * losses).mean(dim=1).sum() + self.diversity * diversity(noise, z)
 
     def build(self, model: FlatModel) -> partial[Generator]:
-        """Makes a generator of representations for a model."""
+        """Builds a generator of representations for a model."""
         last = head(model.module)
         return partial(
             Generator, self.noise_size, last.out_features, self.hidden, last.in_features
@@ -280,18 +280,18 @@ def joined_heads(model: FlatModel, all_weights: Sequence[Tensor]) -> Heads:
 
 
 def label_counts(client: Client) -> Tensor:
-    """(client) n_{k,y}, how many examples it holds of each class: (C,) int32."""
+    """(client) n_{k,y}, its number of examples of each class: (C,) int32."""
     return client.data.y.bincount(minlength=client.num_classes).int()
 
 
 def label_shares(counts: Counts) -> NDArray[np.float32]:
-    """w_{y,k} = n_{k,y}/Σ_j n_{j,y}, 0 for classes that nobody holds: (cohort, C), as `counts`."""
+    """w_{y,k} = n_{k,y}/Σ_j n_{j,y}, 0 for classes that nobody holds; (cohort, C)."""
     shares: NDArray[np.float32] = (counts / np.maximum(counts.sum(axis=0), 1)).astype(np.float32)
     return shares
 
 
 def diversity(noise: Tensor, outputs: Tensor) -> Tensor:
-    """exp(−mean_{i,j} d₂(ε_i, ε_j)·d₁(z_i, z_j)): small if other noise gives other outputs.
+    """exp(−mean_{i,j} d₂(ε_i, ε_j)·d₁(z_i, z_j)): small if the outputs vary with the noise.
 
     d₂ is the mean square and d₁ the mean absolute difference of the entries.
 

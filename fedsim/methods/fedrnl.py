@@ -54,8 +54,8 @@ class FedRNL(FedAvg):
             raise ExperimentError("method.name=fedrnl needs model.name=rationale")
         if network.shared:
             raise ExperimentError(
-                "method.name=fedrnl holds two encoders together, and model.shared=true has one; "
-                "method.name=fedavg averages it"
+                "method.name=fedrnl keeps two encoders close, and model.shared=true has only "
+                "one; use method.name=fedavg"
             )
 
     @client_function("local_update")

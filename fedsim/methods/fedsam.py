@@ -18,7 +18,7 @@ from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods
 
-TINY = 1e-12  # the norm of a gradient that is zero
+TINY = 1e-12  # avoids division by a zero norm
 
 
 @methods.register

@@ -24,10 +24,10 @@ from fedsim.methods.method import methods
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
 from fedsim.models.text import TextFeatures
 
-MOST_CENTRES = 200  # Q, of a task's documents
-ALIKE = 0.7  # the least cosine that counts in `rectified`
+MOST_CENTRES = 200  # Q, maximum per task
+ALIKE = 0.7  # cosines up to this count as 0 in `rectified`
 
-Centres = NDArray[np.float32]  # (Q, D), of a task's documents
+Centres = NDArray[np.float32]  # (Q, D) of a task's documents
 Similarity = Literal["mean", "rectified"]
 
 
@@ -80,7 +80,7 @@ class FedSeIT(FedWeIT):
         if self.top_k is None:
             return super().choose(fed, state, new)
         centres, chosen = dict(state.centres), dict(state.chosen)
-        for k in new:  # nothing is left of the last choice for who does not answer
+        for k in new:  # discards the previous choice of clients that do not answer
             chosen.pop(str(k), None)
         for k, found in fed.gather(self.centres, new).items():
             centres[key(k, fed.splits.task)] = found
@@ -91,7 +91,7 @@ class FedSeIT(FedWeIT):
     @torch.no_grad()
     @client_function("centres")
     def centres(self, client: Client) -> Centres:
-        """(client) (Q, D) centres of the documents of the task that begins."""
+        """(client) (Q, D) centres of the documents of the new task."""
         reader = text_features(client.model).reader
         vectors: Centres = reader.document_vectors(client.data.x).cpu().numpy()
         if len(vectors) > MOST_CENTRES:
@@ -110,13 +110,13 @@ class FedSeIT(FedWeIT):
 
 
 def clusters(vectors: Centres, seed: int) -> Centres:
-    """(Q, D) centres of more than Q vectors (n, D): of K-means, or all different ones if fewer."""
+    """(Q, D) centres of more than Q vectors (n, D): by K-means; fewer if fewer are distinct."""
     from sklearn.cluster import KMeans
 
     different: Centres = np.unique(vectors, axis=0)
     if len(different) <= MOST_CENTRES:
         return different
-    with threadpool_limits(1):  # more may change a last bit
+    with threadpool_limits(1):  # more may change the last bits
         found = KMeans(MOST_CENTRES, max_iter=100, n_init=3, random_state=seed).fit(vectors)
     centres: Centres = found.cluster_centers_.astype(np.float32)
     return centres
@@ -128,12 +128,12 @@ def most_similar(
     centres: Mapping[str, Centres],
     kind: Similarity,
 ) -> list[Choice]:
-    """Finished tasks, the most similar to a task first; of equal ones by client, then by task.
+    """Finished tasks, the most similar to a task first; ties by client, then by task.
 
     Args:
         own: centres of the task.
         finished: keys «client/task».
-        centres: of these, and perhaps other, tasks.
+        centres: centres of at least these tasks.
     """
     scores = [(*place(name), similarity(own, centres[name], kind)) for name in finished]
     return sorted(scores, key=lambda choice: (-choice[2], choice[0], choice[1]))
@@ -145,7 +145,7 @@ def similarity(a: Centres, b: Centres, kind: Similarity) -> float:
         v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12)
         for v in (a.astype(np.float64), b.astype(np.float64))
     )
-    if kind == "mean":  # of all cosines, which is the cosine of means
+    if kind == "mean":  # the mean of all cosines is a product of means
         return float(a.mean(axis=0) @ b.mean(axis=0))
     cosines = a @ b.T
     return float(np.where(cosines > ALIKE, cosines, 0).mean())

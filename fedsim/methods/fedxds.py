@@ -37,7 +37,7 @@ from fedsim.privacy.gaussian import analytic_sigma, clip, guarantee
 from fedsim.training import Loss, Train
 
 Pool = NDArray[Any]  # float32, or uint8 levels
-DELTA = 1e-5  # of the guarantee that is named, where the experiment gives σ
+DELTA = 1e-5  # δ of the reported guarantee if the experiment gives σ
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class FedXDSState(State):
 
     Attributes:
         phase: phase of the next round: `warm up`, `share` or `train`.
-        shared: (m, C, H, W) the pool, as it was sent. Empty before it is shared.
+        shared: (m, C, H, W) the pool, as sent. Empty before sharing.
         labels: (m,) labels of the pool.
-        attributor: (size,) the warm-up model that was used to mask the images. Empty before.
+        attributor: (size,) the warm-up model that was used to mask the images. Empty before
+            sharing.
     """
 
     phase: str
@@ -128,7 +129,7 @@ class FedXDS(PoolMethod[FedXDSState]):
             problem = "give sigma, or epsilon and delta, not both"
             raise PydanticCustomError("noise", problem)
         if guarantee in ((True, False), (False, True)):
-            raise PydanticCustomError("noise", "epsilon and delta belong together")
+            raise PydanticCustomError("noise", "epsilon and delta must be given together")
         return self
 
     def explainer(self) -> Explainer | None:
@@ -161,11 +162,11 @@ class FedXDS(PoolMethod[FedXDSState]):
         images = int(np.round(self.fraction * splits.train.lengths).sum())
         pool = images * int(np.prod(dataset.shape)) * (1 if self.encoding == "uint8" else 4)
         free = psutil.virtual_memory().available
-        if 2 * pool > free:  # the server's, and a client's copy
+        if 2 * pool > free:  # one on the server and one on a client
             raise ExperimentError(
-                f"method.name={self.name} shares a pool of {images:,} images, "
-                f"{pool / 1e9:.1f} GB, of which two copies must fit into {free / 1e9:.1f} GB of "
-                "free memory; lower method.fraction, or set method.encoding=uint8"
+                f"method.name={self.name} shares a pool of {images:,} images, {pool / 1e9:.1f} "
+                f"GB; two copies must fit into {free / 1e9:.1f} GB of free memory; lower "
+                "method.fraction, or set method.encoding=uint8"
             )
 
     # -- the server ----------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class FedXDS(PoolMethod[FedXDSState]):
             self.local_update,
             fed.sample(t),
             weights=state.weights,
-            shared=NotCounted(state.shared),  # each client has had the pool since it was shared
+            shared=NotCounted(state.shared),  # clients have the pool since the round of sharing
             labels=NotCounted(state.labels),
             levels=NotCounted(self.levels(fed)),
         )
@@ -211,7 +212,7 @@ class FedXDS(PoolMethod[FedXDSState]):
         )
 
     def levels(self, fed: Federation) -> NDArray[np.float32]:
-        """(2,) the width of a uint8 level, and which level is 0."""
+        """(2,) the width of a uint8 level, and the index of the level 0."""
         x = pixel_range(fed)
         beyond = 3 * self.noise
         low, high = min(float(x.min()), 0.0) - beyond, float(x.max()) + beyond
@@ -227,7 +228,7 @@ class FedXDS(PoolMethod[FedXDSState]):
         """(client) Its masked images with noise, and their labels.
 
         Args:
-            explained: say what they came about by as well, which a real client keeps to itself.
+            explained: also return how they were made, which a real client keeps private.
         """
         if self.attribute_with == "local":
             weights = client.train(weights)
@@ -260,7 +261,7 @@ class FedXDS(PoolMethod[FedXDSState]):
     def shared_items(
         self, fed: Federation, state: FedXDSState, clients: Sequence[int]
     ) -> SharedItems:
-        """What these clients shared, once more; see `fedsim.explain.shared_images`."""
+        """Recomputes what these clients shared; see `fedsim.explain.shared_images`."""
         if not len(state.labels):
             raise ExperimentError("nothing was shared (method.fraction=0)")
         images = {
@@ -271,8 +272,8 @@ class FedXDS(PoolMethod[FedXDSState]):
         if self.noise:
             promise = guarantee(self.noise, self.delta or DELTA, self.clip).in_words()
         words = (
-            f"of each, {self.removed:g} % of the pixels are removed, the least relevant by "
-            f"{self.attribution.name}\n\n{promise}"
+            f"the least relevant {self.removed:g} % of each image's pixels (by "
+            f"{self.attribution.name}) are removed\n\n{promise}"
         )
         return SharedItems(images, fed.num_clients, words)
 
@@ -287,7 +288,7 @@ class FedXDS(PoolMethod[FedXDSState]):
     def share_again(
         self, fed: Federation, state: FedXDSState, clients: Sequence[int]
     ) -> dict[int, dict[str, Any]]:
-        """What clients shared, beside what they held, after the run; images in pixels."""
+        """Clients' images and what they shared of them, recomputed after the run, in pixels."""
         fed.begin_round(self.warmup_rounds + 1)
         levels = self.levels(fed)
         sent = fed.gather(
@@ -312,7 +313,7 @@ class FedXDS(PoolMethod[FedXDSState]):
         y: Tensor,
         rng: np.random.Generator,
     ) -> Tensor:
-        """(n, C, H, W) f of any images, in pixels, as whoever attacks the pool can make it."""
+        """(n, C, H, W) f of any images, in pixels, as an attacker of the pool can compute it."""
         fed.model.load(fed.tensor(state.attributor))
         _, _, f = self.f(fed.model.module, x, y, rng, rng)
         if self.encoding == "uint8":
@@ -339,28 +340,28 @@ class FedXDS(PoolMethod[FedXDSState]):
         return h, m, f + (n * (m > 0)[:, None] if self.noise_on == "retained" else n)
 
     def masks(self, heatmaps: Tensor) -> Tensor:
-        """(B, H, W) what pixels are multiplied with: 0 and 1, or relevances between them."""
+        """(B, H, W) factors of the pixels: 0 and 1, or relevances between them."""
         kept = keep_relevant(heatmaps, self.removed)
         return kept * scaled(heatmaps) if self.mask == "soft" else kept.to(heatmaps.dtype)
 
     def _insist_on_differences(self, network: nn.Module) -> None:
-        """Refuse LRP's flat rule where it makes all pixels equally relevant."""
+        """Reject LRP's flat rule if it makes all pixels equally relevant."""
         if not isinstance(self.attribution, Lrp) or "flat" not in self.attribution.composite:
             return
         weighted = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
         layers = [(n, m) for n, m in network.named_modules() if isinstance(m, weighted)]
         if layers and isinstance(layers[0][1], nn.Linear):
             raise ExperimentError(
-                f"method.attribution.composite={self.attribution.composite} gives all inputs of a "
-                f"first layer that is fully connected ('{layers[0][0]}') the same relevance, so "
-                "that no pixel can be kept before another; use method.attribution.composite="
-                "epsilon, or a convolutional model"
+                f"method.attribution.composite={self.attribution.composite} gives all inputs of "
+                f"a fully connected first layer ('{layers[0][0]}') the same relevance, so no "
+                "pixel can be preferred; use method.attribution.composite=epsilon, or a "
+                "convolutional model"
             )
 
     def both(self, client: Client, shared: Tensor, labels: Tensor, levels: Tensor) -> Loss:
         """Cross-entropy of each local example, plus the mean of a batch of the pool.
 
-        It is the client's own, because it goes through the pool in the client's order.
+        It differs between clients, because each has its own order of the pool.
         """
         rows = cycle(len(labels), client.rng("pool"))
         size = min(client.settings.batch_size, len(labels))
@@ -375,7 +376,7 @@ class FedXDS(PoolMethod[FedXDSState]):
 
 
 def label_table(sent: Mapping[int, Mapping[str, Any]]) -> list[dict[str, int]]:
-    """How many images of each class each client shared, where it shared any."""
+    """Number of images of each class that each client shared, without zeros."""
     return [
         {"client": k, "class": int(c), "images": int(images)}
         for k, items in sent.items()
@@ -384,7 +385,7 @@ def label_table(sent: Mapping[int, Mapping[str, Any]]) -> list[dict[str, int]]:
 
 
 def cycle(count: int, rng: np.random.Generator) -> Iterator[int]:
-    """Rows 0 to count - 1 in one random order, again and again."""
+    """Rows 0 to count - 1 in one random order, repeated endlessly."""
     order = rng.permutation(count).tolist()
     while True:
         yield from order
@@ -396,5 +397,5 @@ def encode(x: Tensor, levels: Tensor) -> Tensor:
 
 
 def decode(x: Tensor, levels: Tensor) -> Tensor:
-    """Images of the pool as the network takes them."""
+    """Images of the pool as network inputs."""
     return (x.float() - levels[1]) * levels[0] if x.dtype == torch.uint8 else x

@@ -1,4 +1,4 @@
-"""What a method can learn, and suggestions of methods that fit if it cannot."""
+"""What a method can learn, and suggestions of other methods if it cannot."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Learns:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a method has to learn, as far as known.
+    """What a method has to learn.
 
     Args:
-        model: the experiment's.
+        model: the experiment's model.
         objective: None before the data are known.
-        task_sequence: clients learn tasks one after another; None before the data are known.
-        private: with client-level differential privacy.
-        secure: with secure aggregation.
+        task_sequence: whether clients learn a sequence of tasks; None before the data are known.
+        private: whether with client-level differential privacy.
+        secure: whether with secure aggregation.
     """
 
     model: Model
@@ -51,7 +51,7 @@ class Problem:
 
 
 def obstacle(learns: Learns, problem: Problem) -> str | None:
-    """Why a method cannot learn this, as the end of a sentence about it; None if it can."""
+    """Why a method cannot learn this, as a verb phrase; None if it can."""
     if learns.models != problem.model.kind:
         return (
             f"learns {learns.models}s, and model.name={problem.model.name} is a "
@@ -61,31 +61,31 @@ def obstacle(learns: Learns, problem: Problem) -> str | None:
         known = " or ".join(str(kind.model_fields["name"].default) for kind in learns.objectives)
         return f"learns {known}, and the objective is {problem.objective.name}"
     if problem.task_sequence and learns.task_sequences == "no":
-        return "cannot learn tasks one after another"
+        return "cannot learn sequences of tasks"
     if problem.task_sequence is False and learns.task_sequences == "only":
-        return "learns tasks one after another, and the partition is no sequence of tasks"
+        return "learns sequences of tasks, and the partition has none"
     if problem.private and not learns.dp_compatible:
-        return "sends more than sums, which is all that privacy covers"
+        return "sends more than updates to be averaged, and privacy covers only these"
     if problem.secure and not learns.dp_compatible:
-        return "sends more than sums, which is all that secure_aggregation covers"
+        return "sends more than updates to be averaged, and secure_aggregation covers only these"
     return None
 
 
 def check_fit(
     name: str, learns: Learns, problem: Problem, all: Iterable[tuple[str, Learns]]
 ) -> None:
-    """Refuse a method that cannot learn this.
+    """Reject a method that cannot learn this.
 
     Args:
-        name: of the method.
-        all: every method by name, and what it learns.
+        name: the method's name.
+        all: what each method learns, by name.
 
     Raises:
-        ExperimentError: with the names of the methods that can.
+        ExperimentError: it cannot; the message names methods that can.
     """
     why = obstacle(learns, problem)
     if why is None:
         return
     fitting = [other for other, can in all if obstacle(can, problem) is None]
-    instead = f"methods for it: {', '.join(fitting)}" if fitting else "no method learns it"
+    instead = f"methods that can: {', '.join(fitting)}" if fitting else "no method can"
     raise ExperimentError(f"method.name={name} {why}; {instead}")

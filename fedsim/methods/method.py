@@ -115,7 +115,7 @@ class Method(Component, ABC, Generic[S]):
 
     @client_function("keep")
     def _keep(self, client: Client) -> None:
-        """(client) Nothing new: the model that it keeps stands for what it has trained."""
+        """(client) Does nothing; used to explain models that clients keep."""
         client.trained = self.own_model(client)
 
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
@@ -142,14 +142,14 @@ class Method(Component, ABC, Generic[S]):
         """Reject training settings that the method does not support.
 
         Raises:
-            ExperimentError: they are not supported; the message says what would be.
+            ExperimentError: they are not supported; the message says what is.
         """
 
     def check_privacy(self) -> None:
         """Reject client-level differential privacy if the method's settings break it.
 
         Raises:
-            ExperimentError: they do; the message says what would be right.
+            ExperimentError: they do; the message says what to change.
         """
 
     def check_fit(self, problem: Problem) -> None:
@@ -166,7 +166,7 @@ class Method(Component, ABC, Generic[S]):
         Called before anything starts.
 
         Raises:
-            BadInput: they are not supported; the message says what would be.
+            BadInput: they are not supported; the message says what is.
         """
 
     def extra_hash_inputs(self) -> list[AnyArray]:
@@ -190,7 +190,7 @@ def check_rounds_left(key: str, before: int, train: Train) -> None:
     if train.rounds < least:
         raise ExperimentError(
             f"method.{key}={before} and a round of sharing leave none of "
-            f"train.rounds={train.rounds} to train the model in; it takes train.rounds={least} or "
+            f"train.rounds={train.rounds} for training the model; set train.rounds={least} or "
             "more"
         )
 

@@ -38,7 +38,7 @@ class RuleState(State):
 
     Attributes:
         rules: the arrays of the rule base; none before the first round.
-        sources: (R,) from how many clients' rule bases each rule comes; 0 if from none.
+        sources: (R,) number of clients' rule bases that contain each rule.
     """
 
     rules: Rules
@@ -71,12 +71,12 @@ class RuleMethod(Method[RuleState]):
         outside = np.flatnonzero(((drifted < 0) | (drifted > 1)).any(axis=0))
         if len(outside):
             raise DataError(
-                f"input '{names[outside[0]]}' of clients that drift leaves [0, 1], and rules are "
-                "learnt from inputs in [0, 1]; data.kind=shuffle stays within"
+                f"input '{names[outside[0]]}' of drifting clients leaves [0, 1], and rules need "
+                "inputs in [0, 1]; data.kind=shuffle stays within"
             )
 
     def evaluate(self, fed: Federation, state: RuleState) -> None:
-        """Scores on the central test set, how interpretable the rules are, and all of them."""
+        """Record scores on the central test set, measures of interpretability, and all rules."""
         (x, y), names = fed.test_data.table, feature_names(fed.shape[0], fed.data.features)
         model = rule_model(fed)
         found, rules = model.predict(state.rules, x), model.explain(state.rules, names)
@@ -126,7 +126,7 @@ class OpenFLXAI(RuleMethod):
 
     @client_function("receive")
     def receive(self, client: Client, rules: dict[str, Any]) -> None:
-        """(client) The global rules; for how many of the client's examples does one fire?"""
+        """(client) The global rules; reports for how many of its examples a rule fires."""
         found = rule_model(client).predict(to_arrays(rules), client.data.table[0])
         client.report(own_coverage=float((found.firing > 0).any(axis=1).mean()))
 
@@ -171,7 +171,7 @@ class LocalRules(RuleMethod):
 
     @client_function("local_scores")
     def local_scores(self, client: Client) -> dict[str, float]:
-        """(client) What the client's rules, if it has any, are worth on the central test set."""
+        """(client) The scores of the client's rules, if any, on the central test set."""
         if "rules" not in client.state:
             return {}
         rules, (x, y) = to_arrays(client.state["rules"]), client.central_test.table
@@ -195,13 +195,13 @@ class LocalRules(RuleMethod):
 
 
 def rule_model(of: Federation | Client) -> RuleModel:
-    """The experiment's rule model; methods of rules are refused on others."""
+    """The experiment's rule model (checked before the run)."""
     assert isinstance(of.learner, RuleModel)
     return of.learner
 
 
 def regression(of: Federation | Client) -> Regression:
-    """The run's objective; methods of rules are refused on others."""
+    """The run's regression objective (checked before the run)."""
     assert isinstance(of.objective, Regression)
     return of.objective
 
@@ -215,7 +215,7 @@ def validated(of: Federation | Client, rules: Rules, examples: Examples) -> dict
 
 
 def learn(client: Client) -> Rules:
-    """(client) Its own rules, learnt from its labelled examples; reports how many they are."""
+    """(client) Its own rules, learnt from its labelled examples; reports their number."""
     rules = rule_model(client).train(*client.data.table, client.rng("rules"))
     client.report(rules=count(rules))
     client.trained = rules

@@ -9,7 +9,7 @@ from fedsim.federation import Federation, Vector
 
 
 def pixel_range(fed: Federation) -> Vector:
-    """(2, C, 1, 1) what pixels of 0 and of 1 are to the network: how images are normalised."""
+    """(2, C, 1, 1) normalised values of pixels 0 and 1."""
     edges = np.zeros((2, fed.shape[0], 1, 1), dtype=np.float32)
     edges[1] = 1
     return np.array(fed.prepare(edges, np.zeros(2, dtype=np.int64)).x.cpu())

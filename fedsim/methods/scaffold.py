@@ -21,7 +21,7 @@ from fedsim.training import Optimizer, Train
 
 @dataclass(frozen=True)
 class ScaffoldState(State):
-    """The server's control variate c, (P,), beside the weights x."""
+    """The server's control variate c, (P,), besides the weights x."""
 
     control: Vector
 
@@ -85,15 +85,16 @@ def steps_worth(steps: int, optimizer: Optimizer) -> float:
     - In Nesterov's form it is η·(g + m·v_t), and worth = Σ_t (1 + m·v_t/g)
       = (τ − m²·(1 − m^τ)/(1 − m))/(1 − m).
 
-    For gradients that change, (w_0 − w_τ)/(η·worth) is their average, in which earlier ones count
-    more, as they stay in the velocity. η does not change within a round (`train.lr_decay`).
+    If gradients change, (w_0 − w_τ)/(η·worth) is a weighted average, in which earlier ones have
+    larger weights because they stay in the velocity. η does not change within a round
+    (`train.lr_decay`).
 
     Args:
         steps: τ ≥ 1.
         optimizer: SGD.
     """
     m, velocity, worth = optimizer.momentum, 0.0, 0.0
-    for _ in range(steps):  # the closed forms cancel where m is close to 1
+    for _ in range(steps):  # closed forms suffer cancellation for m close to 1
         velocity = m * velocity + 1
         worth += 1 + m * velocity if optimizer.nesterov else velocity
     return worth

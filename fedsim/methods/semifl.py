@@ -29,7 +29,7 @@ from fedsim.objectives import Classification
 from fedsim.registry import Config
 from fedsim.training import Context, Hooks, Loss, Optimizer, TrainingJob, train
 
-BATCH = 250  # images at once where nothing is trained
+BATCH = 250  # images at once in inference
 
 
 class ServerTraining(Config):
@@ -51,7 +51,7 @@ class ServerTraining(Config):
 
 @dataclass(frozen=True)
 class SemiFLState(State):
-    """The server's momentum v, (P,), beside the weights."""
+    """The server's momentum v, (P,), besides the weights."""
 
     velocity: Vector
 
@@ -147,7 +147,7 @@ class SemiFL(Method[SemiFLState]):
         return share if len(share) else fed.labelled_data
 
     def train_server(self, fed: Federation, weights: Vector, labelled: Examples) -> None:
-        """Supervised epochs from `weights`, which leave theirs in `fed.model`."""
+        """Supervised epochs from `weights`; the result stays in `fed.model`."""
         size = self.server.batch_size
         if size == "auto":
             size = 250 if len(labelled) > 1000 else 10
@@ -172,7 +172,7 @@ class SemiFL(Method[SemiFLState]):
         fed.log(server_loss=trained.loss)
 
     def collect_statistics(self, fed: Federation, labelled: Examples) -> None:
-        """Give `fed.model` batch norm's statistics of the labelled examples."""
+        """Set batch norm's statistics of `fed.model` from the labelled examples."""
         update_bn(_batches(labelled.x), fed.model.module)
 
     @client_function("local_update")
@@ -185,14 +185,14 @@ class SemiFL(Method[SemiFLState]):
         kept = int(sure.sum())
         client.report(pseudo_labels=kept)
         if kept == 0 or (kept == 1 and client.model.has_batch_norm):
-            return Update()  # left out
+            return Update()  # excluded from the mean
         loss = self.loss(x, y, client.rng("augment"))
         trained = client.train(weights, loss=loss, data=Examples(x[sure], y[sure]))
         return Update(delta=client.parameters(trained - weights))
 
     @torch.no_grad()
     def pseudo_label(self, client: Client, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(client) ŷ of n images, and of which of them the model is sure: (n,) each."""
+        """(client) (n,) each: ŷ of n images, and whether the model is confident."""
         client.model.load(weights)
         network = client.model.module.eval()
         batches = _batches(weak(x, client.rng("pseudo-labels")))
@@ -200,7 +200,7 @@ class SemiFL(Method[SemiFLState]):
         return y, probability >= self.threshold
 
     def loss(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Loss:
-        """The loss of «fix» examples, where «mix» ones are drawn from these."""
+        """The loss of «fix» examples; «mix» examples are drawn from the same client's images."""
 
         def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
             drawn: NDArray[np.int64] = rng.integers(len(images), size=len(x))
@@ -218,5 +218,5 @@ class SemiFL(Method[SemiFLState]):
 
 
 def _batches(x: Tensor) -> tuple[Tensor, ...]:
-    """Batches of about the same size, so that none is of a single image if there are two."""
+    """Batches of about the same size, so that none has a single image if there are two or more."""
     return x.tensor_split(max(1, math.ceil(len(x) / BATCH)))

@@ -32,7 +32,7 @@ class PoolMethod(Method[S]):
 
     @client_function("receive")
     def receive(self, client: Client, **pool: Tensor) -> None:
-        """(client) Takes the pool. The simulation hands it out again in each round."""
+        """(client) Takes the pool. The simulation passes it again in each round."""
 
     def share_all(
         self, fed: Federation, state: S, **arguments: Any
@@ -40,7 +40,7 @@ class PoolMethod(Method[S]):
         """Every client's items, pooled and sent to every client.
 
         Args:
-            arguments: of `share`.
+            arguments: arguments of `share`.
 
         Returns:
             The pool by name, in the clients' order, and what each client shared.
@@ -56,12 +56,12 @@ class PoolMethod(Method[S]):
         return pool, sent
 
     def has_shared(self, state: Any) -> bool:
-        """Whether there is anything in the pool; see `SharesImages`."""
+        """Whether the pool is not empty; see `SharesImages`."""
         return len(state.labels) > 0
 
 
 def label_type(num_classes: int) -> np.dtype[Any]:
-    """Of labels as they are sent: a byte for up to 256 classes."""
+    """The type of labels that are sent: a byte for up to 256 classes."""
     return np.min_scalar_type(num_classes - 1)
 
 
@@ -81,7 +81,7 @@ class ShowsShared(Protocol):
 
 @runtime_checkable
 class SharesImages(Protocol):
-    """A method whose clients share images made from theirs, which an audit tries to invert."""
+    """A method whose clients share images derived from theirs, which an audit tries to invert."""
 
     def has_shared(self, state: Any) -> bool:
         """Whether the run has shared any."""
@@ -94,9 +94,9 @@ class SharesImages(Protocol):
     def obscured(
         self, fed: Federation, state: Any, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        """(n, C, H, W) what would be shared of images, in pixels, as an attacker can compute it.
+        """(n, C, H, W) what clients would share of images, in pixels, as an attacker sees it.
 
         Args:
-            x: (n, C, H, W) images as the network takes them.
+            x: (n, C, H, W) images as network inputs.
             y: (n,) their labels.
         """

@@ -30,7 +30,7 @@ Sketches = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SseAggState(State):
-    """The consensus of the previous round, beside the weights.
+    """The consensus of the previous round, besides the weights.
 
     Attributes:
         consensus: (G,) the clients' common sketch; zeros before the first round.
@@ -125,9 +125,9 @@ class SseAgg(Method[SseAggState]):
     def local_update(
         self, client: Client, weights: Tensor, x: Tensor, y: Tensor, order: Tensor
     ) -> dict[str, Tensor | NDArray[np.float64]]:
-        """(client) w_k, as in FedAvg; and what the server will find of it: φ_k.
+        """(client) w_k, as in FedAvg, and its sketch φ_k.
 
-        The server could do that alone, from w_k; where clients are it is done side by side.
+        The server could compute φ_k itself from w_k; clients' processes do it in parallel.
         """
         trained = client.train(weights)
         client.model.load(trained)
@@ -140,42 +140,42 @@ class SseAgg(Method[SseAggState]):
         network = client.model.module.eval()
         with torch.no_grad():
             whole, dealt = loss(x), x[order]
-            others = ~np.eye(len(groups), dtype=bool)  # but one, the same for all examples
+            others = ~np.eye(len(groups), dtype=bool)  # all groups but one
             rises = [loss(groups.masked(x, kept, dealt)) - whole for kept in others[:, None]]
         network.train()
         return {"weights": trained, "sketch": unit(np.array([rises]))[0]}
 
 
 class Models(Gather):
-    """Each client's message, of which the sketch costs nothing: the server makes it itself."""
+    """Each client's message, without the sketch's bytes: the server could compute it."""
 
     def size(self, message: Mapping[str, Any]) -> int:
         return nbytes(message["weights"])
 
 
 def clustered(updates: Sequence[Vector], clusters: int) -> NDArray[np.int64]:
-    """(n,) the cluster of each update, of 1, 2, ..., by average linkage of cosine distances."""
+    """(n,) the cluster 1, 2, ... of each update, by average linkage of cosine distances."""
     if len(updates) < 2:
         return np.ones(len(updates), dtype=np.int64)
-    # Here, because SciPy is slow to import.
+    # SciPy is slow to import.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import pdist
 
     directions = unit(np.stack(updates).astype(np.float64))
-    distances = pdist(directions, "sqeuclidean") / 2  # 1 − cos; 1/2 from an update of zeros
+    distances = pdist(directions, "sqeuclidean") / 2  # 1 − cos; 1/2 for an update of zeros
     found: NDArray[np.int64] = fcluster(linkage(distances, "average"), clusters, "maxclust")
     return found.astype(np.int64)
 
 
 def common_sketch(sketches: Sketches, cluster: NDArray[np.int64]) -> Sketches:
-    """(G,) the mean over clusters of the mean of each one's sketches (n, G)."""
+    """(G,) the mean over clusters of their mean sketches, (n, G)."""
     means = [sketches[cluster == c].mean(axis=0) for c in np.unique(cluster)]
     return np.mean(means, axis=0) if means else np.zeros(sketches.shape[1])
 
 
 def mean_distance(sketches: Sketches) -> float:
-    """‖φ_j − φ_k‖₂, mean over all pairs of rows; 0 if there is none."""
-    from scipy.spatial.distance import pdist  # here, because it is slow to import
+    """‖φ_j − φ_k‖₂, mean over all pairs of rows; 0 without pairs."""
+    from scipy.spatial.distance import pdist  # slow to import
 
     pairs = pdist(sketches)
     return float(pairs.mean()) if len(pairs) else 0.0

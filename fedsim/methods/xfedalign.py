@@ -49,12 +49,12 @@ from fedsim.training import logits
 
 # A client's artifact: `classes` (m,), the `groups` (m, k) of each, and their `values` (m, k).
 Artifact = dict[str, NDArray[Any]]
-Decoys = list[list[int]]  # of each class, k groups
+Decoys = list[list[int]]  # k groups for each class
 
 
 @dataclass(frozen=True)
 class XFedAlignState(State):
-    """The Global Explanation Prior beside the weights.
+    """The Global Explanation Prior besides the weights.
 
     Attributes:
         prior: (C, G) α, the importance of each group for each class; zeros where unknown.
@@ -144,8 +144,8 @@ class XFedAlign(Method[XFedAlignState]):
             )
         if self.size is not None and len(shape) == 1:
             raise ExperimentError(
-                f"method.size={self.size} is of images, and the data are a table, of which "
-                "each feature is a group: leave it out"
+                f"method.size={self.size} is for images, and the data are a table, in which each "
+                "feature is a group; leave it out"
             )
         if self.top_k is not None and self.top_k > (G := len(group_parts(shape, self.size))):
             raise ExperimentError(f"method.top_k={self.top_k}: inputs have {G} groups")
@@ -185,9 +185,10 @@ class XFedAlign(Method[XFedAlignState]):
         return prior
 
     def decoys(self, fed: Federation) -> dict[int, Decoys]:
-        """What poisoned clients send, by client: the groups that they have agreed on.
+        """What poisoned clients send, by client: the groups that they agreed on.
 
-        As lists of numbers, which are not counted: real attackers would not be sent them.
+        As lists of numbers, which are not counted as traffic: real attackers would not receive
+        them.
         """
         if self.poisoned == 0:
             return {}
@@ -203,7 +204,7 @@ class XFedAlign(Method[XFedAlignState]):
     def local_update(
         self, client: Client, weights: Tensor, prior: Tensor, decoys: Decoys | None
     ) -> tuple[Update, Artifact]:
-        """(client) w_k as in FedAvg, and what its model is explained by."""
+        """(client) w_k as in FedAvg, and the artifact that explains its model."""
         trained = client.train(weights)
         client.model.load(trained)
         artifact = self.artifact(client, client.model.module, prior, decoys)
@@ -213,7 +214,7 @@ class XFedAlign(Method[XFedAlignState]):
     def artifact(
         self, client: Client, network: nn.Module, prior: Tensor, decoys: Decoys | None
     ) -> Artifact:
-        """(client) The k groups by which the network tells each class of the client's labels."""
+        """(client) The k most important groups for each class among the client's labels."""
         groups = group_parts(tuple(client.data.x.shape[1:]), self.size)
         G, k = len(groups), self.k(len(groups))
         kept = client.rng("masks").integers(2, size=(self.samples, G), dtype=np.bool_)
@@ -248,12 +249,12 @@ class XFedAlign(Method[XFedAlignState]):
         return classes, outputs
 
     def k(self, G: int) -> int:
-        """How many of G groups an artifact names."""
+        """The number of groups of an artifact."""
         return self.top_k or max(1, round(G / 5))
 
 
 def dense(artifact: Artifact, shape: tuple[int, ...]) -> dict[int, Matrix]:
-    """A client's artifact by class, (G,) each: groups that are not named are 0.
+    """A client's artifact by class, (G,) each, with 0 for groups that are not named.
 
     Args:
         shape: (C, G).
@@ -272,7 +273,7 @@ def by_class(sent: list[dict[int, Matrix]]) -> dict[int, Matrix]:
 def put_on_record(
     fed: Federation, honest: list[dict[int, Matrix]], before: Vector, prior: Vector
 ) -> None:
-    """What honest clients' artifacts have in common, and the prior; see `XFedAlign`."""
+    """Record the agreement of honest clients' artifacts, and the prior; see `XFedAlign`."""
     scores = {c: alike(rows, before[c], prior[c]) for c, rows in by_class(honest).items()}
     fed.explain("xfedalign", ({"class": c, **found} for c, found in scores.items()))
     fed.explain(
@@ -289,13 +290,13 @@ def put_on_record(
 
 
 def alike(artifacts: Matrix, before: Vector, prior: Vector) -> Mapping[str, float]:
-    """How alike the artifacts (n, G) of a class are, and how near to its priors (G,).
+    """The agreement of the artifacts (n, G) of a class with each other and with priors (G,).
 
-    Without `artifact_agreement` of a single one, and `drift_from_prior` where there was no prior.
+    Without `artifact_agreement` for a single artifact, and `drift_from_prior` without a prior.
     """
     n = len(artifacts)
     found = {"clients": n, "prior_agreement": float(cosine(artifacts, prior[None]).mean())}
-    if n > 1:  # of unit vectors u: Σ_{i≠j} ⟨u_i, u_j⟩ = ‖Σ_i u_i‖² − Σ_i ‖u_i‖²
+    if n > 1:  # for unit vectors u: Σ_{i≠j} ⟨u_i, u_j⟩ = ‖Σ_i u_i‖² − Σ_i ‖u_i‖²
         u = unit(artifacts)
         pairs = np.square(u.sum(axis=0)).sum() - np.square(u).sum()
         found["artifact_agreement"] = float(pairs) / (n * (n - 1))

@@ -43,10 +43,10 @@ from fedsim.training import (
 if TYPE_CHECKING:
     import pandas as pd
 
-LEAST_LOSS = 0.05  # of a teacher: below, the distillation is weighed no more than 1 / 0.05 = 20
-TINY = 1e-6  # of a teacher's loss, where temperature is divided by it
-SHOWN_WHOLE = 1 / 4  # of a teacher's batches
-MOST_JUDGED = 1000  # unlabelled images, drawn, that a teacher's loss is taken on
+LEAST_LOSS = 0.05  # of a teacher; limits the weight of distillation to 1 / 0.05 = 20
+TINY = 1e-6  # minimum loss of a teacher by which the temperature is divided
+SHOWN_WHOLE = 1 / 4  # share of a teacher's batches
+MOST_JUDGED = 1000  # random unlabelled images for a teacher's loss
 
 
 class Teacher(Config):
@@ -75,12 +75,12 @@ class Teacher(Config):
     optimizer: Optimizer = Optimizer(name="adamw", lr=1e-3)
 
     def loss(self, network: MaskedAutoencoder, x: Tensor) -> Tensor:
-        """(B,) what is minimised: errors of whole images for a quarter, else of masked patches."""
+        """(B,) the training loss: of whole images for a quarter, otherwise of masked patches."""
         whole = math.ceil(SHOWN_WHOLE * len(x))
         return torch.cat([network.loss(x[:whole], 0), network.loss(x[whole:], self.mask_ratio)])
 
     def build(self, shape: tuple[int, ...]) -> MaskedAutoencoder:
-        """With weights from torch's own generator."""
+        """Build it, with weights from torch's global generator."""
         return MaskedAutoencoder(
             shape,
             patch=self.patch,
@@ -117,7 +117,7 @@ class Xfed(Config):
 
 
 class Student(nn.Module):
-    """The classifier, and the layer P_k that brings its features to the teacher's size."""
+    """The classifier, and the layer P_k that projects its features to the teacher's size."""
 
     def __init__(self, classifier: Classifier, projection: nn.Linear) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class XPFL(Method[State]):
     """
 
     name: str = "xpfl"
-    # What a client gets depends on what it alone has sent.
+    # What a client receives depends on its own upload.
     learns: ClassVar[Learns] = Learns(objectives=(Classification,), dp_compatible=False)
     lam: float = Field(2.0, ge=0)
     tau: float = Field(3.0, gt=0)
@@ -202,8 +202,8 @@ class XPFL(Method[State]):
             return
         if len(dataset.shape) != 3:
             raise ExperimentError(
-                "method.name=xpfl has teachers of images (channels, height, width); the data's "
-                f"inputs have shape {dataset.shape}; method.lam=0 does without"
+                "method.name=xpfl has teachers for images (channels, height, width); the data's "
+                f"inputs have shape {dataset.shape}; set method.lam=0 to do without"
             )
         if not len(splits.unlabelled.values):
             raise ExperimentError(
@@ -241,7 +241,7 @@ class XPFL(Method[State]):
         return replace(state, weights=weights)
 
     def fresh(self, fed: Federation, state: State) -> dict[str, Any]:
-        """What a client begins with: w_k, and a teacher and P_k if there is distillation."""
+        """A client's initial state: w_k, and a teacher and P_k if there is distillation."""
         start: dict[str, Any] = {"weights": state.weights}
         if self.lam:
             P = fed.model.num_parameters
@@ -268,12 +268,12 @@ class XPFL(Method[State]):
             client.state["weights"] = client.train(client.state["weights"])
         client.trained = client.state["weights"]
         labelled, held = client.num_samples, client.num_samples + len(x)
-        # ρ_k·D_k, in this order so that it is |D^L| to the bit where it should be.
+        # ρ_k·D_k, in this order to get exactly |D^L| where they are equal.
         weight = labelled * held / (len(x) if all_unlabelled else held)
         return Update(weights=client.state["weights"], weight=weight)
 
     def learn_images(self, client: Client, x: Tensor) -> float:
-        """(client) Train the teacher on D^U, leave it in the client's network; L^U."""
+        """(client) Train the teacher on D^U and leave it in the client's network; returns L^U."""
         own = self.teacher
         teacher = self.teacher_of(client)
         settings = client.settings.model_copy(
@@ -298,7 +298,7 @@ class XPFL(Method[State]):
 
     @client_function("distil")
     def distil(self, client: Client, teacher_loss: float) -> Tensor:
-        """(client) w_k, trained on D^L from where it was, with the teacher; P_k with it."""
+        """(client) w_k and P_k, trained further on D^L with the teacher."""
         model = client.network(
             "student", partial(self.student, client.model.module, client.data.x.shape[1:])
         )
@@ -325,7 +325,7 @@ class XPFL(Method[State]):
 
     @client_function("fuse")
     def fuse(self, client: Client, weights: Tensor) -> None:
-        """(client) w_k ← ψ_k·w_k + (1 − ψ_k)·w_g, of what it was sent."""
+        """(client) w_k ← ψ_k·w_k + (1 − ψ_k)·w_g, from the received w_g."""
         fused, psi = self.fused(client, weights)
         client.report(psi=psi)
         client.state["weights"] = fused
@@ -341,7 +341,7 @@ class XPFL(Method[State]):
         )
 
     def explained_clients(self, clients: pd.DataFrame) -> list[int]:
-        """The first that has a personal model."""
+        """The first client with a personal model."""
         if "psi" not in clients:
             return []
         return [int(k) for k in sorted(clients.loc[clients["psi"].notna(), "client"])[:1]]
@@ -358,7 +358,7 @@ class XPFL(Method[State]):
         """(client) A tree that mimics w_k, and t-SNE of its features before and after fusion."""
         assert self.xfed is not None
         own = client.state.get("weights")
-        if own is None:  # its training has failed
+        if own is None:  # its training failed
             return {}
         images = torch.cat([client.data.x, client.unlabelled])
         order = client.rng("xfed").permutation(len(images))[: self.xfed.images]
@@ -398,14 +398,14 @@ class XPFL(Method[State]):
     # -- within --------------------------------------------------------------------------------
 
     def student(self, classifier: nn.Module, shape: tuple[int, ...]) -> Student:
-        """A copy of the classifier beside P_k."""
+        """A copy of the classifier with P_k."""
         assert isinstance(classifier, Classifier)
         copied = copy.deepcopy(classifier).cpu()
         size = representation_size(copied.features, shape)
         return Student(copied, nn.Linear(size, self.teacher.width))
 
     def teacher_of(self, client: Client) -> FlatModel:
-        """The teacher's network where the client's work is carried out."""
+        """The teacher's network in the client's process."""
         return client.network("teacher", partial(self.teacher.build, client.data.x.shape[1:]))
 
     @torch.no_grad()
@@ -417,7 +417,7 @@ class XPFL(Method[State]):
         return float(torch.cat(parts).mean())
 
     def loss(self, teacher: nn.Module, teacher_loss: float) -> Loss:
-        """CE + λ·c·τ²·KL(teacher ‖ student) of each example; the client's own."""
+        """CE + λ·c·τ²·KL(teacher ‖ student) of each example; differs between clients."""
         assert isinstance(teacher, MaskedAutoencoder)
         teacher.eval()
         if self.weigh == "loss":
@@ -437,7 +437,7 @@ class XPFL(Method[State]):
         return loss
 
     def fused(self, client: Client, weights: Tensor) -> tuple[Tensor, float]:
-        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. Who has no model yet takes the global one."""
+        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. A client without a model takes the global one."""
         own = client.state.get("weights")
         if own is None:
             return weights, 0.0

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 class Autoencoder(nn.Module):
     """A convolutional variational autoencoder of images with pixels in [0, 1].
 
-    The encoder halves the sides twice, to d channels; the decoder goes the way back. In training
-    the latent vector is drawn, in evaluation it is the mean.
+    The encoder halves the sides twice, to d channels; the decoder mirrors it. The latent vector is
+    sampled in training, and is the mean in evaluation.
 
     Args:
         shape: (C, H, W) of an image.
@@ -69,7 +69,7 @@ class Autoencoder(nn.Module):
 
 
 class _Residual(nn.Module):
-    """A 3×3 and a 1×1 convolution, around which the input is added."""
+    """A 3×3 and a 1×1 convolution with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _Residual(nn.Module):
 
 
 def _doubling(inputs: int, outputs: int, size: tuple[int, int]) -> nn.Module:
-    """A transposed convolution to that size, from half of it, rounded down."""
+    """A transposed convolution to a size from its half, rounded down."""
     odd = (size[0] % 2, size[1] % 2)
     return nn.ConvTranspose2d(
         inputs, outputs, 4, stride=2, padding=1, output_padding=odd, bias=False

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from fedsim.models.text import Reader, TextFeatures, convolved, most
 
-CUT_OFF = 0.87962566103423978  # standard deviation of a normal one that is cut off at ±2
-Read = tuple[Tensor, Tensor]  # documents, as of `Reader`
+CUT_OFF = 0.87962566103423978  # standard deviation of a standard normal truncated at ±2
+Read = tuple[Tensor, Tensor]  # documents, as returned by `Reader`
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the decomposed layers lie in a flat vector: blocks of (rows, columns) in turn.
+    """The layout of decomposed layers in a flat vector: consecutive blocks of (rows, columns).
 
-    A row is what one output is computed from; each has an entry of the mask. Blocks are those of
-    the convolutions, by the width of their windows, and then that of a dense layer, if any.
+    A row has the weights of one output and one entry in the mask. The blocks are those of the
+    convolutions, by width of their windows, followed by that of the dense layer, if any.
 
     Args:
         kernels: widths of the windows.
@@ -39,7 +39,7 @@ class Layout:
 
     @classmethod
     def of(cls, features: TextFeatures) -> Layout:
-        """That of the convolutions of a `TextCnn`, without its dense layer."""
+        """The layout of a `TextCnn`'s convolutions, without its dense layer."""
         convolutions = [c for c in features.convolutions if isinstance(c, nn.Conv1d)]
         kernels = tuple(c.kernel_size[0] for c in convolutions)
         return cls(kernels, convolutions[0].out_channels, convolutions[0].in_channels)
@@ -51,12 +51,12 @@ class Layout:
 
     @property
     def features(self) -> int:
-        """How many numbers the convolutions come to."""
+        """Number of features of the convolutions."""
         return self.filters * len(self.kernels)
 
     @property
     def rows(self) -> int:
-        """How many entries a mask has."""
+        """Number of entries of a mask."""
         return sum(rows for rows, _ in self.blocks)
 
     @property
@@ -66,7 +66,7 @@ class Layout:
 
     @property
     def convolutional(self) -> int:
-        """How much of the vector belongs to convolutions; they come first."""
+        """Length of the convolutions' part of the vector, which comes first."""
         return replace(self, dense=None).size
 
     def split(self, vector: Tensor) -> list[Tensor]:
@@ -80,7 +80,7 @@ class Layout:
         ]
 
     def windows(self, vector: Tensor) -> list[Tensor]:
-        """(F, D, width) the filters of each width, of a vector (P,) or its convolutional part."""
+        """(F, D, width) filters of each width, from a vector (P,) or its convolutional part."""
         blocks = replace(self, dense=None).split(vector)
         return [
             block.view(self.filters, self.vectors, width)
@@ -96,8 +96,8 @@ class Layout:
     def draw_mask(self) -> Tensor:
         """(rows,) initial values of a mask from torch's current random state.
 
-        Normal, of variance 1/rows of each block, cut off at two standard deviations (which takes
-        a little from the variance: hence the factor).
+        Normal with variance 1/rows in each block, truncated at two standard deviations (the factor
+        corrects the variance for this).
         """
         mask = torch.empty(self.rows)
         for part in torch.split(mask, [rows for rows, _ in self.blocks]):
@@ -105,7 +105,7 @@ class Layout:
         return mask
 
     def draw(self) -> Tensor:
-        """(P,) initial values from torch's current random state, uniform as Glorot's."""
+        """(P,) initial values (Glorot uniform) from torch's current random state."""
         parts = []
         widths = [*self.kernels, 1]
         for (rows, columns), width in zip(self.blocks, widths, strict=False):
@@ -115,29 +115,29 @@ class Layout:
 
 
 def _init_cut_off(values: Tensor, std: float) -> None:
-    """Normal, cut off at two of its standard deviations, and of this one afterwards."""
+    """Normal, truncated at two standard deviations, with this standard deviation after that."""
     wider = std / CUT_OFF
     nn.init.trunc_normal_(values, std=wider, a=-2 * wider, b=2 * wider)
 
 
 class Rest(nn.Module):
-    """What a task has to itself besides m and A: biases, attention and a head.
+    """A task's own parameters besides m and A: biases, attention and a head.
 
     The weights of others' tasks are added to its own: θ + Σ_j α_j·A_j (FedWeIT).
 
     Args:
-        layout: of the decomposed layers.
-        slots: K, how many A's of other tasks there can be.
-        labels: L, the classes of the task.
-        dropout: of what the convolutions come to.
-        hidden: width of a layer before the head; not of this network.
+        layout: layout of the decomposed layers.
+        slots: K, maximum number of A's of other tasks.
+        labels: L, number of classes of the task.
+        dropout: dropout of the convolutions' features.
+        hidden: width of a layer before the head; unused here.
 
     Attributes:
-        foreign: (K, P) the A's; zeros where there are fewer.
+        foreign: (K, P) the A's, padded with zeros.
     """
 
     foreign: Tensor
-    # Parameters that the released code does not train; whether others' A's reach its network.
+    # Parameters that the released code does not train; whether its network uses others' A's.
     untrained: tuple[str, ...] = ("head",)
     uses_others: bool = True
 
@@ -150,7 +150,7 @@ class Rest(nn.Module):
         self.attention = nn.Parameter(torch.zeros(slots, len(layout.blocks)))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(layout.features, labels)
-        # Not saved, so that they are no part of the weights.
+        # Not saved, so not part of the weights.
         self.register_buffer("foreign", torch.zeros(slots, layout.size), persistent=False)
 
     def reset(self) -> None:
@@ -164,15 +164,15 @@ class Rest(nn.Module):
 
     @property
     def dense(self) -> list[Tensor]:
-        """Weights that are to be small and sparse."""
+        """Weights that are regularised."""
         return []
 
     def digest(self, reader: Reader, x: Tensor) -> Tensor:
-        """What is computed of documents (n, L) once, before training: (n, ...)."""
+        """(n, ...) results computed once for documents (n, L), before training."""
         return torch.zeros(len(x), 0, device=x.device)
 
     def own_features(self, read: Read, weights: list[Tensor]) -> Tensor:
-        """(B, features) of convolutions with filters (F, D, width) of each width."""
+        """(B, features) from convolutions with filters (F, D, width) of each width."""
         words, never = read
         biases = self.bias.view(len(weights), -1)
         pooled = [
@@ -187,7 +187,7 @@ class Rest(nn.Module):
         Args:
             read: B documents.
             theta: (P,) B ⊙ m + A.
-            digested: (B, ...) of these documents.
+            digested: (B, ...) results of `digest` for them.
         """
         weights = self.layout.windows(theta)
         for a, alpha in zip(self.foreign, self.attention, strict=True):
@@ -198,15 +198,16 @@ class Rest(nn.Module):
 
 
 class ProjectedRest(Rest):
-    """Others' weights have convolutions of their own: h_j = max conv(x, α_j·A_j) + b_j (FedSeIT).
+    """Separate convolutions with others' weights: h_j = max conv(x, α_j·A_j) + b_j (FedSeIT).
 
-    For each width W_f projects the h_j of all j, with ReLU, to F numbers; W_c, with ReLU, brings
-    these and the features of the own convolutions to `hidden` numbers, of which the head decides.
-    Where the dense layer is decomposed (DLS), it is W_c + Σ_j α_j·(A_j of W_c), on ReLU(h_j) of
-    all j and without W_f.
+    For each width, W_f projects the h_j of all j to F numbers, with ReLU; W_c, with ReLU, maps
+    these and the features of the task's own convolutions to `hidden` numbers, the inputs of the
+    head. If the dense layer is decomposed (DLS), it is W_c + Σ_j α_j·(A_j of W_c), applied to
+    ReLU(h_j) of all j, without W_f.
 
     Neither words nor A_j are trained, and conv(x, α·A) = α·conv(x, A), whose maximum is α·max or
-    α·min by the sign of α. So the convolutions with A_j are computed once for each document.
+    α·min, depending on the sign of α. The convolutions with A_j are therefore computed once per
+    document.
     """
 
     def __init__(
@@ -233,7 +234,7 @@ class ProjectedRest(Rest):
 
     @torch.no_grad()
     def digest(self, reader: Reader, x: Tensor) -> Tensor:
-        """(n, 2, K, features): the largest and least of each convolution with an A_j."""
+        """(n, 2, K, features) maximum and minimum of each convolution with an A_j."""
         K, features = len(self.foreign), self.layout.features
         found = torch.zeros(len(x), 2, K, features, device=x.device)
         used = [j for j in range(K) if self.foreign[j].any()]

@@ -1,12 +1,12 @@
-"""The masked autoencoder that is the teacher in XPFL, and a convolutional one to compare with.
+"""The masked autoencoder of XPFL's teachers, and a convolutional one for comparison.
 
-Both are built for images (C, H, W) as the networks take them, normalised, and have `loss(x)`,
-(B,) one an example, and `reconstruct(x)`, (B, C, H, W). N = HW/P² is the number of patches of an
-image, P the side of one in pixels, and D the width of the encoder.
+Both take normalised images (C, H, W) and have `loss(x)`, (B,) one per example, and
+`reconstruct(x)`, (B, C, H, W). N = HW/P² is the number of patches of an image, P the side of one
+in pixels, and D the width of the encoder.
 
 Sources: He, Chen, Xie, Li, Dollár and Girshick, Masked Autoencoders Are Scalable Vision Learners
 (CVPR 2022), for the masked autoencoder; XPFL (arXiv 2410.08634) and its released code, for the
-convolutional one. Sizes are this project's, for images of about 30 pixels a side.
+convolutional one. Sizes were chosen here for images of about 30 pixels a side.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.functional import max_pool2d, scaled_dot_product_attention
 from fedsim.errors import ExperimentError
 
 MASK_RATIO = 0.75
-SMALLEST = 16  # pixels a side, of which two convolutions and poolings leave one
+SMALLEST = 16  # pixels a side, reduced to one by two convolutions and poolings
 
 
 # -- patches -----------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def patchify(x: Tensor, patch: int) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: int, shape: tuple[int, ...]) -> Tensor:
-    """(B, C, H, W) the images whose patches are (B, N, P²C): `patchify` undone.
+    """(B, C, H, W) the images with patches (B, N, P²C): the inverse of `patchify`.
 
     Args:
         patches: (B, N, P²C).
@@ -84,8 +84,8 @@ class MaskedAutoencoder(nn.Module):
         decoder_positions: (N, decoder_width) what is added to the decoder's tokens.
 
     Raises:
-        ExperimentError: no images, sides that P does not divide, or a width that is no multiple
-            of 4 and of the heads.
+        ExperimentError: the inputs are not images, P does not divide their sides, or a width is
+            not a multiple of 4 and of the heads.
     """
 
     positions: Tensor
@@ -137,9 +137,9 @@ class MaskedAutoencoder(nn.Module):
         nn.init.normal_(self.mask_token, std=0.02)
 
     def encode(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> tuple[Tensor, Tensor, Tensor]:
-        """What the encoder makes of the patches that a random mask leaves visible.
+        """Encode the patches that a random mask leaves visible.
 
-        Of each image int(N·(1 − mask_ratio)) patches stay visible, any of them as likely.
+        int(N·(1 − mask_ratio)) patches of each image stay visible, chosen uniformly.
 
         Args:
             x: (B, C, H, W).
@@ -147,8 +147,8 @@ class MaskedAutoencoder(nn.Module):
 
         Returns:
             tokens (B, 1 + visible, D), the class token first, the patches in random order; mask
-            (B, N), true for masked patches; restore (B, N), of each patch its place in that
-            order, in which the masked ones follow upon the visible ones.
+            (B, N), true for masked patches; restore (B, N), the position of each patch in that
+            order, in which masked patches follow the visible ones.
 
         Raises:
             ExperimentError: a ratio outside of [0, 1), or one that leaves no patch visible.
@@ -170,8 +170,8 @@ class MaskedAutoencoder(nn.Module):
         """(B, N, P²C) the pixels of all patches.
 
         Args:
-            tokens: (B, 1 + visible, D), as of `encode`.
-            restore: (B, N), as of `encode`.
+            tokens: (B, 1 + visible, D), as returned by `encode`.
+            restore: (B, N), as returned by `encode`.
         """
         h = self.to_decoder(tokens)
         hidden = self.patches + 1 - h.shape[1]
@@ -183,7 +183,7 @@ class MaskedAutoencoder(nn.Module):
         return pixels
 
     def loss(self, x: Tensor, mask_ratio: float = MASK_RATIO) -> Tensor:
-        """(B,) mean squared error of the masked patches' pixels; of all, if none is masked.
+        """(B,) mean squared error of the masked patches' pixels; of all patches if none is masked.
 
         Args:
             x: (B, C, H, W).
@@ -199,12 +199,12 @@ class MaskedAutoencoder(nn.Module):
         return (error * mask).sum(dim=1) / mask.sum(dim=1)
 
     def reconstruct(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) what becomes of images (B, C, H, W) of which nothing is masked."""
+        """(B, C, H, W) the reconstruction of images (B, C, H, W) without masking."""
         tokens, _, restore = self.encode(x, 0)
         return unpatchify(self.decode(tokens, restore), self.patch, self.shape)
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, D) the mean of the patches' tokens, without the class token; nothing is masked."""
+        """(B, D) the mean of the patches' tokens, without the class token and without masking."""
         tokens, _, _ = self.encode(x, 0)
         return tokens[:, 1:].mean(dim=1)
 
@@ -229,7 +229,7 @@ class _Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.qkv = nn.Linear(width, 3 * width)  # queries, keys, values; of each, head by head
+        self.qkv = nn.Linear(width, 3 * width)  # queries, keys, values, each by head
         self.projection = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = nn.Sequential(
@@ -237,7 +237,7 @@ class _Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, tokens, width) of (B, tokens, width)."""
+        """(B, tokens, width) to (B, tokens, width)."""
         qkv = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, tokens, width/heads) each
         attended = scaled_dot_product_attention(q, k, v)
@@ -247,10 +247,10 @@ class _Block(nn.Module):
 
 
 def _positions(rows: int, columns: int, width: int) -> Tensor:
-    """(N, width) codes of the patches' places, row by row.
+    """(N, width) position codes of the patches, row by row.
 
-    One half is of the row, the other of the column r: sin(ωₖr), then cos(ωₖr), with
-    ωₖ = 10000^(−4k/width), k < width/4.
+    One half encodes the row, the other the column r: sin(ωₖr), then cos(ωₖr), with ωₖ =
+    10000^(−4k/width), k < width/4.
     """
     rates = 10_000 ** (-torch.arange(0, width, 4, dtype=torch.float64) / width)
 
@@ -264,7 +264,7 @@ def _positions(rows: int, columns: int, width: int) -> Tensor:
 
 
 def _grid(shape: tuple[int, ...], patch: int) -> tuple[int, int, int]:
-    """C, and how many patches lie below and beside each other."""
+    """C, and the numbers of rows and columns of patches."""
     if len(shape) != 3 or min(shape) < 1:
         raise ExperimentError(f"shape={shape}: must be (C, H, W) of images")
     C, H, W = shape
@@ -272,8 +272,8 @@ def _grid(shape: tuple[int, ...], patch: int) -> tuple[int, int, int]:
         common = math.gcd(H, W)
         fitting = ", ".join(str(side) for side in range(1, common + 1) if common % side == 0)
         raise ExperimentError(
-            f"patch={patch}: images of {H}×{W} pixels cannot be cut into patches of {patch} a "
-            f"side. Sides that fit: {fitting}"
+            f"patch={patch}: images of {H}×{W} pixels cannot be divided into patches of "
+            f"{patch}×{patch}. Possible sizes: {fitting}"
         )
     return C, H // patch, W // patch
 
@@ -290,24 +290,24 @@ def _check_width(name: str, width: int, heads_name: str, heads: int) -> None:
 
 
 class ConvolutionalAutoencoder(nn.Module):
-    """The autoencoder that XPFL compares with: the student's encoder, and the way back.
+    """The autoencoder that XPFL compares with: the student's encoder, mirrored by a decoder.
 
     Two 5×5 convolutions to 32 channels, each with ReLU and 2×2 max pooling, and no padding; then
-    twice unpooling, to where the maxima were, and a transposed 5×5 convolution. 52,897 parameters
-    for one channel, 56,099 for three.
+    twice unpooling, to the positions of the maxima, and a transposed 5×5 convolution. 52,897
+    parameters for one channel, 56,099 for three.
 
-    As in the released code the last layer is tanh. That ends at ±1, while normalised pixels go
-    further (those of MNIST to 2.8), and no training could bring it there. So its range is laid
-    over that of the pixels: low + (high − low)·(1 + tanh)/2.
+    As in the released code, the last layer is tanh, which ends at ±1, whereas normalised pixels go
+    further (on MNIST to 2.8). Its range is therefore mapped to that of the pixels: low + (high −
+    low)·(1 + tanh)/2.
 
     Args:
         shape: (C, H, W) of an image, of 16 pixels a side or more.
-        low, high: the range of pixels as the network takes them: numbers, or (C, 1, 1) for
-            channels that were normalised differently. Pixels in [0, 1] normalised by mean and
-            standard deviation lie in [−mean/std, (1 − mean)/std].
+        low, high: the range of normalised pixels: numbers, or (C, 1, 1) if channels were
+            normalised differently. Pixels in [0, 1] normalised by mean and standard deviation lie
+            in [−mean/std, (1 − mean)/std].
 
     Raises:
-        ExperimentError: no images, or smaller ones, or a range in which nothing lies.
+        ExperimentError: the inputs are not images of this size, or the range is empty.
     """
 
     low: Tensor
@@ -317,8 +317,8 @@ class ConvolutionalAutoencoder(nn.Module):
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < SMALLEST:
             raise ExperimentError(
-                f"shape={shape}: must be (C, H, W) of images of {SMALLEST} pixels a side or more, "
-                "for two 5×5 convolutions and poolings to leave something of them"
+                f"shape={shape}: must be (C, H, W) of images of {SMALLEST} pixels a side or "
+                "more, the minimum for two 5×5 convolutions and poolings"
             )
         # Not saved, so that they are no part of the weights.
         dtype = torch.get_default_dtype()
@@ -333,7 +333,7 @@ class ConvolutionalAutoencoder(nn.Module):
         self.back1 = nn.ConvTranspose2d(32, C, 5)
 
     def reconstruct(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) of (B, C, H, W)."""
+        """(B, C, H, W) to (B, C, H, W)."""
         first = self.conv1(x).relu()
         h, places1 = max_pool2d(first, 2, return_indices=True)
         second = self.conv2(h).relu()
@@ -353,10 +353,10 @@ class ConvolutionalAutoencoder(nn.Module):
 
 
 def _unpool(h: Tensor, places: Tensor, before: Tensor) -> Tensor:
-    """`before`'s shape, with h where the maxima were and 0 elsewhere.
+    """A tensor of `before`'s shape, with h at the positions of the maxima and 0 elsewhere.
 
-    torch's own unpooling refuses to run where algorithms must be deterministic, for places that
-    might occur twice; those of pools that do not overlap never do.
+    torch's own unpooling is not allowed with deterministic algorithms, because positions might
+    occur twice; without overlapping pools, they do not.
     """
     flat = torch.zeros_like(before).flatten(2)
     return flat.scatter(2, places.flatten(2), h.flatten(2)).view_as(before)

@@ -43,7 +43,7 @@ class Classifier(nn.Module):
 
 
 def classifier(features: nn.Module, size: int, outputs: int, projection: int | None) -> Classifier:
-    """A classifier on representations of that size, or on projections of them.
+    """A classifier on representations of a given size, or on projections of them.
 
     Args:
         projection: d; a projection head Linear(D → D), ReLU, Linear(D → d) becomes part of the
@@ -87,7 +87,7 @@ class Model(Component):
             fitting = (n for n, m in models.items() if m.inputs == found and m.kind == self.kind)
             raise ExperimentError(
                 f"model.name={self.name} takes {self.inputs}, and the data are "
-                f"{'no documents' if found == 'numbers' else found}; models for them: "
+                f"{'not documents' if found == 'numbers' else found}; models for them: "
                 + ", ".join(fitting)
             )
         if data.embeddings is None:
@@ -157,7 +157,7 @@ class _Models(Registry[Model]):
         if not _builds_network(found):
             raise PydanticCustomError(
                 "not_a_function",
-                "model '{name}' is not a function, nor a class of networks",
+                "model '{name}' is neither a function nor a class of networks",
                 {"name": name},
             )
         return UserModel
@@ -166,12 +166,12 @@ class _Models(Registry[Model]):
         return name if component is UserModel and name else super()._name_of(component, name)
 
     def section(self, given: Any) -> Any:
-        """As of any registry; also of a class of networks, and of a function that makes one."""
+        """Like that of any registry; also for a class of networks or a function that makes one."""
         if isinstance(given, nn.Module):
             raise PydanticCustomError(
                 "a_network",
-                "a network is made by each run, from its seed; pass its class, {name}, or a "
-                "function that makes it from (shape, outputs)",
+                "each run builds its network from its seed; pass the class {name}, or a "
+                "function of (shape, outputs) that builds it",
                 {"name": type(given).__name__},
             )
         if isinstance(given, type) and issubclass(given, nn.Module):
@@ -191,7 +191,7 @@ def image_shape(name: str, shape: tuple[int, ...], smallest: int) -> tuple[int, 
     """`shape` as (channels, height, width).
 
     Raises:
-        ExperimentError: it is not an image, or one smaller than `smallest` pixels a side.
+        ExperimentError: it is not an image, or smaller than `smallest` pixels a side.
     """
     if len(shape) != 3:
         raise ExperimentError(
@@ -208,9 +208,9 @@ def image_shape(name: str, shape: tuple[int, ...], smallest: int) -> tuple[int, 
 
 
 def representation_size(features: nn.Module, shape: tuple[int, ...]) -> int:
-    """D, the length of the representation of one input of that shape."""
+    """D, the length of the representation of an input of a given shape."""
     was_training = features.training
-    features.eval()  # so that batch norm takes a batch of one and keeps its statistics
+    features.eval()  # batch norm accepts a batch of one and keeps its statistics
     with torch.no_grad():
         size = features(torch.zeros(1, *shape)).shape[1]
     features.train(was_training)

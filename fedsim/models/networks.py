@@ -1,4 +1,4 @@
-"""The networks that come with fedsim."""
+"""Built-in networks."""
 
 from __future__ import annotations
 

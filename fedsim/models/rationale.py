@@ -19,19 +19,19 @@ from fedsim.models.model import Classifier, TextModel, models
 from fedsim.models.text import Reader
 from fedsim.objectives import Objective, Rationales
 
-PADDED = -1e6  # what the predictor's maximum over a document takes padding for
-TINY = 1e-12  # below a norm's root, whose gradient is no number where encoders are equal
+PADDED = -1e6  # value of padding in the predictor's maximum over a document
+TINY = 1e-12  # added under a norm's root, whose gradient would be NaN for equal encoders
 
 
 class Recurrent(nn.GRU):
-    """A GRU that leaves its weights where they are: views of one vector (`FlatModel`)."""
+    """A GRU that keeps its weights as views of one vector (`FlatModel`)."""
 
     def flatten_parameters(self) -> None:
-        """Nothing: cuDNN's copy would not be what is trained and loaded."""
+        """Does nothing: cuDNN's copy would not follow training and loading."""
 
 
 class Encoder(nn.Module):
-    """A bidirectional GRU and layer norm, over all places of a document, its padding too."""
+    """A bidirectional GRU and layer norm, over all positions of a document, including padding."""
 
     def __init__(self, vectors: int, hidden: int) -> None:
         super().__init__()
@@ -39,20 +39,20 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(2 * hidden)
 
     def forward(self, words: Tensor) -> Tensor:
-        """(B, L, 2·hidden) of (B, L, D)."""
+        """(B, L, D) to (B, L, 2·hidden)."""
         h: Tensor = self.norm(self.gru(words)[0])
         return h
 
 
 class Rationale(nn.Module):
-    """Documents (B, L) to what the predictor makes of the words that the generator chooses.
+    """Documents (B, L) to the predictor's encoding of the words that the generator selects.
 
     Args:
         reader: words to vectors.
         hidden: width of each direction of the GRUs.
-        dropout: of what the encoders come to.
+        dropout: dropout of the encoders' outputs.
         shared: one encoder for generator and predictor.
-        sampled: choose at random in evaluation as well, as the released code of FR does.
+        sampled: also sample the selection in evaluation, as in the released code of FR.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Rationale(nn.Module):
         self.sampled = sampled
 
     def select(self, x: Tensor) -> Tensor:
-        """(B, L) 1 for words that are chosen, 0 for others; padding may be chosen, too.
+        """(B, L) 1 for selected words, 0 for others; padding may be selected, too.
 
-        In training each is drawn from the generator's probabilities (Gumbel-softmax of
-        temperature 1, straight through: its gradient is that of the probability); in evaluation
-        it is the likelier of both, unless `sampled`.
+        In training, each is drawn from the generator's probabilities (straight-through
+        Gumbel-softmax with temperature 1); in evaluation, it is the more probable value, unless
+        `sampled`.
         """
         logits = self.chooser(self.dropout(self.generator(self.words(x))))
         if self.training or self.sampled:
@@ -82,10 +82,10 @@ class Rationale(nn.Module):
         return likelier
 
     def encode(self, x: Tensor, z: Tensor) -> Tensor:
-        """(B, 2·hidden) what the predictor makes of documents of which z (B, L) is chosen."""
+        """(B, 2·hidden) the predictor's encoding of documents with the selection z (B, L)."""
         h = self.predictor(self.words(x) * z.unsqueeze(2))
         padding = x == 0
-        padding[:, 0] = False  # an empty document has one place
+        padding[:, 0] = False  # an empty document has one position
         h = h.masked_fill(padding.unsqueeze(2), PADDED)
         encoded: Tensor = self.dropout(h.amax(dim=1))
         return encoded
@@ -100,14 +100,14 @@ class Rationale(nn.Module):
 
 
 class RationaleClassifier(Classifier):
-    """A classifier by chosen words, and what its objective needs: `fedsim.objectives.Rationales`.
+    """A classifier by selected words, with the settings of `fedsim.objectives.Rationales`.
 
     Args:
-        features: chooses and reads.
-        head: decides.
-        share: α, the share of the words to be chosen.
+        features: selects and encodes words.
+        head: predicts from the encoding.
+        share: α, the share of words to select.
         sparsity, continuity: λ_s, λ_c.
-        weight: of the cross-entropy.
+        weight: weight of the cross-entropy.
     """
 
     features: Rationale
@@ -127,7 +127,7 @@ class RationaleClassifier(Classifier):
 
     @property
     def shared(self) -> bool:
-        """Whether generator and predictor have one encoder."""
+        """Whether generator and predictor share one encoder."""
         return self.features.predictor is self.features.generator
 
     def encoders(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -183,7 +183,7 @@ class RationaleModel(TextModel):
 
 
 def encoder_distance(generator: list[Tensor], predictor: list[Tensor], kind: str) -> Tensor:
-    """How far two encoders are apart, over their tensors D_j = W_j^g − W_j^p (FedRNL, Eq. 4).
+    """The distance of two encoders, over their tensors D_j = W_j^g − W_j^p (FedRNL, Eq. 4).
 
     Args:
         generator, predictor: their weights, in the same order.
@@ -200,4 +200,4 @@ def encoder_distance(generator: list[Tensor], predictor: list[Tensor], kind: str
     if kind == "cos":
         a, b = (torch.cat([w.flatten() for w in encoder]) for encoder in (generator, predictor))
         return 1 - torch.cosine_similarity(a, b, dim=0)
-    raise ValueError(f"no distance of encoders is called {kind!r}")
+    raise ValueError(f"unknown distance of encoders: {kind!r}")

@@ -20,8 +20,8 @@ from fedsim.errors import DataError
 from fedsim.models.model import Model
 
 Array = NDArray[np.float64]
-ROUNDING = 1e-12  # relative errors of this size are no errors of a rule
-# The arrays of a rule base, by name: a row of each is a rule.
+ROUNDING = 1e-12  # relative errors up to this size are rounding
+# The arrays of a rule base, by name, with one row per rule.
 Rules = dict[str, NDArray[Any]]
 
 
@@ -50,10 +50,11 @@ class Condition:
     """One condition of a rule, on one feature.
 
     Args:
-        feature: which, by index.
+        feature: index of the feature.
         words: «x3 is LOW».
-        term: «LOW», if features share their words; else the same as `words`.
-        membership: how well it holds, 0 to 1, for values of the feature, of any shape.
+        term: «LOW», if features share their terms; otherwise the same as `words`.
+        membership: function from values of the feature, of any shape, to how well it holds, 0 to
+            1.
     """
 
     feature: int
@@ -124,21 +125,21 @@ class RuleModel(Model, ABC):
         """
 
     def build_for(self, data: DataSpec, outputs: int) -> nn.Module:
-        """A network without weights: there is none."""
+        """A network without weights, as a placeholder."""
         return nn.Module()
 
 
 def count(rules: Rules) -> int:
-    """R, how many rules a base holds."""
+    """R, the number of rules of a rule base."""
     return len(next(iter(rules.values())))
 
 
 def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
-    """Refuse what rules cannot be learnt from.
+    """Reject data from which rules cannot be learnt.
 
     Raises:
-        DataError: x is no table, there is no row, a value is no finite number, an input lies
-            outside [0, 1].
+        DataError: x is not a table, has no rows, has values that are not finite, or inputs outside
+            [0, 1].
     """
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise DataError(
@@ -146,7 +147,7 @@ def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
             f"shapes {x.shape} and {y.shape}"
         )
     if len(x) == 0:
-        raise DataError("rules cannot be learnt from no example")
+        raise DataError("rules cannot be learnt without examples")
     for column, name in enumerate(names):
         values = x[:, column]
         wrong = np.flatnonzero(~np.isfinite(values))
@@ -156,7 +157,7 @@ def check_table(x: NDArray[Any], y: NDArray[Any], names: Sequence[str]) -> None:
         if len(wrong):
             raise DataError(
                 f"input '{name}' is {values[wrong[0]]:g} in example {wrong[0]}; rules are learnt "
-                "from inputs in [0, 1] (data.scale=minmax scales a table's)"
+                "from inputs in [0, 1] (data.scale=minmax scales a table)"
             )
     wrong = np.flatnonzero(~np.isfinite(y))
     if len(wrong):
@@ -167,8 +168,8 @@ def quality(firing: Array, outputs: Array, y: Array) -> tuple[Array, Array]:
     """Support and confidence of each rule on n examples: (R,) each, between 0 and 1.
 
     With the firing strengths w_ij and m_ij = 1 - |ŷ_ij - y_i|, the error min-max normalised over
-    all examples and rules: support = Σ_i w_ij·m_ij / n, confidence = Σ_i w_ij·m_ij / Σ_i w_ij
-    (0 for a rule that never fires). Where all errors are equal but for rounding, m = 1.
+    all examples and rules: support = Σ_i w_ij·m_ij / n, confidence = Σ_i w_ij·m_ij / Σ_i w_ij (0
+    for a rule that never fires). If all errors are equal up to rounding, m = 1.
 
     Args:
         firing: (n, R) strengths w.

@@ -16,15 +16,15 @@ Width = Annotated[int, Field(ge=1)]
 
 
 class Reader(nn.Module):
-    """Words to vectors, and windows of words to features. Vectors stay as they are.
+    """Words to vectors, and windows of words to features. Vectors are not trained.
 
-    A document of n words has n windows of each width, the last ones filled up with zeros; an empty
-    one has one, of zeros alone. So what is made of it does not depend on the padding, and with it
-    on the documents beside it.
+    A document of n words has n windows of each width, the last ones padded with zeros; an empty
+    document has one window of zeros. Results therefore do not depend on padding, that is on the
+    other documents of a batch.
 
     Args:
         vectors: (V, D).
-        known: (V,) words whose vector means something.
+        known: (V,) whether a word's vector is meaningful.
     """
 
     vectors: Tensor
@@ -32,16 +32,16 @@ class Reader(nn.Module):
 
     def __init__(self, vectors: Tensor, known: Tensor) -> None:
         super().__init__()
-        # Not saved, so that they are no part of the weights.
+        # Not saved, so not part of the weights.
         self.register_buffer("vectors", vectors, persistent=False)
         self.register_buffer("known", known, persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What is to be known of documents (B, L), of which there is one at least.
+        """Word vectors and windows of documents (B, L), B ≥ 1.
 
         Returns:
-            Vectors (B, D, n) of their words, n the length of the longest; and (B, 1, n) 0 for
-            windows that there are, −∞ for others.
+            Vectors (B, D, n) of their words, n the length of the longest document; and (B, 1, n) 0
+            for existing windows, −∞ for others.
         """
         lengths = (x != 0).sum(dim=1).clamp(min=1)
         n = int(lengths.max())
@@ -57,12 +57,12 @@ class Reader(nn.Module):
 
 
 def convolved(words: Tensor, weight: Tensor) -> Tensor:
-    """(B, F, n) windows of words (B, D, n), each by filters (F, D, width)."""
+    """(B, F, n) the outputs of filters (F, D, width) at windows of words (B, D, n)."""
     return conv1d(pad(words, (0, weight.shape[2] - 1)), weight)
 
 
 def most(found: Tensor, never: Tensor) -> Tensor:
-    """(B, F) the largest of (B, F, n) over the windows that there are; see `Reader`."""
+    """(B, F) the maximum of (B, F, n) over existing windows; see `Reader`."""
     return (found + never).amax(dim=2)
 
 
@@ -80,7 +80,7 @@ class TextFeatures(nn.Module):
         self.dense = nn.Linear(filters * len(kernels), hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, hidden) of documents (B, L)."""
+        """(B, hidden) features of documents (B, L)."""
         words, never = self.reader(x)
         pooled = []
         for convolution in self.convolutions:

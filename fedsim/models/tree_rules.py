@@ -21,7 +21,7 @@ from fedsim.models.rules import (
     check_table,
 )
 
-# Of a side without a bound: finite, so that it can be sent like any other.
+# Bounds of unbounded sides: finite, so that they can be sent like others.
 LEAST, GREATEST = np.finfo(np.float32).min, np.finfo(np.float32).max
 
 
@@ -73,12 +73,12 @@ class TreeRules(RuleModel):
         }
 
     def merge(self, bases: Sequence[Rules]) -> tuple[Rules, NDArray[np.int64]]:
-        """All clients' rules; those with equal intervals as one, with the examples of all."""
+        """All clients' rules; rules with equal intervals are merged and their examples added."""
         low, high, values, weights = (
             np.concatenate([b[name] for b in bases]) for name in bases[0]
         )
         boxes, rule = np.unique(np.hstack([low, high]), axis=0, return_inverse=True)
-        rule = rule.ravel()  # of which NumPy 2.0 makes a column
+        rule = rule.ravel()  # a column in NumPy 2.0
         total, weighted = np.zeros((2, len(boxes)), weights.dtype)
         np.add.at(total, rule, weights)
         np.add.at(weighted, rule, weights * values)

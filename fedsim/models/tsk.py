@@ -1,11 +1,11 @@
-"""Takagi-Sugeno-Kang rule bases, learnt as OpenFL-XAI learns them.
+"""Takagi-Sugeno-Kang rule bases, learnt as in OpenFL-XAI.
 
     IF x1 is LOW AND … AND xF is HIGH THEN y = γ0 + γ1·x1 + … + γF·xF
 
 Daole et al., OpenFL-XAI: Federated learning of explainable artificial intelligence models in
-Python, SoftwareX 23 (2023); the learning of a client's rules follows Corcuera Bárcena et al., An
-approach to federated learning of explainable fuzzy regression models, FUZZ-IEEE 2022. Where the
-papers leave a choice, this follows the published program, and obtains the same global model.
+Python, SoftwareX 23 (2023); learning a client's rules follows Corcuera Bárcena et al., An approach
+to federated learning of explainable fuzzy regression models, FUZZ-IEEE 2022. Where the papers
+leave a choice open, this follows the published program, and obtains the same global model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedsim.models.rules import (
 )
 
 EPS = np.finfo(np.float64).eps
-CONVERGED = 0.005  # Frobenius norm of a change of all memberships at which clustering ends
+CONVERGED = 0.005  # clustering ends at this Frobenius norm of the change of memberships
 MOST_ITERATIONS = 1000
 
 _TERMS = {
@@ -43,7 +43,7 @@ _TERMS = {
     4: ("VERY LOW", "LOW", "HIGH", "VERY HIGH"),
     5: ("VERY LOW", "LOW", "MEDIUM", "HIGH", "VERY HIGH"),
 }
-# The files of a rule base as OpenFL-XAI keeps them, by the name of the array.
+# OpenFL-XAI's file names of a rule base, by array.
 FILES = {
     "antecedents": "TSK_global_model_rules_antec.npy",
     "consequents": "TSK_global_model_rules_conseq.npy",
@@ -121,7 +121,8 @@ class Tsk(RuleModel):
             return means[:, None]
         design = np.column_stack([np.ones(len(x)), x])
         roots = np.sqrt(w)
-        # By singular values, because the problems lack full rank: most examples fire few rules.
+        # By singular values, because the problems are rank-deficient: most examples fire few
+        # rules.
         fits = [np.linalg.lstsq(design * r[:, None], y * r, rcond=None)[0] for r in roots.T]
         return np.array(fits)
 
@@ -143,21 +144,21 @@ class Tsk(RuleModel):
 
         Its consequent is their mean weighted by their weights (the plain mean if all are 0), its
         weight the plain mean of theirs. Rules are in lexicographic order of their antecedents.
-        Sums are in the precision of the bases, float32 as they travel, and in their order: another
-        order may change the last bit.
+        Sums have the precision of the bases, float32 when sent, and their order: another order may
+        change the last bit.
 
         Raises:
-            DataError: the bases are not of the same features and order.
+            DataError: the bases have different features or orders.
         """
         shapes = {(b["antecedents"].shape[1], b["consequents"].shape[1]) for b in bases}
         if len(shapes) > 1:
             listed = ", ".join(f"{F} and {c}" for F, c in sorted(shapes))
-            raise DataError(f"rule bases of different features and consequents: {listed}")
+            raise DataError(f"rule bases with different features or consequents: {listed}")
         antecedents, consequents, weights = (
             np.concatenate([base[name] for base in bases]) for name in FILES
         )
         unique, rule = np.unique(antecedents, axis=0, return_inverse=True)
-        rule = rule.ravel()  # of which NumPy 2.0 makes a column
+        rule = rule.ravel()  # a column in NumPy 2.0
         count = np.bincount(rule, minlength=len(unique))
         total, weighted, plain = (
             np.zeros((len(unique), *rest), weights.dtype)
@@ -170,14 +171,14 @@ class Tsk(RuleModel):
         merged = plain / n[:, None]
         heavy = total > 0
         merged[heavy] = weighted[heavy] / total[heavy, None]
-        alone = count[rule] == 1  # multiplied by its weight and divided, it would be rounded
+        alone = count[rule] == 1  # avoids rounding by its weight
         merged[rule[alone]] = consequents[alone]
         return {"antecedents": unique, "consequents": merged, "weights": total / n}, count
 
     def predict(self, rules: Rules, x: Array) -> Prediction:
         antecedents = rules["antecedents"].astype(np.int64)
         w, outputs = self.firing(antecedents, x), _outputs(rules["consequents"], x)
-        # The first of the greatest is the winner, also where none fires and all are 0.
+        # The first maximum wins, also if no rule fires and all are 0.
         by_weight = np.argsort(-rules["weights"], kind="stable")
         winner = by_weight[w[:, by_weight].argmax(axis=1)]
         values, shares = outputs[np.arange(len(x)), winner], None
@@ -226,7 +227,7 @@ def fuzzy_c_means(z: Array, U: Array, m: float) -> Array:
         U: (n, c) initial memberships; they need not sum to 1.
         m: fuzziness, above 1.
     """
-    from scipy.spatial.distance import cdist  # here, because it is slow to import
+    from scipy.spatial.distance import cdist  # slow to import
 
     U = np.maximum(U, EPS)
     for _ in range(MOST_ITERATIONS):
@@ -234,7 +235,7 @@ def fuzzy_c_means(z: Array, U: Array, m: float) -> Array:
         powers = U**m
         centres: Array = (powers.T @ z) / powers.sum(axis=0)[:, None]
         distances = np.maximum(cdist(z, centres), EPS)
-        # Relative to the nearest centre, so that no power overflows.
+        # Relative to the nearest centre, to avoid overflow of the power.
         ratios = distances / distances.min(axis=1, keepdims=True)
         closeness = ratios ** (-2 / (m - 1))
         new = closeness / closeness.sum(axis=1, keepdims=True)
@@ -246,7 +247,7 @@ def fuzzy_c_means(z: Array, U: Array, m: float) -> Array:
 
 
 def write_published(folder: Path, rules: Rules) -> None:
-    """Write a rule base as OpenFL-XAI keeps one: three .npy files of float32.
+    """Write a rule base in OpenFL-XAI's format: three .npy files of float32.
 
     Raises:
         OSError: they cannot be written.
@@ -261,7 +262,7 @@ def read_published(folder: Path) -> Rules:
     """Read a rule base of OpenFL-XAI from its three .npy files.
 
     Raises:
-        DataError: a file is missing, or what they hold is no rule base.
+        DataError: a file is missing, or they do not contain a rule base.
     """
     rules = {}
     for name, file in FILES.items():
@@ -270,16 +271,16 @@ def read_published(folder: Path) -> Rules:
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{folder / file}: cannot be read: {error}") from error
         if rules[name].dtype.kind not in "iuf":
-            raise DataError(f"{folder / file}: holds {rules[name].dtype}, not numbers")
+            raise DataError(f"{folder / file}: contains {rules[name].dtype}, not numbers")
     A, consequents, weights = rules.values()
     R, F = A.shape if A.ndim == 2 else (-1, -1)
     if consequents.shape not in ((R, F + 1), (R, 1)) or weights.shape != (R,) or R < 1:
         raise DataError(
             f"{folder}: antecedents {A.shape}, consequents {consequents.shape} and weights "
-            f"{weights.shape} do not belong together; (R, F), (R, F + 1) and (R,) would"
+            f"{weights.shape} do not fit together; they must be (R, F), (R, F + 1) and (R,)"
         )
     if not all(np.isfinite(array).all() for array in rules.values()):
-        raise DataError(f"{folder}: holds values that are no finite numbers")
+        raise DataError(f"{folder}: contains values that are not finite")
     if not np.isin(A, (0, 1, 2)).all():
-        raise DataError(f"{folder}: antecedents are indices of three fuzzy sets: 0, 1, 2")
+        raise DataError(f"{folder}: antecedents must be indices of three fuzzy sets: 0, 1, 2")
     return rules

@@ -87,7 +87,7 @@ def test_damaged_idx(write, tmp_path, content, message):
     ("x", "y", "message"),
     [
         (IMAGES[:, :27], LABELS, r"images: images of 27×28 pixels, expected 28×28"),
-        (IMAGES[:0], LABELS[:0], r"images: holds no image"),
+        (IMAGES[:0], LABELS[:0], r"images: contains no images"),
         (IMAGES, LABELS[:3], r"labels: 3 labels for the 4 images of images"),
         (IMAGES, LABELS + 1, r"labels: record 1 has label 10, expected 0 to 9"),
         (IMAGES, IMAGES, r"labels: IDX magic number 2051, expected 2049"),
@@ -185,7 +185,7 @@ def test_cifar_binary_of_another_length(write, tmp_path):
     with pytest.raises(DataError, match=r"test_batch\.bin: 3073 bytes, .* record size 3074"):
         files.read_cifar(path, CIFAR100)
     write.raw(path, b"")
-    with pytest.raises(DataError, match=r"test_batch\.bin: holds no record"):
+    with pytest.raises(DataError, match=r"test_batch\.bin: contains no records"):
         files.read_cifar(path, CIFAR10)
 
 
@@ -229,7 +229,7 @@ def test_pickle_that_runs_code_is_refused(write, tmp_path, protocol):
         ({"data": FLAT, "labels": [1, 2, 3, 0.5]}, r"'labels' is not a list of integers"),
         ({"data": FLAT, "labels": [1, 2, 3, 2**70]}, r"test_batch: cannot be read: .*too large"),
         ({"data": FLAT, "labels": [1, 2, -3, 0]}, r"record 2 has label -3, expected 0 to 9"),
-        ({"data": FLAT[:0], "labels": []}, r"test_batch: holds no record"),
+        ({"data": FLAT[:0], "labels": []}, r"test_batch: contains no records"),
     ],
 )
 def test_mislabelled_cifar_pickle(write, tmp_path, batch, message):
@@ -292,8 +292,8 @@ def test_mislabelled_leaf(write, tmp_path, user, message):
         ({"user": []}, r"has no 'users'; did you mean 'user'\?"),
         ({"users": ["w"]}, r"has no 'user_data'"),
         ({"users": "w", "user_data": {"w": {}}}, r"'users' is not a list of names"),
-        ({"users": ["v"], "user_data": {"w": {}}}, r"users of 'user_data' are not those of"),
-        ({"users": ["w", "w"], "user_data": {"w": {}}}, r"users of 'user_data' are not those"),
+        ({"users": ["v"], "user_data": {"w": {}}}, r"'user_data' and 'users' have different"),
+        ({"users": ["w", "w"], "user_data": {"w": {}}}, r"'user_data' and 'users' have different"),
         ({"users": ["w"], "user_data": {"w": 3}}, r"the data of user 'w' is not an object"),
         ({"users": ["w"], "user_data": {"w": {"y": []}}}, r"has no 'x'"),
         ({"users": ["w"], "user_data": {"w": {"x": []}}}, r"has no 'y'"),
@@ -376,9 +376,9 @@ def test_missing_file_says_which_where_and_how_to_get_it(tmp_path):
         f"  {tmp_path}/cifar-100-binary\n"
         f"  {tmp_path}/cifar100\n"
         f"  {tmp_path}\n"
-        f"set data.root or FEDSIM_DATA to the folder that holds it, or data.download=true"
+        f"set data.root or FEDSIM_DATA to its folder, or data.download=true"
     )
-    with pytest.raises(files.MissingFileError, match=r"to the folder that holds it$"):
+    with pytest.raises(files.MissingFileError, match=r"to its folder$"):
         files.find(["train/*.json"], "femnist", tmp_path)
 
 
@@ -451,14 +451,17 @@ HEADER = "@relation r\n@attribute wind real\n@attribute rain real [0,1]\n"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (HEADER + "1,2", r"4: '1,2' above @data is no keyword of KEEL; known: @attribute, @data"),
+        (
+            HEADER + "1,2",
+            r"4: '1,2' above @data is not a keyword of KEEL; known: @attribute, @data",
+        ),
         (
             HEADER + "@datas\n1,2",
-            r"4: '@datas' above @data is no keyword .*; did you mean '@da",
+            r"4: '@datas' above @data is not a keyword .*; did you mean '@da",
         ),
         (HEADER, r"3: the file ends without @data"),
         ("", r"1: the file ends without @data"),
-        (HEADER + "@data\n% none\n\n", r"4: no row follows @data"),
+        (HEADER + "@data\n% none\n\n", r"4: no rows after @data"),
         ("@attribute a real\n@data\n1", r"2: 1 attributes above @data, expected an input and an"),
         ("@data\n1", r"1: 0 attributes above @data, expected an input and an output"),
         (
@@ -471,14 +474,14 @@ HEADER = "@relation r\n@attribute wind real\n@attribute rain real [0,1]\n"
             r"4: '@attribute sea string' is not a name and a type, real or integer, with or",
         ),
         (HEADER + "@attribute real", r"4: '@attribute real' is not a name and a type"),
-        (HEADER + "@attribute wind integer", r"4: attribute 'wind' is there twice"),
+        (HEADER + "@attribute wind integer", r"4: attribute 'wind' is declared twice"),
         (
             HEADER + "@inputs windy\n@data\n1,2",
-            r"4: @inputs names 'windy', which is no attribute; did you mean 'wind'\?",
+            r"4: @inputs names 'windy', which is not an attribute; did you mean 'wind'\?",
         ),
         (
             HEADER + "@inputs wind\n@outputs snow\n@data\n1,2",
-            r"5: @outputs names 'snow', which is no attribute; known: rain, wind",
+            r"5: @outputs names 'snow', which is not an attribute; known: rain, wind",
         ),
         (HEADER + "@input wind, wind\n@data\n1,2", r"4: @inputs names 'wind' twice"),
         (HEADER + "@inputs\n@data\n1,2", r"4: @inputs names no attribute"),
@@ -533,7 +536,7 @@ def test_npy(write, tmp_path, compression, columns, shape):
         (np.zeros(3), r"is float64 of shape \(3,\), expected float64 of shape \(N, 3\)"),
         (np.zeros((4, 3), np.float32), r"is float32 of shape \(4, 3\), expected float64 of shape"),
         (np.zeros((4, 3), ">f8"), r"is >f8 of shape \(4, 3\), expected float64 of shape"),
-        (np.zeros((0, 3)), r"holds no row"),
+        (np.zeros((0, 3)), r"contains no rows"),
         (np.array([[0, 0, 0], [0, np.nan, 0]]), r"row 1 has values that are not finite"),
         (np.array([[0, 0, -np.inf]]), r"row 0 has values that are not finite"),
         (np.array([[{}] * 3]), r"cannot be read: Object arrays cannot be loaded"),
@@ -567,5 +570,5 @@ def test_what_nothing_fetches_says_where_it_is_published(tmp_path):
         f"mortgage: no file 'mortgage.dat' (nor .gz, .xz) in any of\n"
         f"  {tmp_path}/mortgage\n  {tmp_path}\n"
         f"get «mortgage» from KEEL's regression data sets, and set data.root or FEDSIM_DATA to "
-        f"the folder that holds it"
+        f"its folder"
     )

@@ -136,19 +136,17 @@ class TestEveryKind:
         (
             "dirichlet",
             "target",
-            "partition.kind=dirichlet deals by class, and the target here is a number; use "
-            "quantile, iid, quantity or natural",
+            "partition.kind=dirichlet divides examples by class, and the target here is a number; use quantile, iid, quantity or natural",
         ),
         (
             "pathological",
             "target",
-            "partition.kind=pathological deals by class, and the target here is a number; use "
-            "quantile, iid, quantity or natural",
+            "partition.kind=pathological divides examples by class, and the target here is a number; use quantile, iid, quantity or natural",
         ),
         (
             "quantile",
             "classes",
-            "partition.kind=quantile deals by a target that is a number, and the data set has "
+            "partition.kind=quantile divides examples by a numeric target, and the data set has "
             "6 classes; use dirichlet or pathological",
         ),
     ],
@@ -372,9 +370,13 @@ def test_natural_messages(data: Dataset) -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(DataError, match=r"'write': the data set has no such column; did you mean"):
         make("natural", column="write").split(data, rng)
-    with pytest.raises(DataError, match="'writer' has 11 values with 1 or more examples; 12 clie"):
+    with pytest.raises(
+        DataError, match="'writer' has 11 values with 1 or more examples, but 12 clie"
+    ):
         make("natural", clients=12).split(data, rng)
-    with pytest.raises(DataError, match="'writer' has 0 values with 99 or more examples; 1 cl"):
+    with pytest.raises(
+        DataError, match="'writer' has 0 values with 99 or more examples, but 1 cl"
+    ):
         make("natural", clients=None, min_samples=99).split(data, rng)
 
 
@@ -403,7 +405,7 @@ def test_file_of_npz_goes_by_number(data: Dataset) -> None:
             r"client 1: index 240 is outside .* 240 training examples \(0 to 239\)",
         ),
         ("[[0], [-1]]", r"client 1: index -1 is outside the data set's 240 training examples"),
-        ("[[0, 5, 5]]", "client 0: an index occurs twice"),
+        ("[[0, 5, 5]]", "client 0: contains an index twice"),
         ("[[0], []]", r"client 1: must be a list of one or more whole numbers; it has shape \(0,"),
         ("[[0.5]]", "client 0: must be a list of one or more whole numbers; .* type float64"),
         ("[[true]]", "client 0: must be a list of one or more whole numbers; .* type bool"),
@@ -412,7 +414,7 @@ def test_file_of_npz_goes_by_number(data: Dataset) -> None:
         ("[1, 2]", r"client 0: must be a list of one or more whole numbers; it has shape \(\)"),
         ("[[[1]]]", r"client 0: must be a list of one or more whole numbers; it has shape \(1, 1"),
         ("[[0, [1]]]", "not a partition file: "),
-        ("[]", "no client in it"),
+        ("[]", "contains no clients"),
         ('{"0": [1]}', "not a partition file: not a list of lists"),
         ("[[0]", "not a partition file: "),
         ("", "not a partition file: "),
@@ -450,7 +452,7 @@ def one_array(path: Path) -> None:
         (truncated, "not a partition file: "),
         (flipped, "not a partition file: "),
         (one_array, "not a partition file: "),
-        (lambda path: np.savez(path), "no client in it"),
+        (lambda path: np.savez(path), "contains no clients"),
         (lambda path: np.savez(path, a=np.array([{}])), "not a partition file: "),
         (lambda path: np.savez(path, a=np.arange(4) / 2), "client 0: must be a list of one or mo"),
         (lambda path: np.savez(path, a=np.array([2**63], np.uint64)), "client 0: index 92233720"),

@@ -141,8 +141,8 @@ def test_hotel(root: Path) -> None:
     [
         ("beer", "beer/reviews.aspect1.train.txt", "0.5\tx\n", "train.txt:1: begins with '0.5'"),
         ("beer", "beer/reviews.aspect1.train.txt", "a b\tx\n", "expected ratings of appearance"),
-        ("beer", "beer/reviews.aspect1.train.txt", "5 4 3\tx\n", "a rating is 4; they are from 0"),
-        ("beer", "beer/reviews.aspect1.train.txt", "0 nan 3\tx\n", "a rating is nan"),
+        ("beer", "beer/reviews.aspect1.train.txt", "5 4 3\tx\n", "the rating 4 is outside 0"),
+        ("beer", "beer/reviews.aspect1.train.txt", "0 nan 3\tx\n", "the rating nan"),
         ("beer", "beer/annotations.json", "{}\n", "annotations.json:1: must have tokens 'x'"),
         ("beer", "beer/annotations.json", "x\n", "annotations.json: cannot be read"),
         (
@@ -151,7 +151,7 @@ def test_hotel(root: Path) -> None:
             '{"x": ["a"], "y": [1, 1, 1], "0": [[0, 2]], "1": [], "2": []}\n',
             r"annotations.json:1: marks \[0, 2\) of 1 tokens",
         ),
-        ("hotel", "hotel/hotel_Service.train", "a\tb\n", "line names no column 'label'"),
+        ("hotel", "hotel/hotel_Service.train", "a\tb\n", "line has no column 'label'"),
         ("hotel", "hotel/hotel_Service.train", f"{HOTEL}\nx\t1\n", ":2: has 2 columns of 3"),
         (
             "hotel",
@@ -199,10 +199,13 @@ def test_tokens_stay_as_they_are(root: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"aspects": ["palate"]}, "beer: no positive review is about palate, so that nothing is"),
+        (
+            {"aspects": ["palate"]},
+            "beer: no positive review is about palate, which leaves nothing",
+        ),
         (
             {"aspects": ["palate"], "balance": False},
-            "beer: has no review to test on; see",
+            "beer: has no test reviews; see",
         ),
     ],
 )

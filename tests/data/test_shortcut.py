@@ -507,11 +507,11 @@ def test_real_images_and_tables(real_data: Callable[[str], Path]) -> None:
         ({"of": DIGITS, "kind": "token"}, r"data\.kind=token: is not for images; known: patch, b"),
         ({"of": CLUSTERS, "kind": "patch"}, r"data\.kind=patch: is not for tables; known: feat"),
         ({"of": REVIEWS, "kind": "feature"}, r"=feature: is not for documents; known: token"),
-        ({"of": DIGITS, "kind": "colour"}, r"=colour: needs images of 3 channels"),
+        ({"of": DIGITS, "kind": "colour"}, r"=colour: needs images with 3 channels"),
         ({"of": DIGITS, "size": 9}, r"data\.size=9: the patch is larger than images of 8×8"),
         ({"of": DIGITS, "size": 8}, r"10 squares of 8×8 pixels overlap .*; data\.size=\d fits"),
-        ({"of": {**NOISE, "classes": 90}}, r"90 squares of 1×1 .*; take another data\.kind"),
-        ({"of": DIGITS, "kind": "border", "size": 4}, r"of 8×8; 3 is the greatest that does"),
+        ({"of": {**NOISE, "classes": 90}}, r"90 squares of 1×1 .*; use another data\.kind"),
+        ({"of": DIGITS, "kind": "border", "size": 4}, r"of 8×8 completely; 3 is the maximum"),
         ({"of": CLUSTERS, "size": 2}, r"data\.size=2: a feature has no size"),
         ({"of": {**NOISE, "shape": [4, 4]}}, r"data\.of: inputs of shape \(4, 4\) are no images"),
         ({"of": {**PHOTOS, "in_place": True}}, r"data\.of: .*leave out in_place"),
@@ -536,7 +536,7 @@ def other(monkeypatch: pytest.MonkeyPatch, of: dict[str, Any], **changes: Any) -
     ("of", "changes", "message"),
     [
         (NOISE, {"classes": ()}, r"data\.kind=patch: needs classes"),
-        (NOISE, {"classes": ("one",)}, r"data\.of: .* needs two classes, and all are 'one'"),
+        (NOISE, {"classes": ("one",)}, r"data\.of: .* needs two classes, and there is only 'one'"),
         (CLUSTERS, {"features": ("shortcut",) * 16}, r"data\.of: has 'shortcut' already"),
         (CLUSTERS, {"test_columns": {"shortcut": 0}}, r"data\.of: has 'shortcut' already"),
         (REVIEWS, {"words": ("", "shortcut-positive")}, r"has 'shortcut-positive' already"),
@@ -554,7 +554,7 @@ def test_bytes_have_few_shades(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = np.zeros((3, 1, 9, 9), np.uint8), np.arange(3)
     names = tuple(map(str, range(300)))
     of = other(monkeypatch, PHOTOS, classes=names, x=x, test_x=x, y=y, test_y=y)
-    with pytest.raises(DataError, match=r"data\.kind=border: .* too few shades for 300 classes"):
+    with pytest.raises(DataError, match=r"data\.kind=border: .* too few levels for 300 classes"):
         source(of, kind="border").load()
 
 

@@ -222,7 +222,7 @@ def test_mnist_without_its_test_files(write, tmp_path):
     assert str(caught.value) == (
         f"mnist: {tmp_path} has train-images-idx3-ubyte.gz but no t10k-images-idx3-ubyte "
         f"(nor .gz, .xz)\n"
-        f"set data.root or FEDSIM_DATA to the folder that holds it, or data.download=true"
+        f"set data.root or FEDSIM_DATA to its folder, or data.download=true"
     )
 
 
@@ -346,10 +346,10 @@ def test_femnist(write, tmp_path):
 
 def test_femnist_without_test_set_or_examples(write, tmp_path):
     write.leaf(tmp_path / "train/a.json", {"w": leaf_user(0, 1)})
-    with pytest.raises(DataError, match=rf"femnist: no json file in {tmp_path}/test"):
+    with pytest.raises(DataError, match=rf"femnist: no JSON file in {tmp_path}/test"):
         sources.Femnist(root=tmp_path).load()
     write.leaf(tmp_path / "test/a.json", {"w": ([], [])})
-    with pytest.raises(DataError, match=rf"{tmp_path}/test: its json files hold no example"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/test: its JSON files contain no examples"):
         sources.Femnist(root=tmp_path).load()
 
 
@@ -604,11 +604,11 @@ def test_folder_errors(tmp_path):
         load()
     paint(tmp_path / "d/train/cat/1.png", 0)
     (tmp_path / "d/train/dog").mkdir()
-    with pytest.raises(DataError, match=r"d/train/dog: holds no image"):
+    with pytest.raises(DataError, match=r"d/train/dog: contains no images"):
         load()
     paint(tmp_path / "d/train/dog/1.png", 0)
     paint(tmp_path / "d/test/dogs/1.png", 0)
-    with pytest.raises(DataError, match=r"d/test/dogs: no class of .*; did you mean 'dog'\?"):
+    with pytest.raises(DataError, match=r"d/test/dogs: not a class of .*; did you mean 'dog'\?"):
         load()
 
 
@@ -623,7 +623,7 @@ def test_folder_with_a_link_that_goes_round_in_circles(tmp_path):
 def test_folder_with_an_empty_test_set(tmp_path):
     paint(tmp_path / "train/cat/1.png", 0)
     (tmp_path / "test/cat").mkdir(parents=True)
-    with pytest.raises(DataError, match=rf"{tmp_path}/test: holds no image"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/test: contains no images"):
         sources.Folder(path=tmp_path).load()
 
 
@@ -640,7 +640,7 @@ def test_folder_with_an_unreadable_image(tmp_path, damage):
 def test_folder_with_too_few_images_to_split(tmp_path):
     for name in ("a/1", "a/2", "a/3", "b/1"):
         paint(tmp_path / f"{name}.png", 0)
-    with pytest.raises(DataError, match=r"class 'b' has 1 example; .* at least 2 of each class"):
+    with pytest.raises(DataError, match=r"class 'b' has 1 example; .* at least 2 per class"):
         sources.Folder(path=tmp_path).load()
 
 
@@ -889,7 +889,7 @@ def test_table_file_errors(frame, tmp_path):
         load("a.csv", b"x,y\n1,2,3\n4,5,6\n")
     with pytest.raises(DataError, match=r"a\.csv: cannot be read: .*codec can't decode"):
         load("a.csv", b"x,y\n\xff\xfe,1\n")
-    with pytest.raises(DataError, match=r"a\.csv: has no numeric column to be a feature"):
+    with pytest.raises(DataError, match=r"a\.csv: has no numeric columns to use as features"):
         load("a.csv", b"x,y\na,1\nb,2\n")
     with pytest.raises(DataError, match=r"a\.parquet: cannot be read: .+"):
         load("a.parquet", b"PAR1 and no more")
@@ -996,8 +996,8 @@ def test_table_takes_numbers_that_float32_cannot_hold_where_it_is_a_regression(f
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, r"takes a label \(a column of classes\) or a target .*, and neither is given"),
-        ({"label": "a", "target": "b"}, r"takes a label .* or a target .*, and both are given"),
+        ({}, r"needs either a label \(a column of classes\) or a target .*, and neither is given"),
+        ({"label": "a", "target": "b"}, r"either a label .* or a target .*, and both are given"),
         ({"target": "a", "features": ("a",)}, "the target 'a' cannot be a feature as well"),
     ],
 )

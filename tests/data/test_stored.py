@@ -209,12 +209,11 @@ def test_a_folder_of_npy_files(tmp_path: Path) -> None:
     [
         (
             lambda p: np.savez_compressed(p, x=pixels(), y=labels()),
-            "a.npz: 'x' is compressed and cannot be read in place; numpy.savez writes archives "
-            "that can",
+            "a.npz: 'x' is compressed and cannot be read in place; use numpy.savez, which does not compress",
         ),
         (
             lambda p: np.savez(p, x=np.asfortranarray(rng.random((4, 3))), y=labels(4)),
-            "a.npz: 'x' is in Fortran's order, which cannot be read in place",
+            "a.npz: 'x' is in Fortran order, which cannot be read in place",
         ),
         (
             lambda p: np.savez(p, x=labels(4), y=labels(4)),
@@ -269,7 +268,10 @@ def test_a_missing_value_of_a_table(tmp_path: Path, finish: Finish) -> None:
     [
         ({"path": "a.csv"}, "only .parquet files can be read in place"),
         ({"path": "a.parquet", "test_path": "b.csv"}, "only .parquet files can be read in place"),
-        ({"path": "a.parquet", "scale": "minmax"}, "what is read in place cannot be scaled"),
+        (
+            {"path": "a.parquet", "scale": "minmax"},
+            "features that are read in place cannot be scaled",
+        ),
     ],
 )
 def test_tables_that_cannot_be_read_in_place(fields: dict[str, Any], message: str) -> None:

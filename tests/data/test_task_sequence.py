@@ -321,7 +321,9 @@ def test_a_single_document_is_trained_on() -> None:
 
 def test_nothing_left_to_train_on_is_refused() -> None:
     data = dataset([0, 0, 0, 1, 1, 1])
-    with pytest.raises(DataError, match="client 0, task 0: 3 examples, and none is left to train"):
+    with pytest.raises(
+        DataError, match="client 0, task 0: 3 examples, which leaves none to train"
+    ):
         own(data, [[["a"], ["b"]]], validation_fraction=0.9)
 
 
@@ -380,7 +382,7 @@ def test_classes_without_test_or_training_examples_are_not_drawn() -> None:
 
 def test_too_few_classes_are_left() -> None:
     with pytest.raises(
-        DataError, match="15 tasks of 4 classes; only 3 classes have as many training examples"
+        DataError, match="15 tasks of 4 classes; only 3 classes have at least one training example"
     ):
         deal(dataset([0] * 60 + [1] * 60 + [2] * 60 + [3, 4]))
 
@@ -412,7 +414,10 @@ def test_what_the_data_set_has_not_is_refused(tasks: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tasks": [[["a"]], [["a"], ["b"]]]}, "client 1 has 2 tasks, client 0 1; all have as m"),
+        (
+            {"tasks": [[["a"]], [["a"], ["b"]]]},
+            "client 1 has 2 tasks, client 0 1; all clients need",
+        ),
         ({"tasks": [[["a", "b"], ["b", "b"]]]}, "client 0, task 1 names a class twice"),
         ({"tasks": []}, "at least 1 item"),
         ({"tasks": [[]]}, "at least 1 item"),
@@ -444,7 +449,9 @@ def test_streams_have_no_other_shares(kind: str, field: dict[str, float]) -> Non
 def test_a_number_is_not_dealt_by_class(kind: str) -> None:
     x, y = np.zeros((9, 1)), np.linspace(0, 1, 9)
     fields: dict[str, Any] = {"tasks": [[["a"]]]} if kind == "own_tasks" else {}
-    with pytest.raises(DataError, match=f"{kind} deals by class, and the target here is a number"):
+    with pytest.raises(
+        DataError, match=f"{kind} divides examples by class, and the target here is a number"
+    ):
         deal(Dataset(x, y, x, y, ()), kind=kind, **fields)
 
 

@@ -246,11 +246,11 @@ def test_compressed_vectors(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"v\.txt: holds no word vector"),
-        ("3 3\n", r"v\.txt: holds no word vector"),
-        ("the\n", r"v\.txt:1: has no space; in GloVe's text layout a line is 'word v1 "),
-        (VECTORS + "sat 1 2\n", r"v\.txt:4: a word and 2 numbers, where the lines .* have 3$"),
-        (VECTORS + "of 1 2 3 4\n", r"v\.txt:4: a word and 4 numbers, where the lines before"),
+        (b"", r"v\.txt: contains no word vectors"),
+        ("3 3\n", r"v\.txt: contains no word vectors"),
+        ("the\n", r"v\.txt:1: has no space; in GloVe's text format, a line is 'word v1 "),
+        (VECTORS + "sat 1 2\n", r"v\.txt:4: a word and 2 numbers, but earlier lines have 3$"),
+        (VECTORS + "of 1 2 3 4\n", r"v\.txt:4: a word and 4 numbers, but earlier lines"),
         (VECTORS + "12 3\n", r"v\.txt:4: a word and 1 numbers"),  # a header no more
         (VECTORS + "sat\n", r"v\.txt:4: a word and 0 numbers"),
         (VECTORS + "sat 1 two 3\n", r"v\.txt:4: 'two' in the vector is not a number$"),
@@ -261,8 +261,8 @@ def test_compressed_vectors(tmp_path):
         (VECTORS + "sat 1 1e39 3\n", r"v\.txt:4: .* numbers that are not finite in float32"),
         (
             "The 1 2 3\nCat 1 2 3\n",
-            r"v\.txt: has a vector for none of the 4 words of the documents \(the most frequent "
-            r"are 'the', 'cat', 'sat'\); data\.vectors takes a file with words in lower case",
+            r"v\.txt: has no vector for any of the 4 words of the documents \(the most frequent "
+            r"are 'the', 'cat', 'sat'\); data\.vectors must name a file with words in lower case",
         ),
     ],
 )
@@ -272,7 +272,9 @@ def test_wrong_vectors(tmp_path, content, message):
 
 
 def test_vectors_that_cannot_be_opened(tmp_path):
-    missing = rf"{tmp_path}/none\.txt: there is no such file; data\.vectors names one of word vec"
+    missing = (
+        rf"{tmp_path}/none\.txt: there is no such file; data\.vectors must name a file of word vec"
+    )
     with pytest.raises(DataError, match=missing):
         text.read_vectors(tmp_path / "none.txt", WORDS)
     with pytest.raises(DataError, match=rf"{tmp_path}: cannot be read: Is a directory"):
@@ -346,7 +348,7 @@ def test_labelled_lines(write, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"f: holds no line"),
+        (b"", r"f: is empty"),
         (b"good\tnice\nbad awful\n", r"f:2: has no tab between a label and a text"),
         (b"good\tnice\n\nbad\tawful\n", r"f:2: has no tab between a label and a text"),
         (b"good\tnice\n \tawful\n", r"f:2: has no label before its text"),
@@ -510,15 +512,17 @@ def test_wrong_text(write, tmp_path):
         load("text", path=tmp_path / "none")
     path = write.raw(tmp_path / "a", OWN)
     test_path = write.raw(tmp_path / "b", OWN_TEST + b"hum\tx\n")
-    message = rf"^{tmp_path}/b: document 3 has the label 'hum', which no document of {tmp_path}/a"
-    with pytest.raises(DataError, match=message + r" has; did you mean 'ham'\?"):
+    message = (
+        rf"^{tmp_path}/b: document 3 has the label 'hum', which does not occur in {tmp_path}/a"
+    )
+    with pytest.raises(DataError, match=message + r"; did you mean 'ham'\?"):
         load("text", path=path, test_path=test_path)
-    with pytest.raises(DataError, match=r"a: class 'b' has 1 example; to split off a test set"):
+    with pytest.raises(DataError, match=r"a: class 'b' has 1 example; splitting off a test set"):
         load("text", path=write.raw(path, lines(("a", "x"), ("a", "x"), ("b", "x"))))
     write.raw(path, lines(("a", "."), ("a", ""), ("b", ""), ("b", "!")))
-    with pytest.raises(DataError, match=r"a: no document has a word"):
+    with pytest.raises(DataError, match=r"a: its documents contain no words"):
         load("text", path=path, test_fraction=0.5)
-    with pytest.raises(DataError, match=r"v: there is no such file; data\.vectors names one"):
+    with pytest.raises(DataError, match=r"v: there is no such file; data\.vectors must name"):
         load("text", path=write.raw(path, OWN), vectors=tmp_path / "v", test_fraction=0.5)
 
 
@@ -553,7 +557,7 @@ def test_trec_errors(write, tmp_path):
         f"trec: no file 'train_5500.label' (nor .gz, .xz) in any of\n"
         f"  {tmp_path}/trec\n  {tmp_path}\n"
         f"get train_5500.label and TREC_10.label from cogcomp.seas.upenn.edu/Data/QA/QC, and set "
-        f"data.root or FEDSIM_DATA to the folder that holds it"
+        f"data.root or FEDSIM_DATA to its folder"
     )
     trec(write, tmp_path)
     path = write.raw(tmp_path / "TREC_10.label", b"HUM:ind Who ?\nDESC What ?\n")

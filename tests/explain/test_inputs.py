@@ -352,7 +352,7 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         (bytes_, write("half.csv", b"x1,x2\n1,0.5\n"), "the data are whole numbers from 0 to 255"),
         (bytes_, write("many.csv", b"x1,x2\n1,256\n"), "the data are whole numbers from 0 to 255"),
         (documents(), write("it.doc", b""), "documents are .txt, one a line"),
-        (documents(), write("empty.txt", b""), "holds no line"),
+        (documents(), write("empty.txt", b""), "is empty"),
         (documents(), write("latin.txt", b"caf\xe9"), "byte 0xe9 is not utf-8; save the"),
     ]:
         with pytest.raises(DataError, match=f"^{path}:.*{message}"):

@@ -75,7 +75,7 @@ def test_in_words_and_in_pictures(say: Say) -> None:
     done = shared(Path("runs"))
     code, text, _ = say("explain", str(done.path), "--client", "2", "--client", "0")
     assert code == 0
-    assert "1,437 images are shared; of each, 75 % of the pixels are removed, the least " in text
+    assert "1,437 images are shared; the least relevant 75 % of each image's pixels (" in text
     assert "at a Euclidean distance of 1, ε = 49.88 (analytic calibration)" in text
     assert "The mask depends on the image" in text
     for name in ("shared_images-clients-0-2", "pool"):

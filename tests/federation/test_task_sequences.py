@@ -432,7 +432,7 @@ REFUSED = [
 @pytest.mark.parametrize("name", REFUSED)
 def test_methods_that_cannot_are_refused(name: str) -> None:
     sections = {**of_images(name), "method": {"name": name}, "train": {"rounds": 20}}
-    message = f"method.name={name} cannot learn tasks one after another; methods for it: .*fedseit"
+    message = f"method.name={name} cannot learn sequences of tasks; methods that can: .*fedseit"
     with pytest.raises(ExperimentError, match=message):
         prepare(small_experiment(**sections))
 

@@ -336,7 +336,7 @@ class TestRefusals:
     def test_a_network_without_a_head(self, finish: Finish) -> None:
         model = {"name": "test_fedaux:headless"}
         message = self.refusal(finish, method={"name": "fedaux"}, model=model)
-        assert message.startswith("method.name=fedaux needs a model of features and a head")
+        assert message.startswith("method.name=fedaux needs a model with features and a head")
 
     def test_pretraining_without_images(self, finish: Finish) -> None:
         flat = {"name": "synthetic", "shape": [16]}
@@ -359,10 +359,10 @@ class TestRefusals:
         done = finish(model={"name": "mlp", "hidden": [16]}, train={"rounds": 1})
         path.write_bytes((done.path / "weights" / "final.safetensors").read_bytes())
         assert self.refusal(finish, method=method) == (
-            f"method.encoder: {path} has no 'features.1.weight' of shape (32, 64), as the "
-            "model's features want, but one of shape (16, 64); the final.safetensors of a run "
-            "with the same model would do"
+            f"method.encoder: {path} has no 'features.1.weight' of shape (32, 64), which "
+            "the model's features need, but one of shape (16, 64); use the final.safetensors of "
+            "a run with the same model"
         )
         message = self.refusal(finish, method=method, model={"name": "cnn"})
-        assert f"{path} has no 'features.0.weight' of shape (16, 1, 5, 5), as" in message
+        assert f"{path} has no 'features.0.weight' of shape (16, 1, 5, 5), which" in message
         assert "but one" not in message

@@ -195,7 +195,7 @@ class TestAuxiliaryInputs:
             resume(folder)
 
     def test_not_the_clients_own(self) -> None:
-        with pytest.raises(ExperimentError, match="these are the clients' own training examples"):
+        with pytest.raises(ExperimentError, match="this is the clients' own training data"):
             prepare(small_experiment(method={"name": "feddf", "auxiliary": {"name": "digits"}}))
 
     def test_another_data_set_is_prepared_as_the_run_s(self) -> None:

@@ -278,5 +278,5 @@ class TestRuns:
             finish(method=SMALL, train=train)
 
     def test_a_network_without_a_representation_is_refused(self) -> None:
-        with pytest.raises(ExperimentError, match="needs a model of features and a head"):
+        with pytest.raises(ExperimentError, match="needs a model with features and a head"):
             prepare(small_experiment(method=SMALL, model={"name": "test_fedgen:plain"}))

@@ -306,7 +306,7 @@ def test_resumed_it_ends_the_same(reviews: Path, tmp_path: Path) -> None:
         ({"name": "text_cnn"}, "method.name=fedrnl needs model.name=rationale"),
         (
             {"name": "rationale", "shared": True},
-            "two encoders together, and model.shared=true has",
+            "two encoders close, and model.shared=true has",
         ),
         ({"name": "mlp"}, "model.name=mlp takes numbers, and the data are documents; .*rationale"),
     ],

@@ -930,7 +930,7 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
     for name in METHODS:
         content = sections(path, method=name)
         content["partition"] = {"kind": "iid", "clients": 2}
-        with pytest.raises(BadInput, match="learns tasks one after another, and the"):
+        with pytest.raises(BadInput, match="learns sequences of tasks, and the"):
             run(small_experiment(**content), tmp_path)
 
 
@@ -943,7 +943,7 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
         ({"train": {"optimizer": {"name": "adamw"}}}, "trains with Adam"),
         (
             {"train": {"optimizer": {"name": "adam", "weight_decay": 0.1}}},
-            "a weight decay of its own; set .* method.weight_decay",
+            "its own weight decay; set .* method.weight_decay",
         ),
         ({"method": {"top_k": 0}}, "method.top_k: must be greater than or equal to 1"),
         ({"method": {"lam1": -1}}, "method.lam1: must be greater than or equal to 0"),
@@ -1236,5 +1236,5 @@ def test_all_fail_as_they_begin_a_task(path: Path, tmp_path: Path) -> None:
         method={"name": "test_fedseit:NobodysCentres", "top_k": 2},
         train={"on_client_error": "skip"},
     )
-    with pytest.raises(RunError, match="round 3: every client of the cohort failed as it began"):
+    with pytest.raises(RunError, match="round 3: every client of the cohort failed at the start"):
         run(made, tmp_path)

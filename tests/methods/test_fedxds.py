@@ -269,7 +269,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"fraction": 1.5}, "method.fraction: must be less than or equal to 1"),
     ({"epsilon": 0.0, "delta": 1e-5}, "method.epsilon: must be greater than 0"),
     ({"epsilon": 1.0, "delta": 1.0}, "method.delta: must be less than 1"),
-    ({"epsilon": 1.0}, "epsilon and delta belong together"),
+    ({"epsilon": 1.0}, "epsilon and delta must be given together"),
     ({"sigma": 0.1, "epsilon": 1.0, "delta": 0.1}, "give sigma, or epsilon and delta, not both"),
     ({"warmup_rounds": 4}, "leave none of train.rounds=5.* it takes train.rounds=6 or more"),
     ({"attribution": {"name": "lpr"}}, "method.attribution.name: unknown .*did you mean 'lrp'"),

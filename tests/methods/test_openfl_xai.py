@@ -306,13 +306,13 @@ UNIT = {"name": "friedman", "samples": 60, "test_samples": 20}
 BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"method": {"name": "fedavg"}},
-        r"method.name=fedavg learns networks, and model.name=tsk is a rule model; methods for it: "
-        "centralised_rules, local_rules, openfl_xai",
+        r"method.name=fedavg learns networks, and model.name=tsk is a rule model; methods that "
+        "can: centralised_rules, local_rules, openfl_xai",
     ),
     (
         {"model": {"name": "mlp"}},
         r"method.name=openfl_xai learns rule models, and model.name=mlp is a network; methods "
-        "for it: centralised, .*fedavg",
+        "that can: centralised, .*fedavg",
     ),
     (
         {"train": {"rounds": 2}},
@@ -321,16 +321,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"data": {"name": "synthetic"}},
         "method.name=openfl_xai learns regression, and the objective is classification; no method "
-        "learns it",
+        "can",
     ),
     (
         {"data": {"name": "table", "path": "wide.csv", "target": "y"}},
         r"input 'a' is 30 in example \d+; rules are learnt from inputs in \[0, 1\] "
-        r"\(data.scale=minmax scales a table's\)",
+        r"\(data.scale=minmax scales a table\)",
     ),
     (
         {"data": {"name": "drift", "round": 1, "of": UNIT}},
-        r"input 'x\d+' of clients that drift leaves \[0, 1\], and rules are learnt from inputs in "
+        r"input 'x\d+' of drifting clients leaves \[0, 1\], and rules need inputs in "
         r"\[0, 1\]; data.kind=shuffle stays within",
     ),
     (

@@ -503,7 +503,7 @@ def test_both_train_where_algorithms_must_be_deterministic() -> None:
 @pytest.mark.parametrize(
     ("shape", "fields", "message"),
     [
-        ((1, 28, 30), {}, r"patch=4: images of 28×30 .* Sides that fit: 1, 2$"),
+        ((1, 28, 30), {}, r"patch=4: images of 28×30 .* Possible sizes: 1, 2$"),
         (GREY_28, {"patch": 5}, r"patch=5: images of 28×28 .* fit: 1, 2, 4, 7, 14, 28$"),
         (GREY_28, {"patch": 0}, r"patch=0: .* fit: 1, 2, 4"),
         ((784,), {}, r"shape=\(784,\): must be \(C, H, W\)"),

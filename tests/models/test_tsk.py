@@ -424,7 +424,7 @@ def test_rules_without_any_weight_are_merged_plainly() -> None:
 
 
 def test_bases_of_different_features_are_refused() -> None:
-    with pytest.raises(DataError, match="different features and consequents: 1 and 2, 2 and 3"):
+    with pytest.raises(DataError, match="different features or consequents: 1 and 2, 2 and 3"):
         Tsk().merge([base([[0]], [1]), base([[0, 1]], [1])])
 
 
@@ -490,7 +490,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (np.array([[0.1], [1.5]]), np.zeros(2), r"input 'x1' is 1.5 in example 1; .* \[0, 1\]"),
     (np.array([[-0.1]]), np.zeros(1), r"input 'x1' is -0.1 in example 0; .*data.scale=minmax"),
     (np.array([[0.1]]), np.array([np.nan]), r"the target is nan in example 0"),
-    (np.empty((0, 2)), np.empty(0), r"from no example"),
+    (np.empty((0, 2)), np.empty(0), r"without examples"),
     (np.zeros((2, 2, 2)), np.zeros(2), r"a table of inputs .* shapes \(2, 2, 2\) and \(2,\)"),
     (np.zeros((2, 2)), np.zeros(3), r"shapes \(2, 2\) and \(3,\)"),
 ]
@@ -573,12 +573,12 @@ def test_published_files_are_written_as_they_were(tmp_path: Path, published: Rul
     ("name", "array", "message"),
     [
         ("weights", np.zeros(3), r"antecedents \(2, 1\), consequents \(2, 2\) and weights \(3,\)"),
-        ("consequents", np.zeros((2, 3)), r"do not belong together; \(R, F\)"),
-        ("weights", np.array([np.nan, 1]), "no finite numbers"),
+        ("consequents", np.zeros((2, 3)), r"do not fit together; they must be \(R, F\)"),
+        ("weights", np.array([np.nan, 1]), "values that are not finite"),
         ("weights", np.array(["a", "b"]), "holds <U1, not numbers"),
-        ("antecedents", np.array([[0.5], [1]]), "antecedents are indices of three fuzzy sets"),
-        ("antecedents", np.array([[-1], [1]]), "antecedents are indices of three fuzzy sets"),
-        ("antecedents", np.array([[3], [1]]), "antecedents are indices of three fuzzy sets"),
+        ("antecedents", np.array([[0.5], [1]]), "antecedents must be indices of three fuzzy sets"),
+        ("antecedents", np.array([[-1], [1]]), "antecedents must be indices of three fuzzy sets"),
+        ("antecedents", np.array([[3], [1]]), "antecedents must be indices of three fuzzy sets"),
     ],
 )
 def test_files_that_are_no_rule_base(tmp_path: Path, name: str, array: Any, message: str) -> None:

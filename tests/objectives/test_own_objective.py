@@ -63,8 +63,8 @@ def test_methods_that_need_classes_are_refused(method: str) -> None:
         small_experiment(**MULTI_LABEL, method={"name": method})
     told = str(refusal.value)
     assert f"method.name={method} learns classification, and the objective is" in told
-    assert "methods for it: " in told
-    assert "fedavg" in told.partition("methods for it: ")[2]
+    assert "methods that can: " in told
+    assert "fedavg" in told.partition("methods that can: ")[2]
 
 
 def test_stacks_train_it_as_well(finish: Finish) -> None:

@@ -1,4 +1,4 @@
-"""FedWeIT, in parts: the method, what server and clients keep, what is minimised, evaluation."""
+"""FedWeIT: the method, states of server and clients, the objective, evaluation."""
 
 from fedsim.methods.fedweit.compat import Compat
 from fedsim.methods.fedweit.method import FedWeIT, FedWeITState

@@ -13,7 +13,7 @@ from fedsim.models.decomposed import Rest
 from fedsim.models.text import Reader
 from fedsim.registry import Config
 
-BATCH = 64  # documents a batch of the released code's evaluation
+BATCH = 64  # documents per batch in the released code's evaluation
 
 
 class Compat(Config):
@@ -32,22 +32,22 @@ class Compat(Config):
 
 
 def trained(rest: Rest, frozen: bool) -> list[nn.Parameter]:
-    """The parameters that are trained; the others stay as they were drawn."""
+    """The parameters that are trained; the others keep their initial values."""
     return [p for n, p in rest.named_parameters() if not (frozen and n.startswith(rest.untrained))]
 
 
 def digest(rest: Rest, reader: Reader, x: Tensor, frozen: bool) -> Tensor:
-    """`Rest.digest`, or zeros where nothing that others' convolutions find is to be used."""
+    """`Rest.digest`, or zeros if others' convolutions are not used."""
     digested = rest.digest(reader, x)
     return torch.zeros_like(digested) if frozen and not rest.uses_others else digested
 
 
 def first_of_classes(test: Examples, order: Sequence[int], validation: int) -> Examples:
-    """The examples that `Compat.eval` leaves.
+    """The test examples under `Compat.eval`.
 
     Args:
-        order: of the task's classes.
-        validation: how many examples there are for validation.
+        order: order of the task's classes.
+        validation: number of validation examples.
     """
     by_class = torch.cat([(test.y == label).nonzero().flatten() for label in order])
     rows = by_class[: BATCH * max(1, math.ceil(validation / BATCH))]

@@ -1,6 +1,6 @@
 """The knowledge base of the server: the A of every finished task, under the key «client/task».
 
-An A is kept as it travels, sparse; see `sparse`.
+An A is stored in the sparse form in which it is sent; see `sparse`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Choice = tuple[int, int, float]  # client, task, score: an A that is sent to another task
+Choice = tuple[int, int, float]  # client, task and score of an A sent to another task
 
 
 def key(client: int, task: int) -> str:
@@ -34,7 +34,7 @@ def of_task(task: int, knowledge: Collection[str], num_clients: int) -> list[Cho
 def selection(
     knowledge: Mapping[str, Mapping[str, NDArray[Any]]], chosen: Sequence[Choice]
 ) -> dict[str, Any]:
-    """What a client is sent when its task begins: A's, and their scores, which cost nothing."""
+    """What a client receives when its task begins: A's, and their scores (not counted)."""
     return {
         "items": [knowledge[key(c, i)] for c, i, _ in chosen],
         "scores": [score for _, _, score in chosen],
@@ -42,7 +42,7 @@ def selection(
 
 
 def sparse(vector: Tensor) -> dict[str, Tensor]:
-    """A vector as it travels: a bit for each entry, and those that are not zero."""
+    """A vector in sparse form: a bit for each entry, and the non-zero entries."""
     kept = vector != 0
     return {"kept": kept, "values": vector[kept]}
 
@@ -63,15 +63,15 @@ def transfers(
     knowledge: Collection[str],
     labels: Sequence[Sequence[Collection[int]]],
 ) -> list[dict[str, float | int]]:
-    """A row for each A of others that a task has taken: whose, and how much use was made of it.
+    """A row for each A of others that a task has received: its origin and how much it was used.
 
-    `of_best_choice` is over all rows of the task: the classes that it has in common with the
-    tasks that were chosen, as a share of what the most alike of all tasks before would have had.
+    `of_best_choice` is over all rows of the task: the classes that it shares with the chosen
+    tasks, relative to those of the best possible choice among earlier tasks.
 
     Args:
-        client, task: the one that has learnt.
-        chosen: what it was sent.
-        attention: the mean of |α| of each.
+        client, task: the task that was learnt.
+        chosen: what it received.
+        attention: the mean |α| of each.
         knowledge: keys of all tasks that could have been chosen.
         labels: the classes of each client's tasks.
     """

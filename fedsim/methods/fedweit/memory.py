@@ -1,4 +1,4 @@
-"""What a client keeps of the tasks that it has begun."""
+"""A client's kept state: the tasks that it has begun."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class TaskMemory(TypedDict, total=False):
     """`client.state` of FedWeIT: empty before the first task; n tasks have begun.
 
     Keys:
-        task: the task that has begun last.
-        begun: (n) all of them; a client that sat out may have missed some.
+        task: the latest task.
+        begun: (n) all begun tasks; a client that was not sampled may have missed some.
         base: (P,) B, the client's own.
         adaptive: (n, P) A_i.
         masks: (n, rows) m_i, before the sigmoid.
-        before: (n-1, P) θ_i of past tasks when the last one began; none in the first task.
+        before: (n-1, P) θ_i of past tasks when the latest one began; none in the first task.
         rests: (n) the flat weights of each task's `Rest`: biases, α, head.
-        foreign: (n) of (K, P), the A_j of other tasks that each task has taken.
-        lr: the learning rate that the next round starts with.
+        foreign: (n) of (K, P), the A_j of other tasks that each task received.
+        lr: initial learning rate of the next round.
     """
 
     task: int
@@ -47,13 +47,13 @@ def begin(
     foreign: Tensor,
     lr: float,
 ) -> None:
-    """Add a task, with B as it is: past tasks' θ_i are held to what they are now.
+    """Add a task with the current B; past tasks' θ_i are regularised towards their current values.
 
     Args:
         A: (P,) initial values.
-        m: (rows,) likewise.
-        rest: flat weights, likewise.
-        foreign: (K, P) the A_j that the task takes.
+        m: (rows,) initial values.
+        rest: initial flat weights.
+        foreign: (K, P) the A_j that the task received.
     """
     if "task" in memory:
         memory["before"] = thetas(memory, layout)
@@ -68,11 +68,11 @@ def begin(
 
 
 def thetas(memory: TaskMemory, layout: Layout, prune: float | None = None) -> Tensor:
-    """(n, P) θ_i = B ⊙ σ(m_i) + A_i of all tasks; A_i without entries of `prune` and less."""
+    """(n, P) θ_i = B ⊙ σ(m_i) + A_i of all tasks; entries of A_i up to `prune` are set to 0."""
     A = memory["adaptive"] if prune is None else pruned(memory["adaptive"], prune)
     return layout.masked(memory["base"], memory["masks"].sigmoid()) + A
 
 
 def pruned(A: Tensor, threshold: float) -> Tensor:
-    """A without entries whose absolute value is `threshold` or less."""
+    """A with entries of absolute value up to `threshold` set to 0."""
     return A.masked_fill(A.abs() <= threshold, 0)

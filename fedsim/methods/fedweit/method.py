@@ -54,19 +54,19 @@ from fedsim.objectives import Classification
 from fedsim.objectives.slices import mean_over_tasks
 from fedsim.training import FlatModel, Schedule, Train
 
-LEAST_LR = 1e-10  # below, a client does not train on
-LR_FACTOR = 3.0  # by which the learning rate falls
+LEAST_LR = 1e-10  # a client stops training below this
+LR_FACTOR = 3.0  # factor by which the learning rate falls
 
 
 @dataclass(frozen=True)
 class FedWeITState(State):
-    """The server's state beside B (`weights`).
+    """The server's state besides B (`weights`).
 
     Attributes:
         begun: (K,) the latest task that each client has begun; -1 for none.
-        knowledge: A of finished tasks, by «client/task»: which entries are kept, and they.
-        centres: what stands for a task's documents, by «client/task».
-        chosen: what each client was sent in its task under way: client, task, score of each.
+        knowledge: A of finished tasks, by «client/task», in sparse form.
+        centres: centres of a task's documents, by «client/task».
+        chosen: what each client received for its current task: client, task, score of each A.
     """
 
     begun: NDArray[np.int64]
@@ -118,12 +118,12 @@ class FedWeIT(Method[FedWeITState]):
     """
 
     name: str = "fedweit"
-    has_global_model: ClassVar[bool] = False  # every task has a network of its own
+    has_global_model: ClassVar[bool] = False  # every task has its own network
     # Each client's A is sent to others.
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="only", dp_compatible=False
     )
-    start: ClassVar[float] = 1 / 3  # A_t begins as this share of B
+    start: ClassVar[float] = 1 / 3  # A_t is initialised to this share of B
     rest: ClassVar[type[Rest]] = Rest
     lam1: float = Field(1e-3, ge=0)
     lam2: float = Field(1.0, ge=0)
@@ -135,13 +135,13 @@ class FedWeIT(Method[FedWeITState]):
     def check(self, train: Train) -> None:
         if train.optimizer.name != "adam" or train.optimizer.weight_decay:
             raise ExperimentError(
-                f"method.name={self.name} trains with Adam and a weight decay of its own; set "
-                "train.optimizer.name=adam, and method.weight_decay"
+                f"method.name={self.name} trains with Adam and has its own weight decay; set "
+                "train.optimizer.name=adam, and use method.weight_decay"
             )
         if train.lr_decay != 1 or train.schedule != Schedule() or train.clip_norm is not None:
             raise ExperimentError(
-                f"method.name={self.name} has a rule of its own for the learning rate, and clips "
-                "no gradients: leave out train.lr_decay, train.schedule and train.clip_norm"
+                f"method.name={self.name} has its own learning rate schedule, and does not clip "
+                "gradients: leave out train.lr_decay, train.schedule and train.clip_norm"
             )
         if train.local_steps is not None:
             raise ExperimentError(
@@ -153,8 +153,8 @@ class FedWeIT(Method[FedWeITState]):
         super().check_fit(problem)
         if problem.objective is not None and problem.objective.further:
             raise ExperimentError(
-                f"evaluate.metrics: method.name={self.name} scores tasks by loss and accuracy "
-                "alone; leave it out"
+                f"evaluate.metrics: method.name={self.name} scores tasks only by loss and "
+                "accuracy; leave it out"
             )
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
@@ -177,7 +177,9 @@ class FedWeIT(Method[FedWeITState]):
         new = [k for k in new if k not in failed]
         cohort = np.setdiff1d(cohort, failed)
         if not len(cohort):
-            raise RunError(f"round {t}: every client of the cohort failed as it began its task")
+            raise RunError(
+                f"round {t}: every client of the cohort failed at the start of its task"
+            )
         parts = {k: selection(state.knowledge, state.chosen[str(k)]) for k in new}
         mean = fed.mean(self.local_update, cohort, base=state.weights, foreign=PerClient(parts))
         begun = state.begun.copy()
@@ -186,16 +188,16 @@ class FedWeIT(Method[FedWeITState]):
         return self.collect(fed, state) if ends_task(fed, t) else state
 
     def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
-        """Whose A's clients get that begin their task: those of all clients' last one."""
+        """The A's for clients that begin a task: those of all clients' last task."""
         last = of_task(fed.splits.task - 1, state.knowledge, fed.num_clients)
         return replace(state, chosen={**state.chosen, **{str(k): last for k in new}})
 
     def slots(self, num_clients: int) -> int:
-        """K, how many A's of other tasks a task can take."""
+        """K, the maximum number of A's of other tasks that a task receives."""
         return num_clients
 
     def collect(self, fed: Federation, state: FedWeITState) -> FedWeITState:
-        """The A's of the task that ends; and on record, who has learnt from whom."""
+        """Collect the A's of the task that ends, and record transfers."""
         assert fed.splits.sequence is not None
         task, labels = fed.splits.task, fed.splits.sequence.labels
         who = np.flatnonzero(state.begun == task)
@@ -214,7 +216,7 @@ class FedWeIT(Method[FedWeITState]):
         fed.log(**mean_over_tasks(fed.recorded("tasks")))
 
     def evaluate_clients(self, fed: Federation, state: FedWeITState) -> None:
-        """Nothing more: all that is evaluated are clients' own models."""
+        """Does nothing: only clients' own models are evaluated."""
 
     def global_model(self, fed: Federation, state: FedWeITState) -> Mapping[str, NDArray[Any]]:
         return {"base": state.weights}
@@ -225,7 +227,7 @@ class FedWeIT(Method[FedWeITState]):
     def local_update(
         self, client: Client, base: Tensor, foreign: Mapping[str, Any] | None
     ) -> Update:
-        """(client) B after training; all else stays.
+        """(client) B after training.
 
         Args:
             foreign: its `selection`, if its task begins.
@@ -240,7 +242,7 @@ class FedWeIT(Method[FedWeITState]):
         return Update(weights=memory["base"])
 
     def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any]) -> None:
-        """(client) A, m and all that a task has to itself, anew; what past θ_i are held to."""
+        """(client) Initialise A, m and the task's own parameters, and fix targets of past θ_i."""
         network, rest = self.network(client, client.splits.task)
         items = foreign["items"]
         others = torch.zeros_like(rest.foreign)
@@ -263,10 +265,10 @@ class FedWeIT(Method[FedWeITState]):
         )
 
     def start_attention(self, rest: Rest, scores: Sequence[float]) -> None:
-        """Initial α; those that were drawn, here."""
+        """Initial α; here the random ones."""
 
     def learn(self, client: Client) -> None:
-        """(client) Train B, all A_i and m_i, and what belongs to the task under way."""
+        """(client) Train B, all A_i and m_i, and the current task's own parameters."""
         memory, train = memory_of(client), client.settings
         network, rest = self.loaded(client, -1)
         reader, past = text_features(client.model).reader, memory.get("before")
@@ -323,14 +325,14 @@ class FedWeIT(Method[FedWeITState]):
         past: Tensor | None,
         prune: bool = False,
     ) -> Tensor:
-        """Eq. 5, as the class has it, on documents of the last of n tasks, t.
+        """Eq. 5, as in the class's docstring, on documents of t, the last of n tasks.
 
         Args:
             B: (P,).
             A: (n, P).
             m: (n, rows), before the sigmoid.
             past: (n-1, P) θ_i of tasks i < t when t began; None if t is the first.
-            prune: read documents as predictions do, without small entries of A_t.
+            prune: as in predictions, without small entries of A_t.
         """
         layout, W, A_t, gates = rest.layout, rest.dense, A[-1], m.sigmoid()
         gate = gates[-1].detach() if self.compat.frozen else gates[-1]
@@ -348,7 +350,7 @@ class FedWeIT(Method[FedWeITState]):
 
     @client_function("adaptive")
     def adaptive(self, client: Client) -> dict[str, Any]:
-        """(client) A of the task under way without small entries; and α's, which are not sent."""
+        """(client) A of the current task without small entries, and α's (not sent)."""
         _, rest = self.loaded(client, -1)
         A = pruned(memory_of(client)["adaptive"][-1], self.lam1)
         alpha = rest.attention.detach().abs().mean(dim=1).tolist()
@@ -362,7 +364,7 @@ class FedWeIT(Method[FedWeITState]):
 
     @client_function("test_tasks")
     def test_tasks(self, client: Client) -> None:
-        """(client) Score all tasks that it has begun, on the test examples of their classes."""
+        """(client) Score all begun tasks on the test examples of their classes."""
         reader, theta = text_features(client.model).reader, self.thetas(client)
         for i, task in enumerate(memory_of(client)["begun"]):
             _, rest = self.loaded(client, i)
@@ -379,7 +381,7 @@ class FedWeIT(Method[FedWeITState]):
         return False
 
     def own_model(self, client: Client) -> TaskNetwork | None:
-        """(client) Its network for the task that it has begun last."""
+        """(client) Its network for its latest task."""
         begun = memory_of(client).get("begun")
         if not begun:
             return None
@@ -391,16 +393,16 @@ class FedWeIT(Method[FedWeITState]):
     # -- networks ------------------------------------------------------------------------------
 
     def layout(self, features: TextFeatures, slots: int) -> Layout:
-        """Where B, A and θ have what."""
+        """The layout of B, A and θ."""
         return Layout.of(features)
 
     def build(self, features: TextFeatures, slots: int, labels: int) -> Rest:
-        """The network of what a task of so many classes has to itself."""
+        """The network of a task's own parameters, for a number of classes."""
         layout, hidden = self.layout(features, slots), features.dense.out_features
         return self.rest(layout, slots, labels, features.dropout.p, hidden)
 
     def network(self, client: Client, task: int) -> tuple[FlatModel, Rest]:
-        """(client) That of one of its tasks, with whatever weights were left in it."""
+        """(client) The network of one of its tasks, with arbitrary weights."""
         labels, slots = len(labels_of(client, task)), self.slots(len(sequence_of(client).labels))
         build = partial(self.build, text_features(client.model), slots, labels)
         network = client.network(f"rest of {labels}", build)
@@ -408,7 +410,7 @@ class FedWeIT(Method[FedWeITState]):
         return network, network.module
 
     def loaded(self, client: Client, i: int) -> tuple[FlatModel, Rest]:
-        """(client) That of the i-th task that it has begun, with its weights and others' A's."""
+        """(client) The network of its i-th task, with its weights and others' A's."""
         memory = memory_of(client)
         network, rest = self.network(client, memory["begun"][i])
         network.load(memory["rests"][i])
@@ -416,7 +418,7 @@ class FedWeIT(Method[FedWeITState]):
         return network, rest
 
     def thetas(self, client: Client) -> Tensor:
-        """(client) (n, P) θ_i of its tasks, as predictions take them: A_i pruned."""
+        """(client) (n, P) θ_i of its tasks as used in predictions, with pruned A_i."""
         slots = self.slots(len(sequence_of(client).labels))
         layout = self.layout(text_features(client.model), slots)
         return thetas(memory_of(client), layout, prune=self.lam1)
@@ -429,12 +431,12 @@ def ends_task(fed: Federation, t: int) -> bool:
 
 
 def memory_of(client: Client) -> TaskMemory:
-    """The client's state, whose keys are those of a `TaskMemory`."""
+    """The client's state as a `TaskMemory`."""
     return cast(TaskMemory, client.state)
 
 
 def text_features(model: FlatModel) -> TextFeatures:
-    """The features of a network that was found to be a `TextCnn`."""
+    """The features of a network that is a `TextCnn` (checked before the run)."""
     features = model.module.get_submodule("features")
     assert isinstance(features, TextFeatures)
     return features

@@ -1,7 +1,7 @@
 """The terms of Eq. 5 (Yoon et al. 2021), and when the learning rate falls.
 
-W stands for the weights of a task's own dense layers (`Rest.dense`): none of FedWeIT, W_f and W_c
-of FedSeIT.
+W are the weights of a task's own dense layers (`Rest.dense`): none in FedWeIT, W_f and W_c in
+FedSeIT.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def sparsity(A: Tensor, W: Sequence[Tensor]) -> Tensor:
 
 
 def decay(B: Tensor, A: Tensor, m: Tensor, W: Sequence[Tensor]) -> Tensor:
-    """‖m_t‖² + ‖A_t‖² + ‖W‖², t the last task; and ‖B‖² if it is the first as well.
+    """‖m_t‖² + ‖A_t‖² + ‖W‖², t the last task; plus ‖B‖² if it is the first.
 
     Args:
         B: (P,).
@@ -39,17 +39,17 @@ def drift(layout: Layout, B: Tensor, A: Tensor, gates: Tensor, before: Tensor) -
         B: (P,).
         A: (n-1, P).
         gates: (n-1, rows) σ(m_i).
-        before: (n-1, P) θ_i when the task under way began.
+        before: (n-1, P) θ_i when the current task began.
     """
     return (layout.masked(B, gates) + A - before).square().sum()
 
 
 @dataclass
 class Plateau:
-    """Whether a loss has not fallen below its least for `patience` epochs in a row.
+    """Detects that a loss has not improved for `patience` epochs in a row.
 
-    Unlike PyTorch's `ReduceLROnPlateau`, any smaller loss counts, and waiting begins anew after
-    `patience` epochs, not after one more.
+    Unlike PyTorch's `ReduceLROnPlateau`, any smaller loss counts as improvement, and counting
+    restarts after `patience` epochs, not after one more.
     """
 
     patience: int
@@ -57,7 +57,7 @@ class Plateau:
     waited: int = 0
 
     def reached(self, loss: float) -> bool:
-        """Take the loss of one more epoch."""
+        """Add the loss of an epoch."""
         self.waited = 0 if loss < self.least else self.waited + 1
         self.least = min(self.least, loss)
         if self.waited < self.patience:

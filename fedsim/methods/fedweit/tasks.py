@@ -1,4 +1,4 @@
-"""A task's documents, and what its network makes of them."""
+"""A task's documents, its network and evaluation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedsim.methods.fedweit.compat import digest
 from fedsim.models.decomposed import Rest
 from fedsim.models.text import Reader
 
-BATCH = 100  # documents, in evaluation
+BATCH = 100  # documents at once, in evaluation
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents (n, L), their classes (n,) within the task, and what was digested of them."""
+    """Documents (n, L), their classes (n,) within the task, and results of `Rest.digest`."""
 
     x: Tensor
     y: Tensor
@@ -53,15 +53,15 @@ def evaluate(
     labels: tuple[int, ...],
     frozen: bool,
 ) -> dict[str, float]:
-    """Mean loss, and accuracy, on the test examples of a task, among its classes.
+    """Mean loss and accuracy on a task's test examples, among its classes.
 
     Args:
-        rest: with the task's weights.
+        rest: the task's own parameters.
         theta: (P,) B ⊙ σ(m) + A.
-        labels, frozen: as of `read_documents`.
+        labels, frozen: see `read_documents`.
     """
     rest.eval()
-    # Documents of about the same length together, so that little is padding.
+    # Sorted by length, to minimise padding.
     order = (test.x != 0).sum(dim=1).argsort(stable=True)
     loss, right = 0.0, 0
     for rows in torch.split(order, BATCH):
@@ -77,8 +77,8 @@ class TaskNetwork(nn.Module):
     """A client's network for one task: documents (B, L) to logits (B, C), −∞ for other classes.
 
     Args:
-        rest: what is the task's own.
-        reader: of words.
+        rest: the task's own parameters.
+        reader: reads words.
         theta: (P,) B ⊙ σ(m) + A.
         labels: the task's classes.
         classes: C.
