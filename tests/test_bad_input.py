@@ -176,7 +176,8 @@ def write_experiment(line: int, text: str) -> None:
         (
             3,
             "partition: {kind: file, path: a.json, server_fraction: 0.1}",
-            "partition: a file assigns all examples; server_fraction must be 0 and train_fraction 1",
+            "partition: a file assigns all examples; server_fraction must be 0 and train_fraction "
+            "1",
         ),
         (4, "model: {name: mlp, hidden: [4, 0]}", "small.yaml:4: model.hidden.1: must be greater"),
         (1, "name: a/b", "small.yaml:1: name: "),

@@ -136,12 +136,14 @@ class TestEveryKind:
         (
             "dirichlet",
             "target",
-            "partition.kind=dirichlet divides examples by class, and the target here is a number; use quantile, iid, quantity or natural",
+            "partition.kind=dirichlet divides examples by class, and the target here is a "
+            "number; use quantile, iid, quantity or natural",
         ),
         (
             "pathological",
             "target",
-            "partition.kind=pathological divides examples by class, and the target here is a number; use quantile, iid, quantity or natural",
+            "partition.kind=pathological divides examples by class, and the target here is a "
+            "number; use quantile, iid, quantity or natural",
         ),
         (
             "quantile",

@@ -209,7 +209,8 @@ def test_a_folder_of_npy_files(tmp_path: Path) -> None:
     [
         (
             lambda p: np.savez_compressed(p, x=pixels(), y=labels()),
-            "a.npz: 'x' is compressed and cannot be read in place; use numpy.savez, which does not compress",
+            "a.npz: 'x' is compressed and cannot be read in place; use numpy.savez, which does "
+            "not compress",
         ),
         (
             lambda p: np.savez(p, x=np.asfortranarray(rng.random((4, 3))), y=labels(4)),
