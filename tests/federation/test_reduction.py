@@ -200,5 +200,5 @@ class TestOwn:
             finish(method={"name": "own_components:Broken"}, train={"rounds": 1})
 
     def test_privacy_does_not_cover_it(self) -> None:
-        with pytest.raises(ExperimentError, match="sends more than sums"):
+        with pytest.raises(ExperimentError, match="sends more than updates"):
             small_experiment(method=self.METHOD, privacy={"clip": 1.0, "noise_multiplier": 1.0})
