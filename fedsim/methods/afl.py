@@ -56,6 +56,7 @@ class AFL(Method[AFLState]):
 
     name: str = "afl"
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    averages: ClassVar[bool] = False
     mixture_lr: float = Field(0.01, ge=0)
 
     def init(self, fed: Federation) -> AFLState:

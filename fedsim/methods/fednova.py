@@ -30,11 +30,13 @@ class FedNova(Method[State]):
     momentum, more with momentum (`fedsim.methods.scaffold.steps_worth`). p_k = n_k/Σn is the share
     of samples in the cohort, and τ_eff = Σ_k p_k·‖a_k‖₁, as in the paper's experiments. If all
     clients make the same number of steps, this is FedAvg. Batch norm's statistics are averaged.
-    Clients send ‖a_k‖₁ along with Δ_k. τ_eff is the column `tau_eff` of the rounds.
+    Clients send ‖a_k‖₁ along with Δ_k, so robust aggregation does not apply. τ_eff is the column
+    `tau_eff` of the rounds.
     """
 
     name: str = "fednova"
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    averages: ClassVar[bool] = False
 
     def check(self, train: Train) -> None:
         if train.optimizer.name != "sgd":

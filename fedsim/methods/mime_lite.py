@@ -66,10 +66,10 @@ class MimeLite(Method[MimeLiteState]):
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, momentum: Tensor) -> Update:
         """(client) y_k and ∇f_k(x)."""
-        client.examples += client.num_samples  # of the gradient below: it takes time, too
+        # First, so that a deadline leaves the local steps what time is left.
+        at_x, _ = gradient(client, weights, client.data)
+        decay = client.settings.optimizer.weight_decay
         # η·((1 − β)·g + β·m) = (1 − β)·η·(g + β/(1 − β)·m)
         client.lr *= 1 - self.beta
         trained = client.train(weights, linear=self.beta / (1 - self.beta) * momentum)
-        at_x, _ = gradient(client, weights, client.data)
-        decay = client.settings.optimizer.weight_decay
         return Update(weights=trained, gradient=at_x + decay * client.parameters(weights))
