@@ -735,7 +735,9 @@ class Federation:
             outcome.partial.forget()
         try:
             to_all = {
-                n: a for n, a in arguments.items() if not isinstance(a, NotCounted | PerClient)
+                name: a.value if isinstance(a, NotCounted) else a
+                for name, a in arguments.items()
+                if not isinstance(a, PerClient)
             }
             return outcome.partial.result(to_all, outcome.failures)
         except NothingToReduce as nothing:

@@ -15,7 +15,7 @@ from experiments import federation, small_experiment
 from fedsim import Experiment, Federation, Run, Update
 from fedsim.aggregators import aggregators
 from fedsim.errors import BadInput, ClientError, NobodyAnswers, RunError
-from fedsim.federation import LocalEngine, Mean, RobustAggregation
+from fedsim.federation import LocalEngine, Mean, NotCounted, RobustAggregation
 from fedsim.federation.reduction import TooFewUpdates
 from fedsim.federation.robust import GatheredMean
 from fedsim.methods import Method, methods
@@ -116,6 +116,16 @@ class TestMean:
         assert len(plain) > P
         assert np.array_equal(plain[P:], forged[P:])
         assert not np.allclose(plain[:P], forged[:P])
+
+    def test_changes_refer_to_what_was_sent_also_if_it_is_not_counted(self) -> None:
+        made = small_experiment(adversaries=FLIPS)
+        fed = federation(made)
+        fed.begin_round(1)
+        update, weights = made.method.local_update, fed.initial_weights()  # type: ignore[attr-defined]
+        counted, not_counted = (
+            fed.mean(update, range(10), weights=sent) for sent in (weights, NotCounted(weights))
+        )
+        assert np.array_equal(counted.weights, not_counted.weights)
 
     def test_each_mean_of_a_round_has_noise_of_its_own(self) -> None:
         made = small_experiment(adversaries={"share": 0.2, "attack": {"name": "gaussian"}})
