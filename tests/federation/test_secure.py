@@ -274,7 +274,10 @@ def test_what_a_method_may_not_do(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        (with_method("feddf"), "method.name=feddf sends more than updates to be averaged, .* secure_aggregation"),
+        (
+            with_method("feddf"),
+            "method.name=feddf sends more than updates to be averaged, .* secure_aggregation",
+        ),
         (
             {"privacy": {"clip": 1, "noise_multiplier": 1}},
             "secure_aggregation: the clipping of `privacy` needs the clients' updates; leave out",

@@ -299,7 +299,10 @@ def test_a_psi_of_one_leaves_the_embedding_as_it_was(finish: Finish) -> None:
             {"method": {"xfed": {"images": 30}}},
             "method.xfed.perplexity=30: must be below the number of images that are embedded, 30",
         ),
-        ({"privacy": {"clip": 1, "noise_multiplier": 1}}, "method.name=xpfl sends more than updates"),
+        (
+            {"privacy": {"clip": 1, "noise_multiplier": 1}},
+            "method.name=xpfl sends more than updates",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(
