@@ -1,4 +1,4 @@
-"""Continue a finished run for more rounds, as a run of its own."""
+"""Continue a finished run for more rounds, as a new run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def extend(
 ) -> Run:
     """Continue a finished run for more rounds.
 
-    The result is a new run with a hash of its own, whose tables begin with the rounds of the old
-    one; `manifest["continues"]` says which that is. Its weights are those of a run that was as
-    long from the start, unless learning rates depend on the number of rounds (`train.schedule`).
+    The result is a new run with its own hash, whose tables begin with the rounds of the old one;
+    `manifest["continues"]` says which that is. Its weights are those of a run that was as long
+    from the start, unless learning rates depend on the number of rounds (`train.schedule`).
 
     Args:
         run: the finished run, or its folder.
@@ -68,8 +68,7 @@ def extend(
     dataset, splits, spec = prepare(experiment)
     if splits.sequence is not None:
         raise ExperimentError(
-            "clients that learn tasks one after another divide all rounds among them; start a new "
-            "run instead"
+            "sequences of tasks are divided among all rounds; start a new run instead"
         )
     same_data(old, dataset, splits)
 
@@ -80,10 +79,10 @@ def extend(
 
 
 def _check(before: Experiment, experiment: Experiment, done: int) -> None:
-    """Reject what earlier rounds would not have been the same with.
+    """Reject changes with which earlier rounds would have been different.
 
     Raises:
-        ExperimentError: something else than `CHANGEABLE` changes, or no round is left.
+        ExperimentError: anything but `CHANGEABLE` changes, or there are no further rounds.
     """
     known, wanted = (_fixed(each.model_dump(mode="json")) for each in (before, experiment))
     for key in known:
@@ -111,7 +110,7 @@ def _fixed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
-    """Give a new run's folder the tables and the last checkpoint, after round t, of another."""
+    """Copy tables and the last checkpoint, after round t, to a new run's folder."""
     chains = {}
     for name in TABLES:
         source = old.path / f"{name}.parquet"
@@ -127,7 +126,7 @@ def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
         shutil.copyfile(path, weights / "clients" / path.name)
     content = read_tree(first)
     content["progress"]["tables"] = chains
-    content["progress"]["ledger"].pop("best", None)  # early stopping begins anew
+    content["progress"]["ledger"].pop("best", None)  # early stopping starts again
     write_tree(weights / first.name, content)
     about = old.manifest
     new.update(

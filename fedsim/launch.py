@@ -41,8 +41,8 @@ from fedsim.results.manifest import is_at
 from fedsim.results.run import Run
 from fedsim.simulate import Progress, simulate
 
-PATIENCE = 60.0  # seconds without an event after which the user is told what is free
-MAX_DRIVER_DEATHS = 3  # in a row, without getting further between them
+PATIENCE = 60.0  # seconds without an event before the user is notified
+MAX_DRIVER_DEATHS = 3  # in a row, without progress between them
 
 
 def run(
@@ -90,7 +90,7 @@ def begin(
     on_start: Callable[[Run], None],
     fill: Callable[[RunFolder], None] = lambda _: None,
 ) -> Run:
-    """Make the folder of a run that is prepared, fill it, and carry the run out; see `run`."""
+    """Create the folder of a prepared run, and carry out the run; see `run`."""
     check_disk(experiment, spec, Path(out))
     with (
         RunProgress(progress) as shown,
@@ -118,7 +118,7 @@ def resume(
         RunError: the run failed again.
     """
     with RunFolder.open(path).alone(), RunProgress(progress) as shown:
-        folder = RunFolder.open(path)  # as whoever held it has left it
+        folder = RunFolder.open(path)  # after any other process has released it
         if folder.manifest["status"] == "finished" and not folder.damage():
             raise RunFolderError(f"{folder.path}: the run is finished; there is nothing to resume")
         for line in folder.repaired:
@@ -130,8 +130,8 @@ def resume(
             changed = folder.rounds_otherwise()
             if changed:
                 shown(
-                    f"the run began elsewhere ({changed}): rounds from here on may be rounded "
-                    "otherwise, and the hash be another"
+                    f"the run began on another system ({changed}): further rounds may round "
+                    "differently and change the hash"
                 )
             return _carry_out(folder, dataset, splits, spec, actors, shown)
 
@@ -149,10 +149,10 @@ def drive(
     data: Any,
     on_progress: Callable[[Progress], None],
 ) -> Run:
-    """Carry out the run at `path`, or go on with it; this process is its driver.
+    """Carry out or continue the run at `path`, with this process as its driver.
 
     Args:
-        actors: how many client actors to make.
+        actors: number of client actors.
         data: a Ray reference of the data set as loaded.
 
     Raises:
@@ -166,11 +166,11 @@ def drive(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(f"{path}: cannot be made: {error}") from error
-    # A process that was lost may not have ended yet, and another trial may be the same run.
+    # A lost process may still be running, and another trial may have the same run.
     with alone(path):
         if is_at(path):
             folder = RunFolder.open(path)
-            folder.trust()  # the experiment was handed over with it; it may have begun elsewhere
+            folder.trust()  # its experiment came with the call
             same_data(folder, dataset, splits)
         else:
             about = facts(dataset, splits, experiment)
@@ -180,24 +180,24 @@ def drive(
         if experiment.engine.kind == "local":
             events = _locally(folder, dataset, splits, spec)
         else:
-            # The source may have made something else of them for these clients.
+            # The source may have changed them for these clients.
             reference = data if dataset is loaded else ray.put(dataset)
             events = _with_actors(folder, spec, actors, [reference, ray.put(splits)])
         return _carry_through(folder, events, actors, on_progress)
 
 
 def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
-    """Refuse a run whose checkpoints would not fit the disk.
+    """Reject a run whose checkpoints would not fit on the disk.
 
     Raises:
-        ExperimentError: they would not; what clients keep is not even counted.
+        ExperimentError: they would not, even without clients' states.
     """
     each, rounds = 4.0 * spec.size, experiment.train.rounds
     every, keep = experiment.checkpoint.every, experiment.checkpoint.keep
     count = 1 + (rounds // every if keep == "all" and every else min(rounds, 2))
     there = next(path for path in (out, *out.absolute().parents) if path.exists())
     total, _, free = shutil.disk_usage(there)
-    if count * each > free and total:  # what has no size at all says itself what is wrong
+    if count * each > free and total:  # a missing disk is reported elsewhere
         raise ExperimentError(
             f"checkpoint: {count} times the weights, {each / 1e9:.3g} GB each, are "
             f"{count * each / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free below {there}; raise "
@@ -208,7 +208,7 @@ def check_disk(experiment: Experiment, spec: RunSpec, out: Path) -> None:
 def _planned(
     experiment: Experiment, splits: ClientSplits, spec: RunSpec, tell: Callable[[str], None]
 ) -> AbstractContextManager[int]:
-    """How many client actors the run gets; see `planned_actors`."""
+    """The number of client actors of the run; see `planned_actors`."""
     engine = experiment.engine
     cohort = cohort_size(experiment.train.participation, len(splits))
     each = spec.worker_bytes(engine.clients_per_step)
@@ -216,7 +216,7 @@ def _planned(
 
 
 def same_data(folder: RunFolder, dataset: Dataset, splits: ClientSplits) -> None:
-    """Refuse data that are not those which the run started with.
+    """Reject data that changed since the run started.
 
     Raises:
         RunFolderError: they changed.
@@ -247,24 +247,24 @@ def _carry_through(
     actors: int,
     on_progress: Callable[[Progress], None],
 ) -> Run:
-    """Follow a run to its end, and note in its folder how it ended."""
+    """Follow a run to its end, and record its end in its folder."""
     started = time.monotonic()
     before = folder.manifest.get("wall_seconds", 0.0)
 
     def end(status: str, error: str | None = None) -> None:
-        # Opened anew, because the driver has written its part of the manifest.
+        # Opened again, because the driver has written to the manifest.
         wall_seconds = before + time.monotonic() - started
         RunFolder.open(folder.path).update(status=status, error=error, wall_seconds=wall_seconds)
 
     folder.update(status="running", actors=actors, error=None)
     try:
-        with closing(events):  # which ends the driver, however we leave
+        with closing(events):  # ends the driver in any case
             for event in events:
                 on_progress(event)
     except BaseException as error:
-        if isinstance(error, SystemExit):  # of a trial that is stopped; who stops it notes that
+        if isinstance(error, SystemExit):  # a stopped trial, which is recorded elsewhere
             raise
-        # The folder itself may be what broke; that must not hide why.
+        # If the folder itself is damaged, this must not hide the cause.
         with suppress(RunError, RunFolderError):
             interrupted = isinstance(error, KeyboardInterrupt | GeneratorExit)
             end("interrupted" if interrupted else "failed", None if interrupted else str(error))
@@ -283,7 +283,7 @@ def _locally(
 class Driver:
     """The actor that carries out a run: server state, rounds, checkpoints, records.
 
-    It may die. Whoever launched it makes another, which goes on from the last checkpoint.
+    If it dies, its launcher starts another one, which continues from the last checkpoint.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class Driver:
         variables: Mapping[str, str],
     ) -> None:
         search_here_last()
-        # The data comes as references in a list, so that they can be passed on as such.
+        # References in a list are not resolved by Ray and can be passed on.
         self._path, self._setup, self._actors, self._data = path, spec, actors, data
         os.environ.update(variables)
 
@@ -313,7 +313,7 @@ def _with_actors(
 
     from fedsim.federation.ray_engine import RayEngine
 
-    # The server trains with as many threads as a client actor, as the local engine does.
+    # The server uses as many threads as a client actor, like the local engine.
     limit_threads(folder.experiment.engine.cpus_per_actor)
     dataset, splits = ray.get(data)
     engine = RayEngine(folder.experiment.engine, actors, len(splits), spec, *data)
@@ -358,22 +358,21 @@ def _on_ray(
                 raise RunError(f"the driver cannot start: {error}") from error
             if node_is_lost():
                 raise RunError(
-                    "Ray's own process on this machine, the raylet, was lost: killed, or out of "
-                    "memory?"
+                    "Ray's raylet process on this machine was lost (killed, or out of memory?)"
                 ) from error
             deaths += 1
             if deaths == MAX_DRIVER_DEATHS:
                 raise RunError(
-                    f"the driver died {deaths} times in a row, without getting further (out of "
-                    f"memory?): {first_line(error)}"
+                    f"the driver died {deaths} times in a row without progress (out of memory?): "
+                    f"{first_line(error)}"
                 ) from error
-            yield "the driver was lost; a new one goes on from the last checkpoint"
+            yield "the driver was lost; a new one continues from the last checkpoint"
         finally:
             ray.kill(driver)
 
 
 def _silence(folder: RunFolder, driver: Any) -> str:
-    """What to tell when nothing was heard of the driver for a while: what is pending, and why."""
+    """A line about pending work after a while without news of the driver."""
     table = actor_table()
     me = table.get(actor_id(driver))
     if me is None or me["State"] != "ALIVE":
@@ -385,7 +384,7 @@ def _silence(folder: RunFolder, driver: Any) -> str:
             if actor["OwnerAddress"] == me["Address"] and actor["State"] != "DEAD"
         ]
         why = starting(mine, folder.experiment.engine) or (
-            f"the driver and {len(mine)} client actors are at work"
+            f"the driver and {len(mine)} client actors are running"
         )
     return (
         f"no round has ended for {PATIENCE:.0f} s: {why}; {folder.path / 'log.txt'} may say more"
@@ -406,7 +405,7 @@ def _log_file(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except Exception:
-        root.exception("the run broke off")
+        root.exception("the run was interrupted")
         raise
     finally:
         root.removeHandler(handler)
@@ -416,7 +415,7 @@ def _log_file(folder: RunFolder) -> Iterator[None]:
 def _logged(
     folder: RunFolder, spec: RunSpec, dataset: Dataset, splits: ClientSplits, engine: Engine
 ) -> Generator[Progress]:
-    """`simulate` on an engine, which is closed at the end, with a log of what it tells."""
+    """`simulate` on an engine, which is closed at the end, with a log of its events."""
     log = logging.getLogger(__name__)
     try:
         with _log_file(folder):

@@ -1,4 +1,4 @@
-"""Progress of runs, grids and searches that are called from Python: a bar where somebody watches.
+"""Progress bars for runs, grids and searches started from Python.
 
 In a terminal it is rich's, on stderr. In a notebook it is an HTML element that is updated in
 place: rich and tqdm would need ipywidgets there. Elsewhere nothing is shown.
@@ -25,16 +25,16 @@ from fedsim.results.run import Run
 from fedsim.results.summary import digits
 from fedsim.words import duration, size
 
-PAUSE = 0.1  # seconds between two updates of a notebook's bar, at least
+PAUSE = 0.1  # minimum seconds between updates of a notebook's bar
 
-E = TypeVar("E")  # what is told
+E = TypeVar("E")  # event
 
 
 class RoundLine:
-    """What a person wants to know of a round, in a line: score, traffic, speed.
+    """A round in one line: score, traffic, speed.
 
     Args:
-        run: whose rounds they are.
+        run: the run of the rounds.
     """
 
     def __init__(self, run: Run) -> None:
@@ -43,7 +43,7 @@ class RoundLine:
 
     @cached_property
     def _metric(self) -> Metric:
-        # Loaded anew, because the driver has written its part of the manifest.
+        # Loaded again, because the driver has written to the manifest.
         return Run.open(self._run.path).primary_metric
 
     def __call__(self, row: dict[str, Any]) -> str:
@@ -64,20 +64,20 @@ class RoundLine:
 
 class _Bar(Protocol):
     def update(self, done: int, total: int, text: str) -> None:
-        """Show that so much of the total is done."""
+        """Show the progress."""
 
     def note(self, line: str) -> None:
-        """Show a line beside the bar."""
+        """Show a line next to the bar."""
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Finish the bar."""
 
 
 class _Shown(Generic[E]):
-    """Something that goes on, as its caller wants to see it.
+    """Base class of progress displays.
 
     Args:
-        progress: True for a bar, False for nothing, or a function to call with all that is told.
+        progress: True for a bar, False for nothing, or a function that is called with every event.
     """
 
     def __init__(self, progress: bool | Callable[[E], None]) -> None:
@@ -107,10 +107,10 @@ class _Shown(Generic[E]):
 
 
 class RunProgress(_Shown[dict[str, Any] | str]):
-    """A run that goes on; see `fedsim.run`."""
+    """Progress of a run; see `fedsim.run`."""
 
     def start(self, run: Run) -> None:
-        """Say which run it is, before its first round."""
+        """Set the run, before its first round."""
         self._rounds, self._line = run.experiment.train.rounds, RoundLine(run)
         if self._bar:
             self._bar.update(0, self._rounds, "starting")
@@ -123,7 +123,7 @@ class RunProgress(_Shown[dict[str, Any] | str]):
 
 
 class LineProgress(_Shown[str]):
-    """Something that tells lines: «[3/12] …» of each step that ends, and others beside the bar."""
+    """Progress in lines: «[3/12] …» for each finished step, and others next to the bar."""
 
     def _show(self, bar: _Bar, event: str) -> None:
         ended = re.match(r"\[(\d+)/(\d+)\] ", event)

@@ -1,4 +1,4 @@
-"""What a run puts on record: the rows of its rounds, and the hashes of data and results."""
+"""The records of a run: the rows of its rounds, and the hashes of data and results."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from fedsim.objectives import VALIDATION, Metric
 from fedsim.objectives.slices import slices_of
 from fedsim.registry import nearest
 
-TESTED = ("client", "worst_client")  # what clients' scores are summarised as
-# Columns that are not the same each time: times, and tracebacks, which name places.
+TESTED = ("client", "worst_client")  # prefixes of summaries of clients' scores
+# Columns that vary between runs: times, and tracebacks, which contain paths.
 VARYING = frozenset({"seconds", "explain_seconds", "error"})
 
 
 def new_ledger() -> dict[str, Any]:
-    """What is carried from round to round beside the state, and saved with it.
+    """A new ledger: data carried from round to round besides the state, and saved with it.
 
     Totals of bytes, budgets spent, the latest relevance maps, and a chain of hashes: each round's
-    is that of its records and of the chain before it.
+    hash covers its records and the previous hash.
     """
     return {"total_bytes_up": 0, "total_bytes_down": 0, "chain": ""}
 
@@ -46,12 +46,12 @@ def summarise(
     ledger: dict[str, Any],
     primary: Metric,
 ) -> dict[str, Any]:
-    """The row of a round, from what was recorded of it and of its clients.
+    """The row of a round, from its own records and those of its clients.
 
     Args:
-        primary: the metric that clients are compared by.
+        primary: the metric by which clients are compared.
 
-    Sums are exactly rounded (`math.fsum`), so that no order of clients can change a bit.
+    Sums are exactly rounded (`math.fsum`), so that they do not depend on the order of clients.
     """
     trained = [r for r in client_rows if "loss" in r and "samples" in r]
     row: dict[str, Any] = {"round": t, **record}
@@ -88,11 +88,11 @@ def summarise(
 def stopped_early(
     stopping: EarlyStopping | None, metrics: Sequence[Metric], ledger: dict[str, Any]
 ) -> str | None:
-    """Why a run ends before its last round, in words; None if it goes on.
+    """Why a run ends before its last round; None if it continues.
 
     Args:
-        metrics: the displayed ones.
-        ledger: with what `watch_score` has noted.
+        metrics: the displayed metrics.
+        ledger: the ledger, with the notes of `watch_score`.
     """
     if stopping is None or "best" not in ledger:
         return None
@@ -130,7 +130,7 @@ def check_stopping(stopping: EarlyStopping | None, metrics: Sequence[Metric]) ->
     """Reject a metric that no round has.
 
     Raises:
-        ExperimentError: it is none of the displayed ones.
+        ExperimentError: it is not displayed.
     """
     known = [metric.column for metric in metrics]
     if stopping is not None and stopping.metric and stopping.metric not in known:
@@ -153,10 +153,10 @@ def known_columns(
 ) -> list[str]:
     """The columns of numbers in rounds.parquet that are known before a run starts.
 
-    A method or an objective may put further ones on record.
+    A method or an objective may record further ones.
 
     Args:
-        tests_clients: whether clients evaluate on test examples of their own.
+        tests_clients: whether clients have their own test examples.
     """
     metrics = spec.objective.shown(dataset)
     columns = [metric.column for metric in metrics]
@@ -177,7 +177,7 @@ def known_columns(
 
 
 def chained(chain: str, records: Iterable[Mapping[str, Any]]) -> str:
-    """The hash of all records up to this round, but for `VARYING` and for what a protocol adds.
+    """The hash of all records up to this round, except `VARYING` and what a protocol adds.
 
     A run with secure aggregation has the hash of one without.
     """
@@ -192,12 +192,12 @@ def _hashed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(array: NDArray[Any]) -> str:
-    """Of relevance maps and curves, which are too long to be written out."""
+    """A digest of relevance maps and curves, which are too long to be included."""
     return hashlib.sha256(array.tobytes()).hexdigest()
 
 
 def result_hash(chain: str, state: State) -> str:
-    """A hash of everything that a run computed: all records and the server's last state."""
+    """A hash of all results of a run: its records and the server's last state."""
     arrays: dict[str, NDArray[Any]] = {}
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
     digest = hashlib.sha256(chain.encode())
@@ -208,7 +208,7 @@ def result_hash(chain: str, state: State) -> str:
 
 
 def facts(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> dict[str, Any]:
-    """What a manifest says of the data: hashes, how many clients, whose change, adversaries."""
+    """A manifest's entries about the data: hashes, number of clients, changes, adversaries."""
     adversaries = {"adversaries": list(splits.adversaries)} if splits.adversaries else {}
     change = {} if splits.change is None else {"change": splits.change.facts()}
     names = {"client_names": list(splits.names)} if splits.names else {}
@@ -217,9 +217,9 @@ def facts(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> dic
 
 
 def hashes(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> dict[str, str]:
-    """Hashes of the data (data_hash) and of who holds what (partition_hash).
+    """Hashes of the data (data_hash) and of the partition (partition_hash).
 
-    Other files that decide the result count with the data.
+    The data hash includes other files that affect the result.
     """
     devices = experiment.devices or Devices()
     files = (

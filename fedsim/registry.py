@@ -32,8 +32,8 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
-LARGEST = 3.4e38  # of numbers of 32 bits
-MAIN = "__main__"  # the module of a notebook's cells and of a script
+LARGEST = 3.4e38  # float32
+MAIN = "__main__"  # module of notebooks and scripts
 OWN = r"^[\w.]+:\w+$"  # the name of a component of the user's own, as a JSON schema has it
 
 
@@ -67,7 +67,7 @@ class Config(BaseModel):
         frozen=True,
         validate_default=True,
         allow_inf_nan=False,
-        defer_build=True,  # actors, which read no experiment files, start the sooner
+        defer_build=True,  # faster start of actors, which do not validate
     )
 
     @model_validator(mode="before")
@@ -88,17 +88,17 @@ class Config(BaseModel):
     def _refuse_strange_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """Flags, which pydantic reads as 0 and 1, and what overflows in the arithmetic of 32 bits.
 
-        Such numbers are nobody's meaning, and every library ends otherwise with them.
+        Such numbers are mistakes, which libraries treat differently.
         """
         annotation = cls.model_fields[str(info.field_name)].annotation
         for leaf in _leaves(value):
             if isinstance(leaf, bool) and not _admits_flags(annotation):
                 raise PydanticKnownError("float_type" if annotation is float else "int_type")
-            # Nothing calculates with seeds.
+            # Seeds are not used in arithmetic.
             most = 2**64 if info.field_name == "seed" else 2**63 - 1
             whole = isinstance(leaf, int) and not -(2**63) <= leaf <= most
             if whole or (isinstance(leaf, float) and LARGEST < abs(leaf) < math.inf):
-                raise PydanticCustomError("too_large", "is larger than any number should be")
+                raise PydanticCustomError("too_large", "is too large")
         return value
 
     @field_validator("*", mode="after")
@@ -109,7 +109,7 @@ class Config(BaseModel):
             return value
         try:
             return value.expanduser().absolute()
-        except RuntimeError as error:  # «~somebody» who is not there
+        except RuntimeError as error:  # unknown user in «~user»
             raise ValueError(f"'{value}': {error}") from error
 
 
@@ -134,9 +134,9 @@ def _admits_flags(annotation: Any) -> bool:
 
 
 class Component(Config):
-    """A section that also does the work, and that experiments name.
+    """A section that also does the work, and that experiments refer to by name.
 
-    A class that gives its name field no default is named by where it is, `package.module:Name`.
+    A class whose name field has no default is named by its location, `package.module:Name`.
     """
 
     name_key: ClassVar[str] = "name"
@@ -150,7 +150,7 @@ class Component(Config):
 
 
 def _sections_with(key: object, config: type[Config]) -> list[str]:
-    """The path to the section within a config that has such a key; empty if none has."""
+    """The path to the section of a config that has a key; empty if none has."""
     for name, field in config.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Config):
@@ -180,7 +180,7 @@ class Registry(Generic[C]):
         self._known: dict[str, type[C]] = {}
 
     def register(self, component: type[D]) -> type[D]:
-        """Class decorator: file the class under the default of its name field."""
+        """Class decorator: register the class under the default of its name field."""
         self._known[component.model_fields[self.key].default] = component  # type: ignore
         return component
 
@@ -189,7 +189,7 @@ class Registry(Generic[C]):
         return sorted(self._known.items())
 
     def find(self, name: str) -> type[C]:
-        """The component of that name, or the user's own at `package.module:Name`.
+        """The component of a name, or the user's at `package.module:Name`.
 
         Raises:
             PydanticCustomError: there is none; the message names the nearest.
@@ -221,7 +221,7 @@ class Registry(Generic[C]):
         return found
 
     def parse(self, value: Any) -> Any:
-        """A component from what an experiment file holds, or from an object; see `section`."""
+        """A component from the content of an experiment file, or from an object; see `section`."""
         if isinstance(value, self.base):
             return self._named(value)
         value = self.section(value)
@@ -245,12 +245,12 @@ class Registry(Generic[C]):
         return component.model_validate(dict(value))
 
     def section(self, given: Any) -> Any:
-        """What an experiment file holds for an object: a component, or the class of one.
+        """The content of an experiment file for an object: a component, or its class.
 
-        Anything else is returned as it is.
+        Anything else is returned unchanged.
 
         Raises:
-            PydanticCustomError: other processes could not find its class.
+            PydanticCustomError: other processes could not import its class.
         """
         if isinstance(given, self.base):
             return self._named(given).model_dump(mode="json")
@@ -259,7 +259,7 @@ class Registry(Generic[C]):
         return given
 
     def _named(self, component: C) -> C:
-        """The component under a name by which its class is found.
+        """The component with an importable name of its class.
 
         Raises:
             PydanticCustomError: there is none.
@@ -278,9 +278,9 @@ class Registry(Generic[C]):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> PydanticCustomError:
-    """The error for a name that nothing is registered under."""
+    """The error for an unknown name."""
     module, dot, own = name.rpartition(".")
-    hint = f"; your own is named with a colon: {module}:{own}" if dot else nearest(name, known)
+    hint = f"; write your own with a colon: {module}:{own}" if dot else nearest(name, known)
     return PydanticCustomError(
         "unknown_name",
         "unknown {what} '{name}'{hint}",
@@ -293,7 +293,7 @@ _may_import: ContextVar[bool] = ContextVar("may_import", default=True)
 
 @contextmanager
 def importing(allowed: bool) -> Iterator[None]:
-    """Whether, within, an experiment may name code that is not fedsim's own."""
+    """Context that sets whether experiments may import code other than fedsim's."""
     token = _may_import.set(allowed)
     try:
         yield
@@ -305,14 +305,15 @@ def import_object(name: str, what: str) -> Any:
     """The object at `package.module:attribute`.
 
     Raises:
-        PydanticCustomError: the module or the attribute is not there, or nothing may be imported.
+        PydanticCustomError: the module or the attribute does not exist, or imports are not
+            allowed.
     """
     module, _, attribute = name.partition(":")
     if not _may_import.get():
         raise PydanticCustomError(
             "not_trusted",
-            "{what} '{name}' is code of the author's, and this folder was made elsewhere; if you "
-            "trust them, add --trust, or in Python: fedsim.load(folder).trust()",
+            "{what} '{name}' is code of the folder's author, and the folder was made elsewhere; "
+            "if you trust them, add --trust, or in Python: fedsim.load(folder).trust()",
             {"what": what, "name": name},
         )
     if module.partition(".")[0] in sys.stdlib_module_names:
@@ -326,12 +327,12 @@ def import_object(name: str, what: str) -> Any:
         return attrgetter(attribute)(found)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the module raises
+    except BaseException as error:  # a module may raise anything
         if module == MAIN:
             raise PydanticCustomError(
                 "import_failed",
                 "{what} '{name}' was defined in a notebook or a script, which other processes "
-                "cannot import; put it into a module of its own",
+                "cannot import; put it into a separate module",
                 {"what": what, "name": attribute},
             ) from error
         words = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -357,14 +358,14 @@ def import_object(name: str, what: str) -> Any:
 
 
 def _own_folders() -> list[Path]:
-    """Where modules are looked for, but for those of Python and of packages."""
+    """The folders of modules, except those of Python and of packages."""
     python = (sys.prefix, sys.base_prefix)
     folders = [Path(entry).absolute() for entry in sys.path if not entry.startswith(python)]
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
 def _own_names(module: str, attribute: str) -> list[str]:
-    """What a module itself defines; nothing if it was not imported, or has the attribute."""
+    """Names that a module itself defines; empty if it was not imported or has the attribute."""
     found = sys.modules.get(module)
     if found is None or hasattr(found, attribute):
         return []
@@ -376,20 +377,19 @@ def _own_names(module: str, attribute: str) -> list[str]:
 
 
 def importable_name(found: Any, what: str) -> str:
-    """The `package.module:Name` by which a class or a function is imported.
+    """The importable name `package.module:Name` of a class or function.
 
     Args:
         what: it is, in words.
 
     Raises:
-        PydanticCustomError: it cannot be imported, or something else is there.
+        PydanticCustomError: it cannot be imported, or the name has another object.
     """
     module, inner = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
     if module is None or inner is None:
         raise PydanticCustomError(
             "no_name",
-            "{what}: {found} has no name to be imported by; pass a class or a function of a "
-            "module",
+            "{what}: {found} has no importable name; pass a class or a function of a module",
             {"what": what, "found": repr(found)},
         )
     if "<" in inner:  # of <lambda>, or in the <locals> of a function
@@ -403,28 +403,28 @@ def importable_name(found: Any, what: str) -> str:
     if import_object(name, what) is not found:
         raise PydanticCustomError(
             "redefined",
-            "{what} '{name}' is no longer what its module has by that name: it was defined again; "
-            "make the object anew",
+            "{what} '{name}' was redefined in its module; create the object again",
             {"what": what, "name": name},
         )
     return name
 
 
 def called(given: Any, what: str, key: str) -> dict[str, Any] | None:
-    """The section of a function that makes something; a `functools.partial` gives it keywords.
+    """The section of a factory function; a `functools.partial` adds keywords.
 
     Returns:
-        None if it is no function.
+        None if it is not a function.
 
     Raises:
-        PydanticCustomError: it cannot be imported, or the partial has other than keywords.
+        PydanticCustomError: it cannot be imported, or the partial has positional arguments.
     """
     keywords: dict[str, Any] = {}
     if isinstance(given, partial):
         if given.args:
             raise PydanticCustomError(
                 "arguments",
-                "{what} {name}: a partial may have keywords only, which are the section's keys",
+                "{what} {name}: a partial may have only keyword arguments, which are the "
+                "section's keys",
                 {"what": what, "name": getattr(given.func, "__name__", repr(given.func))},
             )
         given, keywords = given.func, dict(given.keywords)
@@ -438,7 +438,7 @@ def check_keywords(
     given: Sequence[str],
     keywords: Mapping[str, Any] | None,
 ) -> None:
-    """Refuse keywords that a function does not take.
+    """Reject keywords that a function does not take.
 
     Args:
         given: the arguments that it is called with besides, in words.

@@ -57,17 +57,17 @@ from fedsim.rng import keyed_torch_rng
 
 TABLES = ("rounds", "clients", *RECORDED, "maps")
 
-# What a run tells while it goes on: the record of a finished round, or a line for the user.
+# An event of a run: the record of a finished round, or a line for the user.
 Progress = dict[str, Any] | str
 
 
 def simulate(
     folder: RunFolder, spec: RunSpec, dataset: Dataset, splits: ClientSplits, engine: Engine
 ) -> Iterator[Progress]:
-    """Carry out a run, from its latest checkpoint if it has one, to its end.
+    """Carry out a run to its end, from its latest checkpoint if it has one.
 
     Args:
-        folder: of the run; records, checkpoints and final weights go there.
+        folder: folder of the run, for records, checkpoints and final weights.
         engine: carries out the clients' work; the result does not depend on which.
 
     Yields:
@@ -77,19 +77,19 @@ def simulate(
     method, last = experiment.method, experiment.train.rounds
     tables = {name: Table(folder.path, name) for name in TABLES}
     atomic.remove_leftovers(folder.path)
-    if "result_hash" in folder.manifest and not folder.damage():  # broke off after its end
+    if "result_hash" in folder.manifest and not folder.damage():  # interrupted after its end
         for table in tables.values():
             table.drop_parts()
         return
     folder.forget_result()
-    if dataset.y.ndim == 1:  # several targets at once are no labels to count
+    if dataset.y.ndim == 1:  # not for several targets per example
         with _writing(folder):
             write_table(folder.path / LABELS, label_rows(dataset, splits))
     if folder.manifest.get("clients_per_step") is None:
         V = experiment.engine.clients_per_step
         if V != 1 and not method.stackable:
             V = 1
-            yield f"clients are trained one by one: method.name={method.name} does it otherwise"
+            yield f"clients are trained one by one: method.name={method.name} has its own training"
         elif V != 1:
             share = experiment.train.participation
             cohort = draw_cohort(experiment.seed, share, len(splits), 1)
@@ -104,7 +104,7 @@ def simulate(
         scores = [asdict(metric) for metric in spec.explain.metrics(dataset)]
         folder.update(explained=scores, map_shape=map_shape(dataset))
         if not method.trains_clients and "cohort" in (experiment.explain.of or ("cohort",)):
-            yield f"clients train no models with method.name={method.name}; none are explained"
+            yield f"clients do not train models with method.name={method.name}"
     V = clients_per_step(folder.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     checkpoints = Checkpoints(
@@ -112,16 +112,16 @@ def simulate(
     )
     initial = initial_state(fed, experiment)
     done = False
-    lacking = ""  # in words, memory for V clients at once
+    lacking = ""  # about memory for V clients at once
     while not done:
         found = checkpoints.latest(initial, fed, check=partial(check_tables, folder.path))
         while checkpoints.passed_over:
-            yield f"{checkpoints.passed_over.pop(0)}; its checkpoint is passed over"
+            yield f"{checkpoints.passed_over.pop(0)}; skipping this checkpoint"
         if found is None:
             begin, state, ledger = 0, initial, new_ledger()
         else:
             begin, state, ledger = found.round, found.state, found.progress["ledger"]
-            yield f"going on after round {begin}"
+            yield f"continuing after round {begin}"
         fed.clock = ledger.get("simulated_seconds", 0.0)
         if lacking:
             folder.update(**halved(folder.manifest, begin))
@@ -171,7 +171,7 @@ def simulate(
         except StackTooLarge as error:
             lacking = str(error)
     arrays = method.global_model(fed, state)
-    layers = {"layers": json.dumps(list(arrays))}  # their order, which safetensors changes
+    layers = {"layers": json.dumps(list(arrays))}  # keeps their order, which safetensors changes
     weights = folder.path / FINAL_WEIGHTS
     with _writing(folder):
         for table in tables.values():
@@ -196,14 +196,14 @@ def initial_state(fed: Federation, experiment: Experiment) -> State:
     with keyed_torch_rng(experiment.seed, "server", 0, device=fed.device), _carrying_out("init"):
         try:
             return _insist_on_state(method.init(fed), "init")
-        except StackTooLarge as error:  # there is nothing yet that the run could go on from
+        except StackTooLarge as error:  # there is no checkpoint yet
             raise RunError(f"{error}; lower engine.clients_per_step") from None
 
 
 def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> State:
     """Round t; the server's next state."""
     fed.begin_round(t)
-    # What the server draws from torch's own generator (dropout) depends on t alone.
+    # The server's draws from torch's global generator (dropout) depend only on t.
     with (
         keyed_torch_rng(experiment.seed, "server", t, device=fed.device),
         _carrying_out(f"round {t}"),
@@ -219,7 +219,7 @@ def one_round(fed: Federation, experiment: Experiment, state: State, t: int) -> 
 
 
 def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int) -> None:
-    """Put on record what the weights alone tell, and in due rounds scores and explanations."""
+    """Record scores of the weights, and in due rounds evaluations and explanations."""
     method = experiment.method
     with _carrying_out(f"round {t}, evaluation"):
         fed.log(**fed.objective.weight_scores(lambda: method.global_model(fed, state)))
@@ -232,7 +232,7 @@ def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int
 
 
 def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What round t adds to each table, by its name. The ledger goes on with it."""
+    """The rows of round t by table; updates the ledger."""
     record, rows = fed.records(ledger)
     row = summarise(t, record, rows["clients"], ledger, fed.primary_metric)
     every = [row, *itertools.chain.from_iterable(rows.values())]
@@ -241,7 +241,7 @@ def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list
 
 
 def _undefined(row: Mapping[str, Any], spec: RunSpec) -> list[str]:
-    """The metrics of `evaluate.metrics` that a round has no number for."""
+    """The metrics of `evaluate.metrics` without a number in a round."""
     names = [further.shown.column for further in spec.objective.further if further.shown]
     return [name for name in names if math.isnan(row.get(name, 0.0))]
 
@@ -255,20 +255,20 @@ def _insist_on_state(found: Any, what: str) -> State:
 
 @contextmanager
 def _carrying_out(what: str) -> Iterator[None]:
-    """Within, what code of a method or an objective raises is one line; the log has all of it."""
+    """Context that turns exceptions of methods and objectives into one line; see the log."""
     try:
         yield
     except FedsimError:
         raise
     except Exception as error:
-        if type(error).__module__.partition(".")[0] == "ray":  # not of that code
+        if type(error).__module__.partition(".")[0] == "ray":  # not raised by that code
             raise
         raise MethodError(f"{what}: {in_own_code(error)}") from error
 
 
 @contextmanager
 def _writing(folder: RunFolder) -> Iterator[None]:
-    """Say which run it was that the disk had no room for."""
+    """Name the run in errors of writing its files."""
     try:
         yield
     except OSError as error:

@@ -158,7 +158,7 @@ def write_experiment(line: int, text: str) -> None:
         (6, "train: {optimizer: {lr: .inf}}", "train.optimizer.lr: must be a finite number, not"),
         (6, "train: {optimizer: {lr: .nan}}", "train.optimizer.lr: must be a finite number, not"),
         (6, "train: {optimizer: {name: rmsprop}}", "must be 'sgd', 'adam' or 'adamw', not 'rmsp"),
-        (6, "train: {optimizer: {nesterov: true}}", "optimizer: nesterov needs a momentum above"),
+        (6, "train: {optimizer: {nesterov: true}}", "optimizer: nesterov needs momentum >"),
         (
             7,
             "engine: {actors: lots}",
@@ -558,7 +558,9 @@ def test_a_grid_of_more_cells_than_can_be_run(refused: Callable[..., str]) -> No
     axes = {f"train.{key}": [*range(1, 201)] for key in ("rounds", "local_epochs", "batch_size")}
     Path("grid.yaml").write_text(text + f"\ngrid: {json.dumps({'axes': axes})}\n")
     message = refused("grid", "grid.yaml")
-    assert message.endswith("grid.axes: 8,000,000 cells, a run or more each; 100,000 are the most")
+    assert message.endswith(
+        "grid.axes: 8,000,000 cells, each with one or more runs; the maximum is 100,000"
+    )
 
 
 def test_pipes_are_not_waited_for(fedsim: Call, tmp_path: Path) -> None:
@@ -631,7 +633,7 @@ def test_actors_are_as_many_as_the_memory_holds_and_are_of_use() -> None:
         plan_actors(EngineSettings(), [node], actor_bytes=11e9)
     assert str(told.value) == (
         "no node has enough memory for a client actor of 1 CPU(s) and 11.0 GB (laptop: 16 CPUs, 0 "
-        "GPUs, 10 GB); take a smaller model or a smaller engine.clients_per_step"
+        "GPUs, 10 GB); use a smaller model or a smaller engine.clients_per_step"
     )
 
 
@@ -814,7 +816,7 @@ def broken(fedsim: Call, module: Callable[[str], str]) -> Callable[..., str]:
         write_experiment(5, f"method: {{name: '{name}:{method}'}}")
         code, _, err = fedsim("run", "small.yaml", *overrides)
         assert code == 1
-        message, _, advice = err.removeprefix("error: ").partition("broke off")
+        message, _, advice = err.removeprefix("error: ").partition("failed; ")
         assert advice.endswith(f"fedsim resume {the_run().path.relative_to(Path.cwd())}\n")
         assert the_run().manifest["status"] == "failed"
         return message
@@ -906,7 +908,7 @@ def test_a_server_function_that_ends_the_process(
     write_experiment(5, f"method: {{name: '{module(METHODS)}:ServerExits'}}")
     code, _, err = fedsim("run", "small.yaml")
     assert code == 1
-    assert "error: code of the experiment has ended the process (sys.exit)\nbroke off" in err
+    assert "error: code of the experiment has ended the process (sys.exit)\nfailed" in err
 
 
 def test_scores_that_are_no_numbers(fedsim: Call, module: Callable[[str], str]) -> None:

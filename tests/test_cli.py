@@ -246,7 +246,7 @@ class TestDataOfSeveralExperiments:
             "small-labels-2.png",
         ]
         assert all(Path(f"small-labels-{k}.png").stat().st_size for k in (1, 2))
-        assert text.endswith("dealt out with seed 4, the first of 2\n")
+        assert text.endswith("partitioned with seed 4, the first of 2\n")
 
     def test_of_a_grid_that_leaves_the_data_alone_there_is_one(self, say: Say) -> None:
         text = self.section(say, "grid: {axes: {train.local_epochs: [1, 2]}}\n")

@@ -104,8 +104,8 @@ def test_a_resumed_run_ends_as_if_nothing_had_been(
     same_result(done, whole)
     if not unused:
         assert damaged.parent.name in lines[0]
-        assert lines[0].endswith("; its checkpoint is passed over")
-    assert (f"going on after round {begin}" in lines) == bool(begin)
+        assert lines[0].endswith("; skipping this checkpoint")
+    assert (f"continuing after round {begin}" in lines) == bool(begin)
     assert say("verify", str(path))[0] == 0
 
 
@@ -132,7 +132,7 @@ def test_a_finished_run_is_made_whole(
     assert (code, str(damaged) in complaint) == (2, True)
     same_result(fedsim.resume(path), whole)
     pd.testing.assert_frame_equal(fedsim.load(path).labels, whole.labels)
-    assert say("verify", str(path))[:2] == (0, "nothing is damaged (1 folder(s))\n")
+    assert say("verify", str(path))[:2] == (0, "no damage found (1 folder(s))\n")
 
 
 def test_a_damaged_checkpoint_is_replayed_past(whole: Run, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_grid_is_verified_run_by_run(tmp_path: Path, say: Say) -> None:
     content = small_experiment(train={"rounds": 2}).model_dump(mode="json")
     axes = {"partition.clients": [5, 6]}
     folder = grid_in_process({**content, "grid": {"axes": axes, "seeds": [0, 1]}}, tmp_path)
-    assert say("verify", str(folder))[:2] == (0, "nothing is damaged (5 folder(s))\n")
+    assert say("verify", str(folder))[:2] == (0, "no damage found (5 folder(s))\n")
     run = sorted(folder.glob("cells/*/*"))[0]
     flip(run / "rounds.parquet")
     truncate(folder / "summary.parquet")
@@ -241,15 +241,15 @@ def test_a_run_that_goes_on_elsewhere_says_so(begun: Path, tmp_path: Path) -> No
     fedsim.resume(path, lines.append)
     here = manifest["hardware"]
     assert lines[0] == (
-        f"the run began elsewhere (processor 'Z80', now {here['processor']!r}; "
+        f"the run began on another system (processor 'Z80', now {here['processor']!r}; "
         f"capability 'NONE', now {here['capability']!r}; variables {{'MKL_CBWR': 'AUTO'}}, now "
         f"{here['variables']}; torch 1.0, now "
-        f"{manifest['packages']['torch']}): rounds from here on may be rounded otherwise, and "
-        "the hash be another"
+        f"{manifest['packages']['torch']}): further rounds may round differently and "
+        "change the hash"
     )
     lines.clear()
     fedsim.resume(shutil.copytree(begun, tmp_path / "here"), lines.append)
-    assert "elsewhere" not in str(lines)
+    assert "another system" not in str(lines)
 
 
 @pytest.mark.parametrize(

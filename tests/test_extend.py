@@ -94,5 +94,5 @@ def test_bad_input(finish: Finish, say: Say) -> None:
 def test_tasks_one_after_another(finish: Finish, tmp_path: Path) -> None:
     tasks = [[["0", "1"], ["2", "3"]], [["4", "5"], ["0", "6"]]]
     done = finish(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 2})
-    with pytest.raises(BadInput, match="divide all rounds among them; start a new run instead"):
+    with pytest.raises(BadInput, match="are divided among all rounds; start a new run instead"):
         extend(done, ["train.rounds=4"], tmp_path)

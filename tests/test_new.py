@@ -42,7 +42,7 @@ def test_an_experiment_runs(say: Say) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("torch", "'torch' is the name of a module that is installed; choose another one"),
+        ("torch", "'torch' is the name of an installed module; choose another one"),
         ("MyMethod", "'MyMethod' cannot be the name of a Python module"),
         ("MyMethod", "lower-case letters, digits and _; for example my_method"),
         ("my method", "for example my_method"),

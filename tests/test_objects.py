@@ -89,7 +89,7 @@ SMALL = small_experiment().model_dump(mode="json")
         ("model", own_objects.Bare(), "builds its network from its seed; pass the class Bare, or"),
         ("model", own_objects.Bare, "cannot be called as f(shape, outputs): too many positional"),
         ("model", partial(own_objects.net, width=3), "own_objects:net takes no 'width'"),
-        ("model", partial(own_objects.net, (1,)), "model net: a partial may have keywords only"),
+        ("model", partial(own_objects.net, (1,)), "model net: a partial may have only keyword"),
         ("data", partial(own_objects.data, sample=3), "takes no 'sample'; did you mean 'samples'"),
         ("method", object(), "method: must be a section of keys"),
         ("method", own_objects.Net, "method: must be a section of keys"),
@@ -105,7 +105,7 @@ def test_what_it_cannot_be(section: str, given: Any, message: str) -> None:
 
 def test_a_class_that_was_defined_again_is_not_what_is_imported() -> None:
     old = type("Plain", (own_objects.Plain,), {"__module__": "own_objects"})
-    with pytest.raises(ExperimentError, match="'own_objects:Plain' is no longer what its module"):
+    with pytest.raises(ExperimentError, match="'own_objects:Plain' was redefined in its module"):
         Experiment.from_dict({**SMALL, "method": old()})
 
 

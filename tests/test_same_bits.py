@@ -272,8 +272,8 @@ class TestOnRay:
         lines: list[Any] = []
         killed = run(experiment, tmp_path, lines.append)
         assert killed.result_hash == undisturbed
-        assert "the driver was lost; a new one goes on from the last checkpoint" in lines
-        assert "going on after round 5" in lines
+        assert "the driver was lost; a new one continues from the last checkpoint" in lines
+        assert "continuing after round 5" in lines
         assert list(killed.rounds["round"]) == list(range(1, 11))
         assert len(killed.clients) == 100
 
@@ -295,7 +295,7 @@ class TestOnRay:
         with pytest.raises(RunError, match="the driver died 3 times in a row"):
             run(experiment, tmp_path, lines.append)
         # What the first driver tells of round 6 may be lost with it; then the second gets further.
-        assert lines.count("going on after round 5") in (2, 3)
+        assert lines.count("continuing after round 5") in (2, 3)
         (folder,) = (tmp_path / "small").iterdir()
         assert load(folder).manifest["status"] == "failed"
         assert list(load(folder).rounds["round"]) == [1, 2, 3, 4, 5]
@@ -305,7 +305,7 @@ class TestOnRay:
         experiment = small_experiment(
             model={"name": "faults:deadly_net"}, engine={"kind": "ray", "actors": 1}
         )
-        with pytest.raises(RunError, match="client actors cannot start, 3 died in a row"):
+        with pytest.raises(RunError, match="client actors cannot start: 3 died in a row"):
             run(experiment, tmp_path)
 
     def test_a_client_that_fails_is_named(self, tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ class TestOnRay:
         )
         lines: list[Any] = []
         run(experiment, tmp_path, lines.append)
-        told = "results depend on who computes what: nodes round differently (Z80, "
+        told = "results depend on which node computes what, because nodes round differently (Z80, "
         assert any(str(line).startswith(told) for line in lines)
         told = "10 clients keep 0.00204 GB; all 10 would keep 0.00204 GB, and Ray's object store "
         assert sum(str(line).startswith(told) for line in lines) == 1
@@ -407,12 +407,12 @@ def test_the_whole_command_stopped_and_resumed(tmp_path: Path, how: signal.Signa
     assert load(folder).manifest["status"] in ("running", "interrupted")
     if how == signal.SIGINT:
         assert code == 130
-        assert re.search(r"interrupted after round \d+; to go on:\n  fedsim resume \S+", rest)
+        assert re.search(r"interrupted after round \d+; to continue:\n  fedsim resume \S+", rest)
 
     second = Command("resume", str(folder), shares_workers=True)
     text, _ = second.communicate(timeout=120)
     assert second.returncode == 0, text
-    assert "going on after round 5" in text
+    assert "continuing after round 5" in text
     assert load(folder).result_hash == undisturbed.result_hash
 
 
@@ -460,4 +460,4 @@ def test_a_node_removed(three_nodes: tuple[Cluster, Any], tmp_path: Path) -> Non
     assert done.manifest["actors"] == 4
     assert done.result_hash == undisturbed.result_hash
     assert STATE_LOST + "; falling back to the last checkpoint" in lines
-    assert "going on after round 5" in lines
+    assert "continuing after round 5" in lines

@@ -111,7 +111,7 @@ def test_a_run_ends_in_order(tmp_path: Path, number: int, kind: str) -> None:
         rest = process.stdout.read()
     assert process.returncode == 128 + number
     told = rest[rest.rindex("interrupted") :]
-    assert re.fullmatch(r"interrupted after round \d+; to go on:\n  fedsim resume \S+\n", told)
+    assert re.fullmatch(r"interrupted after round \d+; to continue:\n  fedsim resume \S+\n", told)
     (folder,) = (tmp_path / "runs" / "small").iterdir()
     assert load(folder).manifest["status"] == "interrupted"
     assert len(load(folder).rounds) >= 3
@@ -143,7 +143,7 @@ def test_the_loss_of_a_process_of_ray_s_own_is_told(tmp_path: Path, name: str, l
     assert process.returncode == 1
     assert re.fullmatch(
         rf"error: Ray's {lost} process on this machine was lost \(killed, or out of memory\?\)\n"
-        rf"broke off.*; to go on:\n  fedsim resume \S+\n",
+        rf"failed.*;  to continue:\n  fedsim resume \S+\n",
         rest[rest.rindex("error: ") :],
     )
     assert not [each for each in family if private.is_alive(each)]

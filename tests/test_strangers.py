@@ -63,7 +63,7 @@ class TestCode:
         code, _, complaint = say(command, str(path))
         assert code == 2
         assert re.search(
-            r"method 'payload_\w+:It' is code of the author's, and this folder was made "
+            r"method 'payload_\w+:It' is code of the folder's author, and the folder was made "
             r"elsewhere; if you trust them, add --trust, or in Python: fedsim\.load\(folder\)\.tr",
             complaint,
         )

@@ -20,7 +20,7 @@ from fedsim.results.summary import LAST, aligned, of_run
 from fedsim.results.sweeps import open_folder
 from fedsim.words import size
 
-# Of a manifest, what may change the last bits of a result, or how long it takes.
+# Entries of manifests that may change the last bits of a result, or its time.
 ENVIRONMENT = ("python", "git_revision", "packages", "hardware", "actors", "clients_per_step")
 
 
@@ -152,7 +152,7 @@ def _environment(run: Run) -> dict[str, Any]:
 
 
 def _differences(facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """A row for each run, and a column for each fact that is not the same in all of them."""
+    """A row for each run, and a column for each fact that differs between them."""
     keys = dict.fromkeys(key for each in facts.values() for key in each)
     differing = []
     for key in keys:
@@ -160,7 +160,7 @@ def _differences(facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
         if any(other != first for other in others):
             differing.append(key)
     columns = {key: [each.get(key) for each in facts.values()] for key in differing}
-    # Of objects, so that a whole number stays one beside a value that is missing.
+    # Of type object, so that integers stay integers besides missing values.
     return pd.DataFrame(columns, index=pd.Index(facts, name="run"), dtype=object)
 
 
@@ -173,7 +173,7 @@ def _results(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """What came out of a run, finished or not: its row of `Comparison.results`."""
+    """The results of a run, finished or not: its row of `Comparison.results`."""
     rounds, manifest = run.rounds, run.manifest
     found: dict[str, Any] = {"status": manifest["status"], "rounds": len(rounds)}
     if len(rounds):
@@ -192,7 +192,7 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def _first_difference(one: Run, other: Run) -> int | None:
-    """The first round in which two runs have other records; None if there is none."""
+    """The first round in which the records of two runs differ; None if there is none."""
     pairs = ((one.rounds, other.rounds), (one.clients, other.clients))
     found = (_first_row(a, b) for a, b in pairs)
     return min((t for t in found if t is not None), default=None)
@@ -207,7 +207,7 @@ def _first_row(one: pd.DataFrame, other: pd.DataFrame) -> int | None:
 
 
 def _by_round(table: pd.DataFrame) -> pd.DataFrame:
-    """A table's records but for times, by round and client."""
+    """A table's records without times, by round and client."""
     keys: Sequence[str] = [key for key in ("round", "client") if key in table]
     table = table.drop(columns=[column for column in VARYING if column in table])
     again = table.groupby(list(keys)).cumcount()

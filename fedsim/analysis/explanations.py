@@ -152,7 +152,7 @@ def explanations(
     clients, times, rows = _several(client), _several(after), _several(row)
     ways = sum(way is not None for way in (input, text, rows or None))
     if ways > 1:
-        raise BadInput("row, input and text are three ways to say what is explained; choose one")
+        raise BadInput("give only one of row, input and text")
     chosen = None
     if explainer is None and not times and not ways:
         chosen = _overview(run)
@@ -162,8 +162,8 @@ def explanations(
     if ways and not chosen.takes_inputs:
         what = first_line(type(chosen))
         raise BadInput(
-            "row, input and text say which inputs are explained, and explainer "
-            f"{chosen.name} takes none: {what[:1].lower()}{what[1:]}"
+            f"row, input and text select inputs, but explainer {chosen.name} takes none: "
+            f"{what[:1].lower()}{what[1:]}"
         )
     if chosen.whole_run:
         if times or (clients and not chosen.takes_clients):
@@ -180,7 +180,7 @@ def explanations(
             last = t or run.last_round
 
             def on_round(k: int, last: int = last) -> None:
-                tell(f"[{k}/{last}] making round {k} once more")
+                tell(f"[{k}/{last}] recomputing round {k}")
 
             whose = clients or ([] if explainer else _usual_clients(run, t))
             if whose:
@@ -201,7 +201,7 @@ def _several(numbers: Numbers | None) -> list[int]:
 
 
 def _overview(run: Run) -> Explainer | None:
-    """What shows the run as a whole, if its method or its partition has such an explainer."""
+    """The explainer of the run as a whole, if its method or partition has one."""
     experiment = run.experiment
     of_method: Explainer | None = experiment.method.overview()
     of_partition = experiment.partition.overview
@@ -212,10 +212,10 @@ def _overview(run: Run) -> Explainer | None:
 
 
 def _find(run: Run, wanted: str | Explainer | None) -> Explainer:
-    """The explainer of that name, or the usual one of the run, which has settings of its own.
+    """The explainer of a name, or the run's default, which may have settings.
 
     Raises:
-        BadInput: there is none of that name.
+        BadInput: there is no such explainer.
     """
     if isinstance(wanted, Explainer):
         return wanted
@@ -227,8 +227,8 @@ def _find(run: Run, wanted: str | Explainer | None) -> Explainer:
         return usual
     assert wanted is not None
     known = [known for known, _ in explainers.items()]
-    if wanted not in known and ":" not in wanted:  # which names one of the user's own
-        raise BadInput(f"no explainer is called '{wanted}'{nearest(wanted, known)}")
+    if wanted not in known and ":" not in wanted:  # a colon names a user's explainer
+        raise BadInput(f"there is no explainer '{wanted}'{nearest(wanted, known)}")
     try:
         found: Explainer = explainers.parse({"name": wanted})
     except ValidationError as error:
@@ -237,7 +237,7 @@ def _find(run: Run, wanted: str | Explainer | None) -> Explainer:
 
 
 def _problem(error: ValidationError) -> str:
-    """The first thing that is wrong, in a line."""
+    """The first problem, in one line."""
     first = error.errors()[0]
     what = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), what)))
@@ -247,13 +247,13 @@ def _with(explainer: Explainer, settings: Mapping[str, Any]) -> Explainer:
     """The explainer with some fields changed.
 
     Raises:
-        BadInput: it has no such field, or takes no such value.
+        BadInput: it has no such field, or the value is invalid.
     """
     known = type(explainer).model_fields
     for key in settings:
         if key not in known:
             raise BadInput(
-                f"{key} is no setting of explainer {explainer.name}{nearest(key, known)}"
+                f"{key} is not a setting of explainer {explainer.name}{nearest(key, known)}"
             )
     try:
         return type(explainer).model_validate({**dict(explainer), **settings})
@@ -268,7 +268,7 @@ def _inputs(
     given: str | Path | Inputs | None,
     text: str | None,
 ) -> Inputs:
-    """What is named; else what the explainer usually explains."""
+    """The inputs that the user names; by default the explainer's."""
     if isinstance(given, Inputs):
         return given
     if given is not None:
@@ -279,7 +279,7 @@ def _inputs(
 
 
 def _usual_clients(run: Run, t: int | None) -> list[int]:
-    """Whose models are explained after a round, if nobody says whose."""
+    """The clients whose models are explained by default after a round."""
     rows = run.clients
     if t is not None and not rows.empty:
         rows = rows[rows["round"] <= t]

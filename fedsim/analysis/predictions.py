@@ -60,7 +60,7 @@ def predictions(run: Run, client: int | None = None, after: int | None = None) -
     data, y = model.dataset, model.dataset.test_y
     outputs = _outputs(model)
     rows = np.arange(len(y))
-    if model.labels is not None:  # of the other classes it knows nothing
+    if model.labels is not None:  # other classes are not predicted
         rows = np.flatnonzero(np.isin(y, model.labels))
         outputs, y = outputs[rows], y[rows]
     columns: dict[str, NDArray[Any]] = {"row": rows}
@@ -79,7 +79,7 @@ def predictions(run: Run, client: int | None = None, after: int | None = None) -
 
 @torch.no_grad()
 def _outputs(model: ModelSnapshot) -> NDArray[Any]:
-    """(M, ...) what a model's evaluation goes by, of all test examples, in the same batches."""
+    """(M, ...) a model's outputs for all test examples, in the batches of evaluation."""
     again = model.again
     if isinstance(again.spec.model, RuleModel):
         assert isinstance(model.own, dict)
@@ -89,7 +89,7 @@ def _outputs(model: ModelSnapshot) -> NDArray[Any]:
     network, objective, found = model.network(), again.spec.objective, []
     M, device = len(model.dataset.test_y), again.fed.device
     for shard in range(math.ceil(M / TEST_SHARD)):
-        # What networks draw that draw in evaluation as well, as in the run.
+        # For networks that draw random numbers in evaluation: the same as in the run.
         with keyed_torch_rng(again.spec.seed, "test/torch", again.after, shard, device):
             start = shard * TEST_SHARD
             x = again.fed.test_batch(slice(start, start + TEST_SHARD)).x

@@ -50,7 +50,7 @@ from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
 from fedsim.training import FlatModel
 from fedsim.words import short
 
-# Of a client: weights (size,) of the experiment's network, another network, or rules.
+# A client's model: weights (size,) of the experiment's network, another network, or rules.
 ClientModel = Tensor | nn.Module | Rules
 OnRound = Callable[[int], None]
 OnClientDone = Callable[[Client], None]
@@ -108,7 +108,7 @@ class Replay:
                     f"{table}.parquet has {len(known)} rows of it, and here {len(rows)}"
                 )
             for row, before in zip(rows, known, strict=True):
-                for name in {**row, **before}:  # either may have what the other lacks
+                for name in {**row, **before}:  # either may lack columns of the other
                     value, was = row.get(name), before.get(name)
                     if name not in VARYING and not _same(value, was):
                         self._otherwise(f"{name} in {table}.parquet is {value!r}, and was {was!r}")
@@ -119,9 +119,9 @@ class Replay:
 
     def _otherwise(self, what: str) -> NoReturn:
         raise RunFolderError(
-            f"{self.run.path}: round {self.after} comes out otherwise here: {what}; the run was "
-            "computed by another kind of device, or by other versions (see its manifest.json), so "
-            "nothing can be re-made"
+            f"{self.run.path}: round {self.after} has a different result here: {what}; the run "
+            "was computed on another kind of device or with other versions (see its "
+            "manifest.json), so it cannot be recomputed"
         )
 
     def global_model(self) -> ClientModel | None:
@@ -131,7 +131,9 @@ class Replay:
             return None
         if self.experiment.model.builds_network:
             return self.fed.tensor(self.state.weights)
-        return dict(method.global_model(self.fed, self.state)) or None  # before any are learnt
+        return (
+            dict(method.global_model(self.fed, self.state)) or None
+        )  # before any rules are learnt
 
     def own_model(self, client: int) -> ClientModel | None:
         """A client's own model, from its kept state."""
@@ -141,7 +143,7 @@ class Replay:
 
 
 def _same(value: Any, known: Any) -> bool:
-    """Whether a value is what a table has of it; an empty cell is NaN or None there."""
+    """Whether a value equals that of a table, in which an empty cell is NaN or None."""
     if isinstance(value, np.ndarray):
         return np.array_equal(value, known, equal_nan=True)
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -156,7 +158,7 @@ def _insist_on_round(run: Run, t: int) -> None:
 
 
 def insist_on_client(run: Run, client: int) -> None:
-    """Refuse a client number that does not exist.
+    """Reject a client number that does not exist.
 
     Raises:
         RunFolderError: there is no such client.
@@ -167,7 +169,7 @@ def insist_on_client(run: Run, client: int) -> None:
 
 
 def _kept(experiment: Experiment, client: Client) -> ClientModel | None:
-    """A copy of the client's model, which no later client changes."""
+    """A copy of the client's model, which later clients do not change."""
     own = experiment.method.own_model(client)
     if isinstance(own, Mapping):
         return dict(own)
@@ -212,7 +214,7 @@ def replay(
     checkpoints = Checkpoints(run.path / "weights", known=run.manifest.get("checkpoints", ()))
     found = checkpoints.latest(initial, fed, after, check=partial(check_progress, run.path))
     for damage in checkpoints.passed_over:
-        warnings.warn(f"{damage}; rounds are carried out once more", FedsimWarning, stacklevel=2)
+        warnings.warn(f"{damage}; recomputing rounds", FedsimWarning, stacklevel=2)
     begin, state, ledger = 0, initial, new_ledger()
     if found is not None:
         begin, state, ledger = found.round, found.state, found.progress["ledger"]
@@ -221,7 +223,7 @@ def replay(
     while again.after < after:
         on_round(again.after + 1)
         again.go_on()
-    fed.begin_round(again.after)  # a checkpoint knows nothing of the round in the federation
+    fed.begin_round(again.after)  # checkpoints do not set the federation's round
     return again
 
 
@@ -261,16 +263,16 @@ def client_models(
         common = set.intersection(*map(set, learnt.values()))
         if not common and all(learnt.values()):
             raise RunFolderError(
-                "there is no round in which all of these clients have learnt: "
+                "there is no round in which all of these clients were trained: "
                 + ", ".join(map(str, clients))
             )
         after = max(common, default=None)
     for k, rounds in learnt.items():
-        since = rounds[:1] if keeps else []  # from then on, it has its own
+        since = rounds[:1] if keeps else []  # it has its own model from then on
         if after is None or not (after in rounds or (since and after >= since[0])):
             some = ", ".join(map(str, rounds[:10])) + (", …" if len(rounds) > 10 else "")
             where = f" in round {after}; it did in {some}" if rounds else " in any round"
-            raise RunFolderError(f"client {k} learnt nothing of its own{where}")
+            raise RunFolderError(f"client {k} was not trained{where}")
     assert after is not None
     again = replay(run, after - 1, on_round, dataset)
     trained: dict[int, ClientModel] = {}
@@ -285,7 +287,7 @@ def client_models(
         if k not in trained and (own := again.own_model(k)) is not None:
             trained[k] = own
         if k not in trained:
-            raise RunFolderError(f"client {k} has no model of its own after round {after}")
+            raise RunFolderError(f"client {k} has no own model after round {after}")
     return trained, again
 
 
@@ -351,7 +353,7 @@ class ModelSnapshot:
 
     @property
     def _task(self) -> tuple[int, tuple[int, ...]] | None:
-        """Of a client in a stream of tasks: that of the round, and its classes."""
+        """The current task of a client in continual learning, and its classes."""
         splits = self.again.splits.at(self.again.after, self.again.experiment.train.rounds)
         if splits.labels is None or self.client is None:
             return None
@@ -359,7 +361,7 @@ class ModelSnapshot:
 
     @property
     def labels(self) -> tuple[int, ...] | None:
-        """Of a client in a stream of tasks: the classes that it chooses among; None for all."""
+        """In continual learning, the classes that the client's model can predict; None for all."""
         return self._task[1] if self._task else None
 
     @property
@@ -379,7 +381,7 @@ class ModelSnapshot:
 
     @property
     def suffix(self) -> str:
-        """For names of files: whose model, and of which round."""
+        """A suffix of file names with the client and the round."""
         whose = "" if self.client is None else f"-client-{self.client}"
         return f"{whose}-round-{self.again.after}"
 
@@ -404,7 +406,7 @@ class ModelSnapshot:
         again, own = self.again, self.own
         experiment, state = again.experiment, again.state
         last = again.after == again.run.last_round
-        sources = None  # of a client's rules: itself
+        sources = None  # a client's rules come from itself
         if self.client is None and isinstance(state, Sourced):
             sources = state.sources
         beside = {}
@@ -442,7 +444,7 @@ class ModelSnapshot:
         """Its scores on the central test set, see `Federation.evaluate`, if it has weights."""
         if not isinstance(self.own, Tensor):
             return {}
-        self.again.fed.begin_round(self.again.after)  # so that it draws what it drew then
+        self.again.fed.begin_round(self.again.after)  # for the same random numbers
         return self.again.fed.evaluate(self.own.cpu().numpy())
 
     def network(self) -> nn.Module:
@@ -458,10 +460,10 @@ class ModelSnapshot:
         return self._flat(self.own, self.labels).module.eval()
 
     def _flat(self, weights: Tensor, labels: tuple[int, ...] | None = None) -> FlatModel:
-        """Weights in a network of its own, apart from that which the run goes on with.
+        """Weights in a separate network, independent of the replay's.
 
         Args:
-            labels: of a stream of tasks: the classes that it chooses among.
+            labels: in continual learning, the classes that it can predict.
         """
         model = FlatModel(self.again.spec.build_model(), self.again.fed.device)
         model.restrict_classes(labels)
@@ -486,7 +488,7 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
     for k in whom:
         insist_on_client(run, k)
 
-    @cache  # it takes time, and few explainers ask for it
+    @cache  # slow, and needed by few explainers
     def again() -> Replay:
         return replay(run, dataset=dataset)
 
@@ -524,12 +526,12 @@ def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:
 
 
 def _prepared(fed: Federation, x: NDArray[Any]) -> Tensor:
-    """Raw inputs as the network takes them."""
+    """Raw inputs, prepared for the network."""
     return fed.prepare(x, np.zeros(len(x), np.int64)).x
 
 
 def _rounds_of(run: Run, client: int) -> list[int]:
-    """The rounds in which a client has learnt."""
+    """The rounds in which a client was trained."""
     if run.clients.empty:
         return []
     own = run.clients[run.clients["client"] == client]

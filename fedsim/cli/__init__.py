@@ -1,7 +1,7 @@
 """The command line.
 
-Its modules import no torch, Ray or pandas: each command imports what it needs when it is carried
-out, so that help and completion answer at once.
+Its modules do not import torch, Ray or pandas: each command imports what it needs when it runs, so
+that help and completion are fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TextIO
 
-from fedsim.cli import runs as _runs  # they add their commands, in the order of the help
+from fedsim.cli import runs as _runs  # registers the commands, in the order of the help
 
 # isort: split
 from fedsim.cli import new as _new
@@ -43,12 +43,12 @@ __all__ = ["app", "main"]
 del _audit, _components, _explain, _jobs, _look, _new, _results, _runs
 
 
-MOST_LINES = 6  # of a message
-MOST_CHARACTERS = 500  # of a line of it
+MOST_LINES = 6  # lines of a message
+MOST_CHARACTERS = 500  # characters of a line
 
 
 def main() -> None:
-    """Run the command line; errors meant for a person become one message and an exit code."""
+    """Run the command line; errors for users become one message and an exit code."""
     search_last(str(Path.cwd()))
     with orderly_end(), warnings.catch_warnings():
         warnings.showwarning = _warn
@@ -63,7 +63,7 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """fedsim's own warnings in a line; those of others as Python shows them."""
+    """Show fedsim's warnings in one line, others as Python does."""
     if category is FedsimWarning:
         err.print(f"warning: {message}", markup=False, highlight=False)
     else:
@@ -72,7 +72,7 @@ def _warn(
 
 def _carry_out() -> None:
     try:
-        app(prog_name="fedsim")  # by `python -m fedsim` as well
+        app(prog_name="fedsim")  # also for `python -m fedsim`
     except FedsimError as error:
         err.print(f"error: {_shortened(str(error))}", markup=False, highlight=False)
         if error.advice:
@@ -87,8 +87,8 @@ def _carry_out() -> None:
 
 
 def _shortened(message: str) -> str:
-    """A message that fits a screen, whatever names and values it quotes."""
-    half = MOST_CHARACTERS // 2  # what is wrong may stand at the end
+    """A message shortened to fit a screen."""
+    half = MOST_CHARACTERS // 2  # the end may be important
     lines = [
         line if len(line) <= MOST_CHARACTERS else f"{line[:half]} … {line[-half:]}"
         for line in message.splitlines()

@@ -21,11 +21,11 @@ from fedsim.registry import first_line, nearest, summary
 if TYPE_CHECKING:
     from fedsim.registry import Config, Registry
 
-KINDS = {  # of components: where their registry is, and what they are
+KINDS = {  # kinds of components: their registry and description
     "methods": ("fedsim.methods", "federated algorithms"),
     "datasets": ("fedsim.data", "data sets, and readers of your own files"),
     "models": ("fedsim.models", "network architectures and rule models"),
-    "partitions": ("fedsim.data", "ways to deal the data out to clients"),
+    "partitions": ("fedsim.data", "ways to divide data among clients"),
     "objectives": ("fedsim.objectives", "losses and metrics"),
     "attributions": ("fedsim.explain.attribution", "relevance maps of networks"),
     "explainers": ("fedsim.explain", "explanations of models and of runs"),
@@ -35,13 +35,13 @@ KINDS = {  # of components: where their registry is, and what they are
 }
 
 
-METRICS = ("metrics", "scores beside those of the objective: evaluate.metrics")
+METRICS = ("metrics", "additional scores: evaluate.metrics")
 
 
 def registered(kind: str) -> list[str]:
-    """Names of fedsim's own components of a kind, for completion.
+    """Names of built-in components of a kind, for completion.
 
-    They are read from its source, because importing it takes seconds.
+    They are read from the source, because imports take seconds.
     """
     pattern = rf'^@{kind}\.register\n(?:@.+\n)*class .+:\n(?:    .*\n|\n)*?    \w+: str = "(\w+)"'
     sources = Path(fedsim.__file__).parent.rglob("*.py")
@@ -90,7 +90,7 @@ def list_command(
         return
     if kind not in KINDS:
         if kind == "metrics":
-            raise BadInput("metrics have no keys; fedsim list metrics says what each is")
+            raise BadInput("metrics have no keys; fedsim list metrics describes them")
         raise BadInput(f"there is no list of '{kind}'{nearest(kind, [*KINDS, 'metrics'])}")
     registry: Registry[Any] = getattr(import_module(KINDS[kind][0]), kind)
     if name is not None:

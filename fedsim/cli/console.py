@@ -21,12 +21,12 @@ from fedsim.words import duration as duration
 from fedsim.words import short as short
 from fedsim.words import size as size
 
-UsageError = typer.BadParameter.__base__  # of click, which typer brings under another name
+UsageError = typer.BadParameter.__base__  # click's, which typer vendors
 TAKE_LATEST = ("attack", "explain", "pack", "verify")  # commands; see `latest`
 
 
 class _Commands(TyperGroup):
-    """Says of some misuses what was probably meant."""
+    """Adds suggestions to usage errors."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -40,7 +40,7 @@ class _Commands(TyperGroup):
 
 
 def _what_was_meant(error: Any) -> str:
-    """Of a key of the experiment that is written as an option; of several folders for one."""
+    """A suggestion for an experiment's key written as an option, or for too many folders."""
     command = error.ctx and error.ctx.command
     if command is None:
         return ""
@@ -62,7 +62,7 @@ def _what_was_meant(error: Any) -> str:
 
 
 def key_of(name: str) -> str:
-    """The `section.key` that a key's name alone means, as far as that is clear."""
+    """The `section.key` of a key's name, if it is unambiguous."""
     from fedsim.experiment import COMPONENTS, Experiment
     from fedsim.training import Train
 
@@ -89,12 +89,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# No emoji: «:100:» is a line number, not a pictogram.
+# No emoji: «:100:» is a line number.
 out = Console(
     highlight=False,
     soft_wrap=True,
     emoji=False,
-    width=None if sys.stdout.isatty() else 160,  # a file or a pipe has no width of its own
+    width=None if sys.stdout.isatty() else 160,  # files and pipes have no width
 )
 err = Console(stderr=True, soft_wrap=True, emoji=False)
 
@@ -130,10 +130,10 @@ def options(
 
 
 def latest(folder: Path, kind: str | None = None) -> Path:
-    """The folder of results that is given, or the latest below it, which is named on stderr.
+    """The given folder of results, or the latest below it, which is named on stderr.
 
     Args:
-        kind: of results, such as `run`; any if not given.
+        kind: kind of results, for example `run`; by default any.
     """
     from fedsim.results.manifest import is_at, latest_first
 
@@ -147,7 +147,7 @@ def latest(folder: Path, kind: str | None = None) -> Path:
 
 
 def print_table(table: Table) -> None:
-    """Print a table without the blanks that fill its last column."""
+    """Print a table without trailing spaces."""
     with out.capture() as capture:
         out.print(table)
     for line in capture.get().splitlines():
@@ -155,7 +155,7 @@ def print_table(table: Table) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Print what a script reads: strict JSON, in which numbers that are not finite are null."""
+    """Print strict JSON for scripts, with null for numbers that are not finite."""
     typer.echo(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -169,10 +169,10 @@ def _finite(content: Any) -> Any:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Within, files that cannot be written are one message.
+    """Context in which files that cannot be written are one error message.
 
     Raises:
-        RunError: it names the file.
+        RunError: a file cannot be written; the message names it.
     """
     try:
         yield

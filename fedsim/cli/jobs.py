@@ -48,13 +48,13 @@ def submit_command(
         follow(cluster, job, lambda text: typer.echo(text, nl=False))
     except KeyboardInterrupt:
         err.print(
-            f"\nthe job goes on without being followed; to stop it, and to bring its results:\n"
-            f"  fedsim stop {where}\n  fedsim fetch {where}",
+            "\nthe job continues in the background; to stop it, or fetch its results:\n  fedsim "
+            f"stop {where}\n  fedsim fetch {where}",
             markup=False,
             highlight=False,
         )
         sys.exit(130)
-    out.print(f"to bring the results here:\n  fedsim fetch {where}", markup=False)
+    out.print(f"to fetch the results:\n  fedsim fetch {where}", markup=False)
 
 
 @app.command("jobs")

@@ -24,7 +24,7 @@ from fedsim.cli.console import (
     writing,
 )
 
-if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
+if TYPE_CHECKING:  # these import torch: imported by the commands that need them
     from fedsim.cluster.placement import Node
     from fedsim.config_file import RawConfig
     from fedsim.experiment import Experiment
@@ -60,14 +60,14 @@ def data_command(
             out.print()
     if len(variants) > MOST_VARIANTS:
         more = list(variants)[MOST_VARIANTS:]
-        out.print(f"… and {len(more)} variants more: {'; '.join(more)}", markup=False)
+        out.print(f"… and {len(more)} more variants: {'; '.join(more)}", markup=False)
     seeds = {experiment.seed for experiment in experiments}
     if len(seeds) > 1:
-        out.print(f"dealt out with seed {experiments[0].seed}, the first of {len(seeds)}")
+        out.print(f"partitioned with seed {experiments[0].seed}, the first of {len(seeds)}")
 
 
 def _experiments(config: RawConfig) -> list[Experiment]:
-    """The experiment of a file, or those of its grid, or those that stand for its search."""
+    """The experiment of a file, those of its grid, or representative ones of its search."""
     if "grid" in config.content:
         from fedsim.sweep.grid import GridSweep
 
@@ -82,7 +82,7 @@ def _experiments(config: RawConfig) -> list[Experiment]:
 
 
 def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
-    """Those that differ in their data or partition, each by the keys in which they do."""
+    """Experiments that differ in data or partition, by the keys that differ."""
     from fedsim.config_file import flat
 
     settings = [
@@ -117,7 +117,7 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
         table.add_row(str(k), *name, *(str(n) if n else "·" for n in cells))
     print_table(table)
     if shown < len(counts):
-        out.print(f"… and {len(counts) - shown} clients more")
+        out.print(f"… and {len(counts) - shown} more clients")
     sizes = counts.sum(axis=1)
     axis, groups = (
         ("class", "classes") if dataset.classes else ("target", "parts of the target's range")
@@ -193,7 +193,7 @@ def report_command(
     from fedsim.results.report import report
 
     if watch:
-        out.print("the page is kept up to date until all has finished; Ctrl-C stops that")
+        out.print("updating the page until everything has finished; stop with Ctrl-C")
     written = report(*folders, out=page, rows=rows, columns=columns, latex=latex, csv=csv,
                      figures=figures, watch=watch)  # fmt: skip
     say_written(path for path in (written, latex, csv, figures) if path is not None)
@@ -208,7 +208,7 @@ def verify_command(
     """Check that the files of a folder are unchanged since they were written."""
     from fedsim.results.verify import insist_on_whole
 
-    out.print(f"nothing is damaged ({insist_on_whole(latest(folder))} folder(s))")
+    out.print(f"no damage found ({insist_on_whole(latest(folder))} folder(s))")
 
 
 @app.command("pack")
@@ -233,7 +233,7 @@ def pack_command(
         ends = ", ".join(
             f"{count} {status}" for status, count in sorted(packed.unfinished.items())
         )
-        out.print(f"not all runs finished, and these are packed as they are: {ends}")
+        out.print(f"not all runs are finished; packed anyway: {ends}")
     out.print(f"written: {short(packed.path.absolute())}", markup=False)
     out.print(f"{packed.files} files, {size(packed.path.stat().st_size)}")
     out.print(f"sha256: {packed.sha256}")
@@ -266,7 +266,7 @@ def doctor_command(
 
 
 def _diagnose(experiment: Experiment, nodes: Sequence[Node]) -> None:
-    """What the experiment would get. Raises what would stop it."""
+    """Print the experiment's resources. Raises errors that would stop it."""
     import numpy as np
     import psutil
     import ray

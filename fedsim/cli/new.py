@@ -16,7 +16,7 @@ from fedsim.registry import nearest
 
 TEMPLATES = Path(__file__).with_name("templates")
 KINDS = ("method", "model", "data", "explainer", "experiment")
-# Of each template the file that is made of it.
+# The file made from each template.
 FILES = {
     "{kind}.py": "{name}.py",
     "{kind}.yaml": "{name}.yaml",
@@ -42,7 +42,7 @@ def new_command(
 ) -> None:
     """Create a template of a method, model, data set, explainer or experiment, with a test."""
     if kind not in KINDS:
-        raise BadInput(f"there is no '{kind}' to start{nearest(kind, KINDS)}")
+        raise BadInput(f"there is no template '{kind}'{nearest(kind, KINDS)}")
     _check_name(name)
     files = {
         TEMPLATES / template.format(kind=kind): Path(file.format(name=name))
@@ -53,7 +53,7 @@ def new_command(
         if path.exists():
             raise BadInput(f"{path}: exists; nothing was written")
     if importlib.util.find_spec(name) is not None:
-        raise BadInput(f"'{name}' is the name of a module that is installed; choose another one")
+        raise BadInput(f"'{name}' is the name of an installed module; choose another one")
     title = "".join(part.capitalize() for part in name.split("_"))
     with writing():
         for template, path in files.items():
@@ -67,10 +67,10 @@ def new_command(
 
 
 def _check_name(name: str) -> None:
-    """Refuse what Python could not import.
+    """Reject names that Python could not import.
 
     Raises:
-        BadInput: with a name that it could.
+        BadInput: the name is invalid; the message suggests another.
     """
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name):
         return

@@ -29,7 +29,7 @@ from fedsim.cli.console import (
 )
 from fedsim.errors import ClientError, FedsimError, MethodError, RunError
 
-if TYPE_CHECKING:  # these bring torch: imported by the commands that need them
+if TYPE_CHECKING:  # these import torch: imported by the commands that need them
     from fedsim import Grid, Run, Search
     from fedsim.progress import TerminalBar
     from fedsim.results.folder import Folder
@@ -177,7 +177,7 @@ class _Lines:
     ) -> None:
         if kind is None or self._folder is None or not _resumable(error):
             return
-        _advise(error, f"to go on:\n  fedsim resume {short(self._folder.path)}")
+        _advise(error, f"to continue:\n  fedsim resume {short(self._folder.path)}")
 
 
 def _grid_summary(folder: Grid) -> None:
@@ -204,7 +204,7 @@ def _grid_summary(folder: Grid) -> None:
     if tested:
         table.add_column("p", justify="right")
     scores = [mean_std(summary[f"{f}_mean"], summary[f"{f}_std"]) for f in figures]
-    # iterrows would make floats of counts
+    # iterrows would convert counts to floats
     for row, *of_row in zip(summary.to_dict("records"), *scores, strict=True):
         cells = [str(row[axis]) for axis in axes] + [str(row["seeds"]), *of_row]
         cells.append(size(row["total_bytes_mean"]))
@@ -244,7 +244,7 @@ def _search_summary(folder: Search) -> None:
     rows = folder.trials
     rows = rows[rows["status"] == "finished"]
     if rows.empty:
-        raise RunError(f"no trial came to its end; {folder.path / 'trials.csv'} says why")
+        raise RunError(f"no trial finished; {folder.path / 'trials.csv'} says why")
     finished = len(rows)
     if several:
         rows = folder.pareto
@@ -280,25 +280,25 @@ def _search_summary(folder: Search) -> None:
 
 
 def _tell_failures(failed: Sequence[Mapping[Any, Any]]) -> None:
-    """Name the runs that failed, if there are any, and leave with exit code 1."""
+    """Raise an error that names failed runs, if any (exit code 1)."""
     if failed:
         lines = "".join(f"\n  {run['folder']}: {run['error']}" for run in failed)
         raise RunError(f"{len(failed)} run(s) failed:{lines}")
 
 
 def _advise(error: BaseException | None, how: str, when: str = "") -> None:
-    """Have the end of a command say how to go on: below its error, if there is one to be told."""
+    """Say how to continue at the end of a command, below its error if there is one."""
     if isinstance(error, KeyboardInterrupt):
         err.print(f"interrupted{when}; {how}", markup=False, highlight=False)
         sys.exit(130)
     if isinstance(error, FedsimError):
-        error.advice = f"broke off{when}; {how}"
+        error.advice = f"failed{when}; {how}"
     else:
-        err.print(f"broke off{when}; {how}", markup=False, highlight=False)
+        err.print(f"failed{when}; {how}", markup=False, highlight=False)
 
 
 def _resumable(error: BaseException | None) -> bool:
-    """Whether what broke off may end otherwise when it is resumed."""
+    """Whether a failed command may succeed when it is resumed."""
     return not isinstance(error, RunError) or error.resumable
 
 
@@ -343,14 +343,14 @@ class _Screen:
             return
         when = f" after round {self._latest}" if self._latest else ""
         path = short(self._run.path)
-        how = f"to go on:\n  fedsim resume {path}"
+        how = f"to continue:\n  fedsim resume {path}"
         if isinstance(error, ClientError | MethodError):
             how = (
                 f"traceback in {path}/log.txt; once fixed, continue with:\n  fedsim resume {path}"
             )
-        if issubclass(kind, SystemExit):  # whatever its code, the run has not ended well
+        if issubclass(kind, SystemExit):  # an error, whatever the exit code
             ended = RunError("code of the experiment has ended the process (sys.exit)")
-            ended.advice = f"broke off{when}; {how}"
+            ended.advice = f"failed{when}; {how}"
             raise ended from error
         _advise(error, how, when)
 
@@ -363,7 +363,7 @@ def _summary(done: Run) -> None:
     rounds = done.rounds
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # a path that is cut off opens nothing
+    table.add_column(overflow="fold")  # a truncated path is useless
     metric = done.primary_metric
     evaluated = metric.column in rounds
     scores = rounds[metric.column].dropna() if evaluated else rounds["round"][:0]

@@ -12,7 +12,7 @@ from types import FrameType
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """Within, the first of these signals is a KeyboardInterrupt; a second one ends the process.
+    """Context in which the first of these signals is a KeyboardInterrupt; a second one kills.
 
     The exit code is that of a shell: 128 and the number of the signal.
     """
@@ -25,7 +25,7 @@ def orderly_end() -> Iterator[None]:
         raise KeyboardInterrupt
 
     def stop_like_ctrl_c(number: int, frame: FrameType | None) -> None:
-        # Ray Tune has a handler of its own for Ctrl-C, which ends all trials first.
+        # Ray Tune handles Ctrl-C itself and ends all trials first.
         others = signal.getsignal(signal.SIGINT)
         if others is stop or not callable(others):
             stop(number, frame)
@@ -36,8 +36,8 @@ def orderly_end() -> Iterator[None]:
 
     handlers = {signal.SIGINT: stop, signal.SIGTERM: stop_like_ctrl_c}
     handlers[signal.SIGHUP] = stop_like_ctrl_c
-    # What is ignored stays so: `nohup` and the background of a shell mean it. But a job is to be
-    # stopped by SIGINT, also of a cluster that was started in the background.
+    # Ignored signals stay ignored, for `nohup` and background processes. But a job must be
+    # stoppable by SIGINT, even on a cluster that was started in the background.
     is_job = os.environ.get("RAY_JOB_STOP_SIGNAL") == "SIGINT"
     caught = [
         each

@@ -17,24 +17,24 @@ from fedsim.explain.images import as_pixels, draw_relevances
 from fedsim.explain.inputs import Inputs
 
 MOST_DRAWN = 24  # inputs in a picture
-MOST_NAMED = 5  # words or features for a decision, and as many against it
+MOST_NAMED = 5  # words or features for a decision, and the same number against it
 
 
 @dataclass(frozen=True)
 class Attributed(Explanation):
-    """What decisions of a network owe to each part of its inputs.
+    """The relevance of each part of inputs for a network's decisions.
 
     Args:
-        title: whose network.
-        file: the picture's name, without its ending.
+        title: the network's title.
+        file: the picture's file name, without its suffix.
         attribution: the name of the attribution.
-        dataset: that the inputs are like.
-        inputs: n of them.
-        relevance: (n, ...) signed, of pixels (channels are added up), features or words, for the
-            class decided upon.
-        decisions: that class, or the number predicted.
-        probabilities: of the class; empty for a regression.
-        baseline: what inputs are compared with; empty if with nothing.
+        dataset: the data set whose form the inputs have.
+        inputs: the n inputs.
+        relevance: (n, ...) signed, of pixels (summed over channels), features or words, for the
+            predicted class.
+        decisions: the predicted class or number.
+        probabilities: probability of the class; empty for a regression.
+        baseline: what inputs are compared with; empty if there is no baseline.
     """
 
     title: str
@@ -58,14 +58,14 @@ class Attributed(Explanation):
         return self.probabilities or (None,) * len(self.decisions)
 
     def text(self) -> str:
-        """What each decision owes most to: words or features; of an image, to how much of it."""
+        """The most relevant parts of each input; of images, the share with half of it."""
         lines = [f"{self.title}, {self.attribution}:"]
         if self.baseline:
             lines.append(f"(baseline: {self.baseline})")
         for k, title in enumerate(self.titles):
             lines.append(f"\n{title}")
             if not self.relevance[k].any():
-                lines.append("  nothing of it is of any relevance")
+                lines.append("  no part of it is relevant")
             elif self._images:
                 lines.append(f"  half of the relevance is in {self._half(k):.1%} of its pixels")
             else:
@@ -75,7 +75,7 @@ class Attributed(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """Of each input: the decision, and what it owes most to, as in the text."""
+        """One row per input: the decision, and the most relevant parts, as in the text."""
         found: list[dict[str, float | int | str | None]] = []
         for k, name in enumerate(self.inputs.names):
             row: dict[str, float | int | str | None] = {
@@ -96,12 +96,12 @@ class Attributed(Explanation):
         return len(self.dataset.shape) == 3
 
     def _half(self, k: int) -> float:
-        """In which share of an image's pixels half of the relevance is."""
+        """The share of an image's pixels that has half of the relevance."""
         size = np.sort(np.abs(self.relevance[k]).ravel())[::-1]
         return (int(np.searchsorted(size.cumsum(), size.sum() / 2)) + 1) / size.size
 
     def _most(self, k: int, about: str) -> str:
-        """What is most relevant `for` or `against` a decision: «lovely +1.2, head +0.3»."""
+        """The most relevant parts `for` or `against` a decision: «lovely +1.2, head +0.3»."""
         own, parts = self.relevance[k].ravel(), self._parts(k)
         order = np.argsort(-own[: len(parts)], kind="stable").tolist()
         some = order[:MOST_NAMED] if about == "for" else order[::-1][:MOST_NAMED]
@@ -109,7 +109,7 @@ class Attributed(Explanation):
         return ", ".join(f"{parts[i]} {own[i]:+.4g}" for i in told)
 
     def _parts(self, k: int) -> tuple[str, ...]:
-        """What an input that is no image consists of."""
+        """The parts of an input that is not an image."""
         data = self.dataset
         if data.words:
             return self.inputs.words[k]
@@ -118,7 +118,7 @@ class Attributed(Explanation):
         return tuple(f"x[{', '.join(map(str, place))}]" for place in np.ndindex(*data.shape))
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the inputs, the first ones if there are many, with what is owed to their parts."""
+        """Draw the (first) inputs with the relevance of their parts."""
         path, title = folder / f"{self.file}.png", f"{self.title}, {self.attribution}"
         data, x = self.dataset, self.inputs.x[:MOST_DRAWN]
         titles, relevance = self.titles[:MOST_DRAWN], self.relevance[:MOST_DRAWN]

@@ -46,18 +46,18 @@ from fedsim.models.rationale import RationaleClassifier
 from fedsim.registry import Registry, import_object
 from fedsim.training import logits
 
-# Rows at a time: always the same, because the bits of a matrix product depend on how many.
+# Rows at a time, fixed because the bits of a matrix product depend on their number.
 BATCH = 64
 
-_COMPARED = 8  # rows on which a canonised network must do what the network does
+_COMPARED = 8  # rows on which the canonised network is compared with the network
 
 
 class OfDecision(FeatureExplainer, ABC):
-    """Explains single decisions by their relevances, in text and pictures.
+    """Explains single decisions by relevances, in text and pictures.
 
     Attributes:
-        zero_baseline: whether relevances say how an input differs from zero; the text then says
-            what zero is.
+        zero_baseline: whether relevances are differences from an input of zeros; the text then
+            says what zero means.
     """
 
     zero_baseline: ClassVar[bool] = False
@@ -162,10 +162,10 @@ class Attribution(OfDecision, ABC):
         self.check_network(model.network)
         if isinstance(model.network, RationaleClassifier) and model.network.features.sampled:
             raise ExperimentError(
-                "model.evaluate=sampled draws the words that it decides by; what an attribution "
-                "says of it would be chance"
+                "model.evaluate=sampled samples the words that it reads, so an attribution "
+                "would be random"
             )
-        if self.differentiates:  # some of what it cannot do is seen when it is done
+        if self.differentiates:  # some problems show only in a call
             x, y = data.prepare(data.dataset.x[:1]), torch.zeros(1, dtype=torch.int64)
             self.relevance(model.network, x, y, np.random.default_rng(0))
 
@@ -193,7 +193,7 @@ def heatmap(relevance: Tensor) -> Tensor:
 
 
 class _OfGradients(Attribution):
-    """What is made of gradients of f_y with respect to inputs: for any differentiable network."""
+    """Base class of attributions from gradients of f_y, for any differentiable network."""
 
     differentiates: ClassVar[bool] = True
 
@@ -216,7 +216,7 @@ class _OfGradients(Attribution):
         Args:
             gradient: ∂f_y/∂x at a batch of inputs.
             x: (b, ...) inputs, b ≤ BATCH.
-            rng: for what is random.
+            rng: source of randomness.
         """
 
 
@@ -356,7 +356,7 @@ class Occlusion(Attribution):
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
     ) -> Tensor:
-        # A word is a part of its own, as is an entry of a vector.
+        # Each word, or entry of a vector, is one part.
         groups = group_parts(tuple(x.shape[1:]), self.size)
         part_of = torch.from_numpy(groups.index).to(x.device)
         entries = part_of.flatten().bincount() * (x.shape[1] if x.dim() == 4 else 1)
@@ -453,18 +453,18 @@ class Lrp(Attribution):
         if low is None and high is None:
             return self
         if self.composite != "epsilon_gamma_box":
-            raise ValueError("low and high belong to composite: epsilon_gamma_box")
+            raise ValueError("low and high need composite: epsilon_gamma_box")
         if low is None or high is None or not low or len(low) != len(high):
-            raise ValueError("low and high go together, a value of each for every channel")
+            raise ValueError("low and high must be given together, with one value per channel")
         if any(a >= b for a, b in zip(low, high, strict=True)):
             raise ValueError("low must be below high")
         return self
 
     def check_network(self, network: nn.Module) -> None:
-        """Refuse layers without a rule.
+        """Reject layers without a rule.
 
         Raises:
-            ExperimentError: it names the first of them.
+            ExperimentError: there are some; the message names the first.
         """
         self._canonised(network)
 
@@ -488,7 +488,7 @@ class Lrp(Attribution):
         return found
 
     def _canonised(self, network: nn.Module) -> nn.Module:
-        """A copy in evaluation, with batch norm merged and sums made modules.
+        """A copy in evaluation mode, with batch norm merged and sums converted to modules.
 
         Raises:
             ExperimentError: a layer has no rule.
@@ -513,7 +513,7 @@ class Lrp(Attribution):
         for step in steps:
             for done in step.apply(canonised):
                 if isinstance(done, canonizers.MergeBatchNorm):
-                    done.batch_norm.eps = 0  # what is left of it does nothing
+                    done.batch_norm.eps = 0  # now the identity
                     merged.append(done.batch_norm)
         canonised.requires_grad_(False)
         self._refuse_unknown(canonised, merged)
@@ -537,22 +537,22 @@ class Lrp(Attribution):
     def _refuse(self, name: str, module: nn.Module, what: str) -> None:
         where = f"layer {name}" if name else "the network itself"
         raise ExperimentError(
-            f"attribution {self.name}: {where} ({type(module).__name__}): {what}. LRP takes "
-            "convolutions, linear layers, batch norm right after them, ReLU and its like, "
-            "pooling, flattening and dropout; attributions for any differentiable network: "
+            f"attribution {self.name}: {where} ({type(module).__name__}): {what}. LRP supports "
+            "convolutions, linear layers, batch norm right after them, ReLU and similar "
+            "activations, pooling, flattening and dropout; for any differentiable network, use "
             "gradient, gradient_x_input, smoothgrad, integrated_gradients"
         )
 
     def _refuse_changed(self, network: nn.Module, canonised: nn.Module, x: Tensor) -> None:
-        """Merging goes by the order of definition, which need not be that of the calls."""
+        """Check the copy: merging assumes that layers are called in the order of definition."""
         with torch.no_grad():
             before, after = network(x), canonised(x)
         scale = before.nan_to_num().abs().amax().item() if before.numel() else 0.0
         if not torch.allclose(before, after, rtol=0, atol=1e-2 * scale + 1e-6, equal_nan=True):
             raise ExperimentError(
-                f"attribution {self.name}: with batch norm merged and sums made modules, the "
-                "network computes something else. Define its layers in the order in which they "
-                "are called, and each batch norm right after the one layer that it follows"
+                f"attribution {self.name}: with batch norm merged and sums converted to modules, "
+                "the network's output changes. Define layers in the order of their calls, and "
+                "each batch norm right after the layer that it follows"
             )
 
     def _rules(self, x: Tensor) -> Any:
@@ -568,21 +568,21 @@ class Lrp(Attribution):
         )
 
     def _box(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and greatest values, (1 or b, 1 or C, 1, ...)."""
+        """The minimum and maximum values, (1 or b, 1 or C, 1, ...)."""
         if self.low is None or self.high is None:
             axes = tuple(range(2, x.dim())) or (1,)
             return x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
         if len(self.low) not in (1, x.shape[1]):
             raise ExperimentError(
-                f"attribution {self.name}: low and high have {len(self.low)} values, "
-                f"the inputs {x.shape[1]} channels"
+                f"attribution {self.name}: low and high have {len(self.low)} values, but the "
+                f"inputs have {x.shape[1]} channels"
             )
         shape = 1, len(self.low), *[1] * (x.dim() - 2)
         return x.new_tensor(self.low).view(shape), x.new_tensor(self.high).view(shape)
 
     @contextlib.contextmanager
     def _order(self, canonised: nn.Module) -> Iterator[list[nn.Module]]:
-        """Within, the layers whose rules look at their inputs are listed as they are called."""
+        """Context that lists layers whose rules use their inputs, in the order of their calls."""
         types = _zennit("types")
         ruled = types.Linear, types.AvgPool, _zennit("layer").Sum
         called: list[nn.Module] = []
@@ -600,12 +600,12 @@ class Lrp(Attribution):
     def _refuse_unseen(
         self, canonised: nn.Module, logits: Tensor, called: list[nn.Module]
     ) -> None:
-        """What only a call shows: sums that are no modules, layers called twice, a late first."""
+        """Reject what only a call shows: sums outside modules, layers called twice."""
         joined = _joined(logits)
         if joined is not None:
             raise ExperimentError(
                 f"attribution {self.name}: a forward of the network joins two branches "
-                f"({joined}) where LRP cannot see it. Name a canonizer that makes it a "
+                f"({joined}) outside of modules. Name a canonizer that converts it to a "
                 "zennit.layer.Sum (attribution field canonizer: package.module:Name), or use "
                 "gradient, gradient_x_input, smoothgrad or integrated_gradients"
             )
@@ -620,13 +620,13 @@ class Lrp(Attribution):
             if isinstance(module, sort):
                 linear = [other for other in called if isinstance(other, types.Linear)]
                 if linear and linear[0] is not module:
-                    what = f"defined first, and so under the first rule of {self.composite}, but "
+                    what = f"defined first, so the first rule of {self.composite} applies, but "
                     self._refuse(name, module, what + "another layer is called before it")
                 return
 
 
-# Layers that need no rule of their own: their gradient, or the rule for activations, is right.
-# Sigmoid, Softplus and their like are missing: they give what is relevant to an input of zero.
+# Layers that need no own rule, because their gradient or the rule for activations is right.
+# Sigmoid, Softplus and similar ones are missing: they are not zero at zero.
 _LAYERS = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU),
     *(nn.SiLU, nn.Hardswish, nn.Hardtanh, nn.Tanh, nn.Softsign, nn.Hardshrink, nn.Softshrink),
@@ -643,19 +643,19 @@ def _own_canonizer(name: str) -> Any:
     """The user's canonizer.
 
     Raises:
-        PydanticCustomError: there is none of that name.
+        PydanticCustomError: there is no such canonizer.
     """
-    base = _zennit("canonizers").Canonizer  # first: the user's module imports it too
+    base = _zennit("canonizers").Canonizer  # first, because the user's module imports it, too
     make = import_object(name, "canonizer")
     if not (inspect.isfunction(make) or (inspect.isclass(make) and issubclass(make, base))):
         raise PydanticCustomError(
             "not_a_canonizer",
-            "'{name}' is neither a zennit.canonizers.Canonizer nor a function that makes one",
+            "'{name}' is neither a zennit.canonizers.Canonizer nor a function that returns one",
             {"name": name},
         )
     try:
         made = make()
-    except Exception as error:  # whatever the user's own raises
+    except Exception as error:  # a user's code may raise anything
         raise PydanticCustomError(
             "not_a_canonizer",
             "canonizer '{name}' cannot be called without arguments: {error}",
@@ -664,14 +664,14 @@ def _own_canonizer(name: str) -> Any:
     if not isinstance(made, base):
         raise PydanticCustomError(
             "not_a_canonizer",
-            "'{name}' gives no zennit.canonizers.Canonizer, but {type}",
+            "'{name}' returns {type}, not a zennit.canonizers.Canonizer",
             {"name": name, "type": type(made).__name__},
         )
     return made
 
 
 def _block_with_sum(name: str, module: nn.Module) -> dict[str, Any] | None:
-    """For a Zennit AttributeCanonizer: the sum in our residual block as a module."""
+    """For Zennit's AttributeCanonizer: the sum in fedsim's residual block as a module."""
     if not isinstance(module, ResidualBlock):
         return None
 
@@ -686,17 +686,17 @@ def _block_with_sum(name: str, module: nn.Module) -> dict[str, Any] | None:
 
 
 def _hands_on(module: nn.Module) -> bool:
-    """Whether a module without parameters returns its very input in evaluation (dropout)."""
+    """Whether a module without parameters is the identity in evaluation (dropout)."""
     values = torch.tensor([-1.0, 1.0]).view(1, 2, 1, 1)
     probe = values.clone()
     try:
         return module(probe) is probe and torch.equal(probe, values)
-    except Exception:  # whatever a module makes of an input that is none
+    except Exception:  # any error for an invalid input
         return False
 
 
 def _joined(logits: Tensor) -> str | None:
-    """The name of an operation with two differentiable operands, concatenation aside."""
+    """The name of an operation with two differentiable operands, except concatenation."""
     todo, seen = [logits.grad_fn], {logits.grad_fn}
     while todo:
         node = todo.pop()
@@ -750,7 +750,7 @@ def _refuse_integers(name: str, x: Tensor) -> None:
 
 @contextlib.contextmanager
 def _evaluation(network: nn.Module) -> Iterator[None]:
-    """Within, all modules are in evaluation; then each is in the mode that it was in."""
+    """Context in which all modules are in evaluation mode; afterwards modes are restored."""
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
@@ -761,7 +761,7 @@ def _evaluation(network: nn.Module) -> Iterator[None]:
 
 
 def _differentiable_rnn(network: nn.Module, x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """cuDNN's recurrent layers have no gradient in evaluation; PyTorch's own have."""
+    """Context without cuDNN's recurrent layers, which have no gradient in evaluation mode."""
     if x.is_cuda and any(isinstance(module, nn.RNNBase) for module in network.modules()):
         return torch.backends.cudnn.flags(enabled=False)
     return contextlib.nullcontext()

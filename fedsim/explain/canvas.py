@@ -1,4 +1,4 @@
-"""What pictures of explanations have in common: figures without a window, measured in inches."""
+"""Shared code of pictures: figures without a window, measured in inches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
-_NARROWEST, _LETTER = 4.0, 0.083  # inches: the lines of a title, one of its letters
+_NARROWEST, _LETTER = 4.0, 0.083  # inches: minimum width of a title's line, and of a letter
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of that size."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, because it is slow
+    """A figure of a given size."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -27,19 +27,19 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes at a place; what lies outside of the figure is saved with it."""
+    """Axes at a position; parts outside of the figure are saved, too."""
     W, H = figure.get_size_inches()
     return figure.add_axes((left / W, 1 - (top + height) / H, width / W, height / H))
 
 
 def save(figure: Figure, path: Path, title: str = "") -> None:
-    """As a PNG file, with all that was drawn and no more.
+    """Save as a PNG file, cropped to what was drawn.
 
     Args:
-        title: above all of it: whose model, after which round, by which explainer.
+        title: title above everything: model, round, explainer.
     """
     if title:
-        figure.draw_without_rendering()  # what a layout moves is where it will be
+        figure.draw_without_rendering()  # apply the layout first
         box = figure.get_tightbbox()  # in inches
         W, H = figure.get_size_inches()
         letters = int(max(box.width, _NARROWEST) / _LETTER)
@@ -55,7 +55,7 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
 
 
 def class_colours(classes: int) -> list[tuple[float, float, float]]:
-    """(red, green, blue) of each class, from 0 to 1; told apart easily up to 20 of them."""
+    """(red, green, blue) of each class, from 0 to 1; distinct for up to 20 classes."""
     import matplotlib as mpl
 
     if classes <= 20:
@@ -66,5 +66,5 @@ def class_colours(classes: int) -> list[tuple[float, float, float]]:
 
 
 def plain(text: str) -> str:
-    """Text in which no dollar signs make a formula."""
+    """Text in which dollar signs do not start a formula."""
     return text.replace("$", r"\$")

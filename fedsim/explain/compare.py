@@ -1,4 +1,4 @@
-"""What is said of several models in a round, side by side and against the time before: rows."""
+"""Rows of a round: explanations of several models, compared with each other and the last time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedsim.explain.measure import Explained, by_row
 from fedsim.explain.scores import Scores, mean_defined
 from fedsim.explain.section import PREFIXES, SIMILARITIES, Explain, Whose
 
-Key = tuple[Whose, int | None]  # of a model: whose it is, and of which client
-Maps = dict[str, dict[str, dict[str, NDArray[Any]]]]  # by explainer and model; and of what inputs
+Key = tuple[Whose, int | None]  # a kind of model, and its client
+Maps = dict[str, dict[str, dict[str, NDArray[Any]]]]  # by explainer and model; and their inputs
 Row = dict[str, float | int | str | None]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a round's explanations add to a run's tables.
+    """A round's additions to a run's tables.
 
     Args:
-        columns: of rounds.parquet.
-        rows: of explanations.parquet: one of each explainer and model.
-        maps: of maps.parquet: one of each explainer, model and input.
-        last: the maps to hold the next ones against, if `drift` is among the scores.
+        columns: columns of rounds.parquet.
+        rows: rows of explanations.parquet, one per explainer and model.
+        maps: rows of maps.parquet, one per explainer, model and input.
+        last: the maps that the next ones are compared with, if `drift` is among the scores.
     """
 
     columns: dict[str, float]
@@ -46,9 +46,9 @@ def recorded(
     """The rows of a round.
 
     Args:
-        section: resolved.
-        found: by explainer and model.
-        before: maps of the last time. Those of other inputs, of a task before, are left out.
+        section: the resolved section.
+        found: explanations by explainer and model.
+        before: maps of the last time. Those of other inputs (of an earlier task) are left out.
     """
     wanted = section.scores or ()
     columns: dict[str, float] = {}
@@ -57,7 +57,7 @@ def recorded(
     last: Maps = {}
     alike_by = similarities(section.top_k)
     for explainer, of_models in found.items():
-        if "drift" in wanted:  # a run that does not ask for it carries no maps along
+        if "drift" in wanted:  # maps are kept only if needed
             last[explainer] = {
                 _name(key): {"inputs": one.inputs, "relevance": one.relevance}
                 for key, one in of_models.items()
@@ -104,7 +104,7 @@ def _name(key: Key) -> str:
 
 
 def similarities(top_k: int | None) -> dict[str, Callable[..., Scores]]:
-    """How alike two maps (m, P) are, input by input."""
+    """The similarities of two maps (m, P), for each input."""
 
     def top(a: NDArray[Any], b: NDArray[Any]) -> Scores:
         P = a.shape[1]
@@ -120,7 +120,7 @@ def _alike(
     b: NDArray[np.float32],
     present: NDArray[np.bool_],
 ) -> dict[str, float]:
-    """Each similarity's mean over inputs, where it is defined."""
+    """The mean of each similarity over the inputs for which it is defined."""
     found = {how: mean_defined(by_row(score, present, a, b)) for how, score in alike_by.items()}
     return {how: mean for how, mean in found.items() if mean is not None}
 

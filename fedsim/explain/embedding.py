@@ -1,4 +1,4 @@
-"""Features of a network in the plane, by t-SNE."""
+"""Two-dimensional embeddings of a network's features, by t-SNE."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedsim.explain.canvas import class_colours, save
 
 @dataclass(frozen=True)
 class Embedding:
-    """Where t-SNE puts examples.
+    """The result of t-SNE.
 
     Args:
-        places: (n, 2).
-        divergence: KL(P ‖ Q) in nats of neighbourhoods among the features and in the plane; the
-            lower, the truer the picture.
+        places: (n, 2) positions.
+        divergence: KL(P ‖ Q) in nats between neighbourhoods of features and in the plane; lower is
+            more faithful.
     """
 
     places: NDArray[np.float32]
@@ -30,31 +30,32 @@ class Embedding:
 
 
 def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int) -> Embedding:
-    """Embed features with scikit-learn's Barnes-Hut t-SNE, from their principal components on.
+    """Embed features with scikit-learn's Barnes-Hut t-SNE, initialised by principal components.
 
     Args:
-        features: (n, D) numbers.
-        perplexity: about how many neighbours count, below n.
-        iterations: of gradient descent, 300 or more: the first 250 exaggerate.
-        seed: of what is random.
+        features: (n, D).
+        perplexity: effective number of neighbours, below n.
+        iterations: iterations of gradient descent, at least 300: the first 250 use early
+            exaggeration.
+        seed: random seed.
 
     Returns:
-        All places 0 and a divergence of NaN if all features are equal.
+        The embedding; if all features are equal, zeros and a divergence of NaN.
 
     Raises:
-        ExperimentError: no fewer neighbours than examples.
+        ExperimentError: perplexity is not below the number of examples.
 
     Source:
         van der Maaten and Hinton, Visualizing Data using t-SNE (JMLR 2008); the paper of XPFL
         (arXiv 2410.08634, Eq. 27) takes the divergence in bits: this one over ln 2.
     """
-    from sklearn.manifold import TSNE  # here, because scikit-learn is slow to import
+    from sklearn.manifold import TSNE  # slow to import
 
     if perplexity >= len(features):
         raise ExperimentError(
             f"perplexity={perplexity:g}: must be below the number of examples, {len(features)}"
         )
-    if np.ptp(features, axis=0).max() == 0:  # nothing to tell apart, over which t-SNE falls
+    if np.ptp(features, axis=0).max() == 0:  # t-SNE fails on equal features
         return Embedding(np.zeros((len(features), 2), dtype=np.float32), float("nan"))
     tsne = TSNE(
         n_components=2,
@@ -64,7 +65,7 @@ def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int)
         learning_rate="auto",
         random_state=seed,
     )
-    with threadpool_limits(1):  # sums by several threads differ in their last bits
+    with threadpool_limits(1):  # sums over several threads differ in the last bits
         places: NDArray[np.float32] = tsne.fit_transform(features)
     return Embedding(places, float(tsne.kl_divergence_))
 
@@ -79,7 +80,7 @@ def draw_embeddings(
     """Draw embeddings of the same examples side by side, coloured by class.
 
     Args:
-        embeddings: by what they are of.
+        embeddings: embeddings by name.
         labels: (n,) classes.
         class_names: their names.
         path: of the PNG file.

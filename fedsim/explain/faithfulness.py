@@ -19,11 +19,11 @@ from torch import Tensor
 from fedsim.errors import ExperimentError
 from fedsim.explain.scores import Scores, places
 
-_TOGETHER = 500  # inputs that are asked about at once, about
+_TOGETHER = 500  # inputs per evaluation, approximately
 
-# n inputs (n, ...) to the value (n,) of the decision upon each, such as its class's probability.
-# It is always asked about all n, in their order, for what was decided upon them unchanged; perhaps
-# several times over: (k·n, ...) to (k·n,).
+# n inputs (n, ...) to the value (n,) of each decision, for example the probability of its class.
+# It is always called with all n inputs in order, or with k copies of them: (k·n, ...) to (k·n,).
+# Decisions are those for the unchanged inputs.
 Predict = Callable[[Tensor], Tensor]
 
 
@@ -41,12 +41,12 @@ def by_part(attribution: Tensor) -> Scores:
 
 
 def arranged(x: Tensor) -> tuple[int, ...]:
-    """The shape of all parts of inputs, as they lie: (n, H, W) of images, and else that of x."""
+    """The shape of the inputs' parts: (n, H, W) for images, otherwise that of x."""
     return tuple(x[:, 0].shape if x.dim() == 4 else x.shape)
 
 
 def present(x: Tensor) -> NDArray[np.bool_]:
-    """(n, P) which parts inputs have: all, except for what comes after a document's end."""
+    """(n, P) which parts inputs have: all except padding after a document's end."""
     if x.is_floating_point():
         return np.ones(arranged(x), dtype=bool).reshape(len(x), -1)
     words: NDArray[np.bool_] = (x != 0).cpu().numpy()
@@ -256,9 +256,9 @@ def _values(
     parts = there.sum(axis=1, keepdims=True)
     changed = []
     for share in shares:
-        most = place < np.ceil(np.round(share * parts, 6))  # 0.07 · 100 is a little more than 7
+        most = place < np.ceil(np.round(share * parts, 6))  # 0.07 · 100 is slightly more than 7
         changed.append(without(x, ~most if kept else most))
-    together = max(1, _TOGETHER // len(x))  # a call for each share would take twice as long
+    together = max(1, _TOGETHER // len(x))  # one call per share would take twice as long
     found = [
         _value(predict, torch.cat(changed[k : k + together]))
         for k in range(0, len(changed), together)
@@ -275,7 +275,6 @@ def _value(predict: Predict, x: Tensor) -> Scores:
 def _refuse_documents(score: str, x: Tensor) -> None:
     if not x.is_floating_point():
         raise ExperimentError(
-            f"{score}: needs inputs of floating point, such as images, which can be changed a "
-            f"little; these are {str(x.dtype).removeprefix('torch.')}; for documents: "
-            "comprehensiveness"
+            f"{score}: needs floating-point inputs, for example images, which can be perturbed; "
+            f"these are {str(x.dtype).removeprefix('torch.')}; for documents: comprehensiveness"
         )

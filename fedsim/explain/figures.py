@@ -1,7 +1,7 @@
-"""Rule bases drawn for a person: what the conditions mean, the rules, which of them are active.
+"""Figures of rule bases: the meaning of conditions, the rules, and their activations.
 
-Nothing here knows a kind of rules: a condition is sampled over the range [0, 1] of its feature.
-It is crisp if it holds either fully or not at all there.
+They work for any kind of rules: a condition is sampled over the range [0, 1] of its feature. It is
+crisp if it holds either fully or not at all there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 40
 MOST_COLUMNS = 60  # features of the heat map
-MOST_TERMS = 9  # with more, each feature has words of its own
+MOST_TERMS = 9  # with more, each feature has its own terms
 BINS = 20  # of a feature's values
-_STEPS = 12_000  # of a sampled range; the peaks of up to 7 uniform fuzzy sets are among them
+_STEPS = 12_000  # of a sampled range; includes the peaks of up to 7 uniform fuzzy sets
 _SMALL, _FONT = 8, 9  # points
 _PANEL, _PANEL_OF_FEW, _GAP, _ROW = (1.65, 1.05), (2.6, 1.7), 0.2, 0.2  # inches
 _PALE, _SOLID, _NONE = "#a9c6e3", "#1f4e79", "#d95f02"
@@ -92,7 +92,7 @@ def draw_activations(found: Prediction, path: Path, title: str = "") -> None:
 
 @dataclass(frozen=True)
 class _Shape:
-    """A condition, or several at once, over [0, 1].
+    """One condition or several together, over [0, 1].
 
     Args:
         points: (p,) evenly spaced from 0 to 1.
@@ -108,7 +108,7 @@ class _Shape:
 
     @property
     def centre(self) -> float:
-        """Of the region of greatest membership; NaN where there is no membership."""
+        """The centre of the region of greatest membership; NaN without membership."""
         greatest = self.values.max()
         if greatest <= 0:
             return float("nan")
@@ -124,7 +124,7 @@ class _Shape:
 
     @property
     def stretches(self) -> list[tuple[float, float]]:
-        """Where it holds: from and to, right to half a step."""
+        """The intervals where it holds, accurate to half a step."""
         changes = np.diff(self.values > 0, prepend=False, append=False)
         ends = np.flatnonzero(changes).reshape(-1, 2)
         half = self.points[1] / 2
@@ -135,7 +135,7 @@ class _Shape:
 
 
 def _sample(conditions: Sequence[Condition]) -> _Shape:
-    """The least of some memberships, over [0, 1]."""
+    """The minimum of memberships, over [0, 1]."""
     points = np.linspace(0, 1, _STEPS + 1)
     return _Shape(points, np.min([c.membership(points) for c in conditions], axis=0))
 
@@ -230,15 +230,15 @@ def _shapes(rules: Sequence[Rule], features: Sequence[int]) -> dict[int, dict[st
 
 def _draw_boxes(panel: Axes, shapes: dict[str, _Shape], colours: ListedColormap) -> None:
     """Crisp conditions, from low at the top to high at the bottom."""
-    if not shapes:  # of a feature that no rule uses
+    if not shapes:  # no rule uses the feature
         panel.text(0.5, 0.5, "no condition", ha="center", va="center", fontsize=_SMALL)
     step = 1 / max(len(shapes), 1)
-    thick = min(0.55 * step, 0.09)  # the histogram stays visible
+    thick = min(0.55 * step, 0.09)  # keeps the histogram visible
     for k, (words, shape) in enumerate(shapes.items()):
         middle = 1 - (k + 0.5) * step
         stretches = [(start, end - start) for start, end in shape.stretches]
         colour = colours(shape.centre)
-        # The edge is for those too narrow to be seen.
+        # The edge makes very narrow ones visible.
         panel.broken_barh(
             stretches, (middle - thick / 2, thick), color=colour, linewidth=0.5, label=words
         )
@@ -286,7 +286,7 @@ def _rules(
     drawn = weight.barh(range(len(shown)), weights, 0.65, color=_SOLID)
     texts = [f"{w:,.0f}" if abs(w) >= 1000 else f"{w:.3g}" for w in weights]
     weight.bar_label(drawn, texts, padding=2, fontsize=_SMALL - 1)
-    # The longest bar leaves room for its number.
+    # Leaves room for the longest bar's number.
     least, greatest = min(*weights, 0), max(*weights, 0)
     weight.set(xlim=(1.7 * least, 1.7 * greatest) if least < greatest else (0, 1), xticks=())
     weight.axvline(0, color="black", linewidth=0.8)
@@ -305,7 +305,7 @@ def _rules(
     bar.tick_params(labelsize=_SMALL, length=2.5)
     notes = [
         "The weightiest rules first.",
-        "Colour: the middle of where the condition holds best; blank: no condition.",
+        "Colour: centre of the region where the condition holds best; blank: no condition.",
     ]
     if nowhere.any():
         notes.append("Cross: the condition holds nowhere in [0, 1].")
@@ -320,9 +320,9 @@ def _rules(
 
 
 def _centres(rules: Sequence[Rule], features: Sequence[int]) -> tuple[Array, NDArray[np.bool_]]:
-    """(R, features) where conditions point, NaN for none; and which hold nowhere in [0, 1].
+    """(R, features) centres of conditions, NaN for none; and which hold nowhere in [0, 1].
 
-    Several conditions of a rule on one feature are one: the least of their memberships counts.
+    Several conditions of a rule on one feature are combined by the minimum of their memberships.
     """
     column = {f: k for k, f in enumerate(features)}
     centres = np.full((len(rules), len(features)), np.nan)
@@ -367,7 +367,7 @@ def _activations(found: Prediction) -> Figure:
             0.45,
             decides,
             color=_NONE,
-            label="decides though it does not fire",
+            label="decides without firing",
         )
     above.set_xlim(0.4, R + 0.6)
     step = next((s for s in (1, 2, 5, 10, 20, 50) if s * wide / R > 0.19 + 0.15 * (s > 1)), 100)
@@ -408,7 +408,7 @@ def _activations(found: Prediction) -> Figure:
 
 
 def _most_used(rules: Sequence[Rule], count: int, most: int) -> list[int]:
-    """The features that most rules have conditions on, in their order; the first of equal ones."""
+    """The features used by most rules, in their order; ties by index."""
     used = np.zeros(count, np.int64)
     for rule in rules:
         used[list({condition.feature for condition in rule.conditions})] += 1
@@ -418,7 +418,7 @@ def _most_used(rules: Sequence[Rule], count: int, most: int) -> list[int]:
 def _terms(
     rules: Sequence[Rule], shapes: dict[int, dict[str, _Shape]], features: Sequence[int]
 ) -> dict[str, float]:
-    """Terms that features share, with where they point, from low to high; none if too many."""
+    """Terms that features share, with their centres, from low to high; none if too many."""
     used = {c.term: (c.feature, c.words) for rule in rules for c in rule.conditions}
     terms = {t: shapes[f][words].centre for t, (f, words) in used.items() if f in features}
     if len(terms) > MOST_TERMS:
@@ -427,7 +427,7 @@ def _terms(
 
 
 def _colours() -> ListedColormap:
-    """From low to high: darker to lighter, and no colour too light to be seen on white."""
+    """Colours from low to high: darker to lighter, but visible on white."""
     import matplotlib as mpl
     from matplotlib.colors import ListedColormap
 
@@ -435,14 +435,14 @@ def _colours() -> ListedColormap:
 
 
 def _note(figure: Figure, sentences: Sequence[str], width: float, below: float) -> None:
-    """Sentences below a figure, each in lines of a width; all in inches."""
+    """Sentences below a figure, wrapped to a width in inches."""
     lines = [line for text in sentences for line in textwrap.wrap(text, int(width / 0.067))]
     y = -below / figure.get_size_inches()[1]
     figure.text(0, y, "\n".join(lines), fontsize=_SMALL, va="top", color="0.25")
 
 
 def _lines(text: str, width: int, most: int) -> list[str]:
-    """A name in lines, the last cut off if there would be too many."""
+    """A name in lines, truncated if there are too many."""
     lines = textwrap.wrap(text, width)
     if len(lines) > most:
         rest = " ".join(text.split())[sum(map(len, lines[: most - 1])) :].strip()

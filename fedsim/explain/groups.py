@@ -1,7 +1,7 @@
-"""Groups of an input's parts, and what they are worth to a network: a linear surrogate on masks.
+"""Groups of an input's parts, and their importance for a network by a linear surrogate on masks.
 
-Whole groups are masked at random, and a linear model is fitted to what the network makes of it, as
-LIME does (Ribeiro et al., KDD 2016), but over many examples of a class at once.
+Whole groups are masked at random, and a linear model is fitted to the network's outputs, as in
+LIME (Ribeiro et al., KDD 2016), but over many examples of a class at once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 
 Matrix = NDArray[np.float64]
 
-RIDGE = 1e-3  # towards zero, so that there is one solution
-SIDES = 7  # an image's longer side is cut into, or into a few less
+RIDGE = 1e-3  # makes the solution unique
+SIDES = 7  # groups along an image's longer side, at most
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Which parts of an input are masked together.
+    """The parts of an input that are masked together.
 
     Args:
-        index: (H, W) of images, else in the shape of an input: the group of each pixel or entry,
-            0 ≤ index < G.
+        index: the group of each pixel or entry, (H, W) for images, otherwise in the shape of an
+            input: 0 ≤ index < G.
     """
 
     index: NDArray[np.int64]
@@ -36,12 +36,12 @@ class Groups:
         return int(self.index.max()) + 1
 
     def masked(self, x: Tensor, kept: NDArray[np.bool_], instead: Tensor) -> Tensor:
-        """Inputs in which groups are replaced, all channels of a pixel together.
+        """Inputs with some groups replaced, all channels of a pixel together.
 
         Args:
             x: (n, ...) inputs.
-            kept: (n, G) which groups stay, or (1, G) of all inputs.
-            instead: like the inputs, or like one: what takes the place of the others.
+            kept: (n, G) which groups stay, or (1, G) for all inputs.
+            instead: replacement of the other groups, in the shape of the inputs or of one.
         """
         stays = torch.from_numpy(kept[:, self.index]).to(x.device)
         return torch.where(stays[:, None] if x.dim() == 4 else stays, x, instead)
@@ -54,9 +54,9 @@ def group_parts(shape: tuple[int, ...], size: int | None = None) -> Groups:
     [[0, 1, 2], [3, 4, 5]]
 
     Args:
-        shape: of one input; an image's is (C, H, W).
-        size: pixels a side; those at the right and lower edge may be smaller. By default the
-            longer side is cut into 7, or a few less: 4 pixels of 28, 5 of 32.
+        shape: shape of one input; (C, H, W) for images.
+        size: side of a square in pixels; squares at the right and lower edges may be smaller. By
+            default a seventh of the longer side, rounded up: 4 pixels of 28, 5 of 32.
     """
     if len(shape) != 3:
         return Groups(np.arange(math.prod(shape)).reshape(shape))
@@ -67,15 +67,15 @@ def group_parts(shape: tuple[int, ...], size: int | None = None) -> Groups:
 
 
 def fit(kept: NDArray[np.bool_], outputs: Matrix, prior: Matrix, lam: float) -> Matrix:
-    """(m, G) surrogates of m outputs, which are pulled to a prior.
+    """(m, G) surrogates of m outputs, shrunk towards a prior.
 
     β_c = argmin (1/n)·Σ_i (f_ic − β·z_i)² + λ·‖β − α_c‖² + 10⁻³·‖β‖², with masks z and outputs f
-    centred and scaled to a deviation of 1. So ‖β_c‖² is about the share of the output's variance
-    that masks explain, and priors of up to unit length are of its scale.
+    standardised. Thus ‖β_c‖² is about the share of the output's variance that masks explain, and
+    priors of up to unit length have the same scale.
 
     Args:
-        kept: (n, G) masks: which groups stayed.
-        outputs: (n, m) what the network said. One that never changes is explained by zeros.
+        kept: (n, G) masks: which groups were kept.
+        outputs: (n, m) the network's outputs. A constant output has the surrogate 0.
         prior: (m, G) α.
         lam: λ ≥ 0.
     """
@@ -87,7 +87,7 @@ def fit(kept: NDArray[np.bool_], outputs: Matrix, prior: Matrix, lam: float) -> 
 
 
 def explained_variance(kept: NDArray[np.bool_], outputs: Matrix, surrogates: Matrix) -> Matrix:
-    """(m,) R² of surrogates (m, G), up to 1; NaN for an output that never changes."""
+    """(m,) R² of surrogates (m, G), up to 1; NaN for a constant output."""
     z, f = _standardised(kept.astype(np.float64)), _standardised(outputs)
     missed = np.square(f - z @ surrogates.T).mean(axis=0)
     r2: Matrix = np.where(f.any(axis=0), 1 - missed, np.nan)
@@ -95,13 +95,13 @@ def explained_variance(kept: NDArray[np.bool_], outputs: Matrix, surrogates: Mat
 
 
 def largest(rows: Matrix, k: int) -> NDArray[np.int64]:
-    """(m, k) the k entries of each row (m, G) of largest size, in ascending order of index."""
+    """(m, k) indices of the k largest |entries| of each row (m, G), ascending."""
     order = np.argsort(-np.abs(rows), axis=1, kind="stable")
     return np.sort(order[:, :k], axis=1)
 
 
 def unit(rows: Matrix) -> Matrix:
-    """Rows (m, G) of Euclidean length 1; rows of zeros stay."""
+    """Rows (m, G) scaled to Euclidean length 1, except zeros."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     scaled: Matrix = rows / np.where(lengths > 0, lengths, 1)
     return scaled
@@ -109,7 +109,7 @@ def unit(rows: Matrix) -> Matrix:
 
 def _standardised(columns: Matrix) -> Matrix:
     centred = columns - columns.mean(axis=0)
-    # A column that never changes may be off its mean by a rounding.
+    # A constant column may differ from its mean by rounding.
     centred = np.where(np.ptp(columns, axis=0) > 0, centred, 0)
     deviation = np.sqrt(np.square(centred).mean(axis=0))
     return centred / np.where(deviation > 0, deviation, 1)

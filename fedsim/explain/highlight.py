@@ -1,4 +1,4 @@
-"""Documents with the words that a model decided by, as a picture."""
+"""Pictures of documents with highlighted words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Colour = str | tuple[float, float, float, float]
 
 
 def in_short(decision: str, probability: float | None, label: str | None) -> str:
-    """«predicted positive (93%), true class negative»; of a regression without a probability."""
+    """«predicted positive (93%), true class negative»; for a regression without a probability."""
     chance, what = ("", "value") if probability is None else (f" ({probability:.0%})", "class")
     truth = "" if label is None else f", true {what} {label}"
     return f"predicted {decision}{chance}{truth}"
@@ -22,11 +22,11 @@ def in_short(decision: str, probability: float | None, label: str | None) -> str
 
 @dataclass(frozen=True)
 class Document:
-    """A document, and what a model decided about it.
+    """A document and a model's decision.
 
     Args:
-        words: as far as the model reads it.
-        decision: the class, with its probability.
+        words: the words that the model reads.
+        decision: the predicted class, with its probability.
         label: the true class, if there is one.
     """
 
@@ -43,18 +43,18 @@ class Document:
 
 @dataclass(frozen=True)
 class Chosen(Document):
-    """The words that a model chose, to decide by them alone.
+    """The words that a model selected for its decision.
 
     Args:
-        chosen: for each word.
-        marked: for each word, whether the label is about it; empty if that is not known.
+        chosen: whether each word was selected.
+        marked: whether each word belongs to the annotated rationale; empty if unknown.
     """
 
     chosen: tuple[bool, ...]
     marked: tuple[bool, ...]
 
     def in_words(self) -> str:
-        """The document with chosen words in brackets, and marked ones between underscores."""
+        """The document with selected words in brackets, and annotated ones between underscores."""
         shown = []
         for k, word in enumerate(self.words):
             word = f"_{word}_" if self.marked and self.marked[k] else word
@@ -64,7 +64,7 @@ class Chosen(Document):
 
 @dataclass(frozen=True)
 class Weighed(Document):
-    """What a decision owes to each word.
+    """The relevance of each word for a decision.
 
     Args:
         relevance: of each word; positive ones speak for the decision.
@@ -106,7 +106,7 @@ def draw_weighed(documents: Sequence[Weighed], path: Path, title: str = "") -> N
     grounds: list[list[Colour | None]] = []
     for document in documents:
         largest = max(map(abs, document.relevance), default=0.0) or 1.0
-        # Only the pale half of the colours, on which black words can be read.
+        # Only the pale half of the colour map, on which black words are readable.
         shades = (0.5 + 0.3 * r / largest for r in document.relevance)
         grounds.append([mpl.colormaps["RdBu_r"](shade) for shade in shades])
     note = "on red: words that speak for the decision; on blue: against it"
@@ -121,7 +121,7 @@ def _draw(
     path: Path,
     title: str,
 ) -> None:
-    """Draw documents, each word on its ground, and some underlined."""
+    """Draw documents, each word with its background, and some underlined."""
     lines = [_lines(document.words) for document in documents]
     height = sum(LINE * (len(rows) + 1.7) for rows in lines) + LINE
     figure = new_figure(WIDTH, height)
@@ -154,7 +154,7 @@ def _draw(
 
 
 def _lines(words: Sequence[str]) -> list[list[tuple[int, float]]]:
-    """The words of each line, by number, and where they begin."""
+    """The words of each line, by index, and where they begin."""
     lines: list[list[tuple[int, float]]] = [[]]
     x = 0.0
     for k, word in enumerate(words):

@@ -1,4 +1,4 @@
-"""Images that clients share, drawn for a person: what the model looks at, and what is left."""
+"""Pictures of images that clients share: relevances, masks, and the shared images."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 
-_SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the names of rows, between clients
+_SIDE, _LEFT, _GAP = 0.75, 1.1, 0.35  # inches: an image, the rows' names, the gap between clients
 _FONT = 8  # points
-_ACROSS = 8  # explained images in a line
+_ACROSS = 8  # explained images per line
 _ROWS = ("held", "relevance", "kept", "shared")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One image of a client, on its way into the pool.
+    """One image that a client shares.
 
     Args:
-        client: whose.
-        label: its class, by number.
+        client: the client's id.
+        label: index of its class.
         held: (C, H, W) pixels in [0, 1].
         heatmap: (H, W) signed relevances.
-        mask: (H, W) what pixels were multiplied with, 0 to 1.
-        shared: (C, H, W) what left the client, in pixels; noise may take it beyond [0, 1].
+        mask: (H, W) factors of the pixels, 0 to 1.
+        shared: (C, H, W) what the client sent, in pixels; with noise, possibly outside [0, 1].
     """
 
     client: int
@@ -93,9 +93,7 @@ def draw_shared(
         )
         for row, kind in enumerate(_ROWS):
             figure.text(0.06 / width, 1 - (top + (row + 0.5) * _SIDE) / height, kind, **about)
-    _add_scale(
-        figure, _LEFT, height + 0.1, "relevance for the class; each map goes to its largest"
-    )
+    _add_scale(figure, _LEFT, height + 0.1, "relevance for the class; each map has its own scale")
     save(figure, path, title)
 
 
@@ -112,9 +110,9 @@ def draw_relevances(
     path: Path,
     title: str = "",
 ) -> None:
-    """Draw images, below each what a decision owes to its pixels (red for it, blue against it).
+    """Draw images, each above the relevance of its pixels (red for the decision, blue against).
 
-    The colours of a map go to the largest of its relevances, which is named below it.
+    Each map is scaled to its largest relevance, which is written below it.
 
     Args:
         images: (C, H, W) each, pixels in [0, 1].
@@ -153,29 +151,29 @@ def draw_relevances(
         figure,
         0,
         lines * down + 0.05,
-        "relevance; each map goes to its largest (±)",
+        "relevance; each map has its own scale (±)",
     )
     save(figure, path, title)
 
 
 def _show(axes: Axes, image: Array) -> None:
-    """An image (C, H, W), cut off at 0 and 1."""
+    """Show an image (C, H, W), clipped to [0, 1]."""
     pixels = np.clip(image, 0, 1)
     if len(pixels) == 3:
         axes.imshow(np.moveaxis(pixels, 0, -1))
-    else:  # of other numbers of channels, their mean
+    else:  # the mean of other numbers of channels
         axes.imshow(pixels.mean(axis=0), cmap="gray", vmin=0, vmax=1)
 
 
 def _show_relevance(axes: Axes, heatmap: Array) -> float:
-    """A map; the largest of its relevances, to which its colours go."""
+    """Show a map; returns its largest relevance, to which colours are scaled."""
     largest = float(np.abs(heatmap).max())
     axes.imshow(heatmap, cmap="RdBu_r", vmin=-largest or -1, vmax=largest or 1)
     return largest
 
 
 def _add_scale(figure: Figure, left: float, top: float, words: str) -> None:
-    """A bar of the colours of all maps, at a place in inches."""
+    """A colour bar for all maps, at a position in inches."""
     from matplotlib.cm import ScalarMappable
 
     bar = place(figure, left, top, 2.4, 0.12)

@@ -22,10 +22,10 @@ from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
 
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-MOST_ROWS = 8  # that are named in the name of a file
-MOST_LETTERS = 40  # of a text or a file, likewise
-MOST_SIZES = 5  # of pictures in a folder that are named
-MOST_WORDS = 20  # that are named as unknown
+MOST_ROWS = 8  # listed in a file name
+MOST_LETTERS = 40  # of a text or file name, likewise
+MOST_SIZES = 5  # listed of pictures in a folder
+MOST_WORDS = 20  # listed as unknown
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Inputs:
         """Use your own documents; words that do not occur in the data are unknown to the model.
 
         Raises:
-            DataError: the data are no documents.
+            DataError: the data are not documents.
         """
         if not data.words:
-            raise DataError("the data are no documents; texts mean nothing to the model")
+            raise DataError("the data are not documents, so the model cannot read texts")
         tokens = [text.split() if data.spaced else tokenise(text) for text in texts]
         ids = encode(tokens, data.words, data.shape[0])
-        # As long as the data's documents: networks may read padding, too.
+        # Padded to the data's length, because networks may read padding.
         x = np.pad(ids, ((0, 0), (0, data.shape[0] - ids.shape[1])))
         words = tuple(tuple(own[: data.shape[0]]) for own in tokens)
         labels, marks = (None,) * len(words), ((),) * len(words)
@@ -113,13 +113,13 @@ class Inputs:
         are upright.)
 
         Raises:
-            DataError: it cannot be read, or holds something else.
+            DataError: it cannot be read, or does not fit the data.
         """
         if not path.exists():
             raise DataError(f"{path}: there is no such file")
         ending = path.suffix.lower()
         if data.words:
-            _expect(path, ".txt", "documents are .txt, one a line")
+            _expect(path, ".txt", "documents must be .txt files, one document per line")
             lines = files.read_lines(path, "utf-8-sig")
             names = [f"line {k}" for k in range(1, len(lines) + 1)]
             found = cls.of_texts(data, lines, names)
@@ -131,14 +131,14 @@ class Inputs:
             _expect(path, ".npy", _ways(data))
             found = cls.of_arrays(_array(path, data), "input")
         if not len(found.x):
-            raise DataError(f"{path}: there is nothing in it")
+            raise DataError(f"{path}: is empty")
         if not np.isfinite(found.x).all():
-            raise DataError(f"{path}: holds missing or infinite numbers")
+            raise DataError(f"{path}: contains missing or infinite values")
         return replace(found, suffix=_as_suffix(path.name if path.is_dir() else path.stem))
 
     @classmethod
     def _of_pictures(cls, data: Dataset, path: Path) -> Inputs:
-        """A picture, or all of a folder in the order of their names."""
+        """A picture, or all in a folder in the order of their names."""
         paths = [path]
         if path.is_dir():
             paths = sorted(
@@ -147,7 +147,7 @@ class Inputs:
                 if each.suffix.lower() in PICTURES and not each.name.startswith(".")
             )
             if not paths:
-                raise DataError(f"{path}: has no pictures in it ({', '.join(PICTURES)})")
+                raise DataError(f"{path}: contains no pictures ({', '.join(PICTURES)})")
         changes = Counter(_change(each, data) for each in paths)
         x = np.stack([files.read_image(each, data.shape) for each in paths])
         if data.x.dtype != np.uint8:
@@ -175,7 +175,7 @@ def _has_pictures(data: Dataset) -> bool:
 
 
 def _change(path: Path, data: Dataset) -> str:
-    """What is done to a picture: «640×480 RGB, resized to 8×8 gray»; empty if nothing is.
+    """How a picture is converted: «640×480 RGB, resized to 8×8 gray»; empty if it is not.
 
     Raises:
         DataError: it cannot be read, or has more than 8 bits a channel.
@@ -184,7 +184,7 @@ def _change(path: Path, data: Dataset) -> str:
 
     with files.reading(path), Image.open(path) as image:
         (width, height), mode = image.size, image.mode
-    if mode.startswith(("I", "F")):  # which Pillow would cut off at 255
+    if mode.startswith(("I", "F")):  # Pillow would clip at 255
         raise DataError(f"{path}: has more than 8 bits a pixel ({mode}); save it with 8")
     C, H, W = data.shape
     wanted = "RGB" if C == 3 else "gray"
@@ -195,7 +195,7 @@ def _change(path: Path, data: Dataset) -> str:
 
 
 def _suffix_of_rows(rows: Sequence[int]) -> str:
-    """«-row-3», «-rows-0-7»; of many how many, and a few letters that tell them from others."""
+    """«-row-3», «-rows-0-7»; for many rows their number and a short hash."""
     numbers = "-".join(map(str, rows))
     if len(rows) > MOST_ROWS:
         told = hashlib.sha256(numbers.encode()).hexdigest()[:6]
@@ -204,13 +204,13 @@ def _suffix_of_rows(rows: Sequence[int]) -> str:
 
 
 def _as_suffix(words: str) -> str:
-    """Words as part of a file's name: letters and digits, by hyphens."""
+    """Words as part of a file name: letters and digits, separated by hyphens."""
     found = "-".join(re.findall(r"\w+", words))[:MOST_LETTERS].rstrip("-")
     return f"-{found}" if found else ""
 
 
 def _unknown_words(documents: Sequence[Sequence[str]], ids: NDArray[Any]) -> tuple[str, ...]:
-    """A line that names the words that the run's data lack, if there are any."""
+    """A line with the words that do not occur in the run's data, if any."""
     unknown = dict.fromkeys(
         word
         for words, own in zip(documents, ids, strict=True)
@@ -220,16 +220,18 @@ def _unknown_words(documents: Sequence[Sequence[str]], ids: NDArray[Any]) -> tup
     if not unknown:
         return ()
     rest = f" … and {len(unknown) - MOST_WORDS} more" if len(unknown) > MOST_WORDS else ""
-    return (f"words that the run's data lack: {' '.join([*unknown][:MOST_WORDS])}{rest}",)
+    return (
+        f"words that do not occur in the run's data: {' '.join([*unknown][:MOST_WORDS])}{rest}",
+    )
 
 
 def _ways(data: Dataset) -> str:
-    """How inputs that are no documents can be given."""
+    """The accepted file types of inputs that are not documents."""
     if len(data.shape) == 1:
-        return "rows of a table are .csv or .npy"
+        return "rows of a table must be .csv or .npy files"
     if _has_pictures(data):
-        return f"images are {', '.join(PICTURES)} or .npy, or a folder of pictures"
-    return "inputs of these data are .npy"
+        return f"images must be {', '.join(PICTURES)} or .npy files, or a folder of pictures"
+    return "inputs of these data must be .npy files"
 
 
 def _expect(path: Path, ending: str, ways: str) -> None:
@@ -251,7 +253,7 @@ def _rows(path: Path, data: Dataset) -> NDArray[Any]:
         return found
     rows = table_features(path, table, names, np.float64)
     if not np.isin(rows, np.arange(256)).all():
-        raise DataError(f"{path}: the data are whole numbers from 0 to 255, and not all of it is")
+        raise DataError(f"{path}: the data are whole numbers from 0 to 255, and these are not")
     return rows.astype(np.uint8)
 
 
@@ -264,9 +266,9 @@ def _array(path: Path, data: Dataset) -> NDArray[Any]:
         x = x[None]
     if x.shape[1:] != data.shape:
         raise DataError(
-            f"{path}: holds an array of shape {x.shape}; one input of the data is {data.shape}, n "
-            f"of them (n, {', '.join(map(str, data.shape))})"
+            f"{path}: contains an array of shape {x.shape}; one input of the data is "
+            f"{data.shape}, n of them (n, {', '.join(map(str, data.shape))})"
         )
     if (x.dtype == np.uint8) != (data.x.dtype == np.uint8) or x.dtype.kind not in "buif":
-        raise DataError(f"{path}: holds {x.dtype}; the data are {data.x.dtype}")
+        raise DataError(f"{path}: contains {x.dtype}; the data are {data.x.dtype}")
     return x if x.dtype == np.uint8 else data.scaling(x.astype(data.x.dtype))

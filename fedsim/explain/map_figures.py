@@ -1,4 +1,4 @@
-"""Pictures of the relevance maps that a run has kept: agreement, removal of parts, drift."""
+"""Pictures of the relevance maps that a run has stored: agreement, removal of parts, drift."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 _FONT = 8
-_SIDE = 1.1  # inches, of a map
+_SIDE = 1.1  # inches per map
 
 
 def draw_agreement(names: Sequence[str], matrix: Array, what: str) -> bytes:
-    """How alike the explanations of all pairs of models are, as a PNG.
+    """Draw the similarity of explanations of all pairs of models, as a PNG.
 
     Args:
         names: of the models.
-        matrix: square, at most 1.
-        what: the similarity, below the bar of colours.
+        matrix: square matrix of similarities, at most 1.
+        what: label of the colour bar.
     """
     cell = 0.42 if len(names) <= 12 else 0.2
     side = cell * len(names)
@@ -48,11 +48,11 @@ def draw_agreement(names: Sequence[str], matrix: Array, what: str) -> bytes:
 
 
 def draw_removal(curves: Mapping[str, Mapping[str, Array]], ylabel: str) -> bytes:
-    """Deletion and insertion curves by explainer, median and middle half of the inputs, as a PNG.
+    """Draw deletion and insertion curves by explainer, median and quartiles of inputs, as a PNG.
 
     Args:
         curves: (m, steps + 1) by name of the curve, then by explainer.
-        ylabel: what is on the vertical axis.
+        ylabel: label of the vertical axis.
     """
     import matplotlib as mpl
 
@@ -78,7 +78,7 @@ def draw_removal(curves: Mapping[str, Mapping[str, Array]], ylabel: str) -> byte
 
 
 def draw_drift(maps: Mapping[int, Sequence[Array]], names: Sequence[str]) -> bytes:
-    """Maps of the same inputs, round by round, as a PNG: red for the decision, blue against it.
+    """Draw maps of the same inputs by round, as a PNG: red for the decision, blue against it.
 
     Args:
         maps: (H, W) signed, by round; of each input.

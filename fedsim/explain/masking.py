@@ -9,8 +9,8 @@ from torch import Tensor
 def keep_relevant(heatmaps: Tensor, removed: float) -> Tensor:
     """(B, H, W) which pixels to keep: True for the most relevant of each image.
 
-    Of N = H·W pixels the k = ⌊N·removed/100⌋-th smallest relevance is the threshold, which is kept
-    itself: N - k + 1 pixels stay (all for k = 0), and more where several are equal to it. FedXDS's
+    The threshold is the k-th smallest relevance of N = H·W pixels, k = ⌊N·removed/100⌋, and is
+    itself kept: N - k + 1 pixels stay (all for k = 0), and more in case of ties. As in FedXDS's
     released code.
 
     Args:
@@ -26,7 +26,7 @@ def keep_relevant(heatmaps: Tensor, removed: float) -> Tensor:
 
 
 def scaled(heatmaps: Tensor) -> Tensor:
-    """(B, H, W) each heatmap from its least relevance, 0, to its greatest, 1; 0 if equal."""
+    """(B, H, W) each heatmap scaled to [0, 1]; 0 if it is constant."""
     flat = heatmaps.flatten(1)
     low, high = flat.amin(dim=1, keepdim=True), flat.amax(dim=1, keepdim=True)
     span = torch.where(high > low, high - low, torch.inf)

@@ -1,4 +1,4 @@
-"""One model explained, where it lies: relevances by every explainer, and the scores of each."""
+"""Explain one model in its process: relevances by every explainer, and their scores."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fedsim.explain.section import SCORES, Explain
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
 
-NOISE = 0.1  # standard deviation for infidelity, as a share of the inputs' range
-RADIUS = 0.02  # for sensitivity, likewise
-SAMPLES = 10  # of both
+NOISE = 0.1  # standard deviation for infidelity, relative to the inputs' range
+RADIUS = 0.02  # radius for sensitivity, likewise
+SAMPLES = 10  # samples of both
 CURVES = {"deletion": faithfulness.deletion_curve, "insertion": faithfulness.insertion_curve}
 ALONE = {"sparseness": scores.sparseness, "effective_parts": scores.effective_parts}
 IN_TRUTH = {
@@ -33,15 +33,15 @@ IN_TRUTH = {
 
 @dataclass(frozen=True)
 class Explained:
-    """What one explainer says of a model's decisions on m inputs.
+    """One explainer's explanations of a model's decisions on m inputs.
 
     Args:
         inputs: (m,) the rows of the test set, or of the training data.
-        relevance: (m, P) of pixels, features or words.
-        present: (m, P) which of these the inputs have: documents differ in length.
-        scores: (m,) each, by column; NaN where one is not defined.
-        curves: (m, steps + 1) of deletion and insertion, where these are asked for.
-        seconds: that it took.
+        relevance: (m, P) relevances of pixels, features or words.
+        present: (m, P) which parts the inputs have, because documents differ in length.
+        scores: (m,) each, by column; NaN if undefined.
+        curves: (m, steps + 1) deletion and insertion curves, if requested.
+        seconds: time taken.
     """
 
     inputs: NDArray[np.int64]
@@ -57,10 +57,10 @@ class ExplainedInputs:
     """Inputs whose predictions are explained.
 
     Args:
-        rows: (m,) of the test set, or of the training data.
+        rows: (m,) rows of the test set, or of the training data.
         x: (m, ...) as the network takes them.
         y: (m,) their labels or targets.
-        truth: (m, ...) which of their parts are of one kind, by kind; see `Dataset.truth`.
+        truth: (m, ...) which of their parts are of a kind, by kind; see `Dataset.truth`.
     """
 
     rows: NDArray[np.int64]
@@ -80,15 +80,14 @@ def measure(
 ) -> Explained:
     """Explain a model's decisions on some inputs, and score the explanation.
 
-    Parts are removed and inserted in the order of their relevance; of a regression, of its size:
-    there the value is how near the number stays to what was predicted, and what lowers it moves it
-    away as well as what raises it. Where relevances are not finite, as of a class that the model
-    cannot decide upon, no score is defined. What is random depends on the seed, the round, the
-    client and the explainer alone.
+    Parts are removed and inserted in the order of relevance, or of |relevance| for a regression,
+    whose value is the closeness to the original prediction. If relevances are not finite, as for a
+    class that the model cannot predict, no score is defined. Randomness depends only on the seed,
+    the round, the client and the explainer.
 
     Args:
-        section: resolved; says which scores.
-        given: (m, P) the explanation, if it comes from elsewhere and is only to be scored.
+        section: the resolved section, with the scores.
+        given: (m, P) an explanation from elsewhere, which is only scored.
     """
     started, x = time.perf_counter(), inputs.x
     network = model.as_network()
@@ -103,15 +102,15 @@ def measure(
         decided = inputs.y.cpu()
 
     def of_decision(found: Tensor) -> Tensor:
-        """(k·m,) what outputs say of the decision upon each input; they are k times all inputs."""
+        """(k·m,) the outputs for the explained decisions, for k copies of all inputs."""
         return found[torch.arange(len(found)), decided.repeat(len(found) // len(x))]
 
     def raw(changed: Tensor) -> Tensor:
-        """The logit of the class explained, or the number predicted."""
+        """The logit of the explained class, or the predicted number."""
         return of_decision(outputs(changed))
 
     def value(changed: Tensor) -> Tensor:
-        """The probability of that class, or how near the number is to what was predicted."""
+        """The probability of the class, or a number's closeness to the original prediction."""
         if classes:
             return of_decision(outputs(changed).softmax(dim=1))
         return -(raw(changed) - whole[:, 0].repeat(len(changed) // len(x))).abs()
@@ -171,14 +170,14 @@ def relevances_of(
     decided: Tensor,
     rng: np.random.Generator,
 ) -> Scores:
-    """(m, P) what an explainer gives each part of inputs; a network is left in evaluation.
+    """(m, P) an explainer's relevances of inputs; the network stays in evaluation mode.
 
     Args:
         x: (m, ...) as the network takes them.
         decided: (m,) the class explained; 0 for a regression.
 
     Raises:
-        ValueError: it returns another shape.
+        ValueError: it returns a wrong shape.
     """
     with torch.enable_grad():
         found = explainer.relevances(model, data, x, decided.to(x.device), rng)
@@ -192,12 +191,12 @@ def relevances_of(
 def by_row(
     score: Callable[..., Scores], present: NDArray[np.bool_], *of_parts: NDArray[Any]
 ) -> Scores:
-    """(m,) a score of arrays (m, P) each; of documents, of their own words alone.
+    """(m,) a score of arrays (m, P), for documents without padding.
 
-    Where an array is not finite: NaN.
+    NaN where an array is not finite.
 
     Args:
-        present: (m, P) which parts there are; those that are not come last.
+        present: (m, P) existing parts; missing ones come last.
     """
     finite = _finite(present, *of_parts)
     found = np.full(len(present), np.nan)
@@ -211,7 +210,7 @@ def by_row(
 
 
 def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.bool_]:
-    """(m,) for which inputs arrays (m, P) are finite, in all parts that there are."""
+    """(m,) whether arrays (m, P) are finite in all existing parts of each input."""
     finite = np.all([np.isfinite(array) for array in of_parts], axis=0)
     rows: NDArray[np.bool_] = (finite | ~present).all(axis=1)
     return rows
@@ -220,9 +219,9 @@ def _finite(present: NDArray[np.bool_], *of_parts: NDArray[Any]) -> NDArray[np.b
 def _by_part(
     value: Callable[[Tensor], Tensor], x: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What is added to parts of inputs, none at first, and the value as a function of that.
+    """A perturbation of parts, initially zero, and the value as a function of it.
 
-    All channels of a pixel are changed alike: relevances are of whole pixels.
+    All channels of a pixel change together, because relevances are per pixel.
     """
     added = x.new_zeros(faithfulness.arranged(x))
     return added, lambda z: value(x + (z[:, None] if x.dim() == 4 else z))

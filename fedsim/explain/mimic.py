@@ -35,13 +35,13 @@ PERPLEXITY = 30.0  # of t-SNE
 
 @dataclass(frozen=True)
 class Mimic:
-    """A tree grown on what a model predicts for most of some images.
+    """A tree grown on a model's predictions for a part of some images.
 
     Args:
-        tree: grown on the first `known` of them.
+        tree: the tree, grown on the first `known` images.
         images: (n, D) as the network takes them.
         predicted: (n,) the model's classes.
-        known: how many of them the tree was grown on.
+        known: number of images that the tree was grown on.
     """
 
     tree: Tree
@@ -51,11 +51,11 @@ class Mimic:
 
     @classmethod
     def of(cls, network: nn.Module, x: Tensor, classes: int, held_out: float) -> Mimic:
-        """Of a network.
+        """Grow a tree for a network.
 
         Args:
-            x: (n, ...) inputs as it takes them.
-            held_out: share of them that the tree is not grown on.
+            x: (n, ...) network inputs.
+            held_out: share of them that is held out.
         """
         predicted = logits(network, x).argmax(axis=1)
         images = x.flatten(1).cpu().numpy()
@@ -66,13 +66,13 @@ class Mimic:
 
     @property
     def fidelity(self) -> float:
-        """The share of the images that it was grown on for which tree and model agree."""
+        """Agreement of tree and model on the images that it was grown on, as a share."""
         seen = slice(self.known)
         return fidelity(self.tree, self.images[seen], self.predicted[seen])
 
     @property
     def held_out_fidelity(self) -> float | None:
-        """That of the other images; none if there are none."""
+        """The same for held-out images; None if there are none."""
         rest = slice(self.known, None)
         if self.known == len(self.images):
             return None
@@ -90,7 +90,7 @@ class Mimic:
 def embedded(
     network: Classifier, x: Tensor, perplexity: float, iterations: int, seed: int
 ) -> Embedding:
-    """t-SNE of what the features of a network, in evaluation, make of inputs."""
+    """t-SNE of a network's features of inputs, in evaluation mode."""
     features = network.eval().features(x).flatten(1).cpu().numpy()
     return embed(features, perplexity, iterations, seed)
 
@@ -158,7 +158,7 @@ class TreeExplainer(FeatureExplainer):
         embeddings = {
             name: embedded(network, test, perplexity, self.iterations, seed=0)
             for name, network in {**model.beside, name: model.network}.items()
-            if isinstance(network, Classifier)  # whose features are known
+            if isinstance(network, Classifier)  # has features
         }
         return Mimicked(
             *(model.title, model.suffix, dataset, mimic, embeddings, dataset.test_y[drawn])
@@ -194,10 +194,10 @@ class Mimicked(Explanation):
     """A classifier, and a tree that mimics it.
 
     Args:
-        title, suffix: of the classifier; see `ExplainedModel`.
+        title, suffix: title and suffix of the classifier; see `ExplainedModel`.
         dataset: of the run.
-        mimic: grown on what it predicts.
-        embeddings: of m inputs of the central test set, by what model they are of.
+        mimic: its surrogate.
+        embeddings: embeddings of m inputs of the central test set, by model.
         labels: (m,) their true classes.
     """
 
@@ -209,11 +209,11 @@ class Mimicked(Explanation):
     labels: NDArray[np.int64]
 
     def text(self) -> str:
-        """How well the tree mimics the model."""
+        """The tree's fidelity, and the embeddings' divergence."""
         mimic = self.mimic
         lines = [
-            f"{self.title}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} "
-            f"deep, says what it predicts for {mimic.known} inputs: {mimic.fidelity:.1%} agree"
+            f"{self.title}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} deep, "
+            f"mimics its predictions for {mimic.known} inputs: {mimic.fidelity:.1%} agree"
         ]
         if mimic.held_out_fidelity is not None:
             unseen = len(mimic.images) - mimic.known
@@ -223,12 +223,12 @@ class Mimicked(Explanation):
         return "\n  ".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """One: the tree's fidelity and size, and the divergence of each embedding, in nats."""
+        """One row: the tree's fidelity and size, and the divergence of each embedding, in nats."""
         found = {f"divergence, {name}": e.divergence for name, e in self.embeddings.items()}
         return [{**self.mimic.measures(), **found}]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the tree, where it and the model differ, and the embeddings."""
+        """Draw the tree, its disagreements with the model, and the embeddings."""
         dataset, mimic, title = self.dataset, self.mimic, f"{self.title}, mimicked by a tree"
         paths = [folder / f"{n}{self.suffix}.png" for n in ("tree", "confusion", "embedding")]
         shape = None

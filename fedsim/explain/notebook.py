@@ -1,4 +1,4 @@
-"""How explanations show themselves in a notebook: text, pictures, tables."""
+"""Explanations in notebooks: text, pictures, tables."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
 def as_html(text: str, pictures: Sequence[Path], *tables: pd.DataFrame) -> str:
-    """HTML that is complete in itself: pictures are part of it.
+    """Self-contained HTML, with embedded pictures.
 
     Args:
-        text: as for the terminal.
+        text: text as for the terminal.
         pictures: PNG and SVG files.
         tables: shown below them.
     """

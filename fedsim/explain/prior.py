@@ -1,4 +1,4 @@
-"""The prior of xFedAlign: what matters for each class, by groups of input parts."""
+"""The prior of xFedAlign: the importance of groups of input parts for each class."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PriorExplainer(Explainer):
             rows = table[(table["round"] == table["round"].max()) & table["group"].notna()]
         if not len(rows):
             raise ExperimentError(
-                f"{model.title}: its last round left no prior: clients agree on no group"
+                f"{model.title}: no prior after the last round: clients do not agree on any group"
             )
         groups = group_parts(dataset.shape, self.size)
         prior = np.zeros((len(dataset.classes), len(groups)))
@@ -57,13 +57,13 @@ class PriorExplainer(Explainer):
 
 @dataclass(frozen=True)
 class ClassPrior(Explanation):
-    """What each group of parts is worth to each class.
+    """The importance of each group of parts for each class.
 
     Args:
         title: of the run.
         dataset: of images or a table.
         groups: G, of its inputs.
-        prior: (C, G) signed; classes of which nothing is known are zeros, and left out.
+        prior: (C, G) signed; unknown classes are zero, and left out.
     """
 
     title: str
@@ -76,8 +76,8 @@ class ClassPrior(Explanation):
         return np.flatnonzero(self.prior.any(axis=1)).tolist()
 
     def text(self) -> str:
-        """Of each class, the groups that matter most."""
-        lines = [f"{self.title}, what clients agree matters to each class:"]
+        """The most important groups of each class."""
+        lines = [f"{self.title}, the clients' prior for each class:"]
         for c in self._classes:
             order = np.argsort(-np.abs(self.prior[c]), kind="stable")[:MOST_NAMED]
             told = [f"{self._name(g)} {self.prior[c, g]:+.3g}" for g in order if self.prior[c, g]]
@@ -85,7 +85,7 @@ class ClassPrior(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """Of each class and group that is not 0: what it is worth."""
+        """The importance of each class and group that is not 0."""
         return [
             {
                 "class": self.dataset.classes[c],
@@ -96,10 +96,10 @@ class ClassPrior(Explanation):
         ]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw it: of images below the mean test image of each class, the first ones if many."""
+        """Draw it; for images below the mean test image of each of the first classes."""
         path, data, classes = folder / "prior.png", self.dataset, self._classes[:MOST_DRAWN]
         names = [data.classes[c] for c in classes]
-        title = f"what clients agree matters to each class, {self.title}"
+        title = f"the clients' prior for each class, {self.title}"
         if len(data.shape) == 1:
             draw_bars(
                 self.prior[classes],

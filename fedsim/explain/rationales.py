@@ -40,7 +40,7 @@ class RationaleExplainer(FeatureExplainer):
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if not isinstance(model.network, RationaleClassifier):
-            raise ExperimentError(f"model.name={model.section.name} chooses no words")
+            raise ExperimentError(f"model.name={model.section.name} does not select words")
 
     @torch.no_grad()
     def explain(
@@ -88,15 +88,15 @@ class RationaleExplainer(FeatureExplainer):
 
 @dataclass(frozen=True)
 class Rationales(Explanation):
-    """Documents with the words that a model decides by.
+    """Documents with the words that a model selects.
 
     Args:
         title: of the model.
         suffix: for names of files.
         names: of the documents.
         documents: with the words.
-        scores: of the model on the central test set; of tasks in turn, `loss` and `accuracy`
-            alone.
+        scores: scores of the model on the central test set; for a sequence of tasks, only `loss`
+            and `accuracy`.
     """
 
     title: str
@@ -113,13 +113,15 @@ class Rationales(Explanation):
                 lines.append(f"{name.replace('_', ' ')}: {self.scores[name]:.4f}")
         if "rationale_f1" in self.scores:
             f1, chance = self.scores["rationale_f1"], self.scores["chance_f1"]
-            lines.append(f"chosen words against marked ones: F1 {f1:.4f}, at random {chance:.4f}")
+            lines.append(
+                f"F1 of selected words against marked ones {f1:.4f}, at random {chance:.4f}"
+            )
         for name, found in zip(self.names, self.documents, strict=True):
             lines.append(f"\n{name}: {found.in_words()}")
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """Of each document: the decision, and the words chosen."""
+        """One row per document: the decision, and the selected words."""
         return [
             {
                 "input": name,
@@ -132,27 +134,27 @@ class Rationales(Explanation):
         ]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the documents, the first ones if there are many, with the words chosen."""
+        """Draw the (first) documents with the selected words."""
         path = folder / f"rationales{self.suffix}.png"
-        draw_rationales(self.documents[:MOST_DRAWN], path, f"{self.title}: the words it chooses")
+        draw_rationales(self.documents[:MOST_DRAWN], path, f"{self.title}: selected words")
         return [path]
 
 
 @torch.no_grad()
 def encoder_similarity(networks: Sequence[RationaleClassifier], x: Tensor) -> dict[str, float]:
-    """How alike clients' encoders are: the mean linear CKA over all pairs (FedRNL, Fig. 2).
+    """Similarity of clients' encoders: the mean linear CKA over all pairs (FedRNL, Fig. 2).
 
-    A representation of a document is the mean of what an encoder makes of its words: a generator
-    reads all of them, a predictor those that its own generator chooses. Where hardly a word is
-    chosen, predictors see how long documents are, and are alike in that.
+    A document is represented by the mean of an encoder's outputs for its words: generators read
+    all words, predictors those that their own generator selects. If hardly any words are selected,
+    predictors see only the lengths of documents, which makes them similar.
 
     Args:
-        networks: two or more, on the documents' device, that do not draw in evaluation.
+        networks: two or more, on the documents' device, without sampling in evaluation.
         x: (n, L) documents, the same for all.
 
     Returns:
-        `generator` and `predictor`, as of `linear_cka`, and `chosen`, the mean of the shares of
-        words that generators choose.
+        `generator` and `predictor`, see `linear_cka`, and `chosen`, the mean share of selected
+        words.
     """
     read: dict[str, list[NDArray[np.floating]]] = {"generator": [], "predictor": []}
     words, chosen = (x != 0).float()[:, :, None], []
@@ -173,10 +175,10 @@ def encoder_similarity(networks: Sequence[RationaleClassifier], x: Tensor) -> di
 
 
 def linear_cka(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
-    """How alike two representations (n, D) and (n, E) of the same n examples are, from 0 to 1.
+    """Similarity of two representations (n, D) and (n, E) of the same n examples, from 0 to 1.
 
-    ‖Yᵀ·X‖² / (‖Xᵀ·X‖·‖Yᵀ·Y‖), Frobenius norms of columns less their means (Kornblith et al. 2019).
-    Rotations and scales change nothing. NaN where one is the same for all examples.
+    ‖Yᵀ·X‖² / (‖Xᵀ·X‖·‖Yᵀ·Y‖), Frobenius norms of centred columns (Kornblith et al. 2019).
+    Invariant to rotation and scale. NaN if one is the same for all examples.
     """
     a, b = (v.astype(np.float64) - v.mean(axis=0, dtype=np.float64) for v in (x, y))
     across = np.square(b.T @ a).sum()

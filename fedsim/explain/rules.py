@@ -1,8 +1,8 @@
-"""Explanations of rule bases: all rules in words, their readability, the rule behind a prediction.
+"""Explanations of rule bases: rules in words, interpretability, and the rule of a prediction.
 
-A global explanation is the whole rule base, the weightiest rule first. A local one is the rule
-that decided a prediction: how strongly it fired, how well each of its conditions holds, and what
-each feature contributes to its output.
+A global explanation is the whole rule base, by decreasing weight. A local one is the rule that
+decided a prediction: its firing strength, how well each of its conditions holds, and what each
+feature contributes to its output.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedsim.models.rules import (
 from fedsim.models.tsk import Tsk, write_published
 from fedsim.words import short
 
-NEGLIGIBLE = 1e-9  # a coefficient, relative to the greatest of its rule
+NEGLIGIBLE = 1e-9  # relative to the greatest coefficient of a rule
 
 
 def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
@@ -56,7 +56,7 @@ def in_words(rule: Rule, names: Sequence[str], target: str = "y") -> str:
 
 
 def _rounded(rule: Rule) -> Array:
-    """The consequent without what is left of 0 after rounding: inputs lie in [0, 1]."""
+    """The consequent without coefficients that are negligible for inputs in [0, 1]."""
     size = np.abs(rule.consequent)
     kept: Array = np.where(size > NEGLIGIBLE * size.max(), rule.consequent, 0)
     return kept
@@ -70,12 +70,12 @@ def global_explanation(
     names: Sequence[str],
     target: str = "y",
 ) -> list[dict[str, Any]]:
-    """The whole rule base, the weightiest rule first: a row for each rule.
+    """The whole rule base by decreasing weight, one row per rule.
 
     Args:
         rules: R of them.
-        found: what they make of n examples,
-        y: (n,) and the targets of these.
+        found: their predictions for n examples.
+        y: (n,) the targets.
         sources: (R,) from how many clients each rule comes.
         names: of the features.
         target: the name of what is predicted.
@@ -109,13 +109,13 @@ def global_explanation(
 def measures(
     rules: Sequence[Rule], found: Prediction, sources: NDArray[np.int64]
 ) -> dict[str, float]:
-    """How interpretable a rule base is.
+    """Measures of a rule base's interpretability.
 
     Returns:
-        `rules`, their number; `rule_length`, conditions of a rule, mean; `coverage`, the share of
-        the examples for which a rule fires; `active_rules`, rules that fire for an example, mean;
-        `shared_rules`, how many come from two clients or more; `sources`, clients that a rule
-        comes from, mean.
+        `rules`, their number; `rule_length`, mean number of conditions per rule; `coverage`, the
+        share of examples for which a rule fires; `active_rules`, mean number of rules that fire
+        for an example; `shared_rules`, number of rules from two or more clients; `sources`, mean
+        number of clients per rule.
     """
     active = (found.firing > 0).sum(axis=1)
     return {
@@ -139,7 +139,7 @@ def row_in_words(row: Mapping[str, Any]) -> str:
 
 
 def measures_in_words(found: Mapping[str, Any]) -> str:
-    """What `measures` found, as a sentence."""
+    """The result of `measures` as a sentence."""
     shared = ""
     if found["sources"]:
         shared = f"{found['shared_rules']:.0f} of them from two clients or more; "
@@ -151,7 +151,7 @@ def measures_in_words(found: Mapping[str, Any]) -> str:
 
 
 def scale_in_words(target: str, scaling: Scaling) -> str:
-    """What the target of rules is in its own units, as a sentence; nothing if it is in these."""
+    """How the target of rules is scaled, as a sentence; empty if it is not."""
     low, high = scaling.undo(np.array([0.0, 1.0]))
     if (low, high) == (0, 1):
         return ""
@@ -166,11 +166,11 @@ class LocalExplanation:
 
     Args:
         prediction: of the rule base.
-        number: of the rule that decided, counted from 1 in the order of the rule base.
+        number: number of the deciding rule, counted from 1 in the order of the rule base.
         rule: that rule.
-        firing: its firing strength; 0 where no rule fires and it decides for want of others.
-        active: how many rules fire.
-        output: of that rule, which is the prediction unless outputs are averaged.
+        firing: its firing strength; 0 if no rule fires and it decides by its weight.
+        active: number of rules that fire.
+        output: its output, which is the prediction unless outputs are averaged.
         x: (F,) the input.
         memberships: how well each condition of the rule holds.
         contributions: (F + 1,) what the constant and each feature add to the rule's output.
@@ -190,10 +190,10 @@ class LocalExplanation:
         """As a few lines of text."""
         lines = [f"{target} = {self.prediction:.6g}, by rule {self.number}: "]
         if self.firing:
-            others = f", {self.active - 1} other(s) fire too" if self.active > 1 else ""
+            others = f", {self.active - 1} other(s) also fire" if self.active > 1 else ""
             lines[0] += f"it fires with strength {self.firing:.4g}{others}"
         else:
-            lines[0] += "no rule fires, and it decides for want of one"
+            lines[0] += "no rule fires, so the rule with the greatest weight decides"
         if not np.isclose(self.output, self.prediction):
             lines.append(f"  (the mean of all rules that fire; alone it says {self.output:.6g})")
         width = max((len(condition.words) for condition in self.rule.conditions), default=0)
@@ -218,12 +218,12 @@ def local_explanation(
     names: Sequence[str],
     scaling: Scaling = UNSCALED,
 ) -> LocalExplanation:
-    """Why the rules predict what they predict for one (F,) input.
+    """The explanation of the rules' prediction for one (F,) input.
 
     Args:
-        x: as the data set has it.
+        x: the input, in the units of the data set.
         names: of the features.
-        scaling: of the target.
+        scaling: scaling of the target.
     """
     found = model.predict(rules, x[None])
     j = int(found.deciding[0])
@@ -311,22 +311,22 @@ class RulesExplainer(FeatureExplainer):
 
 @runtime_checkable
 class Sourced(Protocol):
-    """A server's state that says from how many clients' bases each rule comes: (R,)."""
+    """A server's state with (R,) the number of clients' rule bases that contain each rule."""
 
     sources: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RuleBase(Explanation):
-    """Rules, the global ones or a client's.
+    """A rule base, global or a client's.
 
     Args:
-        model: what kind of rules they are.
+        model: the kind of rules.
         rules: R of them.
         sources: (R,) how many clients' bases each comes from.
-        about: whose they are.
-        dataset: what they were learnt from.
-        inputs: whose predictions are explained.
+        about: title of the rule base.
+        dataset: the data set that they were learnt from.
+        inputs: inputs whose predictions are explained.
         most: rules in the text.
     """
 
@@ -355,16 +355,16 @@ class RuleBase(Explanation):
 
     @cached_property
     def prediction(self) -> Prediction:
-        """What the rules make of the central test set."""
+        """Predictions for the central test set."""
         return self.model.predict(self.rules, self.test_x)
 
     @cached_property
     def readable(self) -> list[Rule]:
-        """The rules as a person reads them, in their order."""
+        """The rules in readable form, in their order."""
         return self.model.explain(self.rules, self.names)
 
     def text(self) -> str:
-        """How readable they are, the weightiest rules, and why they predict what they predict."""
+        """Measures of interpretability, rules by decreasing weight, and explained predictions."""
         measured = measures_in_words(measures(self.readable, self.prediction, self.sources))
         lines = [f"{self.about.title}:\n{measured}"]
         if scale := scale_in_words(self.target, self.dataset.target_scaling):
@@ -383,14 +383,14 @@ class RuleBase(Explanation):
         return "\n".join(lines)
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """The rules in words, the weightiest first: see `global_explanation`."""
+        """The rules in words, by decreasing weight; see `global_explanation`."""
         return global_explanation(
             *(self.readable, self.prediction, self.dataset.test_y),
             *(self.sources, self.names, self.target),
         )
 
     def why(self) -> list[LocalExplanation]:
-        """Why the rules predict what they predict for the inputs."""
+        """Explanations of the predictions for the inputs."""
         rows = self.inputs.x.astype(np.float64)
         about = self.names, self.dataset.target_scaling
         return [local_explanation(self.model, self.rules, row, *about) for row in rows]
@@ -404,19 +404,18 @@ class RuleBase(Explanation):
             self.readable, self.test_x, self.names, paths[0], f"{title}: what its conditions mean"
         )
         draw_rules(self.readable, self.sources, self.names, paths[1], title=f"{title}: its rules")
-        draw_activations(self.prediction, paths[2], f"{title}: which rules fire on the test set")
+        draw_activations(self.prediction, paths[2], f"{title}: rules that fire on the test set")
         return paths
 
     def export(self, folder: Path) -> None:
         """Write the rules as OpenFL-XAI's three .npy files.
 
         Raises:
-            ExperimentError: it knows no such rules.
+            ExperimentError: OpenFL-XAI does not support these rules.
             OSError: they cannot be written.
         """
         if not (isinstance(self.model, Tsk) and self.model.terms == 3):
             raise ExperimentError(
-                "--npy: OpenFL-XAI knows rules of model.name=tsk with model.terms=3, not those of "
-                "this run"
+                "--npy: OpenFL-XAI supports only rules of model.name=tsk with model.terms=3"
             )
         write_published(folder, self.rules)

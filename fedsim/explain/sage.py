@@ -52,7 +52,7 @@ class Sage(OfDecision):
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if data.dataset.words:
             raise ExperimentError(
-                f"{self.name} needs inputs of floating point; for documents: occlusion"
+                f"{self.name} needs floating-point inputs; for documents: occlusion"
             )
         if not data.dataset.classes:
             raise ExperimentError(
@@ -96,22 +96,22 @@ def shapley_of_loss(
     feature_of: Tensor,
     orders: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """(m, G) what each of G features takes off the cross-entropy, mean over orders.
+    """(m, G) by how much each of G features reduces the cross-entropy, mean over orders.
 
     Args:
         network: inputs (B, ...) to logits (B, classes).
         x: (m, ...) inputs.
-        y: (m,) the class whose loss it is.
-        background: (n, ...) inputs that absent features are taken from.
-        feature_of: the feature that each entry is of, in the shape of an input without channels.
-        orders: (P, m, G) in which features are added to each input.
+        y: (m,) the classes of the loss.
+        background: (n, ...) inputs that replace absent features.
+        feature_of: the feature of each entry, in the shape of an input without channels.
+        orders: (P, m, G) orders in which features are added to each input.
     """
     (P, m, G), n = orders.shape, len(background)
     of_class = y.cpu().repeat_interleave(n)
     each = np.arange(m)
 
     def value(there: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """(m,) the log of the mean probability where features (m, G) are there."""
+        """(m,) the log of the mean probability with features (m, G) present."""
         mask = torch.from_numpy(there).to(x.device)[:, feature_of]
         mask = mask[:, None, None] if x.dim() == 4 else mask[:, None]
         mixed = torch.where(mask, x[:, None], background).flatten(0, 1)

@@ -19,7 +19,7 @@ Truth = NDArray[np.bool_]
 
 
 def mean_defined(values: Scores) -> float | None:
-    """The mean of scores that are no NaN; None if all are."""
+    """The mean of scores that are not NaN; None if all are."""
     defined = values[~np.isnan(values)]
     return math.fsum(defined.tolist()) / len(defined) if len(defined) else None
 
@@ -166,7 +166,7 @@ def pointing_game(relevance: NDArray[Any], truth: Truth) -> Scores:
 
 
 def places(relevance: NDArray[Any]) -> NDArray[np.int64]:
-    """(n, P) the place of each part by falling R: 0 for the most relevant one.
+    """(n, P) the rank of each part by decreasing R: 0 for the most relevant one.
 
     >>> places(np.array([[1, 7, -2, 7]])).tolist()
     [[2, 0, 3, 1]]
@@ -182,19 +182,19 @@ def _rows(relevance: NDArray[Any]) -> Scores:
 
 
 def _scaled(rows: Scores) -> Scores:
-    """Rows whose largest size is 1, so that no sum overflows; rows of zeros stay."""
+    """Rows scaled to maximum magnitude 1, so that no sum overflows, except zeros."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     return rows / np.where(largest > 0, largest, 1)
 
 
 def _sizes(relevance: NDArray[Any]) -> Scores:
-    """|R|, the largest of each row 1; all of them, where all are zero and so alike."""
+    """|R|, scaled so that each row's maximum is 1; ones for rows of zeros."""
     size = _scaled(np.abs(_rows(relevance)))
     return np.where(size.any(axis=1, keepdims=True), size, 1)
 
 
 def _cosine(a: Scores, b: Scores) -> Scores:
-    """Of each row; NaN where one is all zero."""
+    """Cosine of each pair of rows; NaN if one is all zero."""
     norms = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
     unknown = np.full_like(norms, np.nan)
     found: Scores = np.divide((a * b).sum(axis=1), norms, out=unknown, where=norms > 0)
@@ -202,13 +202,13 @@ def _cosine(a: Scores, b: Scores) -> Scores:
 
 
 def _centred_ranks(rows: Scores) -> Scores:
-    """Ranks around their mean; of equal parts, the mean of their ranks."""
+    """Centred ranks, with mean ranks for ties."""
     n, P = rows.shape
     order = np.argsort(rows, axis=1, kind="stable")
     risen = np.diff(np.take_along_axis(rows, order, axis=1), axis=1) > 0
     edge = np.ones((n, 1), bool)
     at = np.arange(P)
-    # where the run of equal parts begins that a place is in, and where it ends
+    # First and last position of each run of ties.
     first = np.maximum.accumulate(np.where(np.hstack([edge, risen]), at, 0), axis=1)
     ends = np.where(np.hstack([risen, edge]), at, P)
     last = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]

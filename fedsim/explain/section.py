@@ -41,10 +41,10 @@ MODELS: Mapping[Whose, str] = {
     "personal": "personal models",
     "shared": "shared explanations",
 }
-OF_ALL: tuple[Whose, ...] = ("global", "shared")  # of no client's model
-# Of two relevance maps.
+OF_ALL: tuple[Whose, ...] = ("global", "shared")  # not of clients' models
+# Scores of two relevance maps.
 SIMILARITIES = {"rank": "rank correlation", "top_k": "top-k overlap", "cosine": "cosine"}
-# Before the names of scores in rounds.parquet.
+# Prefixes of scores in rounds.parquet.
 PREFIXES: Mapping[Whose, str] = {
     "global": "",
     "cohort": "client_",
@@ -98,7 +98,7 @@ SCORES: Mapping[str, Score] = {
 
 
 def _fitting() -> list[str]:
-    """Names of the explainers that give a number to each part of an input."""
+    """Names of the explainers that assign a number to each part of an input."""
     return [name for name, each in explainers.items() if issubclass(each, FeatureExplainer)]
 
 
@@ -110,7 +110,7 @@ _Name = Annotated[str, Field(json_schema_extra=_names_in_schema)]
 
 
 def _by_name(value: Any) -> Any:
-    """Explainers as a file lists them: names, or sections."""
+    """Explainers as listed in a file: names or sections."""
     if not isinstance(value, list | tuple):
         return value
     found = [explainers.parse({"name": one} if isinstance(one, str) else one) for one in value]
@@ -118,8 +118,8 @@ def _by_name(value: Any) -> Any:
         if isinstance(one, Explainer) and not isinstance(one, FeatureExplainer):
             raise PydanticCustomError(
                 "no_relevances",
-                "explainer '{name}' gives no number to each part of an input; those that do: "
-                "{fitting}",
+                "explainer '{name}' does not assign a number to each part of an input; those "
+                "that do: {fitting}",
                 {"name": one.name, "fitting": ", ".join(_fitting())},
             )
     return tuple(found)
@@ -208,12 +208,12 @@ class Explain(Config):
     def _fits_together(self) -> Explain:
         if self.inputs_from == "own":
             if "global" in (self.of or ()):
-                raise _unfit("of", "the global model has no inputs of its own; inputs_from: test")
+                raise _unfit("of", "the global model has no own inputs; set inputs_from: test")
             if self.slice is not None:
-                raise _unfit("slice", "slices are of the central test set; inputs_from: test")
+                raise _unfit("slice", "slices are of the central test set; set inputs_from: test")
             for name in self.scores or ():
                 if SCORES[name].about in ("truth", "clients", "global"):
-                    problem = f"{name} needs inputs of the central test set; inputs_from: test"
+                    problem = f"{name} needs inputs of the central test set; set inputs_from: test"
                     raise _unfit("scores", problem)
         if (
             self.of is not None
@@ -225,16 +225,18 @@ class Explain(Config):
             problem = f"{lacking} needs models of clients among `of`: cohort or personal"
             raise _unfit("scores", problem)
         if self.clients == 1 and "agreement" in (self.scores or ()):
-            raise _unfit("scores", "agreement is between clients; clients: 2, or more")
+            raise _unfit("scores", "agreement is between clients; set clients to 2 or more")
         if self.share is not None:
             self._check_share(self.share)
         return self
 
     def _check_share(self, share: Share) -> None:
         if self.inputs_from == "own":
-            raise _unfit("share", "clients share explanations of common inputs; inputs_from: test")
+            raise _unfit(
+                "share", "clients share explanations of common inputs; set inputs_from: test"
+            )
         if self.of is not None and not {"global", "cohort"} <= set(self.of):
-            problem = "is of clients' models, in place of the global one; of: [global, cohort]"
+            problem = "is of the global model by clients'; set of: [global, cohort]"
             raise _unfit("share", problem)
         if self.scores is not None and share.aggregation == "quality":
             for name in QUALITY:
@@ -243,7 +245,7 @@ class Explain(Config):
 
     @property
     def whose(self) -> tuple[Whose, ...]:
-        """Whose explanations go on record, of a resolved section."""
+        """The kinds of models whose explanations are recorded, for a resolved section."""
         return (*(self.of or ()), *(("shared",) if self.share else ()))
 
     def due(self, t: int, last: int) -> bool:
@@ -259,18 +261,18 @@ class Explain(Config):
         trains_clients: bool,
         keeps_models: bool,
     ) -> Explain:
-        """The section with what it leaves to the method and the data filled in.
+        """The section with defaults that depend on the method and the data.
 
-        Where clients train no models, without those of the cohort, and scores that compare them.
+        If clients do not train models, without `cohort` and scores that compare clients.
 
         Args:
-            rounds: of the run.
+            rounds: rounds of the run.
             has_global: whether the method has a global model.
             trains_clients: whether its clients train models.
-            keeps_models: whether its clients keep models of their own.
+            keeps_models: whether its clients keep their own models.
 
         Raises:
-            ExperimentError: the method has no such models, or the data cannot have a score.
+            ExperimentError: the method has no such models, or a score is impossible for the data.
         """
         usual: tuple[Models, ...] = ("cohort",)
         if has_global and self.inputs_from == "test":
@@ -282,21 +284,21 @@ class Explain(Config):
                 wanted = tuple(name for name in wanted if not _of_clients([name]))
             if not of or wanted == () or self.share is not None:
                 raise ExperimentError(
-                    "explain.of: clients of this method train no models; of: [global], with "
-                    "scores of that model alone, and no `share`"
+                    "explain.of: clients of this method do not train models; set of: [global], "
+                    "use scores of that model only, and no `share`"
                 )
         if "global" in of and not has_global:
-            raise ExperimentError("explain.of: the method has no global model; of: [cohort]")
+            raise ExperimentError("explain.of: the method has no global model; set of: [cohort]")
         if "personal" in of and not keeps_models:
             raise ExperimentError(
-                "explain.of: clients of this method keep no personal models; of: [cohort]"
+                "explain.of: clients of this method keep no personal models; set of: [cohort]"
             )
         if self.share is not None:
             if not has_global:
                 raise ExperimentError("explain.share: the method has no global model to explain")
             if dataset.classes and self.target == "decision":
                 raise ExperimentError(
-                    "explain.share: models that decide otherwise explain something else; "
+                    "explain.share: models with different decisions are not comparable; set "
                     "explain.target: label"
                 )
         once = rounds <= self.every
@@ -312,7 +314,7 @@ class Explain(Config):
         return self.model_copy(update={"of": of, "scores": names})
 
     def _admits(self, score: Score, of: Sequence[Whose], dataset: Dataset) -> bool:
-        """Whether there can be such a score of these models and data."""
+        """Whether a score is possible for these models and data."""
         if score.about == "truth":
             return bool(dataset.truth) and self.inputs_from == "test"
         if score.about == "clients":
@@ -322,14 +324,14 @@ class Explain(Config):
         return not (score.numbers and dataset.words)
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
-        """Refuse what cannot be explained, before anything starts.
+        """Reject models and inputs that cannot be explained, before anything starts.
 
         Args:
-            model: as it is before the first round.
+            model: the model before the first round.
             data: of the run.
 
         Raises:
-            BadInput: an explainer is not for the model, or there are too few inputs.
+            BadInput: an explainer does not support the model, or there are too few inputs.
         """
         if self.inputs_from == "test":
             self.rows(data.dataset, model.seed)
@@ -339,15 +341,15 @@ class Explain(Config):
         for explainer in self.explainers:
             try:
                 explainer.check(model, data)
-            except Exception as error:  # whatever the user's own may raise
+            except Exception as error:  # a user's explainer may raise anything
                 why = str(error) if isinstance(error, BadInput) else in_own_code(error)
                 raise ExperimentError(f"explain.explainers: {explainer.name}: {why}") from error
 
     def rows(self, dataset: Dataset, seed: int) -> NDArray[np.int64]:
-        """Which inputs of the central test set are explained, in ascending order.
+        """The explained rows of the central test set, in ascending order.
 
         Raises:
-            ExperimentError: there are not so many, or there is no such slice.
+            ExperimentError: there are too few, or there is no such slice.
         """
         rows, where = np.arange(len(dataset.test_y)), "the test set"
         if self.slice is not None:
@@ -365,23 +367,23 @@ class Explain(Config):
         return found
 
     def own_rows(self, splits: ClientSplits, client: int, seed: int) -> NDArray[np.int64]:
-        """Which of a client's examples are explained: its test data, or else its training data."""
+        """The explained examples of a client: of its test data, or else its training data."""
         held = splits.test[client] if len(splits.test[client]) else splits.train[client]
         rng = keyed_rng(seed, "explain/inputs", client=client)
         chosen: NDArray[np.int64] = rng.permutation(held)[: self.inputs]
         return chosen
 
     def choose(self, clients: Iterable[int], count: int, seed: int) -> list[int]:
-        """Which of some clients are explained: the same ones as often as can be.
+        """The explained clients among some, the same ones as often as possible.
 
         Args:
-            count: K, how many there are in all.
+            count: K, the number of all clients.
         """
         place = np.argsort(keyed_rng(seed, "explain/clients").permutation(count))
         return sorted(sorted(clients, key=lambda k: place[k])[: self.clients])
 
     def metrics(self, dataset: Dataset) -> list[Metric]:
-        """The columns of rounds.parquet that are added, of a resolved section."""
+        """The columns of rounds.parquet that a resolved section adds."""
         found = []
         for explainer in self.explainers:
             for whose in self.whose:
@@ -395,11 +397,11 @@ class Explain(Config):
 
 
 def _columns_of(score: str, dataset: Dataset) -> list[tuple[str, str, Literal["max", "min"]]]:
-    """Each column of a score, in words, and whether more or less is better."""
+    """The columns of a score, with their names in words and whether more or less is better."""
     label, about, best = SCORES[score].label, SCORES[score].about, SCORES[score].best
     if about == "input":
         return [(score, label, best)]
-    if about == "truth":  # relevance on what is no signal speaks against a model
+    if about == "truth":  # relevance on anything but signal is bad
         return [
             (f"{score}_{kind}", f"{label}, {kind}", best if kind == "signal" else "min")
             for kind in dataset.truth
@@ -408,26 +410,26 @@ def _columns_of(score: str, dataset: Dataset) -> list[tuple[str, str, Literal["m
 
 
 def map_shape(dataset: Dataset) -> list[int]:
-    """Of an input's relevances: (H, W) of images, whose channels are added up."""
+    """The shape of an input's relevances: (H, W) for images, summed over channels."""
     shape = dataset.shape
     return list(shape[1:] if len(shape) == 3 else shape)
 
 
 def _insist_on_each_once(names: Sequence[str]) -> None:
     if not names:
-        raise PydanticCustomError("empty", "is an empty list; name one at least")
+        raise PydanticCustomError("empty", "is an empty list; name at least one")
     for name in names:
         if names.count(name) > 1:
             raise PydanticCustomError("twice", "'{name}' is named twice", {"name": name})
 
 
 def _unfit(key: str, problem: str) -> ValidationError:
-    """What does not go with other keys, at one of them."""
+    """An error for a key that does not fit other keys."""
     return located("Explain", key, PydanticCustomError("unfit", problem), None)
 
 
 def _of_clients(names: Iterable[str]) -> str | None:
-    """The first of some scores that needs models of clients."""
+    """The first of some scores that needs clients' models."""
     return next((n for n in names if SCORES[n].about in ("clients", "global")), None)
 
 
@@ -438,15 +440,15 @@ def _applies(score: Score, whose: Whose) -> bool:
 
 
 def _obstacle(name: str, dataset: Dataset) -> str:
-    """Why the data or the method cannot have a score."""
+    """Why a score is impossible for the data or the method."""
     about = SCORES[name].about
     if about == "truth":
         return (
-            "the data do not say which parts of an input are signal; data.name=shortcut and "
+            "the data set does not mark the signal in inputs; data.name=shortcut and "
             "planted_reviews do"
         )
     if about in ("clients", "global"):
-        return "there is no global model, or no client's, to compare"
+        return "there is no global model, or no client's model, to compare"
     if about == "before":
-        return "models are explained once, after the last round; explain.every: less"
-    return "needs inputs of floating point, and the data are documents"
+        return "models are explained only once, after the last round; lower explain.every"
+    return "needs floating-point inputs, and the data are documents"

@@ -15,7 +15,7 @@ from fedsim.registry import Config
 from fedsim.rng import keyed_rng
 
 Relevances = NDArray[np.float64]
-POISON = -10  # what a poisoner multiplies its maps with
+POISON = -10  # factor of poisoned maps
 QUALITY = ("insertion", "deletion")  # scores whose difference is the quality of an explanation
 
 
@@ -57,12 +57,12 @@ class Share(Config):
         poisoned: bool,
         rng: np.random.Generator,
     ) -> Relevances:
-        """(m, P) what a client sends of its maps (m, P), of those parts that there are (m, P)."""
+        """(m, P) what a client sends for its maps (m, P), given which parts exist (m, P)."""
         maps = relevance.astype(np.float64) * (POISON if poisoned else 1)
         return maps if self.noise is None else obscured(maps, present, self.noise, rng)
 
     def quality(self, scores: Mapping[str, Scores], poisoned: bool) -> float:
-        """What a client's explanation is worth, as it says; 0 unless that counts."""
+        """The quality that a client claims for its explanation; 0 if it is not used."""
         if self.aggregation != "quality":
             return 0.0
         if poisoned:
@@ -73,11 +73,11 @@ class Share(Config):
     def aggregate(
         self, sent: Mapping[int, Relevances], quality: Mapping[int, float]
     ) -> Relevances | None:
-        """(m, P) what the server makes of clients' maps; None if none counts.
+        """(m, P) the server's aggregate of clients' maps; None if no client counts.
 
         Args:
-            sent: by client, (m, P) each.
-            quality: by client, at most 1.
+            sent: maps by client, (m, P) each.
+            quality: quality by client, at most 1.
         """
         clients = sorted(sent)
         if not clients:
@@ -97,14 +97,14 @@ class Share(Config):
 def obscured(
     relevance: Relevances, present: NDArray[np.bool_], noise: float, rng: np.random.Generator
 ) -> Relevances:
-    """(m, P) maps of unit L2 norm, plus noise · N(0, 1)/√n on each of the n parts that there are.
+    """(m, P) maps of unit L2 norm, plus noise · N(0, 1)/√n on each of the n existing parts.
 
     A noise of 1 is about as long as the map. A map of zeros stays one before noise, and parts that
     an input lacks stay 0.
 
     Args:
         relevance: (m, P).
-        present: (m, P) which parts there are.
+        present: (m, P) which parts exist.
         noise: 0 or more.
     """
     parts = np.maximum(present.sum(axis=1, keepdims=True), 1)

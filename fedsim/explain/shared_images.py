@@ -34,7 +34,7 @@ class SharedImagesExplainer(Explainer):
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if data.shared is None:
-            raise ExperimentError(f"{model.title}: its method shares no masked images")
+            raise ExperimentError(f"{model.title}: its method does not share masked images")
 
     def explain(
         self,
@@ -64,14 +64,14 @@ class SharedImagesExplainer(Explainer):
 
 @dataclass(frozen=True)
 class SharedImages(Explanation):
-    """What clients shared, beside what they held.
+    """Clients' images, and what they shared of them.
 
     Args:
-        title, suffix: of the run; see `ExplainedModel`.
-        examples: for each client asked for and each class that it shared, its first image.
-        pool: (K, classes) how many images of each class each client shared.
-        classes: their names.
-        words: how the images came about, and what noise guarantees.
+        title, suffix: title and suffix of the run; see `ExplainedModel`.
+        examples: the first image of each selected client and each class that it shared.
+        pool: (K, classes) number of images that each client shared.
+        classes: names of the classes.
+        words: how the images were made, and the guarantee of the noise.
     """
 
     title: str
@@ -82,26 +82,26 @@ class SharedImages(Explanation):
     words: str
 
     def text(self) -> str:
-        """Who shared how many images of which class, and how they came about."""
+        """Numbers of shared images by client and class, and how they were made."""
         rows = [
             [str(k), *(str(n) if n else "·" for n in row), str(sum(row))]
             for k, row in enumerate(self.pool[:MOST_ROWS].tolist())
         ]
         lines = [columns(("client", *self.classes, "all"), rows)]
         if len(self.pool) > MOST_ROWS:
-            lines.append(f"… and {len(self.pool) - MOST_ROWS} clients more")
+            lines.append(f"… and {len(self.pool) - MOST_ROWS} more clients")
         return "\n".join([*lines, f"\n{self.pool.sum():,} images are shared; {self.words}"])
 
     def rows(self) -> list[dict[str, float | int | str | None]]:
-        """Of each client: how many images of each class it shared."""
+        """One row per client and class: the number of shared images."""
         return [
             {"client": k, **dict(zip(self.classes, row, strict=True))}
             for k, row in enumerate(self.pool.tolist())
         ]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the images, and who shared how many of which class."""
+        """Draw the images, and the numbers by client and class."""
         images, pool = folder / f"shared_images{self.suffix}.png", folder / "pool.png"
-        draw_shared(self.examples, self.classes, images, f"what clients shared, {self.title}")
+        draw_shared(self.examples, self.classes, images, f"shared images, {self.title}")
         draw_labels(self.pool, self.classes, pool)
         return [images, pool]

@@ -26,7 +26,7 @@ from fedsim.words import MOST_ROWS, columns, short
 if TYPE_CHECKING:
     import pandas as pd
 
-SIDE = 0.32  # inches, of a cell
+SIDE = 0.32  # inches per cell
 MOST_DRAWN = 12  # clients whose curves are drawn
 
 
@@ -34,7 +34,7 @@ def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
     """Draw accuracy on each task over the rounds, a row for each of the first clients.
 
     Args:
-        tasks: of a run, at least one row.
+        tasks: the tasks table of a run, at least one row.
         path: of the PNG file.
         title: of the picture.
 
@@ -69,13 +69,13 @@ def draw_curves(tasks: pd.DataFrame, path: Path, title: str = "") -> None:
 
 
 def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """Attention of each task (rows) to each task before it that it was given (columns).
+    """Attention of each task (rows) to each earlier task that it received (columns).
 
     Args:
-        rows: of explainer `transfer`, in explanations.parquet.
+        rows: rows of explainer `transfer` in explanations.parquet.
 
     Returns:
-        The names of both, «client/task», and (receivers, sources), NaN where nothing was given.
+        The names of both, «client/task», and (receivers, sources), NaN where nothing was received.
     """
     receivers = sorted({(c, t) for c, t in zip(rows["client"], rows["task"], strict=True)})
     sources = sorted({(c, t) for c, t in zip(rows["from_client"], rows["from_task"], strict=True)})
@@ -88,10 +88,10 @@ def transfer_table(rows: pd.DataFrame) -> tuple[list[str], list[str], NDArray[np
 
 
 def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
-    """Draw that table; in each cell stands how many classes both tasks have in common.
+    """Draw that table, with the number of common classes in each cell.
 
     Args:
-        rows: as for `transfer_table`, at least one.
+        rows: see `transfer_table`; at least one.
         path: of the PNG file.
         title: of the picture.
 
@@ -110,7 +110,7 @@ def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("learnt from (client/task)", fontsize=8)
-    axes.set_ylabel("who learns (client/task)", fontsize=8)
+    axes.set_ylabel("learner (client/task)", fontsize=8)
     largest = np.nanmax(table)
     for row in rows.to_dict("records"):
         i = receivers.index(f"{row['client']}/{row['task']}")
@@ -122,7 +122,7 @@ def draw_transfer(rows: pd.DataFrame, path: Path, title: str = "") -> None:
     figure.colorbar(image, cax=bar).set_label("attention, mean |α|", fontsize=8)
     bar.tick_params(labelsize=7)
     figure.text(
-        0.02, 0, "numbers: classes in common; white: not given", fontsize=7, ha="left", va="top"
+        0.02, 0, "numbers: common classes; white: not received", fontsize=7, ha="left", va="top"
     )
     save(figure, path, title)
 
@@ -137,7 +137,7 @@ class TasksExplainer(Explainer):
 
     def check(self, model: ExplainedModel, data: ExplainedData) -> None:
         if "tasks" not in data.tables or data.tables["tasks"].empty:
-            raise ExperimentError(f"{model.title}: its clients learn no tasks in turn")
+            raise ExperimentError(f"{model.title}: its clients do not learn a sequence of tasks")
 
     def explain(
         self,
@@ -154,11 +154,11 @@ class TasksExplainer(Explainer):
 
 @dataclass(frozen=True)
 class Tasks(Explanation):
-    """Tasks that clients have learnt in turn.
+    """A sequence of tasks that clients have learnt.
 
     Args:
         title: of the run.
-        tasks: accuracy on them, as the run has it on record; at least one row.
+        tasks: recorded accuracy on them; at least one row.
         given: rows of explainer `transfer`, in explanations.parquet.
         record: this file, if there is one.
     """
@@ -169,7 +169,7 @@ class Tasks(Explanation):
     record: Path | None
 
     def text(self) -> str:
-        """Accuracy and transfer over all tasks, and who learns from whom."""
+        """Accuracy and transfer over all tasks, and transfer between clients."""
         measures = continual(self.tasks)
         lines = [
             f"{what}: {value:.4f}"
@@ -196,7 +196,7 @@ class Tasks(Explanation):
         ]
         shared = self.given.groupby(["client", "task"])["of_best_choice"].first().mean()
         lines += [
-            f"classes in common with what was given, of the most possible: {shared:.1%}",
+            f"classes in common with received tasks, relative to the best choice: {shared:.1%}",
             "\nwho learns from whom (client/task):",
             columns(("learns", "from", "classes in common", "score", "attention"), rows),
         ]
@@ -212,7 +212,7 @@ class Tasks(Explanation):
         return [{str(name): value for name, value in row.items()} for row in found]
 
     def save(self, folder: Path) -> list[Path]:
-        """Draw the curves, and who learns from whom, if anyone does."""
+        """Draw the curves, and transfer between clients, if any."""
         paths = [folder / "tasks.png"]
         draw_curves(self.tasks, paths[0], f"accuracy on tasks, {self.title}")
         if not self.given.empty:

@@ -5,11 +5,11 @@ model. It is C4.5's on continuous features: binary splits x ≤ t, chosen by gai
 
 A node's rows have the entropy H = -Σ p_c·log2 p_c bits, where p_c is the share of class c. A split
 of its m rows into m_l and m_r gains H - (m_l·H_l + m_r·H_r)/m. The gain ratio is this divided by
-the split information, the entropy of the shares m_l/m and m_r/m. As Quinlan has it,
+the split information, the entropy of the shares m_l/m and m_r/m. As in Quinlan's book,
 
-- of each feature the threshold of the greatest gain is considered, and no other;
-- of the features whose gain is positive, those are compared that gain at least the mean of these:
-  a tiny gain over a tinier split information would win otherwise;
+- of each feature only the threshold with the greatest gain is considered;
+- only features whose gain is at least the mean of all positive gains are compared: otherwise a
+  tiny gain with an even smaller split information would win;
 - of those, the greatest gain ratio wins.
 
 Equal gains go to the lower threshold, equal ratios to the lower feature. Nothing is pruned, and
@@ -33,9 +33,9 @@ from fedsim.errors import ExperimentError
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LEAF = -1  # in place of a feature or of a child
-_ALIKE = 1e-9  # bits: gains, and ratios of them, that differ by less do so by rounding
-_CELLS = 2**18  # (feature, row) pairs that are looked at together, which bounds the memory
+LEAF = -1  # instead of a feature or child
+_ALIKE = 1e-9  # bits; smaller differences of gains and ratios are rounding
+_CELLS = 2**18  # (feature, row) pairs at once, which limits memory
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Tree:
     """A grown tree as flat arrays over its N nodes: the root is node 0, and children come later.
 
     Args:
-        feature: (N,) which one a node asks about; -1 in a leaf.
+        feature: (N,) the feature that a node tests; -1 in a leaf.
         threshold: (N,) rows with x ≤ threshold go left, others right; 0 in a leaf.
-        left: (N,) the number of a node's child; -1 in a leaf.
-        right: (N,) likewise.
-        counts: (N, C) rows of each class that came by when the tree was grown.
+        left: (N,) index of the left child; -1 in a leaf.
+        right: (N,) index of the right child.
+        counts: (N, C) rows of each class at the node when the tree was grown.
     """
 
     feature: Ints
@@ -57,7 +57,7 @@ class Tree:
     counts: Ints
 
     def predict(self, x: NDArray[Any]) -> Ints:
-        """(n,) classes of (n, F) rows: each the most frequent of its leaf, the lowest of equals.
+        """(n,) classes of (n, F) rows: the most frequent of each row's leaf, the lowest if tied.
 
         Raises:
             ExperimentError: rows without a feature that the tree asks about.
@@ -66,7 +66,7 @@ class Tree:
         return found
 
     def path(self, row: NDArray[Any], names: Sequence[str]) -> list[str]:
-        """Why it predicts what it does for one (F,) row: «x3 ≤ 0.5», from the root down.
+        """The conditions that hold for one (F,) row, from the root down: «x3 ≤ 0.5».
 
         Args:
             row: the features.
@@ -85,7 +85,7 @@ class Tree:
         return conditions
 
     def contributions(self, x: NDArray[Any], y: Ints) -> Array:
-        """What each feature adds to the share of a class, on each row's way to its leaf.
+        """Contributions of features to the share of a class, along each row's path to its leaf.
 
         A condition adds the share of the class among the rows that went the same way when the tree
         was grown, less that among all rows of its node. They sum to the share in the leaf less
@@ -119,11 +119,11 @@ class Tree:
 
     @property
     def leaves(self) -> int:
-        """How many nodes are leaves."""
+        """Number of leaves."""
         return int((self.feature == LEAF).sum())
 
     def _leaf_of(self, x: NDArray[Any]) -> Ints:
-        """(n,) where each row ends."""
+        """(n,) the leaf of each row."""
         self.require_features(x.shape[1])
         node = np.zeros(len(x), np.int64)
         rows = np.arange(len(x))
@@ -137,19 +137,19 @@ class Tree:
         most = int(self.feature.max())
         if most >= width:
             raise ExperimentError(
-                f"x has {width} feature(s), and the tree asks about feature {most} (the first is "
-                "0): give it rows like those it was grown on"
+                f"x has {width} feature(s), but the tree tests feature {most} (the first is 0): "
+                "rows must be like those it was grown on"
             )
 
     def depths(self) -> Ints:
-        """(N,) how many conditions lead to each node."""
+        """(N,) number of conditions on the path to each node."""
         depths = np.zeros(len(self.feature), np.int64)
         for node in np.flatnonzero(self.feature != LEAF):
             depths[[self.left[node], self.right[node]]] = depths[node] + 1
         return depths
 
     def below(self) -> Ints:
-        """(N,) how many nodes are below each node."""
+        """(N,) number of nodes below each node."""
         below = np.zeros(len(self.feature), np.int64)
         for node in np.flatnonzero(self.feature != LEAF)[::-1]:
             below[node] = below[self.left[node]] + below[self.right[node]] + 2
@@ -191,7 +191,7 @@ def build_tree(
     counts = np.arange(n + 1, dtype=np.float64)
     xlogx = counts * np.log2(np.maximum(counts, 1))
 
-    # Rows are sorted by each feature once. A node has the part of each order with its own rows.
+    # Rows are sorted by each feature once. A node has its rows' part of each order.
     order = np.empty((F, n), np.int32)
     for column, rows in zip(columns, order, strict=True):
         rows[:] = np.argsort(column, kind="stable")
@@ -200,9 +200,9 @@ def build_tree(
     threshold: list[float] = []
     children: list[list[int]] = []
     frequencies: list[Ints] = []
-    # Yet to be looked at: orders, their features, depth, and whose child on which side.
+    # Nodes to visit: orders, their features, depth, and the parent and side.
     waiting = [(order, np.arange(F), 0, LEAF, 0)]
-    del order  # or the root's would be kept to the end
+    del order  # frees the root's
     while waiting:
         order, features, depth, parent, side = waiting.pop()
         if parent != LEAF:
@@ -213,7 +213,7 @@ def build_tree(
         split = None
         if own.max() < own.sum() and (max_depth is None or depth < max_depth):
             varies = columns[features, order[:, 0]] < columns[features, order[:, -1]]
-            if not varies.all():  # what is constant here is so in all nodes below
+            if not varies.all():  # constant here, so in all nodes below
                 order, features = order[varies], features[varies]
             split = _split(columns, labels, order, features, own, min_samples_leaf, xlogx)
         feature.append(split[0] if split else LEAF)
@@ -222,7 +222,7 @@ def build_tree(
             here = order[0]
             goes_left[here] = columns[split[0], here] <= split[1]
             to_left = goes_left[order]
-            # As many rows go left in each order, so that what is left of them has a shape.
+            # The same number of rows go left in each order, so the result is rectangular.
             for child, chosen in ((1, ~to_left), (0, to_left)):
                 part = order[chosen].reshape(len(features), -1)
                 waiting.append((part, features, depth + 1, len(feature) - 1, child))
@@ -245,7 +245,7 @@ def _split(
     least: int,
     xlogx: Array,
 ) -> tuple[int, float] | None:
-    """The feature and the threshold that a node is split by; none if nothing is gained.
+    """The feature and threshold of a node's split; None if there is no gain.
 
     Args:
         columns: (F, n) all values.
@@ -253,13 +253,13 @@ def _split(
         order: (f, m) the node's m rows, sorted by each of f features.
         features: (f,) these.
         counts: (C,) the node's rows of each class.
-        least: rows on either side.
+        least: minimum number of rows on either side.
         xlogx: (n + 1,) k·log2 k.
     """
     m = int(counts.sum())
     if not len(features) or m < 2 * least:
         return None
-    on_left = np.arange(least, m - least + 1)  # by how many rows go left, here and below
+    on_left = np.arange(least, m - least + 1)  # by number of rows that go left, here and below
     information = (xlogx[m] - xlogx[on_left] - xlogx[m - on_left]) / m  # of the split, in bits
     # While rows move from right to left, Σ k·log2 k over the classes of both sides changes by what
     # depends only on how many rows of the same class moved before, not on the feature.
@@ -274,7 +274,7 @@ def _split(
         by_class = np.argsort(labels[rows], axis=1, kind="stable")
         changes = np.empty(rows.shape)
         np.put_along_axis(changes, by_class, change[None], axis=1)
-        # What a split tells about the class, H(split) + H(class) - H(split and class).
+        # The information gain, H(split) + H(class) - H(split and class).
         gains = information + changes.cumsum(axis=1)[:, least - 1 : m - least]
         values = columns[features[start : start + together, None], rows]
         low, high = values[:, least - 1 : m - least], values[:, least : m - least + 1]
@@ -293,13 +293,13 @@ def _split(
 
 
 def _first_greatest(values: Array) -> Ints:
-    """Where the greatest of the last axis is, but for rounding; the first of equal ones."""
+    """Index of the maximum along the last axis, up to rounding; the first in case of ties."""
     found: Ints = np.argmax(values >= values.max(axis=-1, keepdims=True) - _ALIKE, axis=-1)
     return found
 
 
 def _between(low: float, high: float) -> float:
-    """A threshold that tells low from high: half-way, or low if no float is in between."""
+    """A threshold between low and high: the middle, or low if no float is in between."""
     middle = low / 2 + high / 2  # their sum might overflow
     return middle if low <= middle < high else low
 

@@ -1,4 +1,4 @@
-"""A tree that mimics a model, and where both differ, as pictures."""
+"""Figures of a tree that mimics a model, and of their disagreements."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _in_a_box(
 
 
 def _centres(tree: Tree, shown: Sequence[int], step: float) -> dict[int, float]:
-    """Where nodes go across: the ends of branches a step apart, others amid their children."""
+    """Horizontal positions: ends of branches one step apart, others above their children."""
     centres: dict[int, float] = {}
     pending = [0]
     ends: list[int] = []
@@ -189,7 +189,7 @@ def _draw_box(
     colours: Sequence[tuple[float, float, float]],
     leaf: bool,
 ) -> None:
-    """A node: two lines, and a bar of its classes; at its middle, its top and of its width."""
+    """Draw a node at its centre, top and width: two lines, and a bar of its classes."""
     from matplotlib.patches import Rectangle
 
     middle, top, width = place
@@ -223,7 +223,7 @@ def _draw_box(
 
 
 def _asked(tree: Tree, shape: tuple[int, int, int]) -> Ints:
-    """(H, W) for how many rows a pixel was tested, summed over the nodes that test it."""
+    """(H, W) number of rows for which a pixel was tested, summed over nodes."""
     inner = tree.feature != LEAF
     rows = np.bincount(
         tree.feature[inner], tree.counts[inner].sum(axis=1), minlength=math.prod(shape)
@@ -233,7 +233,7 @@ def _asked(tree: Tree, shape: tuple[int, int, int]) -> Ints:
 
 
 def _draw_asked(axes: Axes, tree: Tree, shape: tuple[int, int, int]) -> None:
-    """The heat map of `_asked`, its bar below."""
+    """Draw the heat map of `_asked`, with its colour bar below."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 

@@ -22,7 +22,7 @@ from fedsim.objectives.objective import (
     objectives,
 )
 
-log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default  # as autograd has it
+log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default  # its backward pass
 
 
 class TwoParts(Protocol):
@@ -65,7 +65,7 @@ class Classification(Objective):
             )
         if len(data.classes) < 2:
             raise ExperimentError(
-                f"objective.name={self.name} needs two classes or more, and all examples are of "
+                f"objective.name={self.name} needs two or more classes, and there is only "
                 f"'{data.classes[0]}'"
             )
 
@@ -114,7 +114,7 @@ class Classification(Objective):
         return _cross_entropy if as_here and self.class_weights is None else None
 
     def forward(self, network: TwoParts, x: Tensor, y: Tensor) -> Forward:
-        """The loss of each example, with what it is made from, in one pass."""
+        """The loss of each example, with representations and logits, in one pass."""
         features = network.features(x)
         logits = network.head(features)
         return Forward(self.weighted(self.losses(logits, y), y), features, logits)
@@ -138,7 +138,7 @@ class Classification(Objective):
 def _cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """-log p_y of each example, and the gradient of their mean at the logits: (p - onehot(y))/B.
 
-    To the bit what autograd comes to.
+    Equal to autograd's to the bit.
     """
     log_p, place = torch.log_softmax(logits, dim=1), y.long().unsqueeze(1)
     at_log_p = torch.zeros_like(log_p).scatter_(1, place, -1 / len(y))

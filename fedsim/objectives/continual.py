@@ -40,7 +40,7 @@ def continual(tasks: pd.DataFrame) -> Continual:
         ValueError: the table is empty, because the partition has no sequence of tasks.
     """
     if tasks.empty:
-        raise ValueError("the run has no tasks on record; its partition is no stream of tasks")
+        raise ValueError("the run has no recorded tasks; its partition has no sequence of tasks")
     last = tasks["round"].max()
     found: dict[str, list[float]] = {name: [] for name in Continual.__dataclass_fields__}
     for _, own in tasks.groupby("client"):

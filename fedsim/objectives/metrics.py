@@ -83,7 +83,7 @@ def auroc(outputs: Outputs, targets: Labels) -> float:
 
     NaN if all examples are of one class.
     """
-    from sklearn.metrics import roc_auc_score  # here, because scikit-learn is slow to import
+    from sklearn.metrics import roc_auc_score  # scikit-learn is slow to import
 
     p, present = probabilities(outputs), np.unique(targets)
     if len(present) < 2:
@@ -117,7 +117,7 @@ def pearson(outputs: Outputs, targets: NDArray[np.float64]) -> float:
 
 def spearman(outputs: Outputs, targets: NDArray[np.float64]) -> float:
     """Spearman rank correlation of predictions and targets, with mean ranks for ties."""
-    from scipy.stats import rankdata  # here, because it is slow to import
+    from scipy.stats import rankdata  # slow to import
 
     return pearson(rankdata(outputs.reshape(-1)), rankdata(targets))
 
@@ -132,17 +132,17 @@ _OF_NUMBERS: dict[str, tuple[str, Literal["max", "min"], ScoreFunction]] = {
     "pearson": ("correlation (Pearson)", "max", pearson),
     "spearman": ("rank correlation (Spearman)", "max", spearman),
 }
-# What each is, for lists.
+# Descriptions for lists.
 KNOWN_METRICS: dict[str, str] = {
     **{name: label for name, (label, _, _) in {**_OF_CLASSES, **_OF_NUMBERS}.items()},
     CLASS_ACCURACY: "accuracy of each class, in columns class_accuracy/<class>",
-    CONFUSION: "how often each class is taken for which, in the table confusion",
+    CONFUSION: "counts of true and predicted classes, in the table confusion",
     "top5_accuracy": "accuracy of the five most probable classes; top<k>_accuracy for any k",
 }
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is neither a metric nor a function at `package.module:function`.
+    """Reject a name that is neither a metric nor `package.module:function`.
 
     Raises:
         PydanticCustomError: it is not.
@@ -157,7 +157,7 @@ def further_metrics(names: Sequence[str], data: Dataset) -> tuple[FurtherMetric,
     """The metrics of these names, for a data set.
 
     Raises:
-        ExperimentError: one is not for such data.
+        ExperimentError: one does not support the data.
     """
     return tuple(_further_metric(name, data) for name in names)
 
@@ -175,7 +175,7 @@ def _further_metric(name: str, data: Dataset) -> FurtherMetric:
     if name in _OF_NUMBERS:
         if C or data.y.ndim > 1:
             what = f"{C} classes" if C else f"{data.y.shape[1]} targets"
-            raise ExperimentError(f"{where} needs a number for a target, and the data has {what}")
+            raise ExperimentError(f"{where} needs a numeric target, and the data has {what}")
         label, best, score = _OF_NUMBERS[name]
         return FurtherMetric(name, score, Metric(name, label, best))
     if not C:
@@ -197,7 +197,7 @@ def _further_metric(name: str, data: Dataset) -> FurtherMetric:
 def _confusion_rows(
     classes: Sequence[str], outputs: Outputs, targets: Labels
 ) -> list[Mapping[str, Any]]:
-    """Rows of the table `confusion`: pairs of classes that occur, and how often."""
+    """Rows of the table `confusion`: pairs of classes that occur, with counts."""
     counts = confusion(outputs, targets)
     return [
         {"target": classes[i], "prediction": classes[j], "count": int(counts[i, j])}
@@ -208,10 +208,10 @@ def _confusion_rows(
 def _own_scores(
     name: str, function: ScoreFunction, outputs: Outputs, targets: NDArray[Any]
 ) -> float | dict[str, float]:
-    """What a function of the user's own returns.
+    """The result of a user's metric function.
 
     Raises:
-        MethodError: it raises, or returns other than a number or a dict of numbers.
+        MethodError: it raises, or does not return a number or a dict of numbers.
     """
     try:
         found = function(outputs, targets)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fedsim.data import Dataset
 from fedsim.registry import Component, Registry
 
-EVALUATION_BATCH = 500  # of a fixed size, so that scores do not depend on who evaluates
+EVALUATION_BATCH = 500  # fixed, so that scores do not depend on the worker
 
-# What scores are made of, by name: numbers, which are added up over batches, shards and clients,
-# and arrays, which are joined along their first axis.
+# The inputs of scores, by name: numbers, which are added over batches, shards and clients, and
+# arrays, which are concatenated.
 Totals = dict[str, Any]
 
 # (outputs (B, ...), y (B, ...)) -> losses (B,), and the gradient of their mean at the outputs.
@@ -28,8 +28,8 @@ OutputGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # (outputs (n, ...), targets (n, ...)) -> a score, or several by name.
 ScoreFunction = Callable[[NDArray[Any], NDArray[Any]], Any]
-VALIDATION = "validation_"  # before the column of a score on the validation set
-_OUTPUTS, _TARGETS = "further/outputs", "further/targets"  # among totals
+VALIDATION = "validation_"  # prefix of columns of scores on the validation set
+_OUTPUTS, _TARGETS = "further/outputs", "further/targets"  # keys of totals
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Metric:
 
 @dataclass(frozen=True)
 class FurtherMetric:
-    """A metric beside those of the objective: a function of all outputs and their targets.
+    """An additional metric: a function of all outputs and their targets.
 
     Args:
-        name: of its column; of scores by name the columns are `<name>/<score>`.
-        score: the function. It sees all outputs (n, ...) of what is scored at once; where the
-            model chooses among some classes only, outputs of the others are −inf.
-        shown: how reports show it, if they do.
-        is_table: what the function returns are rows of the run's table of that name.
+        name: name of its column; several scores have columns `<name>/<score>`.
+        score: the function. It gets all outputs (n, ...) at once; where a model predicts only some
+            classes, outputs of the others are −inf.
+        shown: how reports show it; None if they do not.
+        is_table: whether the function returns rows of the run's table of that name.
     """
 
     name: str
@@ -69,7 +69,7 @@ class FurtherMetric:
     is_table: bool = False
 
     def columns(self, outputs: NDArray[Any], targets: NDArray[Any]) -> dict[str, float]:
-        """Its scores, by column; none if it makes a table."""
+        """Its scores, by column; empty for a table."""
         if self.is_table:
             return {}
         found = self.score(outputs, targets)
@@ -211,7 +211,7 @@ class Objective(Component, ABC):
         """Reject data that do not suit the objective.
 
         Raises:
-            ExperimentError: they do not; the message says what would be right.
+            ExperimentError: they do not; the message says what does.
         """
 
 
@@ -219,7 +219,7 @@ objectives: Registry[Objective] = Registry("objective", Objective)  # type: igno
 
 
 def merged(parts: Iterable[Totals]) -> Totals:
-    """The totals of all examples of some batches. Sums are exactly rounded, in any order."""
+    """The merged totals of batches. Sums are exactly rounded, so independent of the order."""
     found: Totals = {}
     parts = list(parts)
     if any(part.keys() != parts[0].keys() for part in parts):
@@ -232,7 +232,7 @@ def merged(parts: Iterable[Totals]) -> Totals:
 
 
 def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
-    """The scores that an objective and further metrics make of totals.
+    """The scores of an objective and additional metrics from totals.
 
     Raises:
         TypeError: one is not a number.
@@ -242,7 +242,7 @@ def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
     for further in objective.further:
         added = further.columns(totals[_OUTPUTS], totals[_TARGETS])
         if taken := sorted(found.keys() & added.keys()):
-            raise ValueError(f"'{taken[0]}' is a score of the objective; take another name")
+            raise ValueError(f"'{taken[0]}' is a score of the objective; choose another name")
         found = {**found, **added}
     for name, score in found.items():
         if not isinstance(score, int | float | np.number | Tensor):
@@ -251,12 +251,12 @@ def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
 
 
 def of_validation(scores: Mapping[str, float]) -> dict[str, float]:
-    """Scores under the names of their columns if they are those on the validation set."""
+    """Scores with the column names for the validation set."""
     return {f"{VALIDATION}{name}": score for name, score in scores.items()}
 
 
 def tables_of(objective: Objective, totals: Totals) -> dict[str, list[dict[str, Any]]]:
-    """The rows of tables that further metrics make of totals, by table."""
+    """The rows of tables of additional metrics from totals, by table."""
     return {
         further.name: list(further.score(totals[_OUTPUTS], totals[_TARGETS]))
         for further in objective.further
@@ -265,7 +265,7 @@ def tables_of(objective: Objective, totals: Totals) -> dict[str, list[dict[str, 
 
 
 def totals_of(objective: Objective, outputs: Any, batch: Batch) -> Totals:
-    """What the objective's scores and further metrics are made of."""
+    """The totals for the objective's scores and additional metrics."""
     found = objective.totals(outputs, batch)
     if not objective.further:
         return found
@@ -279,12 +279,12 @@ def totals_of(objective: Objective, outputs: Any, batch: Batch) -> Totals:
 
 @dataclass(frozen=True)
 class Slice:
-    """Some of a batch's examples, scored apart.
+    """Some of a batch's examples, scored separately.
 
     Args:
-        name: of the slice.
+        name: name of the slice.
         rows: the examples.
-        labels: the classes that the model chooses among; None for all.
+        labels: the classes that the model can predict; None for all.
     """
 
     name: str
@@ -294,7 +294,7 @@ class Slice:
 
 @torch.no_grad()
 def evaluate(objective: Objective, network: nn.Module, batch: Batch) -> Totals:
-    """The totals of a network on a batch that is not empty. It is left in evaluation."""
+    """The totals of a network on a non-empty batch. The network stays in evaluation mode."""
     return evaluate_slices(objective, network, batch, None)[""]
 
 
@@ -302,7 +302,7 @@ def evaluate(objective: Objective, network: nn.Module, batch: Batch) -> Totals:
 def evaluate_slices(
     objective: Objective, network: nn.Module, batch: Batch, slices: Sequence[Slice] | None
 ) -> dict[str, Totals]:
-    """The totals of each slice that has examples, by name; the network is run once for all.
+    """The totals of each non-empty slice, by name; the network runs once.
 
     Args:
         slices: None for the whole batch, under the empty name.

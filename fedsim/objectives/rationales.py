@@ -16,7 +16,7 @@ from fedsim.data import Dataset
 from fedsim.objectives.classification import Classification, Forward
 from fedsim.objectives.objective import Batch, Metric, Totals, objectives
 
-# Logits with all words, with those chosen, and with the rest; and the choice (n, L).
+# Logits for all words, for selected words and for the rest; and the selection (n, L).
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -79,7 +79,7 @@ class Rationales(Classification):
         return full, chosen, rest, z
 
     def predictions(self, outputs: Outputs) -> Tensor:
-        """Logits (n, C) of the chosen words."""
+        """Logits (n, C) for the selected words."""
         return outputs[1]
 
     def totals(self, outputs: Outputs, batch: Batch) -> Totals:  # type: ignore[override]
@@ -133,7 +133,7 @@ class Rationales(Classification):
         return found
 
     def weight_scores(self, weights: Callable[[], Mapping[str, NDArray[Any]]]) -> dict[str, float]:
-        """`encoder_distance`, ‖θ_e − φ_e‖ of generator and predictor, if these are two."""
+        """`encoder_distance`, ‖θ_e − φ_e‖ of generator and predictor, if they are separate."""
         own, other = "features.generator.", "features.predictor."
         layers = weights()
         squares = [

@@ -28,7 +28,7 @@ class Regression(Objective):
     def check(self, data: Dataset) -> None:
         if data.classes:
             raise ExperimentError(
-                f"objective.name={self.name} needs a number for a target, and the data has "
+                f"objective.name={self.name} needs a numeric target, and the data has "
                 f"{len(data.classes)} classes"
             )
 

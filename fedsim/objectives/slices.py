@@ -28,19 +28,19 @@ from fedsim.objectives.objective import (
     tables_of,
 )
 
-Rows = dict[str, list[dict[str, Any]]]  # of further tables, by the table's name
+Rows = dict[str, list[dict[str, Any]]]  # rows of further tables, by table
 
 
 class Slices(ABC):
-    """How the central test set is cut up for scoring.
+    """The slices of the central test set, for scoring.
 
     Args:
         objective: scores a slice.
     """
 
-    # Whether the model chooses among some of its classes only, slice by slice.
+    # Whether the model predicts only some classes, depending on the slice.
     restricts = False
-    columns: Sequence[str] = ()  # of scores that are on record for a slice alone
+    columns: Sequence[str] = ()  # of scores recorded only for slices
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -52,22 +52,22 @@ class Slices(ABC):
         """The totals of a network, by slice.
 
         Args:
-            network: left in evaluation.
+            network: the network, which stays in evaluation mode.
             batch: a part of the central test set.
-            start: the number of its first example.
-            client: whose slices, if not everybody's.
+            start: index of its first example.
+            client: the client whose slices are used; None for all.
         """
 
     @abstractmethod
     def scores(
         self, totals: Mapping[str, Totals], task: int, client: int | None = None
     ) -> tuple[dict[str, float], Rows]:
-        """The columns that totals make, and rows of further tables.
+        """The columns computed from totals, and rows of further tables.
 
         Args:
-            totals: of the whole test set, by slice.
-            task: the one under way, of a sequence.
-            client: whose slices they are, if not everybody's.
+            totals: totals of the whole test set, by slice.
+            task: the current task of a sequence.
+            client: the client whose slices are used; None for all.
         """
 
 
@@ -89,8 +89,8 @@ class ByColumn(Slices):
     """A slice for each value of a column of the test examples.
 
     Args:
-        values: (M,) of the column.
-        sliced: columns of scores that are on record for each slice, as `<column>/<value>`.
+        values: (M,) values of the column.
+        sliced: columns of scores recorded for each slice, as `<column>/<value>`.
     """
 
     def __init__(self, objective: Objective, values: NDArray[Any], sliced: Sequence[str]) -> None:
@@ -131,10 +131,10 @@ def _tables(objective: Objective, totals: Totals, client: int | None) -> Rows:
 
 
 class ByTask(Slices):
-    """A slice for each set of classes that is a task; the model chooses among these alone.
+    """A slice for each task's set of classes, to which predictions are restricted.
 
-    Scores are the mean over the tasks that have been learnt, of all clients; those of each task
-    are rows of the table `tasks`.
+    Scores are the mean over learnt tasks of all clients; those of each task are rows of the table
+    `tasks`.
 
     Args:
         y: (M,) labels of the central test set.
@@ -178,13 +178,13 @@ class ByTask(Slices):
 
 
 def mean_over_tasks(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each score over the tasks that have been learnt, of all clients.
+    """The mean of each score over learnt tasks of all clients.
 
     Args:
-        rows: of the table `tasks`.
+        rows: rows of the table `tasks`.
 
     Raises:
-        RunError: nothing has been learnt.
+        RunError: no task has been learnt.
     """
     seen = [row for row in rows if row["seen"]]
     if not seen:
@@ -194,7 +194,7 @@ def mean_over_tasks(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def slices_of(objective: Objective, data: Dataset, splits: ClientSplits) -> Slices:
-    """How a run's central test set is cut up: by task, by a column, or not."""
+    """The slices of a run's central test set: by task, by a column, or none."""
     if splits.sequence is not None:
         return ByTask(objective, data.test_y, splits.sequence)
     if data.sliced_by:

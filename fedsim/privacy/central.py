@@ -1,4 +1,4 @@
-"""Client-level central differential privacy: the server adds noise to what it aggregates.
+"""Client-level central differential privacy: the server adds noise to aggregates.
 
 McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018), Algorithm 1
 with the estimator of a fixed denominator: a round's cohort is drawn by Poisson sampling, each
@@ -21,7 +21,7 @@ from torch import Tensor
 from fedsim.extras import require
 from fedsim.registry import Config
 
-# (q, r): r sums over one and the same cohort of that sampling rate, in one round.
+# (q, r): r sums over the same cohort with sampling rate q, in one round.
 Release = tuple[float, int]
 
 
@@ -63,19 +63,19 @@ class Privacy(Config):
     delta: float = Field(1e-5, gt=0, lt=1)
 
     def check(self) -> None:
-        """See that ε can be worked out here.
+        """Check that ε can be computed.
 
         Raises:
-            NotInstalled: dp-accounting is not.
+            NotInstalled: dp-accounting is missing.
         """
         if self.noise_multiplier:
             require("dp_accounting", "privacy: the privacy budget ε")
 
     def epsilon(self, releases: Mapping[Release, int]) -> float:
-        """ε of all that was released, for neighbours that differ by one client's absence.
+        """ε of all releases, for neighbouring data sets that differ in one client.
 
         Args:
-            releases: for how many rounds there was which release.
+            releases: number of rounds with each release.
 
         Source:
             Rényi accounting of the Poisson-subsampled Gaussian mechanism, Mironov et al. (2019).
@@ -85,26 +85,26 @@ class Privacy(Config):
         if self.noise_multiplier == 0:
             return math.inf
         self.check()
-        # Here, because they are slow to import.
+        # Slow to import.
         import dp_accounting
         from dp_accounting.rdp import RdpAccountant
 
-        # It warns of orders that it leaves out; ε is a bound without them, too.
+        # It warns of omitted orders; ε is still a bound without them.
         logging.getLogger("absl").setLevel(logging.ERROR)
         accountant = RdpAccountant()
         for (q, r), rounds in releases.items():
-            # r sums of one cohort are one sum of vectors √r times as long.
+            # r sums of one cohort are like one sum of vectors √r times as long.
             noise = dp_accounting.GaussianDpEvent(self.noise_multiplier / math.sqrt(r))
             accountant.compose(dp_accounting.PoissonSampledDpEvent(q, noise), rounds)
         return float(accountant.get_epsilon(self.delta))
 
 
 def reference(sent: Any, size: int) -> Any:
-    """What a vector's change refers to: an array or tensor of its size, flat; 0 for anything else.
+    """The reference of a vector's change: a flat array or tensor of its size, otherwise 0.
 
     Args:
         sent: what the server sent under the vector's name, if anything.
-        size: of the vector.
+        size: size of the vector.
     """
     if isinstance(sent, Tensor | np.ndarray) and math.prod(sent.shape) == size:
         return sent.reshape(-1)
@@ -114,12 +114,12 @@ def reference(sent: Any, size: int) -> Any:
 def clipped(
     vectors: Mapping[str, Tensor], references: Mapping[str, Tensor], norm: float
 ) -> dict[str, Tensor]:
-    """What a client changed, all vectors together scaled to an L2 norm of at most `norm`.
+    """A client's changes, scaled together to an L2 norm of at most `norm`.
 
     Args:
-        vectors: what it would send.
-        references: what it was sent; a vector's change is its difference to the reference of its
-            name, or itself if there is none of its size.
+        vectors: the vectors to send.
+        references: what it received; a vector's change is its difference from the reference of its
+            name, or the vector itself if there is none of its size.
     """
     changes = {}
     for name, vector in vectors.items():

@@ -90,7 +90,7 @@ def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     def excess(mu: float) -> float:
         return _delta(epsilon / mu - mu / 2, mu) / delta - 1
 
-    # ε/μ − μ/2 = s has the solution √(s² + 2ε) − s, which is low: too little δ.
+    # The solution of ε/μ − μ/2 = s, √(s² + 2ε) − s, is a lower bound: its δ is too small.
     s = _enough(delta)
     root = math.sqrt(s * s + 2 * epsilon)
     low = 2 * epsilon / (root + s) if s > 0 else root - s
@@ -136,9 +136,9 @@ def clip(x: Tensor, norm: float) -> Tensor:
     """
     _positive(norm=norm)
     rows = x.reshape(len(x), math.prod(x.shape[1:]))
-    # In double precision: squares of large half-precision entries overflow.
+    # In double precision, because squares of large half-precision entries overflow.
     size = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
-    # Not norm / size.clamp(min=norm): torch divides a number by way of reciprocals, to nearly 1.
+    # Not norm / size.clamp(min=norm): torch divides by reciprocals, with a result near 1.
     scale = torch.where(size > norm, norm / size, 1.0)
     return (rows * scale).to(x.dtype).reshape(x.shape)
 
@@ -149,8 +149,8 @@ class AtDistance:
 
     Args:
         distance: Euclidean, of the two images.
-        analytic: ε by the analytic calibration, which holds.
-        classical: ε by the classical formula, which holds below 1.
+        analytic: ε by the analytic calibration, which is exact.
+        classical: ε by the classical formula, which is valid below 1.
     """
 
     distance: float
@@ -175,11 +175,11 @@ class Guarantee:
     farthest: AtDistance | None
 
     def in_words(self) -> str:
-        """As a few lines of text."""
+        """The guarantee as text."""
         unit, far = self.per_unit, self.farthest
         lines = [
-            f"Gaussian noise of σ = {self.sigma:g}, at δ = {self.delta:g}, for two images that "
-            "have THE SAME mask:",
+            f"Gaussian noise of σ = {self.sigma:g}, at δ = {self.delta:g}, for two images with "
+            "THE SAME mask:",
             f"  at a Euclidean distance of 1, ε = {unit.analytic:.4g} (analytic calibration); "
             f"the classical formula says {_quoted(unit.classical)}",
         ]
@@ -233,7 +233,7 @@ def _at(distance: float, sigma: float, delta: float) -> AtDistance:
 
 
 def _quoted(epsilon: float) -> str:
-    """A classical ε, and whether to believe it."""
+    """A classical ε, with a note if it is not proven."""
     return f"{epsilon:.4g}" + (", which is proven for ε < 1 only" if epsilon >= 1 else "")
 
 
@@ -248,7 +248,7 @@ def _delta(s: float, mu: float) -> float:
     As ε = (t² − s²)/2, e^ε·Φ(−t) is e^(−s²/2)·erfcx(t/√2)/2, where erfcx(x) = e^(x²)·erfc(x): no
     e^ε overflows. Φ(−s) is the same of s, so that the difference keeps its digits far out, too.
     """
-    from scipy.special import erfcx, ndtr  # here and below, because SciPy is slow to import
+    from scipy.special import erfcx, ndtr  # SciPy is slow to import
 
     height = math.exp(-s * s / 2) / 2
     rest = float(erfcx((s + mu) / math.sqrt(2)))
@@ -265,7 +265,7 @@ def _enough(delta: float) -> float:
 
 
 def _root(f: Callable[[float], float], low: float, high: float) -> float:
-    """Where f is 0 between two points at which its signs differ, as exactly as doubles allow."""
+    """A root of f between two points with different signs, to double precision."""
     from scipy.optimize import brentq
 
     return float(brentq(f, low, high, xtol=1e-20, rtol=1e-15, maxiter=1000))

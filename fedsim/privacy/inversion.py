@@ -33,9 +33,9 @@ from fedsim.training.flat import named
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BEST_PSNR = 100.0  # dB, an MSE of 1e-10: what counts as exact
+BEST_PSNR = 100.0  # dB, an MSE of 1e-10, for exact reconstructions
 WINDOW = 7  # pixels a side of SSIM's window
-SMALLEST = 8  # pixels a side that two halvings leave something of
+SMALLEST = 8  # pixels a side, for two halvings
 BATCH = 500  # images that a network reconstructs at once
 MOST_IMAGES = 8  # columns of a picture
 _FONT = 9  # points
@@ -63,7 +63,7 @@ class Fidelity:
 
 
 def check_fidelity() -> None:
-    """See that images can be compared here.
+    """Check that images can be compared.
 
     Raises:
         NotInstalled: scikit-image is not.
@@ -86,10 +86,10 @@ def fidelity(original: Images, reconstructed: Images) -> Fidelity:
         ExperimentError: no images, or smaller ones, shapes that differ, or originals out of range.
     """
     check_fidelity()
-    from skimage import metrics  # here, because it is slow to import
+    from skimage import metrics  # slow to import
 
     measures: Any = metrics  # its functions have no types
-    # In double precision: SSIM takes differences of squares.
+    # In double precision, because SSIM takes differences of squares.
     x = torch.as_tensor(original).detach().double().cpu().numpy()
     found = torch.as_tensor(reconstructed).detach().double().cpu().numpy()
     _check_images(WINDOW, original=x.shape, reconstructed=found.shape)
@@ -141,7 +141,7 @@ class UNet(nn.Module):
         self.pixels = nn.Conv2d(w, channels, 1)
 
     def forward(self, shared: Tensor) -> Tensor:
-        """(B, C, H, W) of (B, C, H, W), H and W of 8 or more."""
+        """(B, C, H, W) to (B, C, H, W), H and W of 8 or more."""
         top = self.top((shared - self.mean) / self.std)
         middle = self.middle(top)
         h = self.middle_back(_beside(self.bottom(middle), middle))
@@ -201,7 +201,7 @@ def train_denoiser(
     with keyed_torch_rng(seed, "denoiser", device=x.device):
         network = UNet(x.shape[1], width).to(x.device)
         network.mean.copy_(shared.mean(dim=(0, 2, 3))[:, None, None])
-        # Of a channel in which nothing is shared it is 0, and so are the inputs less their mean.
+        # 0 for a channel in which nothing is shared, whose centred inputs are 0 as well.
         std = shared.std(dim=(0, 2, 3), correction=0)[:, None, None]
         network.std.copy_(torch.where(std > 0, std, 1))
         optimizer = torch.optim.Adam(network.parameters(), lr)
@@ -318,7 +318,7 @@ def invert_gradient(
     given = _flat(gradient)
     norm = float(given.norm())
     if not (math.isfinite(norm) and norm > 0):
-        raise ExperimentError(f"gradient: its norm is {norm:g}, so that it points nowhere")
+        raise ExperimentError(f"gradient: its norm is {norm:g}, so it has no direction")
 
     generator = torch.Generator().manual_seed(torch_seed(seed, "gradient inversion"))
     x = torch.randn((len(labels), *shape), generator=generator).to(given).requires_grad_()
@@ -424,7 +424,7 @@ def _picture(
 
 
 def _check_images(smallest: int, **shapes: Sequence[int]) -> None:
-    """That all have one shape, and it is of images of so many pixels a side or more."""
+    """Check that all have the same shape, of images with a minimum size."""
     words = " and ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
     first, *others = (tuple(shape) for shape in shapes.values())
     if any(other != first for other in others):

@@ -75,12 +75,12 @@ def outcome(members: NDArray[Any], others: NDArray[Any]) -> Outcome:
     Source:
         Carlini et al. (2022), §III, on why TPR at a low FPR.
     """
-    from sklearn.metrics import auc, roc_curve  # here, because scikit-learn is slow to import
+    from sklearn.metrics import auc, roc_curve  # scikit-learn is slow to import
 
     _finite(members=members, others=others)
     truth = np.repeat([True, False], [len(members), len(others)])
     scores = np.concatenate([members, others], dtype=np.float64)
-    # All thresholds: of steps along one line, roc_curve would leave out those between.
+    # Keep all thresholds, also those on straight segments, which roc_curve drops by default.
     fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
     return Outcome(
         auc=float(auc(fpr, tpr)),
@@ -99,7 +99,7 @@ def confidence(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64
     Source:
         Carlini et al. (2022), §IV-C.
     """
-    from scipy.special import logsumexp  # here and below, because SciPy is slow to import
+    from scipy.special import logsumexp  # SciPy is slow to import
 
     rest = logits.astype(np.float64)
     rows = np.arange(len(labels))

@@ -1,4 +1,4 @@
-"""Grids: every combination of some values, with several seeds each, in one go.
+"""Grids: all combinations of values, with several seeds each.
 
 runs/<name>/<id>/
   experiment.yaml      the file, with its grid section
@@ -34,7 +34,7 @@ from fedsim.results.sweeps import Grid
 from fedsim.sweep.sweep import SweepRunner, read_section
 from fedsim.sweep.trials import SweepPlan, Trial, trial_status
 
-# Columns of the tables that a grid leaves; an axis cannot be called so.
+# Columns of a grid's tables, which cannot be names of axes.
 COLUMNS = (
     *("seed", "round", "client", "clients", "failed", "loss", "accuracy", "client_accuracy"),
     *("rmse", "mae", "r2", "client_r2", "worst_client_r2"),
@@ -77,7 +77,7 @@ class GridSettings(Config):
             if not given:
                 raise ExperimentError(f"grid.axes.{axis}: has no values")
             if axis in COLUMNS or (axis in ("name", "grid") and isinstance(given, list)):
-                word = "give grid.seeds" if axis == "seed" else "call the axis otherwise"
+                word = "give grid.seeds" if axis == "seed" else "choose another name"
                 raise ExperimentError(f"grid.axes.{axis}: is not the name of an axis; {word}")
             if len(set(self.values(axis))) < len(given):
                 raise ExperimentError(f"grid.axes.{axis}: has a value twice")
@@ -85,10 +85,10 @@ class GridSettings(Config):
         return self
 
     def check_part(self, part: Mapping[str, Any]) -> None:
-        """Refuse values, of `exclude` or `baseline`, that no axis has.
+        """Reject values of `exclude` or `baseline` that no axis has.
 
         Raises:
-            ExperimentError: with the nearest axis, or value.
+            ExperimentError: there are some; the message suggests the nearest axis or value.
         """
         for axis, wanted in part.items():
             if axis not in self.axes:
@@ -98,7 +98,7 @@ class GridSettings(Config):
                 raise ExperimentError(f"{axis} has no value {wanted!r}{hint}")
 
     def _axes_are_apart(self) -> None:
-        """No two axes set the same key, or the one would undo the other unseen."""
+        """No two axes may set the same key, because one would silently override the other."""
         sets: dict[str, str] = {}
         for axis, given in self.axes.items():
             keys = {k for v in given.values() for k in v} if isinstance(given, dict) else {axis}
@@ -114,9 +114,9 @@ class GridSettings(Config):
                 sets[key] = axis
 
     def show(self, axis: str, value: Any) -> Any:
-        """A value of an axis as tables show it: as it is, or as JSON.
+        """A value of an axis as tables show it: unchanged, or as JSON.
 
-        All of one axis are of one type, because they are a column of a table.
+        All values of an axis have one type, because they are a column of a table.
         """
         kinds = {_kind(v) for v in self.axes[axis]}
         plain = len(kinds) == 1 and _kind(value) in kinds and "parts" not in kinds
@@ -147,7 +147,8 @@ class GridSettings(Config):
         count = math.prod(map(len, options))
         if count > MOST_CELLS:
             raise ExperimentError(
-                f"grid.axes: {count:,} cells, a run or more each; {MOST_CELLS:,} are the most"
+                f"grid.axes: {count:,} cells, each with one or more runs; the "
+                f"maximum is {MOST_CELLS:,}"
             )
         return [
             (
@@ -158,12 +159,12 @@ class GridSettings(Config):
         ]
 
     def excludes(self, cell: Mapping[str, Any]) -> bool:
-        """Whether a cell is left out."""
+        """Whether a cell is excluded."""
         return any(self.within(left_out, cell) for left_out in self.exclude)
 
 
 def _kind(value: Any) -> str:
-    """What can stand together in a column of a table."""
+    """The kind of a value, for a column of a table."""
     if isinstance(value, bool):
         return "flag"
     if isinstance(value, int | float):
@@ -178,7 +179,7 @@ class CellRun:
     values: dict[str, Any]
     seed: int
     experiment: Experiment
-    folder: str  # within the grid's
+    folder: str  # within the grid's folder
 
     @property
     def label(self) -> str:
@@ -214,7 +215,7 @@ class GridSweep(SweepRunner[Grid]):
                 try:
                     self.grid.check_part(part or {})
                 except ExperimentError as error:
-                    # If an axis is misspelt rather than its name here, no cell can be built.
+                    # If the axis itself is misspelt, no cell can be built.
                     _insist_on_one(sheet_of(*cell) for cell in cells)
                     where = config.where(("grid", what))
                     raise ExperimentError(f"{where}: grid.{what}: {error}") from None
@@ -243,13 +244,13 @@ class GridSweep(SweepRunner[Grid]):
 
     @staticmethod
     def _about(run: CellRun, status: str, error: str | None = None) -> dict[str, Any]:
-        """What the manifest has of a run; while the grid goes on, the run's own knows better."""
+        """A run's entry in the manifest; while it runs, its own manifest is more recent."""
         about = {"cell": run.values, "seed": run.seed, "folder": run.folder}
         return {**about, "status": status, "error": error}
 
     def plan(self, path: Path) -> SweepPlan:
         trials = [Trial.of(run.label, path / run.folder, run.experiment) for run in self.runs]
-        # Once for all: a trial of a grid that was killed may still be about to finish.
+        # Read once: a trial of a killed grid may still be finishing.
         self._left = self._unfinished(path)
         return SweepPlan(
             trial_of=partial(_trial_of, trials),
@@ -272,7 +273,7 @@ class GridSweep(SweepRunner[Grid]):
         )
 
     def _unfinished(self, path: Path) -> list[int]:
-        """The numbers of the runs that have not finished."""
+        """Indices of unfinished runs."""
         return [
             number
             for number, run in enumerate(self.runs)
@@ -299,7 +300,7 @@ class GridSweep(SweepRunner[Grid]):
 
 
 def _insist_on_one(sheets: Iterable[RawConfig]) -> None:
-    """Refuse experiments none of which can be built, by what is wrong with the first."""
+    """Raise the first error if no experiment can be built."""
     first = None
     for sheet in sheets:
         try:

@@ -1,6 +1,6 @@
-"""Packs the results of a job where it ran, for `fedsim fetch`.
+"""Packs the results of a job on its node, for `fedsim fetch`.
 
-Carried out by itself on the cluster, by any Python: it imports nothing of fedsim.
+A standalone script for any Python: it does not import fedsim.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-WAIT = 3600  # seconds after which the package goes, should nobody say that it was fetched
-TRIES = 5  # at packing a folder in which a run goes on
+WAIT = 3600  # seconds until the package is removed if it was not fetched
+TRIES = 5  # to pack a folder of a run that continues
 
 
 def main(folder: Path, package: Path) -> None:
-    """Pack a folder, say so in a line of JSON, and take the package away when stopped."""
+    """Pack a folder, print a line of JSON, and remove the package when stopped."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     os.umask(0o077)
     try:
@@ -31,7 +31,7 @@ def main(folder: Path, package: Path) -> None:
                     if pack(folder, package):
                         break
                 except OSError as error:
-                    if error.errno is not None or not left:  # without: a file became shorter
+                    if error.errno is not None or not left:  # no errno: a file became shorter
                         raise
             with package.open("rb") as file:
                 said["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -42,17 +42,17 @@ def main(folder: Path, package: Path) -> None:
 
 
 def pack(folder: Path, package: Path) -> bool:
-    """Pack all files as they are now.
+    """Pack all files in their current state.
 
     Returns:
-        Whether all of them were still there when their turn came. Files of a run are written
-        aside and renamed, so each is whole; but the checkpoint before the last goes.
+        Whether all of them still existed when they were packed. Files of a run are replaced
+        atomically, but old checkpoints are removed.
     """
     still = True
     with tarfile.open(package, "w") as tar:
         for path in sorted(folder.rglob("*")):
             if path.name.startswith(".") and path.name.endswith(".part"):
-                continue  # is being written
+                continue  # being written
             try:
                 tar.add(path, path.relative_to(folder), recursive=False)
             except FileNotFoundError:
@@ -61,6 +61,6 @@ def pack(folder: Path, package: Path) -> bool:
 
 
 if __name__ == "__main__":
-    # Ray hands out what lies in its folder of logs, where the log of this very job lies, too.
+    # Ray serves files from its log folder, which also has the log of this job.
     logs = Path("/proc/self/fd/1").readlink().parent
     main(Path(sys.argv[1]).expanduser(), logs / sys.argv[2])

@@ -1,9 +1,9 @@
-"""What a grid or a search takes of a cluster, decided before anything is started.
+"""Resources of a grid or search on a cluster, decided before anything starts.
 
-Ray would wait for ever, with a warning at best, for what can never be placed: a trial larger than
-the cluster, an actor larger than any node. And it would lock up when trials hold what each other's
-actors wait for; that cannot happen here, because a trial gets a place for itself and all its
-actors at once (a placement group) or waits without any.
+Ray would wait forever, at best with a warning, for what can never be placed: a trial larger than
+the cluster, an actor larger than any node. Deadlocks between trials that hold each other's
+resources cannot happen, because a trial gets resources for itself and all its actors at once (a
+placement group).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from fedsim.cluster.placement import (
 from fedsim.errors import ClusterError
 from fedsim.federation import EngineSettings
 
-PATIENCE = 60.0  # seconds without news of any trial after which the user is told what is pending
+PATIENCE = 60.0  # seconds without news of any trial before pending trials are reported
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What trials get.
+    """The resources of trials.
 
     Attributes:
-        actors: client actors of each; 0 if a trial does its clients' work itself.
+        actors: client actors per trial; 0 if a trial does client work itself.
         concurrent: trials that run at the same time.
     """
 
@@ -56,18 +56,18 @@ def allocate(
 ) -> Allocation:
     """Decide how many client actors a trial gets, and how many trials run at once.
 
-    With `engine.actors=auto` a trial gets what is left over when as many as possible run at once:
-    many small trials finish sooner than a few large ones, and the results are the same.
+    With `engine.actors=auto`, as many trials as possible run at once and share the resources: many
+    small trials finish sooner than a few large ones, with the same results.
 
     Args:
-        nodes: of the cluster.
-        here: the node of this process. Drivers run there, because their folders lie there.
-        trials: how many there will be.
-        concurrent: how many are to run at the same time.
-        actor_bytes: memory that each client actor, or each trial in one process, takes.
+        nodes: nodes of the cluster.
+        here: the node of this process, on which drivers run, because it has their folders.
+        trials: number of trials.
+        concurrent: number of trials at the same time.
+        actor_bytes: memory of each client actor, or of each trial in one process.
 
     Raises:
-        ClusterError: one trial, or as many as asked for at once, can never be placed.
+        ClusterError: a trial, or the requested number at once, can never be placed.
     """
     if concurrent != "auto":
         concurrent = min(concurrent, trials)
@@ -75,15 +75,15 @@ def allocate(
     if local and actors_on(here, settings, actor_bytes) == 0:
         raise ClusterError(
             f"engine.kind=local: a trial of {settings.cpus_per_actor} CPU(s), "
-            f"{settings.gpus_per_actor:g} GPU(s) and {actor_bytes / 1e9:.1f} GB does not fit this "
-            f"node ({here.describe()}); lower engine.cpus_per_actor or engine.gpus_per_actor, or "
-            "take a smaller model"
+            f"{settings.gpus_per_actor:g} GPU(s) and {actor_bytes / 1e9:.1f} GB does not fit "
+            f"this node ({here.describe()}); lower engine.cpus_per_actor or "
+            "engine.gpus_per_actor, or use a smaller model"
         )
     # Raises if they cannot be placed.
     planned = 1 if local else plan_actors(settings, nodes, actor_bytes)
     places = [here] if local else nodes
     fit = sum(actors_on(node, settings, actor_bytes) for node in places)
-    # Half of this node's memory for drivers, half for client actors.
+    # Half of this node's memory is for drivers, half for client actors.
     drivers = fit if local else max(1, int(min(here.memory / ACTOR_BYTES / 2, trials)))
     actors = planned
     if settings.actors == "auto" and not local:
@@ -106,12 +106,12 @@ def allocate(
 
 
 def placement(settings: EngineSettings, actors: int, pin: str) -> PlacementGroupFactory:
-    """The place of a trial: a bundle for its driver, and one for each of its client actors.
+    """The placement group of a trial: a bundle for its driver and each of its client actors.
 
-    A driver that trains on a card takes one that some actor of its own has on the same node.
+    A driver that trains on a GPU shares one with an own actor on the same node.
 
     Args:
-        pin: the resource that only this node has.
+        pin: the resource that identifies this node.
     """
     each: dict[str, float] = {"CPU": settings.cpus_per_actor}
     if settings.gpus_per_actor:
@@ -123,7 +123,7 @@ def placement(settings: EngineSettings, actors: int, pin: str) -> PlacementGroup
 
 
 def cluster() -> tuple[list[Node], Node, str]:
-    """The nodes of the cluster that this process is connected to, its own, and its own's pin."""
+    """The nodes of the cluster, the node of this process, and its pin."""
     mine = ray.get_runtime_context().get_node_id()
     (resources,) = (node["Resources"] for node in ray.nodes() if node["NodeID"] == mine)
     pin = next(kind for kind in resources if re.match(r"node:(?!__)", kind))
@@ -132,7 +132,7 @@ def cluster() -> tuple[list[Node], Node, str]:
 
 
 class Watchdog:
-    """Tells what is pending, and why, when nothing was heard of any trial for a while.
+    """Reports pending trials, and why they wait, after a while without news of any trial.
 
     Args:
         tell: is called, from a thread of its own, with a line for the user.
@@ -145,7 +145,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def heard(self) -> None:
-        """Something was heard of a trial."""
+        """Note news of a trial."""
         self._heard = time.monotonic()
 
     def __enter__(self) -> Watchdog:
@@ -166,7 +166,7 @@ class Watchdog:
 
 
 def describe_pending(groups: Iterable[dict[str, Any]]) -> str | None:
-    """What to tell when nothing was heard of any trial for a while; None if none is pending.
+    """A line about pending trials; None if none is pending.
 
     Args:
         groups: placement groups as Ray describes them.
@@ -175,7 +175,7 @@ def describe_pending(groups: Iterable[dict[str, Any]]) -> str | None:
     pending = [g for g in groups if g["state"] in ("PENDING", "RESCHEDULING")]
     placed = sum(g["state"] == "CREATED" for g in groups)
     if not pending:
-        return None  # a trial's own log says if nothing moves within it
+        return None  # a trial's own log reports problems within it
     wants: dict[str, float] = {}
     for bundle in pending[0]["bundles"].values():
         for kind, amount in bundle.items():
@@ -183,6 +183,6 @@ def describe_pending(groups: Iterable[dict[str, Any]]) -> str | None:
                 wants[kind] = wants.get(kind, 0) + amount
     words = " and ".join(f"{amount:g} {kind}(s)" for kind, amount in wants.items()) or "nothing"
     return (
-        f"nothing was heard for {PATIENCE:.0f} s; {placed} trial(s) have their place, "
-        f"{len(pending)} wait(s) for one of {words}; {describe_free(free_now())}"
+        f"no news for {PATIENCE:.0f} s; {placed} trial(s) are placed, {len(pending)} wait(s) for "
+        f"{words}; {describe_free(free_now())}"
     )

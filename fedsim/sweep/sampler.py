@@ -1,4 +1,4 @@
-"""How a search chooses its trials, so that interruptions change none of them."""
+"""A sampler of trials that is not affected by interruptions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-AGAIN = "proposed_again"  # the study's attribute that has the numbers of trials that others repeat
+AGAIN = "proposed_again"  # attribute of the study: numbers of trials that were proposed again
 
 
 class SamplerByPlace(BaseSampler):
-    """One of Optuna's samplers, with a random stream of its own for each trial.
+    """One of Optuna's samplers, with a separate random stream for each trial.
 
-    The stream goes by the trial's place among all but those that were lost and proposed again. So
-    a search that was interrupted draws what it would have drawn, and no number twice.
+    The stream depends on the trial's position among all trials except those that were lost and
+    proposed again. An interrupted search thus draws the same values as an uninterrupted one.
 
     Args:
-        make: a sampler from its seed. What it needs of earlier trials it must take from the study.
-        seed: of the search.
+        make: returns a sampler for a seed, which must keep no state besides the study.
+        seed: seed of the search.
     """
 
     def __init__(self, make: Callable[..., BaseSampler], seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The `search` section of an experiment file, which the schema knows where Optuna is missing."""
+"""The `search` section of an experiment file, available without Optuna."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Range(Config):
     type: str
 
     def distribution(self) -> BaseDistribution:
-        """As Optuna knows it.
+        """Optuna's distribution of the range.
 
         Raises:
             ValueError: there are no such values.
@@ -30,7 +30,7 @@ class Range(Config):
         raise NotImplementedError
 
     def probe_values(self) -> list[Any]:
-        """Values that stand for all: what the experiment must take."""
+        """Representative values, which must be valid in the experiment."""
         raise NotImplementedError
 
 
@@ -167,8 +167,8 @@ class SearchSettings(Config):
         for key, given in self.space.items():
             if key.partition(".")[0] == "engine":
                 raise ExperimentError(
-                    f"search.space.{key}: where a run is carried out changes the last bits of its "
-                    "result at most"
+                    f"search.space.{key}: the engine changes only the last bits of a result, so "
+                    "there is nothing to tune"
                 )
             try:
                 given.distribution()

@@ -1,4 +1,4 @@
-"""Start grids and searches, and resume whatever was interrupted."""
+"""Start grids and searches, and resume what was interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.results.sweeps import Grid, Search, open_folder
 
-# Ray Tune and Optuna take a second to import, so functions do.
+# Ray Tune and Optuna take a second to import, so they are imported in functions.
 
 
 def grid(

@@ -1,11 +1,10 @@
-"""Sending runs, grids and searches to a Ray cluster as Ray jobs, and bringing results back.
+"""Submit runs, grids and searches to a Ray cluster as jobs, and fetch results.
 
-All of it needs nothing but the HTTP address of the cluster's dashboard. A job's working directory
-goes when the job ends; so its results lie in a folder of their own on the node where it ran.
-`fetch` has them packed there by a second, small job, which puts the package beside Ray's logs for
-as long as the transfer takes: Ray's log API streams any file from there, byte for byte and from
-whichever node. (A job's own log is no way out: it is kept for good, and sent as one JSON string,
-which at some size neither end holds in memory.)
+Only the HTTP address of the cluster's dashboard is needed. A job's working directory is removed
+when the job ends, so results are written to a separate folder on its node. `fetch` starts a
+second, small job there, which packs them into Ray's log folder during the transfer: Ray's log API
+streams any file from there, from any node. (The job's own log is not suitable: it is kept forever,
+and sent as one JSON string, which may not fit into memory.)
 """
 
 from __future__ import annotations
@@ -44,51 +43,51 @@ from fedsim.errors import BadInput, ClusterError, RunError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.sweep import pack
 
-JOBS_FOLDER = "~/fedsim-jobs"  # of results on the cluster: each job's in one of its name
-UPLOAD_LIMIT = 100 * 2**20  # bytes that a dashboard of Ray's takes in one request
-# As .gitignore would say it.
+JOBS_FOLDER = "~/fedsim-jobs"  # of results on the cluster, with a sub-folder per job
+UPLOAD_LIMIT = 100 * 2**20  # bytes that Ray's dashboard accepts in one request
+# In the syntax of .gitignore.
 ALWAYS_IGNORED = [
     *("/runs/", ".*/", "venv/", "__pycache__/", "*.egg-info/"),
-    # What must stay at home unless .rayignore has it sent: `!.env`.
+    # Never sent unless .rayignore includes it: `!.env`.
     *(".env", ".env.*", ".netrc", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*"),
 ]
-PATIENCE = 30.0  # seconds of silence after which we look whether the cluster is still there
+PATIENCE = 30.0  # seconds of silence before the cluster is checked
 TIMEOUT = (10.0, 120.0)  # seconds to connect, and to wait for an answer
-STOP_GRACE = 30  # seconds that a job has to end in good order when it is stopped
-FETCH_MARK = "fetched.json"  # in the folder of a fetched run: from which job, and what it held
+STOP_GRACE = 30  # seconds for a stopped job to end cleanly
+FETCH_MARK = "fetched.json"  # in a fetched run's folder: its job and a hash of its content
 
 
 class Cluster(JobSubmissionClient):  # type: ignore[misc]
-    """Ray's client of a cluster's dashboard, which gives up on silence and says what is wrong."""
+    """Ray's dashboard client with timeouts and readable errors."""
 
     def __init__(self, address: str | None) -> None:
         """Connect.
 
         Args:
-            address: of the dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
+            address: address of the dashboard; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS.
 
         Raises:
-            ClusterError: no dashboard answers there, or it does not let us in.
+            ClusterError: no dashboard answers there, or it refuses the connection.
         """
         for name in SUBMISSION_LOGGERS:
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         self.name = _address(address)
         try:
-            # Ray lets its variables win over an address that is given; who gives one means it.
+            # Ray's variables would override a given address.
             os.environ["RAY_API_SERVER_ADDRESS"] = self.name
-            # Clusters ask for a token by default; clients show theirs only if told to.
+            # Clusters require a token by default, but clients send theirs only if configured.
             use_token_if_there()
             super().__init__()
         except AuthenticationError as error:
             raise ClusterError(self._token(error)) from None
         except (RayError, RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
             raise ClusterError(
-                f"{self.name}: is not the address of a Ray dashboard; that is http://<head>:8265 "
-                "if nobody changed the port"
+                f"{self.name}: is not the address of a Ray dashboard; by default, that is "
+                "http://<head>:8265"
             ) from error
 
     def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
-        # An upload counts, from its first byte to its last, as connecting.
+        # For uploads, the connect timeout covers the whole transfer.
         patience = None if method == "PUT" else TIMEOUT
         try:
             return super()._do_request(method, endpoint, timeout=patience, **options)
@@ -101,11 +100,11 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
 
     def _raise_error(self, r: Any) -> None:
         end = (r.text.strip() or r.reason).splitlines()[-1]
-        raise ClusterError(f"{self.name}: Ray refuses what was asked for: {end}")
+        raise ClusterError(f"{self.name}: Ray refused the request: {end}")
 
     def _token(self, error: AuthenticationError) -> str:
         how = "is missing"
-        if "incorrect" in str(error):  # for a head that is asked for its dashboard it is the same
+        if "incorrect" in str(error):  # the same for a head that is asked for its dashboard
             how = "is wrong" if "Authentication failed" in str(error) else "is missing or wrong"
         words = (
             f"{self.name}: the authentication token {how}; set RAY_AUTH_TOKEN to it, or "
@@ -116,12 +115,12 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
         return words if mode == "token" else f"{words}, and RAY_AUTH_MODE to token, not {mode}"
 
     def read_log(self, node: str, name: str) -> Iterator[bytes]:
-        """The content of a file in a node's folder of logs.
+        """The content of a file in a node's log folder.
 
         Raises:
-            RunError: it breaks off.
+            RunError: it is interrupted.
         """
-        # The timeout is that of the whole transfer, lines=-1 means all.
+        # The timeout is for the whole transfer; lines=-1 means all.
         query = {"node_id": node, "filename": name, "lines": -1, "timeout": 7 * 24 * 3600}
         try:
             with requests.get(
@@ -131,16 +130,16 @@ class Cluster(JobSubmissionClient):  # type: ignore[misc]
                 stream=True,
             ) as response:
                 if not response.ok:
-                    raise RunError(f"{self.name}: does not hand out the results: {response.text}")
+                    raise RunError(f"{self.name}: cannot send the results: {response.text}")
                 yield from response.iter_content(2**16)
         except OSError as error:
             raise RunError(
-                f"{self.name}: the transfer broke off ({_cause(error)}); fetch again"
+                f"{self.name}: the transfer was interrupted ({_cause(error)}); fetch again"
             ) from error
 
 
 def _address(given: str | None) -> str:
-    """The address of a dashboard, as Ray's client takes it."""
+    """The address of a dashboard for Ray's client."""
     given = given or os.environ.get("RAY_API_SERVER_ADDRESS")
     if given and not given.startswith("ray://"):
         return given if "://" in given or given == "auto" else f"http://{given}"
@@ -148,24 +147,24 @@ def _address(given: str | None) -> str:
     given = given or os.environ.get("RAY_ADDRESS")
     if not given:
         raise BadInput(
-            "which cluster? give --address http://head:8265 (its dashboard), or set "
+            "no cluster given: use --address http://head:8265 (its dashboard), or set "
             "RAY_API_SERVER_ADDRESS"
         )
     host, colon, port = given.removeprefix("ray://").rpartition(":")
-    if colon and "/" not in host:  # of the head itself, which Ray asks for its dashboard
+    if colon and "/" not in host:  # the head itself, which Ray asks for its dashboard
         try:
             socket.create_connection((host, int(port)), timeout=TIMEOUT[0]).close()
         except (
             OSError,
             ValueError,
             OverflowError,
-        ) as error:  # Ray itself would try for most of a minute
-            raise ClusterError(f"{of}{given}: no Ray answers there ({error})") from error
+        ) as error:  # Ray itself would try for almost a minute
+            raise ClusterError(f"{of}{given}: no Ray cluster answers there ({error})") from error
     return given
 
 
 def _cause(error: BaseException | None) -> str:
-    """What lies at the bottom of an error of the network, in a few words."""
+    """The root cause of a network error, in a few words."""
     while error and (error.__cause__ or error.__context__):
         error = error.__cause__ or error.__context__
     words = getattr(error, "strerror", None) or str(error)
@@ -178,9 +177,9 @@ class Job:
 
     Attributes:
         kind: run, grid or tune.
-        name: of what the file describes.
-        folder: of its results, on the cluster.
-        node: where it ran; None until it starts.
+        name: name of the experiment.
+        folder: folder of its results, on the cluster.
+        node: its node; None until it starts.
         message: how it ended, in Ray's words.
         started, ended: seconds since 1970.
     """
@@ -197,7 +196,7 @@ class Job:
 
     @classmethod
     def of(cls, details: Any) -> Job | None:
-        """The job that Ray describes, if it is one of ours."""
+        """The job of Ray's details, if it is one of fedsim."""
         about = details.metadata or {}
         if "fedsim_kind" not in about:
             return None
@@ -234,13 +233,11 @@ def find(cluster: Cluster, id: str) -> Job:
     for job in jobs(cluster):
         if job.id == id:
             return job
-    raise BadInput(
-        f"{cluster.name}: has no job '{id}' of fedsim; `fedsim jobs` lists those it has"
-    )
+    raise BadInput(f"{cluster.name}: has no job '{id}' of fedsim; `fedsim jobs` lists its jobs")
 
 
 def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
-    """Check a file as the command that carries it out would, as far as can be without its data.
+    """Check a file like the command that runs it, except for its data.
 
     Returns:
         That command, and the name of what the file describes.
@@ -250,11 +247,11 @@ def check(file: Path, overrides: Sequence[str]) -> tuple[str, str]:
     """
     config = RawConfig.read(file, overrides)
     if "grid" in config.content:
-        from fedsim.sweep.grid import GridSweep  # here, for Tune, which nothing else here wants
+        from fedsim.sweep.grid import GridSweep  # imports Ray Tune
 
         return "grid", GridSweep(config).name
     if "search" in config.content:
-        from fedsim.sweep.search import SearchSweep  # here, for Optuna
+        from fedsim.sweep.search import SearchSweep  # imports Optuna
 
         return "tune", SearchSweep(config).name
     return "run", Experiment.load(file, overrides).name
@@ -269,18 +266,18 @@ def submit(
 ) -> tuple[Cluster, Job]:
     """Send a run, grid or search to a cluster.
 
-    The working directory goes with it, less what .gitignore and .rayignore name, and this fedsim:
-    the cluster may have another version, or none, but needs what fedsim depends on.
+    The working directory is sent, without what .gitignore and .rayignore exclude, and this version
+    of fedsim: the cluster may have another version or none, but needs fedsim's dependencies.
 
     Args:
-        address: as `Cluster` takes it.
+        address: see `Cluster`.
         file: an experiment file.
         overrides: `section.key=value`, which win over the file.
         env: `KEY=VALUE`, set for the job and its actors.
-        folder: on the cluster, below which the job's own is made.
+        folder: folder on the cluster in which the job's folder is made.
 
     Raises:
-        BadInput: the file is refused, there is too much to send, or the cluster cannot be reached.
+        BadInput: the file is invalid, there is too much to send, or the cluster cannot be reached.
     """
     kind, name = check(file, overrides)
     variables = dict(variable.partition("=")[::2] for variable in env)
@@ -295,7 +292,7 @@ def submit(
     with tempfile.TemporaryDirectory() as scratch:
         working_dir = Path(scratch, "working_dir.zip")
         _zip(files, working_dir)
-        # fedsim asks for its own version; so what describes the package goes with it.
+        # fedsim reads its version from the package's metadata, so these are sent, too.
         package = distribution("fedsim")
         about = Path(scratch, f"fedsim-{package.version}.dist-info")
         about.mkdir()
@@ -308,7 +305,7 @@ def submit(
                 "py_modules": [str(Path(fedsim.__file__).parent), str(about)],
                 "excludes": ["__pycache__"],
                 "env_vars": {
-                    # As Ctrl-C would, so that the run notes in its folder how it ended.
+                    # Like Ctrl-C, so that the run records its end in its folder.
                     "RAY_JOB_STOP_SIGNAL": "SIGINT",
                     "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE),
                     **variables,
@@ -320,18 +317,18 @@ def submit(
 
 
 def _quote(folder: str) -> str:
-    """A folder as a word for the shell, which knows where home is on the other side."""
+    """A quoted folder, whose ~ the remote shell expands."""
     home, slash, rest = folder.partition("/")
     return f"~/{shlex.quote(rest)}" if home == "~" and slash else shlex.quote(folder)
 
 
 def _absolute(path: Path) -> Path:
-    """A path without «..», by which it could seem to be inside a folder that it leaves."""
+    """A path without «..», with which it could seem to be inside a folder that it is not in."""
     return Path(os.path.normpath(path.absolute()))
 
 
 def _to_send(here: Path, file: Path) -> dict[Path, str]:
-    """The files that a job gets, and what they are called there.
+    """The files to send, and their names in the job.
 
     Raises:
         BadInput: they cannot be read, or are too large.
@@ -339,7 +336,7 @@ def _to_send(here: Path, file: Path) -> dict[Path, str]:
     file = _absolute(file)
     try:
         files = {path: path.relative_to(here).as_posix() for path in _files(here, here, [])}
-        # The experiment is sent wherever it lies: the best of a search lies below runs/.
+        # The experiment file is always sent: the best one of a search is below runs/.
         inside = file.is_relative_to(here)
         files[file] = file.relative_to(here).as_posix() if inside else f".submitted/{file.name}"
         sizes = {path: path.stat().st_size for path in files}
@@ -353,19 +350,18 @@ def _to_send(here: Path, file: Path) -> dict[Path, str]:
             parts[part] = parts.get(part, 0) + sizes[path]
         largest = sorted(parts, key=lambda part: parts[part], reverse=True)[:3]
         raise BadInput(
-            f"{here}: {total / 1e6:.0f} MB to send, of which Ray takes {UPLOAD_LIMIT / 1e6:.0f}; "
+            f"{here}: {total / 1e6:.0f} MB to send, but Ray accepts {UPLOAD_LIMIT / 1e6:.0f}; "
             "the largest: "
-            f"{', '.join(f'{part} ({parts[part] / 1e6:.0f} MB)' for part in largest)}. "
-            "Name in .rayignore what the job does not need; data is better kept on the cluster "
-            "(--env FEDSIM_DATA=…)"
+            f"{', '.join(f'{part} ({parts[part] / 1e6:.0f} MB)' for part in largest)}. List what "
+            "the job does not need in .rayignore; keep data on the cluster (--env FEDSIM_DATA=…)"
         )
     return files
 
 
 def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:
-    """The files below a folder, less those that are ignored; the last line that names one decides.
+    """The files below a folder, except ignored ones; the last matching line decides.
 
-    Links are not followed, for what they lead to may lie anywhere.
+    Links are not followed, because their targets may be anywhere.
     """
     ignored = [*above]
     if folder == top:
@@ -388,24 +384,24 @@ def _files(folder: Path, top: Path, above: list[tuple[Path, GitIgnoreSpec]]) -> 
 
 
 def _zip(files: Mapping[Path, str], target: Path) -> None:
-    """Pack files; the same content gives the same bytes, which Ray then does not send twice."""
+    """Pack files deterministically, so that Ray does not upload the same content twice."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, name in sorted(files.items()):
             try:
                 content = path.read_bytes()
             except OSError as error:
                 raise BadInput(f"{path}: cannot be sent: {error}") from error
-            entry = zipfile.ZipInfo(name)  # of 1980
+            entry = zipfile.ZipInfo(name)  # dated 1980
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, content)
 
 
 def follow(cluster: Cluster, job: Job, write: Callable[[str], None]) -> None:
-    """Pass on a job's log until the job ends.
+    """Print a job's log until the job ends.
 
     Raises:
-        RunError: the job failed, was stopped, or its cluster went away.
+        RunError: the job failed or was stopped, or its cluster was lost.
     """
     try:
         asyncio.run(_follow(cluster, job.id, write))
@@ -431,20 +427,20 @@ async def _follow(cluster: Cluster, id: str, write: Callable[[str], None]) -> No
                     seen, failures = at, 0
         except BadInput:
             raise
-        except Exception as error:  # of the connection; whose classes are those of Ray's library
+        except Exception as error:  # of the connection; its class depends on Ray's library
             failure, failures = error, failures + 1
-        over = find(cluster, id).over  # raises if it is the cluster that is gone
+        over = find(cluster, id).over  # raises if the cluster is lost
         if over and (failure is None or failures == 3):
             return
         if failures == 3:
             raise RunError(
-                f"the log of job {id} cannot be followed ({_cause(failure)}); the job goes on"
+                f"the log of job {id} cannot be followed ({_cause(failure)}); the job continues"
             ) from failure
-        await asyncio.sleep(1)  # what lies between closed the connection: once more
+        await asyncio.sleep(1)  # a proxy closed the connection: try again
 
 
 async def _watched_log(cluster: Cluster, id: str) -> Any:
-    """A job's log, and a look at whether the cluster is still there when nothing comes."""
+    """A job's log; checks the cluster when there is no output."""
     log = cluster.tail_job_logs(id)
     while True:
         following = asyncio.ensure_future(anext(log, None))
@@ -465,17 +461,17 @@ def stop(cluster: Cluster, id: str) -> None:
     """
     job = find(cluster, id)
     if job.over:
-        raise BadInput(f"job {id} has ended already ({job.status}); there is nothing to stop")
+        raise BadInput(f"job {id} has already ended ({job.status})")
     cluster.stop_job(id)
     deadline = time.monotonic() + STOP_GRACE + PATIENCE
     while not cluster.get_job_info(id).status.is_terminal():
         if time.monotonic() > deadline:
-            raise RunError(f"job {id} was told to stop and goes on; see `fedsim jobs` later")
+            raise RunError(f"job {id} was told to stop but still runs; see `fedsim jobs` later")
         time.sleep(0.2)
 
 
 def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
-    """Bring the results of a job here, as they are now; the job may still go on.
+    """Fetch the current results of a job, which may still be running.
 
     Args:
         out: the folder below which run folders are made: `<out>/<name>/<id>`.
@@ -484,9 +480,9 @@ def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
         The run folders.
 
     Raises:
-        BadInput: there is no such job or it has no results, or `out` cannot be written, or holds
-            a folder of the same name with other content.
-        RunError: the results do not arrive, or cannot be kept.
+        BadInput: there is no such job or it has no results, or `out` cannot be written, or has a
+            folder of the same name with other content.
+        RunError: the results do not arrive, or cannot be written.
     """
     job = find(cluster, id)
     if job.node is None:
@@ -501,17 +497,17 @@ def fetch(cluster: Cluster, id: str, out: Path) -> list[Path]:
             _unpack(cluster.read_log(job.node, name), sha256, stage)
         return _install(stage, out, id)
     except (OSError, tarfile.TarError) as error:
-        raise RunError(f"{out}: the results of job {id} cannot be kept: {error}") from error
+        raise RunError(f"{out}: the results of job {id} cannot be written: {error}") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
 @contextmanager
 def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
-    """Have a job's results packed where they lie, while the context lasts.
+    """Context in which a job's results are packed on its node.
 
     Yields:
-        The package's name in the node's folder of logs, and its hash.
+        The package's name in the node's log folder, and its hash.
     """
     id = f"fetch-{job.id}-{secrets.token_hex(2)}"
     source = Path(pack.__file__).read_text(encoding="utf-8")
@@ -533,20 +529,20 @@ def _packed(cluster: Cluster, job: Job) -> Iterator[tuple[str, str]]:
                 raise RunError(f"the results of job {job.id} cannot be packed: {end}")
             if info.status.value == "PENDING" and time.monotonic() > deadline:
                 raise RunError(
-                    f"nothing starts on the node where job {job.id} ran; it may be gone, and the "
-                    f"results with it (they were in {job.folder})"
+                    f"nothing starts on the node where job {job.id} ran; it may be lost, with "
+                    f"the results (in {job.folder})"
                 )
             time.sleep(0.3)
         if "sha256" not in answers[0]:
             raise BadInput(f"job {job.id} has no results yet ({job.status})")
         yield answers[0]["package"], answers[0]["sha256"]
     finally:
-        with suppress(ClusterError):  # at worst it ends by itself, in an hour
+        with suppress(ClusterError):  # otherwise it ends by itself after an hour
             cluster.stop_job(id)
 
 
 class _HashingReader:
-    """What arrives, as a file that can be read once, and its hash."""
+    """Incoming data as a file that can be read once, and its hash."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self.digest = chunks, hashlib.sha256()
@@ -561,7 +557,7 @@ def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
     """Unpack a package as it arrives.
 
     Raises:
-        RunError: it did not arrive whole, or names files outside.
+        RunError: it is incomplete, or contains files outside of its folder.
         OSError: it cannot be written.
     """
     body = _HashingReader(chunks)
@@ -571,11 +567,11 @@ def _unpack(chunks: Iterator[bytes], sha256: str, stage: Path) -> None:
     except tarfile.FilterError as error:
         raise RunError(f"the package of results is refused: {error}") from error
     except tarfile.ReadError:
-        pass  # it broke off, which the hash says, too
+        pass  # incomplete, which the hash shows, too
     while body.read(2**16):
         pass
     if body.digest.hexdigest() != sha256:
-        raise RunError("the results did not arrive as they were sent; fetch again")
+        raise RunError("the results arrived damaged; fetch again")
 
 
 def _no_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -585,13 +581,13 @@ def _no_links(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
 
 
 def _install(stage: Path, out: Path, job: str) -> list[Path]:
-    """Move run folders to where they belong, all or none.
+    """Move run folders to their destination, all or none.
 
-    One that was fetched before, and not touched since, is replaced. A file that lies beside them
-    (MLflow's database) gets the job's name before its own.
+    A folder that was fetched before and not changed since is replaced. Other files (MLflow's
+    database) are prefixed with the job's name.
 
     Raises:
-        RunFolderError: another is in the way.
+        RunFolderError: a different folder exists.
     """
     found = sorted(path for path in stage.glob("*/*") if path.is_dir())
     news = []
@@ -603,8 +599,8 @@ def _install(stage: Path, out: Path, job: str) -> list[Path]:
                 continue
             if before != _fetched(target):
                 raise RunFolderError(
-                    f"{target}: is there already, and was changed since it was fetched or comes "
-                    f"from elsewhere; move it away, or fetch to another place with --out"
+                    f"{target}: exists, and was changed since it was fetched or comes from "
+                    "elsewhere; move it away, or fetch to another folder with --out"
                 )
         news.append((folder, target, digest))
     with ExitStack() as undo:
@@ -625,7 +621,7 @@ def _install(stage: Path, out: Path, job: str) -> list[Path]:
 
 
 def _digest(folder: Path) -> str:
-    """A hash of all files in a folder, but for what is written here: the mark, and reports."""
+    """A hash of all files in a folder, except those written here: the mark, and reports."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path not in (folder / FETCH_MARK, folder / "report.html"):
@@ -636,7 +632,7 @@ def _digest(folder: Path) -> str:
 
 
 def _fetched(folder: Path) -> str | None:
-    """The hash of what a folder held when it was fetched, if it was."""
+    """The hash of a folder's content when it was fetched, if it was."""
     try:
         return str(json.loads((folder / FETCH_MARK).read_text())["content"])
     except (OSError, ValueError, LookupError, TypeError):

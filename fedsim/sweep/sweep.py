@@ -1,7 +1,6 @@
-"""How a sweep, a grid or a search, is run: making its folder, going on with it, concluding it.
+"""Running sweeps (grids and searches): creating, resuming and concluding them.
 
-A kind of sweep is a subclass of `SweepRunner` with what it has of its own. How its trials run on
-Ray Tune is the business of `trials`.
+Each kind of sweep is a subclass of `SweepRunner`. `trials` runs trials on Ray Tune.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class SweepRunner(ABC, Generic[F]):
 
     Attributes:
         folder_type: the class of its folder.
-        name: of the experiment.
+        name: name of the experiment.
 
     Raises:
         ExperimentError: the section, or an experiment that follows from it, does not fit the
@@ -58,29 +57,29 @@ class SweepRunner(ABC, Generic[F]):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What the manifest holds of it when it starts."""
+        """The content of its manifest at the start."""
 
     @abstractmethod
     def plan(self, path: Path) -> SweepPlan:
-        """Its trials, given the path of its folder."""
+        """Its trials, for the path of its folder."""
 
     @abstractmethod
     def make_tuner(
         self, path: Path, plan: SweepPlan, trainable: Any, concurrent: int, run: tune.RunConfig
     ) -> tune.Tuner:
-        """The Tuner of the trials that are missing, of which so many run at once."""
+        """The Tuner of missing trials, with a number of concurrent ones."""
 
     @abstractmethod
     def conclude(
         self, folder: F, plan: SweepPlan, errors: Mapping[Path, str]
     ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
-        """Draw up its results.
+        """Compute its results.
 
         Args:
-            errors: of each trial that failed in this session its path, and why.
+            errors: the errors of trials that failed in this session, by path.
 
         Returns:
-            Its tables, and what the manifest holds of how it ended.
+            Its tables, and entries of the manifest about its end.
         """
 
     @classmethod
@@ -103,7 +102,7 @@ class SweepRunner(ABC, Generic[F]):
             Its folder, whose manifest or table of trials names those that failed.
 
         Raises:
-            BadInput: the sweep cannot be carried out; nothing was started or written.
+            BadInput: the sweep is invalid; nothing was started or written.
             RunError: there are no results, or they cannot be written.
         """
         sweep = cls(config)
@@ -124,7 +123,7 @@ class SweepRunner(ABC, Generic[F]):
         tell: Callable[[str], None] = lambda _: None,
         on_start: Callable[[F], None] = lambda _: None,
     ) -> F:
-        """Go on with a sweep: only what is missing, or has failed, is run.
+        """Resume a sweep: only missing and failed trials are run.
 
         Raises:
             BadInput: the folder is not that of such a sweep, or was edited.
@@ -133,9 +132,7 @@ class SweepRunner(ABC, Generic[F]):
         with cls.folder_type.open(path).alone():
             folder = cls.folder_type.open(path)
             if folder.manifest["status"] == "finished":
-                raise RunFolderError(
-                    f"{folder.path}: the {folder.kind} is finished; nothing is missing"
-                )
+                raise RunFolderError(f"{folder.path}: the {folder.kind} is finished")
             for line in folder.repaired:
                 tell(line)
             with importing(folder.trusted):
@@ -161,7 +158,7 @@ class SweepRunner(ABC, Generic[F]):
         tables, facts = self.conclude(folder, plan, errors)
         files = write_tables(path, tables)
         folder.update(files=files, **facts)
-        if folder.status == "interrupted":  # by Ctrl-C, with which Ray Tune ends its trials
+        if folder.status == "interrupted":  # Ray Tune ends its trials at Ctrl-C
             raise KeyboardInterrupt
         return folder
 
@@ -185,7 +182,7 @@ def read_section(config: RawConfig, name: str, schema: type[S]) -> tuple[S, RawC
 
 
 def write_tables(path: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """Write tables as Parquet; those small enough to be read by a person as CSV, too.
+    """Write tables as Parquet, and small ones also as CSV.
 
     Returns:
         The checksums of the Parquet files by name.

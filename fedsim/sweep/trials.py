@@ -1,7 +1,7 @@
 """Runs as trials of Ray Tune: each a driver with its client actors in one placement group.
 
-What is true of a trial lies in its run folder, not with Tune: a trial that is started again, after
-a crash or by a resumption, finds the folder and goes on from there, or is done at once.
+The state of a trial is in its run folder, not in Tune: a trial that is started again, after a
+crash or by a resumption, continues from its folder, or is done at once.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from fedsim.results.summary import digits
 from fedsim.simulate import Progress
 from fedsim.sweep.preflight import Allocation, Watchdog, allocate, cluster, placement
 
-SLIP = 0.85  # of its letters in common with a known name, and a name is taken for a slip
-MAX_FAILURES = 2  # times that a trial whose process was lost is started again
+SLIP = 0.85  # similarity to a known name from which a name counts as misspelt
+MAX_FAILURES = 2  # restarts of a trial whose process was lost
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Trial:
     """One run of a grid or a search.
 
     Attributes:
-        label: what a person calls it.
+        label: readable name.
         path: its run folder.
-        build: makes its experiment, or raises ExperimentError.
+        build: returns its experiment, or raises ExperimentError.
     """
 
     label: str
@@ -67,7 +67,7 @@ class Trial:
 
     @classmethod
     def of(cls, label: str, path: Path, experiment: Experiment) -> Trial:
-        """A trial whose experiment is built already."""
+        """A trial of an existing experiment."""
         return cls(label, path, partial(_same, experiment))
 
     @property
@@ -75,15 +75,15 @@ class Trial:
         return self.build()
 
 
-def _same(experiment: Experiment) -> Experiment:  # partials of it travel to the trials
+def _same(experiment: Experiment) -> Experiment:  # pickled for the trials
     return experiment
 
 
 @dataclass(frozen=True)
 class TrialFactory:
-    """Makes the trial that values of a search's space mean.
+    """Makes the trial of values from a search's space.
 
-    It travels to the trials' processes, which need not import what searches then.
+    It is pickled for the trials' processes, which need not import Optuna.
     """
 
     content: Mapping[str, Any]  # of the experiment file
@@ -97,21 +97,21 @@ class TrialFactory:
             f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
         )
         changed = RawConfig(self.content).changed(chosen, f"trial {label}")
-        # By its values: proposed again, after a crash or because of few choices, a trial finds its
-        # run, and the same need not be computed twice.
+        # Named by its values: if they are proposed again, after a crash or because there are few
+        # choices, the trial reuses its run.
         folder = hashlib.sha256(words).hexdigest()[:12]
         return Trial(label, self.path / "trials" / folder, partial(changed.build, Experiment))
 
 
-TOTAL_BYTES = "total_bytes"  # an objective: sent up and down
+TOTAL_BYTES = "total_bytes"  # an objective: bytes sent up and down
 
 
 def objective_value(row: Mapping[Any, Any], objective: str) -> float:
-    """What a round's record says of an objective; `total_bytes` are those of both ways.
+    """The value of an objective in a round's record; `total_bytes` counts both directions.
 
     Raises:
-        UnknownObjective: it has no such column.
-        RunError: there is no number in it.
+        UnknownObjective: there is no such column.
+        RunError: it has no number in it.
     """
     if objective == TOTAL_BYTES:
         return float(row["total_bytes_up"] + row["total_bytes_down"])
@@ -122,7 +122,7 @@ def objective_value(row: Mapping[Any, Any], objective: str) -> float:
     there = f"this experiment's rounds report {', '.join(known)} and {TOTAL_BYTES}"
     if objective not in row:
         raise UnknownObjective(
-            f"search.objectives.{objective}: is not on record after round {row['round']}; {there}"
+            f"search.objectives.{objective}: is not recorded in round {row['round']}; {there}"
         )
     raise RunError(
         f"search.objectives.{objective}: is not a number in round {row['round']}; {there}"
@@ -134,14 +134,14 @@ class SweepPlan:
     """The trials of a grid or a search.
 
     Attributes:
-        trial_of: the trial that a configuration of Tune's means; it travels to the trials.
-        examples: trials that stand for all; what they need must be there before any starts.
-        count: how many trials there are in all.
-        finished: how many of them finished in an earlier session, and are not run again.
-        concurrent: how many are to run at the same time.
-        objectives: what each trial reports of its last round, and where each is asked for.
+        trial_of: the trial of a configuration of Tune; it is pickled for the trials.
+        examples: representative trials, which are checked before any starts.
+        count: number of all trials.
+        finished: number of trials that finished in an earlier session and are not run again.
+        concurrent: number of trials at the same time.
+        objectives: what each trial reports of its last round, and where each is requested.
         directions: `max` or `min`, by objective.
-        every_round: report it of every evaluated round, for a scheduler to decide on.
+        every_round: report objectives of every evaluated round, for a scheduler.
     """
 
     trial_of: Callable[[Mapping[str, Any]], Trial]
@@ -155,7 +155,7 @@ class SweepPlan:
 
     @property
     def reuse_processes(self) -> bool:
-        """Whether trials can take turns in a process: none has client actors, or is cut short."""
+        """Whether trials can reuse processes: none has client actors or is stopped early."""
         return not self.every_round and all(
             example.experiment.engine.kind == "local" for example in self.examples
         )
@@ -174,16 +174,16 @@ def run_trials(
     Args:
         path: of the sweep's folder.
         begin: is called when all checks are passed, before anything is started.
-        make_tuner: the Tuner of a trainable, of how many run at once, and of where Tune keeps
-            its own state: pickles, which are no part of the results.
+        make_tuner: returns the Tuner for a trainable, a number of concurrent trials, and the
+            folder of Tune's own state (pickles, which are not part of the results).
         loaded: data that is loaded already, by `data_key`.
 
     Returns:
-        Of each trial that failed its path, and why.
+        The errors of failed trials, by path.
 
     Raises:
-        BadInput: an experiment cannot be carried out, or its trial never placed.
-        RunError: Tune cannot go on.
+        BadInput: an experiment is invalid, or its trial can never be placed.
+        RunError: Tune failed.
     """
     datasets, sizes, tested = _load_data(plan, path, loaded)
     engines = [example.experiment.engine for example in plan.examples]
@@ -197,13 +197,13 @@ def run_trials(
             for engine in engines
         }
         concurrent = max(each.concurrent for each in allocations.values())
-        # In lists, because Ray passes on a reference in a list as such.
+        # In lists, because Ray does not resolve references in lists.
         data = {key: [ray.put(dataset)] for key, dataset in datasets.items()}
 
         def place(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
             try:
                 engine = plan.trial_of(config).experiment.engine
-            except ExperimentError:  # which the trial will tell
+            except ExperimentError:  # reported by the trial
                 engine = engines[0]
             return placement(engine, allocations[_resource_key(engine)].actors, pin)
 
@@ -219,8 +219,8 @@ def run_trials(
             place,
         )
         os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # prints a banner however quiet
-        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors are ours to tell
+        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # otherwise it prints a banner
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors are reported here
         begin()
         actors = max(each.actors for each in allocations.values())
         each = f"with {actors} client actor(s) each" if actors else "each in one process"
@@ -229,14 +229,14 @@ def run_trials(
             tell(_about_test_set(plan, by_test_set))
         with (
             scratch("fstune-") as state,
-            environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # those of trials that are stopped
+            environment({"RAY_IGNORE_UNHANDLED_ERRORS": "1"}),  # of stopped trials
             Watchdog(tell) as watchdog,
             TrialReporter.reporting(plan, watchdog, tell) as errors,
         ):
             try:
                 make_tuner(trainable, concurrent, run_config(Path(state))).fit()
             except (TuneError, OSError) as error:
-                raise RunError(f"{path}: Ray Tune cannot go on: {_first_line(error)}") from error
+                raise RunError(f"{path}: Ray Tune failed: {_first_line(error)}") from error
         return errors
 
 
@@ -259,7 +259,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def run_config(path: Path) -> tune.RunConfig:
-    """How Tune carries out trials, with its own state at `path`."""
+    """Tune's settings, with its own state at `path`."""
     return tune.RunConfig(
         name="tune",
         storage_path=str(path),
@@ -284,25 +284,25 @@ def trial_status(path: Path, errors: Mapping[Path, str]) -> tuple[str, str | Non
 
 
 def _resource_key(engine: EngineSettings) -> tuple[Any, ...]:
-    """What of the engine's settings decides a trial's place."""
+    """The engine's settings that determine a trial's resources."""
     return engine.kind, engine.actors, engine.cpus_per_actor, engine.gpus_per_actor
 
 
 def _load_data(
     plan: SweepPlan, path: Path, loaded: Mapping[str, Dataset]
 ) -> tuple[dict[str, Dataset], dict[tuple[Any, ...], float], set[str]]:
-    """Check the plan's examples, and load their data.
+    """Check the plan's examples and load their data.
 
     Args:
         path: of the sweep's folder.
         loaded: data that is loaded already, by `data_key`.
 
     Returns:
-        All data by `data_key`; the memory of a client actor by what of the engine decides; the
-        columns of scores on the test set.
+        All data by `data_key`; the memory of a client actor by resource key; the columns of scores
+        on the test set.
 
     Raises:
-        BadInput: an experiment cannot be carried out.
+        BadInput: an experiment is invalid.
     """
     datasets = dict(loaded)
     sizes: dict[tuple[Any, ...], float] = {}
@@ -310,8 +310,8 @@ def _load_data(
     for trial in plan.examples:
         if found := defined_here(trial.experiment):
             raise ExperimentError(
-                f"{found} is defined in a notebook or in the script that is running, where the "
-                "processes of trials do not find it; put it into a file of its own"
+                f"{found} is defined in a notebook or in the running script, which the processes "
+                "of trials cannot import; put it into a separate file"
             )
         try:
             key = data_key(trial.experiment.data)
@@ -331,20 +331,20 @@ def _load_data(
 
 
 def _check_objectives(plan: SweepPlan, columns: Sequence[str]) -> None:
-    """Refuse an objective that is nearly the name of a column: a slip of the pen.
+    """Reject an objective that looks like a misspelt column.
 
-    Another one may be what the method itself puts on record; the first evaluated round tells.
+    Other unknown names may be recorded by the method, which the first evaluated round shows.
 
     Raises:
-        ExperimentError: with the objectives there are.
+        ExperimentError: it does; the message lists the objectives.
     """
     known = [*columns, TOTAL_BYTES]
     for name, where in plan.objectives.items():
         close = difflib.get_close_matches(name, known, n=1, cutoff=SLIP)
         if close and name not in known:
             raise ExperimentError(
-                f"{where}: is not on record; did you mean '{close[0]}'? An objective can be "
-                f"{', '.join(known)}, and what the method itself reports"
+                f"{where}: is not recorded; did you mean '{close[0]}'? An objective can be "
+                f"{', '.join(known)}, or a column of the method"
             )
 
 
@@ -355,15 +355,14 @@ def data_key(source: Source) -> str:
 
 @cache
 def _metrics(path: Path, kind: str) -> tuple[str, ...]:
-    """Columns that the manifest of the run at `path` tells of, where they stay the same."""
+    """Columns of scores according to the manifest of the run at `path`."""
     return tuple(metric["column"] for metric in RunFolder.open(path).manifest.get(kind, ()))
 
 
 def _judged(row: Mapping[Any, Any], path: Path, objectives: Iterable[str]) -> bool:
-    """Whether that round of the run at `path` tells what the trial is worth.
+    """Whether a round of the run at `path` has values of the objectives.
 
-    The model was tested in it, which some metric tells; and if objectives are scores of
-    explanations, it was explained.
+    The model was evaluated in it, and explained if objectives are scores of explanations.
     """
     awaited = set(objectives) & set(_metrics(path, "explained"))
     tested = any(pd.notna(row.get(column)) for column in _metrics(path, "metrics"))
@@ -382,12 +381,12 @@ def _trial(
     search_here_last()
     os.environ.update(variables)
     trial = plan.trial_of(config)
-    experiment = trial.experiment  # raises if these values do not go together
+    experiment = trial.experiment  # raises for invalid combinations of values
     begun = is_at(trial.path)
     if begun:
         before = RunFolder.open(trial.path).manifest
-        # Started again after its process was lost, a trial goes on. After an error of its own it
-        # would only fail again, unless the user has mended something in between.
+        # A trial continues after its process was lost. After an error it would only fail again,
+        # unless the user has fixed something.
         if before["status"] == "failed" and before.get("session") == session:
             raise RunError(before["error"])
 
@@ -398,13 +397,13 @@ def _trial(
     def follow(event: Progress) -> None:
         if isinstance(event, str) or not _judged(event, trial.path, plan.objectives):
             return
-        for name in plan.objectives:  # at once, not at the end, if there is no such thing
+        for name in plan.objectives:  # to fail now rather than at the end
             objective_value(event, name)
-        # Not the last: a scheduler that stops it there would cut off the end of the run.
+        # Not the last round, where a scheduler could stop the run before its end.
         if plan.every_round and event["round"] < experiment.train.rounds:
             report(event)
 
-    if plan.every_round and begun:  # what Tune was told before is told again
+    if plan.every_round and begun:  # repeat reports for Tune
         for row in Run.open(trial.path).rounds.to_dict("records"):
             judged = _judged(row, trial.path, plan.objectives)
             if judged and row["round"] < experiment.train.rounds:
@@ -423,7 +422,7 @@ def _trial(
 
 
 class _OnceHopeless(tune.Stopper):  # type: ignore[misc]
-    """Stops all trials as soon as one has shown that none can succeed."""
+    """Stops all trials as soon as one shows that none can succeed."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
@@ -433,9 +432,9 @@ class _OnceHopeless(tune.Stopper):  # type: ignore[misc]
 
 
 class TrialReporter(tune.Callback):  # type: ignore[misc]
-    """Tells the user of trials as they end, and the watchdog of any news.
+    """Reports ended trials to the user, and any news to the watchdog.
 
-    Tune keeps callbacks with its state on disk; so what is of this process only is of the class.
+    Tune pickles callbacks, so what belongs to this process is stored in the class.
     """
 
     plan: SweepPlan
@@ -449,7 +448,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
     def reporting(
         cls, plan: SweepPlan, watchdog: Watchdog, tell: Callable[[str], None]
     ) -> Iterator[dict[Path, str]]:
-        """Report on this plan's trials within the context; yields why those failed that did."""
+        """Context that reports this plan's trials; yields the errors of failed ones."""
         cls.plan, cls.watchdog, cls.tell = plan, watchdog, staticmethod(tell)
         cls.errors, cls.broken = {}, []
         yield cls.errors
@@ -486,7 +485,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
             }
             number = self.plan.finished + len(ended)
             self.tell(f"[{number}/{self.plan.count}] {trial.label}: {words}")
-        except Exception as error:  # which Tune would only log
+        except Exception as error:  # Tune would only log it
             self.broken.append(error)
 
     def _completed(self, trial: Trial, tune_trial: Any) -> str:
@@ -502,7 +501,7 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
             metric = run.primary_metric
             scores = rounds.get(metric.column, pd.Series(dtype=float)).dropna()
             return f"{metric.label} {digits(scores.iloc[-1])} {after}" if len(scores) else after
-        # What the scheduler went by; the run itself has only what its last checkpoint has.
+        # The scheduler's view; the run itself may end at an earlier checkpoint.
         last = {name: tune_trial.last_result[name] for name in (*self.plan.objectives, "round")}
         folder.update(status="stopped", last=last)
         words = ", ".join(f"{name} {last[name]:.4g}" for name in self.plan.objectives)

@@ -340,7 +340,10 @@ def test_explanations_that_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
         ("--explainer", "gradeint"): (
             "explainer: unknown explainer 'gradeint'; did you mean 'gradient'?"
         ),
-        ("--explainer", "tasks"): "explainer: explainer 'tasks' gives no number to each part of",
+        (
+            "--explainer",
+            "tasks",
+        ): "explainer: explainer 'tasks' does not assign a number to each part of",
         ("--explainer", "random", "--noise=-0.5"): (
             "noise=-0.5: must be 0 or more, as a share of an explanation's length"
         ),

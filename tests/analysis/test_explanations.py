@@ -89,20 +89,20 @@ class TestExplanations:
 
     def test_what_cannot_be_explained(self, done: Run) -> None:
         for arguments, message in [
-            ({"row": 1, "text": "x"}, "row, input and text are three ways"),
+            ({"row": 1, "text": "x"}, "give only one of row, input and text"),
             (
                 {"row": 1, "explainer": "tree"},
                 "explainer tree takes none: a surrogate decision tree",
             ),
             (
                 {"settings": {"step": 3}},
-                "step is no setting of explainer .*; did you mean 'steps'",
+                "step is not a setting of explainer .*; did you mean 'steps'",
             ),
             (
                 {"settings": {"steps": 0}},
                 "integrated_gradients: steps: must be greater than or equal to 1$",
             ),
-            ({"explainer": "lpr"}, "no explainer is called 'lpr'; did you mean 'lrp'"),
+            ({"explainer": "lpr"}, "there is no explainer 'lpr'; did you mean 'lrp'"),
             ({"client": 11}, "there is no client 11; there are 10"),
             ({"after": 3}, "there is no round 3; it has 2"),
         ]:

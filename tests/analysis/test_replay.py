@@ -92,7 +92,7 @@ def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -
     done = finish(**sections)
     before = dict(seen)
     if name in ("centralised", "semifl") and not before:
-        with pytest.raises(BadInput, match=r"client 0 learnt nothing of its own in any round"):
+        with pytest.raises(BadInput, match=r"client 0 was not trained in any round"):
             client_model(done, 0)
         return
     assert len(before) >= 4
@@ -152,9 +152,7 @@ def test_a_client_that_sat_out(finish: Finish) -> None:
     with pytest.raises(BadInput) as told:
         client_model(done, 4, out)
     those = ", ".join(map(str, took))
-    assert (
-        str(told.value) == f"client 4 learnt nothing of its own in round {out}; it did in {those}"
-    )
+    assert str(told.value) == f"client 4 was not trained in round {out}; it did in {those}"
 
 
 def test_several_clients_at_once(finish: Finish, seen: Seen) -> None:
@@ -235,7 +233,7 @@ def test_what_there_is_not(finish: Finish) -> None:
         (lambda: client_models(done, [10]), "there is no client 10; there are 10, counted from 0"),
         (
             lambda: client_models(done, [first, second]),
-            f"there is no round in which all of these clients have learnt: {first}, {second}",
+            f"there is no round in which all of these clients were trained: {first}, {second}",
         ),
     ]:
         with pytest.raises(BadInput) as told:
@@ -249,7 +247,7 @@ def test_a_personal_model_is_asked_for_out_of_its_rounds(finish: Finish) -> None
     for after in (0, 5):
         with pytest.raises(BadInput, match=f"there is no round {after}; it has 4"):
             client_models(done, [k], after)
-    with pytest.raises(BadInput, match=f"client {k} learnt nothing of its own in round 1; it did"):
+    with pytest.raises(BadInput, match=f"client {k} was not trained in round 1; it did"):
         client_models(done, [k], 1)
     then, _ = client_models(done, [k], t)
     at_the_end, _ = client_models(done, [k])
@@ -266,7 +264,7 @@ def test_another_machine_is_noticed(finish: Finish, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Client, "train", a_bit_off)
     replay(done, 1)
-    with pytest.raises(BadInput, match=r": round 2 comes out otherwise here: \w+ in "):
+    with pytest.raises(BadInput, match=r": round 2 has a different result here: \w+ in "):
         replay(done, 2)
     monkeypatch.setattr(Client, "train", train)
     replay(done, 2)

@@ -255,7 +255,7 @@ TASKS = {"kind": "own_tasks", "tasks": [[["0"], ["1"]], [["1"], ["2"]]]}
         ({"features": ["x7"]}, r"data\.features: there is no column 'x7'; known: x1, x2, x3"),
         ({"features": ["x1", "x1"]}, r"data\.features: 'x1' is named twice"),
         ({"features": []}, r"data\.features: must name a column"),
-        ({"features": 7}, r"data\.features=7: 6 of 6 columns vary"),
+        ({"features": 7}, r"data\.features=7: only 6 of 6 columns vary"),
         ({"of": REVIEWS}, r"data\.of: documents cannot drift; only tables and images can"),
         ({"of": {**IMAGES, "shape": [4, 4]}}, r"data\.of: inputs of shape \(4, 4\) cannot drift"),
         (
@@ -275,7 +275,7 @@ def test_bad_input(fields: dict[str, Any], message: str) -> None:
 def test_what_else_cannot_drift(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"data\.of: a shortcut cannot be planted where 'drift'"):
         small_experiment(data={"name": "shortcut", "of": sections()["data"]})
-    with pytest.raises(BadInput, match=r"data\.name=drift: clients that learn tasks one after"):
+    with pytest.raises(BadInput, match=r"data\.name=drift: clients that learn a sequence of"):
         prepare(small_experiment(**{**sections(), "partition": TASKS}))
     rows = "\n".join(f"{k},1,{k % 2}" for k in range(20))
     (tmp_path / "table.csv").write_text(f"a,b,ill\n{rows}\n")

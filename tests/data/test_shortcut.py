@@ -513,7 +513,7 @@ def test_real_images_and_tables(real_data: Callable[[str], Path]) -> None:
         ({"of": {**NOISE, "classes": 90}}, r"90 squares of 1×1 .*; use another data\.kind"),
         ({"of": DIGITS, "kind": "border", "size": 4}, r"of 8×8 completely; 3 is the maximum"),
         ({"of": CLUSTERS, "size": 2}, r"data\.size=2: a feature has no size"),
-        ({"of": {**NOISE, "shape": [4, 4]}}, r"data\.of: inputs of shape \(4, 4\) are no images"),
+        ({"of": {**NOISE, "shape": [4, 4]}}, r"data\.of: inputs of shape \(4, 4\) are not images"),
         ({"of": {**PHOTOS, "in_place": True}}, r"data\.of: .*leave out in_place"),
     ],
 )  # fmt: skip
@@ -537,9 +537,9 @@ def other(monkeypatch: pytest.MonkeyPatch, of: dict[str, Any], **changes: Any) -
     [
         (NOISE, {"classes": ()}, r"data\.kind=patch: needs classes"),
         (NOISE, {"classes": ("one",)}, r"data\.of: .* needs two classes, and there is only 'one'"),
-        (CLUSTERS, {"features": ("shortcut",) * 16}, r"data\.of: has 'shortcut' already"),
-        (CLUSTERS, {"test_columns": {"shortcut": 0}}, r"data\.of: has 'shortcut' already"),
-        (REVIEWS, {"words": ("", "shortcut-positive")}, r"has 'shortcut-positive' already"),
+        (CLUSTERS, {"features": ("shortcut",) * 16}, r"data\.of: already has 'shortcut'"),
+        (CLUSTERS, {"test_columns": {"shortcut": 0}}, r"data\.of: already has 'shortcut'"),
+        (REVIEWS, {"words": ("", "shortcut-positive")}, r"already has 'shortcut-positive'"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_have_one(

@@ -342,7 +342,7 @@ def test_a_share_of_the_examples_takes_part(share: float) -> None:
 def test_the_share_counts_when_classes_are_too_scarce() -> None:
     data = dataset([0] * 8 + [1] * 8)
     own(data, [[["a"]] * 8])
-    with pytest.raises(DataError, match="class 'a' has 4 training examples for the 8 tasks"):
+    with pytest.raises(DataError, match="class 'a' has 4 training examples for its 8 tasks"):
         own(data, [[["a"]] * 8], train_fraction=0.5)
 
 
@@ -398,7 +398,7 @@ def test_too_many_classes_are_asked_for() -> None:
         ([[["sport", "wrold"]]], "client 0, task 0: there is no class 'wrold'; did you mean 'w"),
         ([[["us"], ["us", "?"]]], "client 0, task 1: there is no class '?'; known: sport, us, w"),
         ([[["us"]], [["new"]]], "client 1, task 0: the test set has no example of 'new'"),
-        ([[["us"]] * 2, [["us"]] * 2], "class 'us' has 3 training examples for the 4 tasks"),
+        ([[["us"]] * 2, [["us"]] * 2], "class 'us' has 3 training examples for its 4 tasks"),
     ],
 )
 def test_what_the_data_set_has_not_is_refused(tasks: Any, message: str) -> None:

@@ -257,8 +257,8 @@ def test_compressed_vectors(tmp_path):
         (VECTORS + "sat 1  3\n", r"v\.txt:4: '' in the vector is not a number$"),
         (VECTORS.encode() + b"sat 1 2 \xff\n", r"v\.txt:4: '�' in the vector is not a number$"),
         ("<html> <head> ...\n", r"v\.txt:1: '<head>' in the vector is not a number"),
-        (VECTORS + "sat 1 nan 3\n", r"v\.txt:4: .* numbers that are not finite in float32"),
-        (VECTORS + "sat 1 1e39 3\n", r"v\.txt:4: .* numbers that are not finite in float32"),
+        (VECTORS + "sat 1 nan 3\n", r"v\.txt:4: .* values that are not finite in float32"),
+        (VECTORS + "sat 1 1e39 3\n", r"v\.txt:4: .* values that are not finite in float32"),
         (
             "The 1 2 3\nCat 1 2 3\n",
             r"v\.txt: has no vector for any of the 4 words of the documents \(the most frequent "
@@ -288,12 +288,14 @@ def test_vectors_that_cannot_be_opened(tmp_path):
         read(tmp_path, VECTORS, "v.zip")
     path = zipped(tmp_path / "many.zip", "glove.50d.txt", "glove.100d.txt")
     several = (
-        r"many\.zip: holds 2 \.txt files \(glove\.50d\.txt, glove\.100d\.txt\), expected 1; unzip"
+        r"many\.zip: contains 2 \.txt files \(glove\.50d\.txt, glove\.100d\.txt\), expected 1"
     )
     with pytest.raises(DataError, match=several):
         text.read_vectors(path, WORDS)
     path = zipped(tmp_path / "no.zip", "glove.bin")
-    with pytest.raises(DataError, match=r"no\.zip: holds 0 \.txt files, expected 1; unzip it and"):
+    with pytest.raises(
+        DataError, match=r"no\.zip: contains 0 \.txt files, expected 1; unzip it and"
+    ):
         text.read_vectors(path, WORDS)
 
 

@@ -198,17 +198,17 @@ def test_a_row_of_the_file_is_the_row_of_the_test_set(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--explainer", "lpr"], "no explainer is called 'lpr'; did you mean 'lrp'?"),
+        (["--explainer", "lpr"], "there is no explainer 'lpr'; did you mean 'lrp'?"),
         (["--round", "7"], ": there is no round 7; it has 2"),
         (["--client", "10"], "there is no client 10; there are 10, counted from 0"),
         (["--row", "999"], "there is no row 999 in the test set"),
         (["--input", "it.doc"], "error: it.doc: there is no such file"),
-        (["--input", "."], "error: .: has no pictures in it (.bmp, .gif, .jpeg, .jpg, .png, "),
+        (["--input", "."], "error: .: contains no pictures (.bmp, .gif, .jpeg, .jpg, .png, "),
         (["--round", "0", "--client", "1"], ": there is no round 0; it has 2"),
         (["--explainer", "no_such:Thing"], "explainer no_such:Thing: "),
         (
             ["--input", "x.npy", "--row", "1"],
-            "row, input and text are three ways to say what is explained; choose one",
+            "give only one of row, input and text",
         ),
     ],
 )

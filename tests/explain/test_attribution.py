@@ -610,7 +610,7 @@ class TestLrp:
     def test_a_box_of_other_channels(self) -> None:
         x, y = examples((3, 8, 8), 2)
         chosen = Lrp(composite="epsilon_gamma_box", low=(0, 0), high=(1, 1))
-        with pytest.raises(ExperimentError, match="2 values, the inputs 3 channels"):
+        with pytest.raises(ExperimentError, match="2 values, but the inputs have 3 channels"):
             chosen.relevance(residual_free(), x, y, rng())
 
 

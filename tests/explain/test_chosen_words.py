@@ -115,7 +115,7 @@ def test_any_text_can_be_asked_about(done: Run, say: Say, text: str, words: int 
 def test_the_command_shows_documents_and_draws_them(done: Run, say: Say) -> None:
     code, said, _ = say("explain", str(done.path), "--row", "3")
     assert code == 0
-    assert "chosen words against marked ones: F1" in said
+    assert "F1 of selected words against marked ones" in said
     assert "row 3: " in said
     last = done.experiment.train.rounds
     picture = done.path / "explanations" / f"rationales-round-{last}-row-3.png"
@@ -163,7 +163,7 @@ def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say)
 
 def test_words_that_it_does_not_know_are_named(done: Run, say: Say) -> None:
     _, said, _ = say("explain", str(done.path), "--text", "A lovely Head. A head")
-    assert said.startswith("words that the run's data lack: A Head.\n")
+    assert said.startswith("words that do not occur in the run's data: A Head.\n")
     _, said, _ = say("explain", str(done.path), "--text", "lovely head")
     assert "lack" not in said
 
@@ -175,7 +175,7 @@ def test_words_that_it_does_not_know_are_named(done: Run, say: Say) -> None:
         (["--npy", "x"], "--npy writes rules, and this explains no rules"),
         (
             ["--row", "1", "--text", "x"],
-            "row, input and text are three ways to say what is explained",
+            "give only one of row, input and text",
         ),
         (["--explainer", "lrp"], "attribution lrp"),
         (["--explainer", "gradient"], "for documents: occlusion"),
@@ -200,7 +200,7 @@ def test_words_that_are_drawn(tmp_path: Path) -> None:
     assert {name: last[name] for name in scores} == scores
     inputs = Inputs.of_rows(subject.dataset, [0, 1])
     assert documents(subject, inputs) == documents(subject, inputs)
-    with pytest.raises(BadInput, match=r"model\.evaluate=sampled draws the words"):
+    with pytest.raises(BadInput, match=r"model\.evaluate=sampled samples the words"):
         subject.explain(Occlusion(), inputs)
 
 
@@ -223,11 +223,11 @@ def test_other_models_choose_no_words(
     finish: Callable[..., Run], say: Say, tmp_path: Path
 ) -> None:
     other = finish(train={"rounds": 1})
-    with pytest.raises(BadInput, match=r"model\.name=mlp chooses no words"):
+    with pytest.raises(BadInput, match=r"model\.name=mlp does not select words"):
         ModelSnapshot.of(other).explain(RationaleExplainer())
     code, _, complaint = say("explain", str(other.path), "--explainer", "rationale")
     assert code == 2
-    assert "model.name=mlp chooses no words" in complaint
+    assert "model.name=mlp does not select words" in complaint
 
 
 def test_a_client_chooses_as_its_own_model_does(done: Run, say: Say) -> None:

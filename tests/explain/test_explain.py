@@ -97,8 +97,7 @@ def test_crisp_rules(say: Say) -> None:
     code, _, complaint = say("explain", str(done.path), "--npy", "for_them")
     assert code == 2
     assert complaint == (
-        "error: --npy: OpenFL-XAI knows rules of model.name=tsk with model.terms=3, not those of "
-        "this run\n"
+        "error: --npy: OpenFL-XAI supports only rules of model.name=tsk with model.terms=3\n"
     )
 
 

@@ -208,7 +208,7 @@ class TestAgain:
         done = finish(**TABLE, explain={**EXPLAIN, "maps": True})
         done.maps.at[0, "relevance"] = done.maps.at[0, "relevance"] + 1
         again = replay(done, 1)
-        line = r"round 2 comes out otherwise here: relevance in maps.parquet is array"
+        line = r"round 2 has a different result here: relevance in maps.parquet is array"
         with pytest.raises(RunFolderError, match=line):
             again.go_on()
 
@@ -538,5 +538,5 @@ class TestSearches:
                     assert objective_value(rows[t - 1], name) == rows[t - 1][name]
         # Of what there is not, the first round tells.
         assert _judged(rows[0], done.path, ["occlusion/deletoin"])
-        with pytest.raises(RunError, match="deletoin: is not on record after round 1"):
+        with pytest.raises(RunError, match="deletoin: is not recorded in round 1"):
             objective_value(rows[0], "occlusion/deletoin")

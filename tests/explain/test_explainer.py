@@ -80,8 +80,8 @@ def test_a_tree_mimics_classifiers(finish: Finish, say: Say) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--explainer", "tasks"], "its clients learn no tasks in turn"),
-        (["--explainer", "shared_images"], "its method shares no masked images"),
+        (["--explainer", "tasks"], "its clients do not learn a sequence"),
+        (["--explainer", "shared_images"], "its method does not share masked images"),
         (
             ["--explainer", "tasks", "--round", "1"],
             "explainer tasks explains the run as a whole, not one round",
@@ -94,7 +94,7 @@ def test_a_tree_mimics_classifiers(finish: Finish, say: Say) -> None:
             ["--explainer", "tree", "--row", "1"],
             "explainer tree takes none: a surrogate decision tree",
         ),
-        (["--most", "3"], "most is no setting of explainer integrated_gradients"),
+        (["--most", "3"], "most is not a setting of explainer integrated_gradients"),
         (["--explainer", "own_explainer:nothing"], "explainer own_explainer:nothing: "),
         (["--explainer", "own_explainer:Norms"], "it must be a class that extends Explainer"),
     ],

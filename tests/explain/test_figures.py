@@ -228,7 +228,7 @@ def test_activations(kind: str) -> None:
     above, below = figure.axes
     drawn = {bars.get_label(): heights(bars) for bars in above.containers}
     assert drawn["fires"] == [sum(w > 0 for w in found.firing[:, j]) / 43 for j in range(4)]
-    decides = np.add(drawn["decides"], drawn.get("decides though it does not fire", 0))
+    decides = np.add(drawn["decides"], drawn.get("decides without firing", 0))
     assert np.allclose(decides, [sum(found.deciding == j) / 43 for j in range(4)])
     assert all(d <= f for d, f in zip(drawn["decides"], drawn["fires"], strict=True))
     shares = [height for bars in below.containers for height in heights(bars)]
@@ -239,10 +239,10 @@ def test_activations(kind: str) -> None:
         none = sum(active == 0)
         assert none >= 3
         assert title == f"No rule fires for {100 * none / 43:.3g}% of the examples ({none} of 43)."
-        assert sum(drawn["decides though it does not fire"]) == pytest.approx(none / 43)
+        assert sum(drawn["decides without firing"]) == pytest.approx(none / 43)
     else:
         assert title == "For each of the 43 examples a rule fires."
-        assert "decides though it does not fire" not in drawn
+        assert "decides without firing" not in drawn
 
 
 @pytest.mark.parametrize("count", [1, 2, 25, 200])

@@ -70,7 +70,7 @@ def test_texts(tmp_path: Path) -> None:
     assert found.names == ("line 1", "line 2", "line 3")
     assert found.labels == (None, None, None)
     np.testing.assert_array_equal(Inputs.of_texts(documents(), ["what?"], ["it"]).x, [[1, 0, 0]])
-    notes = ("words that the run's data lack: what",)
+    notes = ("words that do not occur in the run's data: what",)
     assert Inputs.of_texts(documents(), ["what good what beyond"], ["it"]).notes == notes
     assert Inputs.of_texts(documents(), ["good beer"], ["it"]).notes == ()
     as_they_stand = replace(documents(), spaced=True)
@@ -319,17 +319,17 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         (images(), tmp_path / "nowhere.png", "there is no such file"),
         (images(), write("broken.png", b"no picture"), "cannot be read: "),
         (images(), tmp_path / "deep.png", "has more than 8 bits a pixel .*; save it with 8"),
-        (images(), tmp_path / "empty", "has no pictures in it .*.png"),
-        (table(), tmp_path / "empty", "rows of a table are .csv or .npy"),
+        (images(), tmp_path / "empty", "contains no pictures .*.png"),
+        (table(), tmp_path / "empty", "rows of a table must be .csv or .npy"),
         (
             images(),
             tmp_path / "wide.npy",
             r"\(2, 1, 4, 7\); one input of the data is \(1, 4",
         ),
         (images(), tmp_path / "real.npy", "holds float64; the data are uint8"),
-        (images(), tmp_path / "none.npy", "there is nothing in it"),
+        (images(), tmp_path / "none.npy", "is empty"),
         (images(), write("no.npy", b""), "cannot be read: "),
-        (images(2), tmp_path / "wide.png", "inputs of these data are .npy"),
+        (images(2), tmp_path / "wide.png", "inputs of these data must be .npy"),
         (
             table(),
             write("gaps.csv", b"a,b,c\n1,,3\n"),
@@ -340,9 +340,9 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         (
             images(),
             write("it.svg", b""),
-            "images are .bmp, .*, .png, .* or .npy, or a folder of pic",
+            "images must be .bmp, .*, .png, .* or .npy files, or a folder of pic",
         ),
-        (table(), write("it.txt", b""), "rows of a table are .csv or .npy"),
+        (table(), write("it.txt", b""), "rows of a table must be .csv or .npy"),
         (table(), write("few.csv", b"a,b\n1,2\n"), "has no column 'c'; its first line must name"),
         (
             table(),
@@ -351,11 +351,11 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
         ),
         (bytes_, write("half.csv", b"x1,x2\n1,0.5\n"), "the data are whole numbers from 0 to 255"),
         (bytes_, write("many.csv", b"x1,x2\n1,256\n"), "the data are whole numbers from 0 to 255"),
-        (documents(), write("it.doc", b""), "documents are .txt, one a line"),
+        (documents(), write("it.doc", b""), "documents must be .txt files"),
         (documents(), write("empty.txt", b""), "is empty"),
         (documents(), write("latin.txt", b"caf\xe9"), "byte 0xe9 is not utf-8; save the"),
     ]:
         with pytest.raises(DataError, match=f"^{path}:.*{message}"):
             Inputs.of_file(data, path)
-    with pytest.raises(DataError, match="the data are no documents"):
+    with pytest.raises(DataError, match="the data are not documents"):
         Inputs.of_texts(images(), ["x"], ["x"])

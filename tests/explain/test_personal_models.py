@@ -64,7 +64,7 @@ def test_what_there_is_not(say: Say) -> None:
     (here,) = done.clients["client"].unique()
     other = (here + 1) % 10
     code, _, error = say("explain", str(done.path), "--client", str(other))
-    assert (code, error) == (2, f"error: client {other} learnt nothing of its own in any round\n")
+    assert (code, error) == (2, f"error: client {other} was not trained in any round\n")
     code, _, error = say("explain", str(done.path), "--client", "10")
     assert (code, error) == (2, "error: there is no client 10; there are 10, counted from 0\n")
     code, _, error = say("explain", str(done.path), "--row", "1")

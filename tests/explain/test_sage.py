@@ -181,7 +181,7 @@ def test_in_a_run(finish: Callable[..., Run]) -> None:
                 "data": {"name": "planted_reviews", "reviews": 20, "dimension": 4},
                 "model": {"name": "text_cnn", "kernels": [1], "filters": 2},
             },
-            r"explain\.explainers: sage: sage needs inputs of floating point; for documents: occ",
+            r"explain\.explainers: sage: sage needs floating-point inputs; for documents: occ",
         ),
         ({"explain": {"explainers": [{"name": "sage", "background": 0}]}}, r"must be greater tha"),
         ({"explain": {"explainers": [{"name": "sage", "permutation": 2}]}}, r"'permutations'\?"),

@@ -136,19 +136,19 @@ def built(**explain: Any) -> Explain:
         ),
         (
             {"explainers": ["tasks"]},
-            "explainers: explainer 'tasks' gives no number to each part of an input; those that "
-            f"do: {ABLE}",
+            "explainers: explainer 'tasks' does not assign a number to each part of an input; "
+            f"those that do: {ABLE}",
         ),
         (
             {"explainers": ["own_explainer:GradientNorm"]},
-            "explainers: explainer 'own_explainer:GradientNorm' gives no number to each part of "
-            f"an input; those that do: {ABLE}",
+            "explainers: explainer 'own_explainer:GradientNorm' does not assign a number to each "
+            f"part of an input; those that do: {ABLE}",
         ),
         (
             {"explainers": ["smoothgrad", {"name": "smoothgrad", "samples": 3}]},
             "explainers: 'smoothgrad' is named twice",
         ),
-        ({"explainers": []}, "explainers: is an empty list; name one at least"),
+        ({"explainers": []}, "explainers: is an empty list; name at least one"),
         ({"explainers": "gradient"}, "explainers: must be a list, not 'gradient'"),
         (
             {"explainers": [{"name": "occlusion", "sise": 2}]},
@@ -163,8 +163,8 @@ def built(**explain: Any) -> Explain:
             f"scores: unknown score 'qqqqqqqqqq'; known: {', '.join(sorted(SCORES))}",
         ),
         ({"scores": ["drift", "deletion", "drift"]}, "scores: 'drift' is named twice"),
-        ({"scores": []}, "scores: is an empty list; name one at least"),
-        ({"of": []}, "of: is an empty list; name one at least"),
+        ({"scores": []}, "scores: is an empty list; name at least one"),
+        ({"of": []}, "of: is an empty list; name at least one"),
         ({"of": ["global", "global"]}, "of: 'global' is named twice"),
         (
             {"of": ["everyone"]},
@@ -179,16 +179,16 @@ def built(**explain: Any) -> Explain:
         ({"evry": 2}, "evry: unknown key; did you mean 'every'?"),
         (
             {"inputs_from": "own", "of": ["global"]},
-            "of: the global model has no inputs of its own; inputs_from: test",
+            "of: the global model has no own inputs; set inputs_from: test",
         ),
         (
             {"inputs_from": "own", "slice": "taste"},
-            "slice: slices are of the central test set; inputs_from: test",
+            "slice: slices are of the central test set; set inputs_from: test",
         ),
         *(
             (
                 {"inputs_from": "own", "scores": [name]},
-                f"scores: {name} needs inputs of the central test set; inputs_from: test",
+                f"scores: {name} needs inputs of the central test set; set inputs_from: test",
             )
             for name in (
                 *("relevance_mass", "relevance_rank", "pointing_game"),
@@ -201,7 +201,7 @@ def built(**explain: Any) -> Explain:
         ),
         (
             {"clients": 1, "scores": ["agreement"]},
-            "scores: agreement is between clients; clients: 2, or more",
+            "scores: agreement is between clients; set clients to 2 or more",
         ),
         ({"share": {"noise": -1}}, "share.noise: must be greater than or equal to 0, not -1"),
         ({"share": {"poisoned": 1.5}}, "share.poisoned: must be less than or equal to 1, not 1.5"),
@@ -211,12 +211,12 @@ def built(**explain: Any) -> Explain:
         ),
         (
             {"inputs_from": "own", "share": {}},
-            "share: clients share explanations of common inputs; inputs_from: test",
+            "share: clients share explanations of common inputs; set inputs_from: test",
         ),
         *(
             (
                 {"of": of, "share": {}},
-                "share: is of clients' models, in place of the global one; of: [global, cohort]",
+                "share: is of the global model by clients'; set of: [global, cohort]",
             )
             for of in (["global"], ["cohort"], ["global", "personal"])
         ),
@@ -247,9 +247,9 @@ def test_an_explainer_whose_module_is_missing() -> None:
 
 
 NETWORKS_OF_LRP = (
-    ". LRP takes convolutions, linear layers, batch norm right after them, ReLU and its like, "
-    "pooling, flattening and dropout; attributions for any differentiable network: gradient, "
-    "gradient_x_input, smoothgrad, integrated_gradients"
+    ". LRP supports convolutions, linear layers, batch norm right after them, ReLU and "
+    "similar activations, pooling, flattening and dropout; for any differentiable network, use "
+    "gradient, gradient_x_input, smoothgrad, integrated_gradients"
 )
 TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
 
@@ -260,26 +260,27 @@ TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
         (
             TABLE,
             {"scores": ["relevance_mass"]},
-            "scores: relevance_mass: the data do not say which parts of an input are signal; "
+            "scores: relevance_mass: the data set does not mark the signal in inputs; "
             "data.name=shortcut and planted_reviews do",
         ),
         (
             TABLE,
             {"scores": ["drift"], "every": 3},
-            "scores: drift: models are explained once, after the last round; explain.every: less",
+            "scores: drift: models are explained only once, after the last round; lower "
+            "explain.every",
         ),
         *(
             (
                 REVIEWS,
                 {"explainers": ["occlusion"], "scores": [name]},
-                f"scores: {name}: needs inputs of floating point, and the data are documents",
+                f"scores: {name}: needs floating-point inputs, and the data are documents",
             )
             for name in ("infidelity", "sensitivity")
         ),
         (
             {**TABLE, "method": {"name": "local"}},
             {"scores": ["global_agreement"]},
-            "scores: global_agreement: there is no global model, or no client's, to compare",
+            "scores: global_agreement: there is no global model, or no client's model, to compare",
         ),
         (TABLE, {"inputs": 21}, "inputs=21: the test set has 20"),
         (REVIEWS, {"slice": "taste", "inputs": 6}, "inputs=6: slice taste has 5"),
@@ -293,14 +294,14 @@ TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
         (
             TABLE,
             {"of": ["personal"]},
-            "of: clients of this method keep no personal models; of: [cohort]",
+            "of: clients of this method keep no personal models; set of: [cohort]",
         ),
         *(
             (
                 {**TABLE, "method": {"name": "centralised"}},
                 explain,
-                "of: clients of this method train no models; of: [global], with scores of that "
-                "model alone, and no `share`",
+                "of: clients of this method do not train models; set of: [global], use scores of "
+                "that model only, and no `share`",
             )
             for explain in (
                 {"of": ["cohort"]},
@@ -312,7 +313,7 @@ TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
         (
             {**TABLE, "method": {"name": "local"}},
             {"of": ["global", "cohort"]},
-            "of: the method has no global model; of: [cohort]",
+            "of: the method has no global model; set of: [cohort]",
         ),
         (
             {**TABLE, "model": {"name": "test_section:sigmoid"}},
@@ -324,7 +325,7 @@ TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
             {**TABLE, "model": {"name": "test_section:torn"}},
             {"explainers": ["random", "lrp"]},
             "explainers: lrp: attribution lrp: a forward of the network joins two branches (mul) "
-            "where LRP cannot see it. Name a canonizer that makes it a zennit.layer.Sum "
+            "outside of modules. Name a canonizer that converts it to a zennit.layer.Sum "
             "(attribution field canonizer: package.module:Name), or use gradient, "
             "gradient_x_input, smoothgrad or integrated_gradients",
         ),
@@ -367,13 +368,13 @@ TREES = "explainers: tree: a tree mimics classifiers of images and tables, and "
         (
             REVIEWS,
             {"explainers": ["rationale"]},
-            "explainers: rationale: model.name=text_cnn chooses no words",
+            "explainers: rationale: model.name=text_cnn does not select words",
         ),
         (
             {**REVIEWS, "model": {"name": "rationale", "hidden": 3, "evaluate": "sampled"}},
             {"explainers": ["occlusion"]},
-            "explainers: occlusion: model.evaluate=sampled draws the words that it decides by; "
-            "what an attribution says of it would be chance",
+            "explainers: occlusion: model.evaluate=sampled samples the words that it reads, "
+            "so an attribution would be random",
         ),
     ],
 )
@@ -393,7 +394,7 @@ def test_where_clients_train_nothing_the_global_model_alone_is_explained(tmp_pat
     done = run(one, tmp_path, lines.append)
     assert [metric.column for metric in done.explained] == ["random/deletion"]
     assert done.rounds["random/deletion"].notna().any()
-    assert lines[0] == ("clients train no models with method.name=centralised; none are explained")
+    assert lines[0] == "clients do not train models with method.name=centralised"
 
 
 def test_a_check_of_ones_own_that_fails() -> None:
@@ -413,12 +414,13 @@ def test_a_check_of_ones_own_that_fails() -> None:
         ),
         (
             "\n  explainers: [gradient]\n  inputs_from: own\n  slice: taste",
-            "small.yaml:10: explain.slice: slices are of the central test set; inputs_from: test",
+            "small.yaml:10: explain.slice: slices are of the central test set; set "
+            "inputs_from: test",
         ),
         ("{explainers: [gradient], inputs: 100}", "explain.inputs=100: the test set has 20"),
         (
             "{explainers: [rationale]}",
-            "explain.explainers: rationale: model.name=mlp chooses no words",
+            "explain.explainers: rationale: model.name=mlp does not select words",
         ),
     ],
 )
@@ -632,7 +634,7 @@ def test_one_that_fails_ends_the_run_which_can_go_on(tmp_path: Path) -> None:
     (tmp_path / "wrong").unlink()
     lines: list[Any] = []
     again = resume(folder, lines.append)
-    assert lines[0] == "going on after round 1"
+    assert lines[0] == "continuing after round 1"
     assert again.result_hash == run(made, tmp_path / "runs").result_hash
 
 

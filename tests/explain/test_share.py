@@ -172,8 +172,8 @@ class TestRuns:
         [
             (
                 {"explain": {**EXPLAIN, "target": "decision", "share": {}}},
-                "explain.share: models that decide otherwise explain something else; "
-                "explain.target: label",
+                "explain.share: models with different decisions are not comparable; "
+                "set explain.target: label",
             ),
             (
                 {

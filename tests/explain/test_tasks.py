@@ -91,4 +91,4 @@ def test_no_other_run_takes_a_text(finish: Callable[..., Run], say: Say) -> None
     done = finish(train={"rounds": 1})
     code, _, complaint = say("explain", str(done.path), "--text", "lovely")
     assert code == 2
-    assert "the data are no documents; texts mean nothing to the model" in complaint
+    assert "the data are not documents, so the model cannot read texts" in complaint

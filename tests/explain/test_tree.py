@@ -361,7 +361,7 @@ def test_what_no_tree_predicts(tmp_path: Path) -> None:
         lambda: fidelity(tree, x[:, :1], y),
         lambda: draw_tree(tree, ["a"] * 4, tmp_path / "tree.png", (1, 1, 1)),
     ):
-        with pytest.raises(ExperimentError, match=r"x has 1 feature.*the tree asks about"):
+        with pytest.raises(ExperimentError, match=r"x has 1 feature.*the tree tests"):
             use()
     with pytest.raises(ExperimentError, match="x has 300 rows and y_model"):
         fidelity(tree, x, y[:-1])

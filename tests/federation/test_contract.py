@@ -124,7 +124,7 @@ def test_columns_that_are_filled_anyway_cannot_be_reported(finish: Finish, name:
 
 def test_what_is_no_scalar_cannot_be_reported() -> None:
     fed = federation()
-    with pytest.raises(ValueError, match="'histogram' is a ndarray; numbers and words go on"):
+    with pytest.raises(ValueError, match="'histogram' is a ndarray; only numbers and"):
         fed.log(histogram=np.arange(3))  # type: ignore[arg-type]
 
 

@@ -257,10 +257,10 @@ class Heavy(FedAvg):
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        (Gathers, RunError, r"gathers what each client sends \(count\), and with `secure_aggrega"),
+        (Gathers, RunError, r"gathers each client's message \(count\), and with `secure_aggrega"),
         (OneByOne, RunError, "round 1: a cohort of 1, and secure_aggregation hides a client"),
         (Heavy, ClientError, "the update's weight is 1e\\+12"),
-        ({"name": "feddyn"}, RunError, "reads how many examples each client holds, and with"),
+        ({"name": "feddyn"}, RunError, "reads each client's number of examples, and with"),
     ],
     ids=["gathers", "one by one", "heavy", "feddyn"],
 )

@@ -28,4 +28,4 @@ def test_what_is_on_the_disk_though_it_would_fit() -> None:
     """Others may have filled the store."""
     told = store_notice([GB] * 3, [GB], 3, 10 * GB)
     assert told is not None
-    assert told.startswith("3 clients keep 3 GB, 1 GB of it on the disk; all 3 would keep 3 GB")
+    assert told.startswith("3 clients keep 3 GB, 1 GB of it on disk; all 3 would keep 3 GB")

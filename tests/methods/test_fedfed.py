@@ -445,7 +445,7 @@ class TestRuns:
         (folder,) = (out / "small").iterdir()
         events: list[Progress] = []
         resumed = resume(folder, events.append)
-        assert events[0] == f"going on after round {interrupted}"
+        assert events[0] == f"continuing after round {interrupted}"
         assert resumed.result_hash == undisturbed.result_hash
 
     def test_rounds_are_pure_in_the_state(self) -> None:

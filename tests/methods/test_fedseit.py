@@ -855,7 +855,7 @@ def test_resumed_in_a_task_and_between_tasks(
     (folder,) = (tmp_path / "again" / "small").iterdir()
     events: list[Any] = []
     again = resume(folder, events.append)
-    assert f"going on after round {after}" in events
+    assert f"continuing after round {after}" in events
     assert again.result_hash == undisturbed.result_hash
     assert again.tasks.equals(undisturbed.tasks)
 

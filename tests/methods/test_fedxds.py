@@ -257,7 +257,7 @@ def test_resumed_in_each_phase(finish: Finish, tmp_path: Path, after: int) -> No
     (folder,) = (tmp_path / "again" / "small").iterdir()
     events: list[Any] = []
     assert resume(folder, events.append).result_hash == undisturbed.result_hash
-    assert f"going on after round {after}" in events
+    assert f"continuing after round {after}" in events
 
 
 # what cannot be

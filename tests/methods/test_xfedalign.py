@@ -350,7 +350,7 @@ class TestPictures:
         assert set(noisy.explanations.dropna(subset="group")["round"]) == {1, 2}
         for done in (finish(train={"rounds": 1}), noisy):
             with pytest.raises(
-                ExperimentError, match="last round left no prior: clients agree on no"
+                ExperimentError, match="no prior after the last round: clients do not agree"
             ):
                 explain_run(done, XFedAlign().overview())
 

@@ -328,7 +328,7 @@ def test_teachers_are_in_no_stack(tmp_path: Path) -> None:
     lines: list[str] = []
     own = experiment(engine={"kind": "local", "clients_per_step": 4})
     run(own, tmp_path, lambda event: lines.append(str(event)))
-    assert "clients are trained one by one: method.name=xpfl does it otherwise" in lines
+    assert "clients are trained one by one: method.name=xpfl has its own training" in lines
 
 
 def test_clients_of_one_class_learn(finish: Finish) -> None:

@@ -316,7 +316,7 @@ def test_a_local_explanation_where_no_rule_fires() -> None:
     why = local_explanation(model, rules, np.array([0.2, 0.1]), ["a", "b"])
     assert (why.number, why.firing, why.active) == (2, 0, 0)
     assert why.in_words(["a", "b"]).startswith(
-        "y = 0.9, by rule 2: no rule fires, and it decides for want of one\n"
+        "y = 0.9, by rule 2: no rule fires, so the rule with the greatest weight decides\n"
     )
 
 
@@ -328,7 +328,7 @@ def test_a_local_explanation_of_an_average() -> None:
     assert why.active == 2
     assert why.prediction == pytest.approx((0.36 * 0.9 + 0.16 * 0.2) / 0.52)
     text = why.in_words(["a", "b"])
-    assert "it fires with strength 0.36, 1 other(s) fire too" in text
+    assert "it fires with strength 0.36, 1 other(s) also fire" in text
     assert "(the mean of all rules that fire; alone it says 0.9)" in text
 
 

@@ -271,7 +271,7 @@ FRIEDMAN = {"name": "friedman", "samples": 60, "test_samples": 20}
     ("sections", "told"),
     [
         ({"data": FRIEDMAN, "metrics": ["ece"]}, "ece needs classes, and the target here is a "),
-        ({"metrics": ["pearson"]}, "pearson needs a number for a target, and the data has 10 cla"),
+        ({"metrics": ["pearson"]}, "pearson needs a numeric target, and the data has 10 cla"),
         ({"metrics": ["top10_accuracy"]}, "top10_accuracy is 1 for any model: the data has 10"),
         ({"metrics": ["own_metrics:loss"]}, "there is a metric 'loss' already"),
         *(

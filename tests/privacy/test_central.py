@@ -271,7 +271,7 @@ def test_a_method_is_covered_or_refused(finish: Finish, name: str) -> None:
         assert np.isfinite(done.rounds["epsilon"]).all()
     else:
         with pytest.raises(
-            BadInput, match=rf"method.name={name} sends more than sums.*fedavg, .*scaffold"
+            BadInput, match=rf"method.name={name} sends more than updates.*fedavg, .*scaffold"
         ):
             finish(**sections, privacy=privacy)
 

@@ -464,13 +464,13 @@ def test_only_trainable_parameters_count() -> None:
         ),
         (
             lambda: invert(linear(), [torch.zeros(10, 64), torch.zeros(10)], torch.tensor([1])),
-            "gradient: its norm is 0, so that it points nowhere",
+            "gradient: its norm is 0, so it has no direction",
         ),
         (
             lambda: invert(
                 linear(), [torch.full((10, 64), math.nan), torch.zeros(10)], torch.tensor([1])
             ),
-            "gradient: its norm is nan, so that it points nowhere",
+            "gradient: its norm is nan, so it has no direction",
         ),
         (
             lambda: invert(linear(), [draws(10, 64), draws(10)], torch.tensor([1]), shape=(64,)),

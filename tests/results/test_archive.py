@@ -64,7 +64,7 @@ def test_what_is_unpacked_elsewhere_is_as_good(
         *("weights/final.safetensors", "weights/round-000003.safetensors"),
     }
     assert any(name.startswith("explanations/") for name in left)
-    assert say("verify", str(there))[:2] == (0, "nothing is damaged (1 folder(s))\n")
+    assert say("verify", str(there))[:2] == (0, "no damage found (1 folder(s))\n")
     assert say("report", str(there))[0] == 0
     again = fedsim.load(there)
     assert again.result_hash == finished.result_hash
@@ -104,10 +104,10 @@ def test_a_grid_is_packed_with_all_its_runs(tmp_path: Path, say: Say) -> None:
     path = grid_in_process({**content, "grid": {"axes": axes, "seeds": [0, 1]}}, tmp_path)
     code, told, _ = say("pack", str(path))
     assert code == 0
-    assert told.startswith("not all runs finished, and these are packed as they are: 2 failed\n")
+    assert told.startswith("not all runs are finished; packed anyway: 2 failed\n")
     there = unpacked(tmp_path / f"{path.name}.zip")
     shutil.rmtree(path)
-    assert say("verify", str(there))[:2] == (0, "nothing is damaged (5 folder(s))\n")
+    assert say("verify", str(there))[:2] == (0, "no damage found (5 folder(s))\n")
     assert say("report", str(there))[0] == 0
     assert (there / "summary.csv").is_file()
 

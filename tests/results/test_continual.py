@@ -174,10 +174,10 @@ def test_a_run_under_way_is_measured_as_far_as_it_has_come() -> None:
 
 def test_an_empty_table_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="no tasks on record; its partition is no stream of tasks"
+        ValueError, match="no recorded tasks; its partition has no sequence of tasks"
     ):
         continual(pd.DataFrame())
-    with pytest.raises(ValueError, match="no stream of tasks"):
+    with pytest.raises(ValueError, match="no sequence of tasks"):
         continual(table(ONE).iloc[:0])
 
 
@@ -239,5 +239,5 @@ def test_of_a_run(finish: Callable[..., Run], method: str, every: int) -> None:
 
 
 def test_a_run_without_a_stream_has_none(finish: Callable[..., Run]) -> None:
-    with pytest.raises(ValueError, match="no stream of tasks"):
+    with pytest.raises(ValueError, match="no sequence of tasks"):
         continual(finish(train={"rounds": 1}).tasks)

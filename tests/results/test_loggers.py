@@ -317,7 +317,7 @@ class TestOnRay:
             *BOTH, method=method, train={"rounds": 8}, engine={"kind": "ray", "actors": 1}
         )
         run = fedsim.run(disturbed, tmp_path / "runs", lines.append)
-        assert "the driver was lost; a new one goes on from the last checkpoint" in lines
+        assert "the driver was lost; a new one continues from the last checkpoint" in lines
         assert len(run.rounds) == 8
         assert alike(scalars(run.path), columns(run.rounds))
         assert alike(history(run, tmp_path), columns(run.rounds))

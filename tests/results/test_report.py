@@ -1215,7 +1215,7 @@ class TestWatch:
         monkeypatch.setattr("time.sleep", wait)
         code, text, _ = say("report", folder, "--watch", "--csv", "a.csv")
         assert code == 0
-        assert text.startswith("the page is kept up to date until all has finished; Ctrl-C")
+        assert text.startswith("updating the page until everything has finished; stop with Ctrl-C")
         assert len(pages) == 2
         assert all('<meta http-equiv="refresh" content="5">' in page for page in pages)
         last = (folder / "report.html").read_text()

@@ -154,7 +154,7 @@ class TestOnRay:
         ]
         assert (plain / "manifest.json").stat().st_mtime_ns == before
         assert done.rounds.groupby("method").size()["failing"] == 8
-        with pytest.raises(RunFolderError, match="the grid is finished; nothing is missing"):
+        with pytest.raises(RunFolderError, match="the grid is finished"):
             resume(folder)
 
     def test_what_does_not_fit_is_refused_before_anything_is_made(self, tmp_path: Path) -> None:

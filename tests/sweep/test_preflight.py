@@ -126,8 +126,8 @@ class TestWatchdog:
         monkeypatch.setattr(preflight, "free_now", lambda: [])
         monkeypatch.setattr(preflight, "describe_free", lambda _: "small: 1 of 4 CPUs free")
         assert describe_pending([self.PLACED, self.WAITING, self.WAITING]) == (
-            "nothing was heard for 60 s; 1 trial(s) have their place, 2 wait(s) for one of "
-            "4 CPU(s); small: 1 of 4 CPUs free"
+            "no news for 60 s; 1 trial(s) are placed, 2 wait(s) for 4 CPU(s); "
+            "small: 1 of 4 CPUs free"
         )
 
     def test_is_quiet_if_nothing_is_pending(self) -> None:

@@ -153,7 +153,7 @@ class TestOnRay:
         lines: list[str] = []
         with pytest.raises(
             UnknownObjective,
-            match=r"^search\.objectives\.pool: is not on record after round 1; .* total_bytes$",
+            match=r"^search\.objectives\.pool: is not recorded in round 1; .* total_bytes$",
         ):
             tune(content(search), out=tmp_path, progress=lines.append)
         assert len(lines) == 1  # no trial has been told of
@@ -206,7 +206,7 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     text, _ = first.communicate(timeout=120)
     assert first.returncode == 130, text
     (path,) = (tmp_path / "runs" / "small").iterdir()
-    assert f"interrupted; to go on:\n  fedsim resume {path.relative_to(tmp_path)}" in text
+    assert f"interrupted; to continue:\n  fedsim resume {path.relative_to(tmp_path)}" in text
     assert Search.open(path).manifest["status"] == "interrupted"
     assert not pickles(path)
 
@@ -388,9 +388,7 @@ def test_objectives_are_columns_of_the_last_round() -> None:
     row = {"round": 3, "accuracy": 0.5, "total_bytes_up": 10, "total_bytes_down": 30, "loss": None}
     assert objective_value(row, "accuracy") == 0.5
     assert objective_value(row, "total_bytes") == 40
-    with pytest.raises(
-        UnknownObjective, match=r"^search\.objectives\.los: is not on record after "
-    ):
+    with pytest.raises(UnknownObjective, match=r"^search\.objectives\.los: is not recorded in "):
         objective_value(row, "los")
     with pytest.raises(
         RunError, match=r"loss: is not a number in round 3; .* report accuracy, ro"

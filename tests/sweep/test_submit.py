@@ -235,9 +235,9 @@ class TestWhatIsSent:
         code, _, complaint = say("submit", "small.yaml", "--address", "http://127.0.0.1:9")
         assert code == 2
         assert complaint == (
-            f"error: {here}: 283 MB to send, of which Ray takes 105; the largest: data (250 MB), "
-            "notes (30 MB), y (2 MB). Name in .rayignore what the job does not need; data is "
-            "better kept on the cluster (--env FEDSIM_DATA=…)\n"
+            f"error: {here}: 283 MB to send, but Ray accepts 105; the largest: data (250 MB), "
+            "notes (30 MB), y (2 MB). List what the job does not need in .rayignore; keep data on "
+            "the cluster (--env FEDSIM_DATA=…)\n"
         )
 
     @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ class TestAddresses:
         code, _, complaint = say("jobs")
         assert (code, complaint) == (
             2,
-            "error: which cluster? give --address http://head:8265 (its dashboard), or set "
+            "error: no cluster given: use --address http://head:8265 (its dashboard), or set "
             "RAY_API_SERVER_ADDRESS\n",
         )
 
@@ -308,8 +308,8 @@ class TestAddresses:
             code, _, complaint = say("jobs", "--address", address)
         assert (code, complaint) == (
             2,
-            f"error: {address}: is not the address of a Ray dashboard; that is "
-            "http://<head>:8265 if nobody changed the port\n",
+            f"error: {address}: is not the address of a Ray dashboard; by default, "
+            "that is http://<head>:8265\n",
         )
 
     @pytest.mark.parametrize("how", ["missing", "wrong"])
@@ -418,7 +418,7 @@ class TestJobs:
             code, _, complaint = say(command, "nope", "--address", address)
         assert (code, complaint) == (
             2,
-            f"error: {address}: has no job 'nope' of fedsim; `fedsim jobs` lists those it has\n",
+            f"error: {address}: has no job 'nope' of fedsim; `fedsim jobs` lists its jobs\n",
         )
 
     def test_stopping_one_that_has_ended(self, say: Say) -> None:
@@ -426,7 +426,7 @@ class TestJobs:
             code, _, complaint = say("stop", "x", "--address", address)
         assert (code, complaint) == (
             2,
-            "error: job x has ended already (SUCCEEDED); there is nothing to stop\n",
+            "error: job x has already ended (SUCCEEDED)\n",
         )
 
     def test_fetching_one_that_has_not_started(self, say: Say) -> None:
@@ -482,7 +482,7 @@ class TestFetching:
     def test_nothing_else_is_kept(self, fetch: Any, tmp_path: Path) -> None:
         whole = tar_of(FILES)
         for sends in (b"", whole[:20_000], whole[:-1], whole[:600] + b"x" + whole[601:]):
-            with pytest.raises(RunError, match="did not arrive as they were sent; fetch again"):
+            with pytest.raises(RunError, match="arrived damaged; fetch again"):
                 fetch(FILES, tmp_path / "out", sends)
         assert not list((tmp_path / "out").iterdir())
 
@@ -516,7 +516,7 @@ class TestFetching:
         else:
             mine.parent.mkdir(parents=True)
         mine.write_text("mine")
-        with pytest.raises(RunFolderError, match=r"small/one: is there already, .* with --out"):
+        with pytest.raises(RunFolderError, match=r"small/one: exists, and .* with --out"):
             fetch({**FILES, "small/another/log.txt": b""}, out)
         assert mine.read_text() == "mine"
         assert not (out / "small" / "another").exists()
@@ -535,7 +535,9 @@ class TestFetching:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
         try:
-            with pytest.raises(RunError, match=r"out: the results of job x cannot be kept: .*Fi"):
+            with pytest.raises(
+                RunError, match=r"out: the results of job x cannot be written:  .*Fi"
+            ):
                 fetch(FILES, tmp_path / "out")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -544,7 +546,9 @@ class TestFetching:
     @pytest.mark.parametrize("there", [True, False])
     def test_a_transfer_that_breaks_off(self, here: Path, there: bool) -> None:
         file = {"/api/v0/logs/file": b"x" * 10_000} if there else {}
-        why = "the transfer broke off .*; fetch again" if there else "does not hand out"
+        why = (
+            "the transfer was interrupted .*; fetch again" if there else "cannot send the results"
+        )
         with answering({**VERSION, **file}) as address, pytest.raises(RunError, match=why):
             list(submit.Cluster(address).read_log("0123", "package.tar"))
 
@@ -557,8 +561,8 @@ class TestFetching:
                 "PENDING",
                 "",
                 1,
-                "nothing starts on the node where job x ran; it may be gone, and the results "
-                "with it (they were in ~/fedsim-jobs/x)",
+                "nothing starts on the node where job x ran; it may be lost, with the results "
+                "(in ~/fedsim-jobs/x)",
             ),
         ],
     )

@@ -91,7 +91,7 @@ GRIDS = [
     ("grid: {axes: {train.batch_size: [8]}, concurrent: 0}", "grid.concurrent: "),
     (
         "grid: {axes: {r2: {a: {train.batch_size: 8}}}}",
-        "small.yaml:8: grid.axes.r2: is not the name of an axis; call the axis otherwise",
+        "small.yaml:8: grid.axes.r2: is not the name of an axis; choose another name",
     ),
     (
         "grid: {axes: {method.mu: [0.1, 1], method: {b: {method: {name: fedprox}}}}}",
@@ -130,9 +130,9 @@ SEARCHES = [
     ),
     (
         SPACE + "  objectives: {acuracy: max}",
-        "small.yaml:10: search.objectives.acuracy: is not on record; did you mean 'accuracy'? An "
+        "small.yaml:10: search.objectives.acuracy: is not recorded; did you mean 'accuracy'? An "
         "objective can be accuracy, loss, train_loss, bytes_up, bytes_down, total_bytes_up, "
-        "total_bytes_down, total_bytes, and what the method itself reports",
+        "total_bytes_down, total_bytes, or a column of the method",
     ),
     (
         SPACE + "  objectives: {client_r2: max}",
@@ -156,7 +156,7 @@ SEARCHES = [
     ),
     (
         "search:\n  space: {engine.actors: [1, 2]}" + BEST,
-        "engine.actors: where a run is carried out changes the last bits of its result at most",
+        "engine.actors: the engine changes only the last bits of a result, so there is nothing",
     ),
     (
         SPACE + "  objectives: {accuracy: max}\n  sampler: tpee",

@@ -74,7 +74,10 @@ LAYERS = {"features.1.weight": (32, 64), "features.1.bias": (32,), "head.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"head.weight": (10, 16)}, r"'head.weight' has shape \(10, 16\), the model's \(10, 32\)"),
+        (
+            {"head.weight": (10, 16)},
+            r"'head.weight' has shape \(10, 16\), but the model's has \(10, 32\)",
+        ),
         ({"head.weight": None}, "lacks the model's layer 'head.weight'; it has "),
         ({"neck.weight": (3,)}, "the model has no layer 'neck.weight'"),
     ],

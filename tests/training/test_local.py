@@ -192,7 +192,10 @@ def test_optimiser_state_is_made_anew() -> None:
 def test_a_single_example_cannot_train_batch_norm() -> None:
     flat = FlatModel(batch_norm_net(), CPU)
     x, y = examples(1)
-    with pytest.raises(ValueError, match="batch norm, whose statistics need two; raise partition"):
+    with pytest.raises(
+        ValueError,
+        match="batch norm needs two training examples, and the client has one; raise partition",
+    ):
         train(flat, x, y, settings({}), np.random.default_rng(0))
 
 
@@ -311,7 +314,7 @@ def test_parts_have_names_and_lie_side_by_side() -> None:
     assert flat.part("a") == slice(0, 75)
     assert flat.part("b") == slice(75, 81)
     assert flat.part("a.2.bias") == slice(72, 75)
-    with pytest.raises(ValueError, match="the network has no 'c' whose parameters lie side by"):
+    with pytest.raises(ValueError, match="the network has no 'c' with contiguous"):
         flat.part("c")
 
 
