@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from fedsim.registry import Component, Registry, called, check_keywords, import_
 from fedsim.rng import keyed_rng
 
 if TYPE_CHECKING:
+    from fedsim.data.adapters import Reading
     from fedsim.data.partition import ClientSplits
 
 
@@ -320,9 +321,12 @@ def held_as_loaded(problem: str) -> AfterValidator:
 
 
 class CalledSource(Source):
-    """Your own function that returns a `Dataset`: `f(**keywords)`.
+    """Your own function that returns a data set: `f(**keywords)`.
 
-    Named `package.module:function`; the other keys of the section are its keyword arguments.
+    Named `package.module:function`; the other keys of the section are its keyword arguments. It
+    returns a `Dataset`; or a map-style `torch.utils.data.Dataset` of pairs (x, y), a Hugging Face
+    `Dataset`, or a pair (train, test) or `DatasetDict` of them. For those the section also takes
+    the keys of `fedsim.data.adapters.Reading`, unless the function has arguments of these names.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -331,12 +335,38 @@ class CalledSource(Source):
 
     @model_validator(mode="after")
     def _keywords_fit(self) -> CalledSource:
-        check_keywords(import_object(self.name, "data set"), self.name, (), self.model_extra)
+        function, keywords, _ = self._call()
+        check_keywords(function, self.name, (), keywords)
         return self
 
+    def _call(self) -> tuple[Callable[..., Any], dict[str, Any], Reading]:
+        """The function, its keywords, and how to read what it returns."""
+        from fedsim.data.adapters import Reading
+
+        function = import_object(self.name, "data set")
+        parameters = inspect.signature(function).parameters.values()
+        takes = {parameter.name for parameter in parameters}
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            takes |= {*Reading.model_fields}
+        given = self.model_extra or {}
+        reading = {key: given[key] for key in given if key in {*Reading.model_fields} - takes}
+        keywords = {key: given[key] for key in given if key not in reading}
+        return function, keywords, Reading.model_validate(reading)
+
     def load(self) -> Dataset:
-        found: Dataset = import_object(self.name, "data set")(**(self.model_extra or {}))
-        return found
+        from fedsim.data.adapters import read
+
+        function, keywords, reading = self._call()
+        found = function(**keywords)
+        if isinstance(found, Dataset):
+            for key in reading.model_fields_set:
+                raise DataError(f"data.{key}: {self.name} takes no '{key}', and returns a Dataset")
+            return found
+        return read(found, self.name, reading) or found  # load_dataset refuses anything else
+
+
+def _is_section(given: Any) -> bool:
+    return given is None or (isinstance(given, Mapping) and "name" in given)
 
 
 class _Datasets(Registry[Source]):
@@ -348,12 +378,19 @@ class _Datasets(Registry[Source]):
         return name if component is CalledSource and name else super()._name_of(component, name)
 
     def section(self, given: Any) -> Any:
-        """As of any registry; also of a `Dataset`, and of a function that returns one."""
-        if isinstance(given, Dataset):
-            from fedsim.data.from_python import keep
+        """As of any registry; also of a data set, and of a function that returns one.
 
-            return keep(given)
-        return called(given, self.what, self.key) or super().section(given)
+        Data sets are those that a function may return, too: see `CalledSource`.
+        """
+        found = called(given, self.what, self.key)
+        if found or isinstance(given, str | Source) or _is_section(given):
+            return found or super().section(given)
+        from fedsim.data.adapters import Reading, read
+        from fedsim.data.from_python import keep
+
+        if not isinstance(given, Dataset):
+            given = read(given, "data", Reading()) or given
+        return keep(given) if isinstance(given, Dataset) else super().section(given)
 
 
 datasets = _Datasets("data set", Source)

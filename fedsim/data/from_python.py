@@ -77,7 +77,7 @@ def keep(dataset: Dataset) -> dict[str, str]:
         DataError: its inputs stay in files of their own, its arrays do not go together, or it
             cannot be written.
     """
-    _check(dataset)
+    check(dataset, "data")
     arrays = {name: np.asarray(getattr(dataset, name)) for name in _ARRAYS}
     for field in _BY_NAME:
         arrays |= {f"{field}/{name}": v for name, v in getattr(dataset, field).items()}
@@ -108,8 +108,12 @@ def _path(found: str, root: Path | None) -> Path:
     return files.data_root(root) / "arrays" / f"{found}.npz"
 
 
-def _check(dataset: Dataset) -> None:
+def check(dataset: Dataset, where: str) -> None:
     """Refuse what nothing could be trained on.
+
+    Args:
+        dataset: the data set.
+        where: it is from, for messages.
 
     Raises:
         DataError: with the reason.
@@ -117,27 +121,31 @@ def _check(dataset: Dataset) -> None:
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if isinstance(inputs, StoredArray):
-            raise DataError(f"data: {x} stays in a file of its own; name a source that reads it")
+            raise DataError(
+                f"{where}: {x} stays in a file of its own; name a source that reads it"
+            )
         if inputs.ndim < 2 or labels.ndim < 1 or len(inputs) != len(labels):
             raise DataError(
-                f"data: {x} of shape {inputs.shape} and {y} of {labels.shape} do not go together; "
-                "they must be (N, ...) and (N,)"
+                f"{where}: {x} of shape {inputs.shape} and {y} of {labels.shape} do not go "
+                "together; they must be (N, ...) and (N,)"
             )
         if inputs.shape[1:] != dataset.shape:
             raise DataError(
-                f"data: inputs in {x} are of shape {inputs.shape[1:]}, in x of {dataset.shape}"
+                f"{where}: inputs in {x} are of shape {inputs.shape[1:]}, in x of {dataset.shape}"
             )
         if not len(labels):
-            raise DataError(f"data: {x} and {y} are empty")
+            raise DataError(f"{where}: {x} and {y} are empty")
         for name, array in ((x, inputs), (y, labels)):
             if array.dtype.kind not in "uif":
-                raise DataError(f"data: {name} must hold numbers, not {array.dtype}")
+                raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise DataError(f"data: {name} has NaN or infinite values")
+                raise DataError(f"{where}: {name} has NaN or infinite values")
         known = len(dataset.classes)
         if known and labels.ndim != 1:
-            raise DataError(f"data: {y} must be (N,) class indices, not of shape {labels.shape}")
+            raise DataError(
+                f"{where}: {y} must be (N,) class indices, not of shape {labels.shape}"
+            )
         if known and (
             labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < known
         ):
-            raise DataError(f"data: {y} must be class indices from 0 to {known - 1}")
+            raise DataError(f"{where}: {y} must be class indices from 0 to {known - 1}")
