@@ -56,7 +56,10 @@ METHODS = DOCS / "methods" / "methods.yaml"
 GENERATED_FROM: Mapping[str, str] = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "fedsim/adversaries": "reference/attacks.md",
+    "fedsim/aggregators": "reference/aggregators.md",
     "fedsim/cli": "reference/commands.md",
+    "fedsim/codecs": "reference/codecs.md",
     "fedsim/data/partition.py": "reference/partitions.md",
     "fedsim/data/sources.py": "reference/data-sets.md",
     "fedsim/experiment.py": "reference/experiment-file.md",

@@ -73,4 +73,4 @@ def check(path: Path, expected: str | None) -> None:
         OSError: it cannot be read.
     """
     if expected is not None and checksum(path) != expected:
-        raise Damaged(f"{path}: is damaged: its checksum is another one")
+        raise Damaged(f"{path}: is damaged: its checksum does not match")

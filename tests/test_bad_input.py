@@ -136,7 +136,7 @@ def write_experiment(line: int, text: str) -> None:
             "small.yaml:6: train.optimizer.learning_rate: unknown key; known: betas, lr, ",
         ),
         (5, "method: {name: fedvag}", "small.yaml:5: method.name: unknown method 'fedvag'; did"),
-        (5, "method: {mu: 1}", "small.yaml:5: method.name: missing; known: centralis"),
+        (5, "method: {mu: 1}", "small.yaml:5: method.name: missing; known: afl, apfl, "),
         (
             5,
             "method: fedavg",
@@ -273,7 +273,7 @@ def test_no_such_file(refused: Callable[..., str]) -> None:
             "train.lr=0.1",
             "override train.lr=0.1: train.lr: unknown key; did you mean 'train.optimizer.lr'?",
         ),
-        ("alpha=1", "override alpha=1: alpha: unknown key; known: checkpoint, data, "),
+        ("alpha=1", "override alpha=1: alpha: unknown key; known: adversaries, "),
         (
             "model.name=cnn",
             "small.yaml:4: model.hidden: is not a key of cnn; to replace the whole section: "
@@ -495,7 +495,7 @@ def raises(shape, classes):
         (5, "method: {name: ':It'}", "small.yaml:5: method.name: method ':It' cannot be imported"),
         (4, "model: {name: 'nowhere.code:net'}", "'nowhere.code:net' cannot be imported: no modu"),
         (4, "model: {name: 'MODULE:missing'}", "code has no 'missing'; known: Incomplete, "),
-        (4, "model: {name: 'MODULE:number'}", "is not a function"),
+        (4, "model: {name: 'MODULE:number'}", "is neither a function nor"),
         (4, "model: {name: 'MODULE:net', widht: 4}", "takes no 'widht'; did you mean 'width'?"),
         (4, "model: {name: 'MODULE:net', classes: 4}", "classes"),
         (4, "model: {name: 'MODULE:no_module'}", "no_module"),
@@ -816,7 +816,7 @@ def broken(fedsim: Call, module: Callable[[str], str]) -> Callable[..., str]:
         write_experiment(5, f"method: {{name: '{name}:{method}'}}")
         code, _, err = fedsim("run", "small.yaml", *overrides)
         assert code == 1
-        message, _, advice = err.removeprefix("error: ").partition("failed; ")
+        message, _, advice = err.removeprefix("error: ").partition("failed")
         assert advice.endswith(f"fedsim resume {the_run().path.relative_to(Path.cwd())}\n")
         assert the_run().manifest["status"] == "failed"
         return message

@@ -201,7 +201,7 @@ def test_data_prints_and_draws_who_holds_what(say: Say) -> None:
     words = ("data", "small.yaml", "partition.clients=40", "partition.min_samples=5")
     code, text, _ = say(*words, "partition.test_fraction=0.2")
     assert code == 0
-    assert "… and 10 clients more" in text
+    assert "… and 10 more clients" in text
     assert "40 clients, 1,437 of 1,437 training examples" in text
     assert Path("small-labels.png").read_bytes().startswith(b"\x89PNG")
     row = next(line for line in text.splitlines() if line.split()[:1] == ["0"])
@@ -267,7 +267,7 @@ class TestDataOfSeveralExperiments:
     def test_of_many_the_first(self, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(look, "MOST_VARIANTS", 1)
         text = self.section(say, "grid: {axes: {partition.alpha: [0.5, 1.0, 2.0]}}\n")
-        assert "… and 2 variants more: partition.alpha=1.0; partition.alpha=2.0\n" in text
+        assert "… and 2 more variants: partition.alpha=1.0; partition.alpha=2.0\n" in text
         assert text.count("drawn: ") == 1
 
 

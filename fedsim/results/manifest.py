@@ -296,7 +296,7 @@ def _read(path: Path, kind: str, schema: type[Manifest]) -> dict[str, Any]:
         )
     checksum = manifest.pop("checksum", None)
     if checksum not in (None, hash_of(_as_json(manifest))):
-        raise Damaged(f"{path}: is damaged: its checksum is another one")
+        raise Damaged(f"{path}: is damaged: its checksum does not match")
     if found != kind:
         raise RunFolderError(
             f"{path.parent}: the folder of a {found}, not of a {kind}"

@@ -312,7 +312,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         {"model": {"name": "mlp"}},
         r"method.name=openfl_xai learns rule models, and model.name=mlp is a network; methods "
-        "that can: centralised, .*fedavg",
+        "that can: .*centralised, .*fedavg",
     ),
     (
         {"train": {"rounds": 2}},
@@ -408,7 +408,8 @@ def test_clients_that_fail_are_skipped(finish: Callable[..., Run], name: str) ->
 def test_networks_learn_numbers_too(finish: Callable[..., Run], name: str) -> None:
     done = finish(
         model=NEEDS.get(name, {}).get("model", {"name": "mlp", "hidden": [32]}),
-        method={"name": name},
+        method={"name": name, **({"buffer": 4} if name == "fedbuff" else {})},
+        devices=NEEDS.get(name, {}).get("devices"),
         partition={**SMALL["partition"], **NEEDS.get(name, {}).get("partition", {})},
         train={"rounds": 30, "local_epochs": 2, "optimizer": {"lr": 0.2}},
     )

@@ -536,7 +536,7 @@ class TestFetching:
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
         try:
             with pytest.raises(
-                RunError, match=r"out: the results of job x cannot be written:  .*Fi"
+                RunError, match=r"out: the results of job x cannot be written: .*Fi"
             ):
                 fetch(FILES, tmp_path / "out")
         finally:
