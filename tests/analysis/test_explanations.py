@@ -31,7 +31,7 @@ class TestExplanations:
         found = explanations(
             *(done, Occlusion(size=2)), client=[3, 5], after=[1, 2], row=4, progress=said.append
         )
-        assert said == ["[1/1] making round 1 once more", "[2/2] making round 2 once more"]
+        assert said == ["[1/1] recomputing round 1", "[2/2] recomputing round 2"]
         frame = found.frame
         assert frame[["round", "client"]].to_numpy().tolist() == [[1, 3], [1, 5], [2, 3], [2, 5]]
         assert set(frame["explainer"]) == {"occlusion"}

@@ -746,7 +746,7 @@ class TestRefusals:
         norm.running_mean.fill_(1.0)
         norm.weight.data.fill_(3.0)
         layers = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), norm, nn.Linear(4, CLASSES)
-        with pytest.raises(ExperimentError, match="computes something else"):
+        with pytest.raises(ExperimentError, match="the network's output changes"):
             explain("lrp", Backwards(*layers, order=(0, 3, 1, 2, 4)), *examples((4,), 5))
 
     def test_nothing_is_left_behind_by_a_refusal(self) -> None:

@@ -338,7 +338,7 @@ class TestSmallChanges:
         ],
     )
     def test_documents_are_refused(self, score: str, ask: Callable[[Tensor], object]) -> None:
-        with pytest.raises(ExperimentError, match=f"^{score}: needs inputs of floating point"):
+        with pytest.raises(ExperimentError, match=f"^{score}: needs floating-point inputs"):
             ask(inputs("documents"))
 
 

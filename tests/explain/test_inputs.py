@@ -326,7 +326,7 @@ def test_files_that_will_not_do(tmp_path: Path) -> None:
             tmp_path / "wide.npy",
             r"\(2, 1, 4, 7\); one input of the data is \(1, 4",
         ),
-        (images(), tmp_path / "real.npy", "holds float64; the data are uint8"),
+        (images(), tmp_path / "real.npy", "contains float64; the data are uint8"),
         (images(), tmp_path / "none.npy", "is empty"),
         (images(), write("no.npy", b""), "cannot be read: "),
         (images(2), tmp_path / "wide.png", "inputs of these data must be .npy"),

@@ -216,7 +216,7 @@ class TestImages:
         assert not np.array_equal(before.generator, after.generator)
 
     def test_what_is_no_image_is_refused(self) -> None:
-        with pytest.raises(ExperimentError, match=r"needs images .* have shape \(16,\)"):
+        with pytest.raises(ExperimentError, match=r"generates images .* have shape \(16,\)"):
             prepare(small_experiment(method=SMALL, data={"name": "synthetic"}))
 
 

@@ -271,7 +271,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"epsilon": 1.0, "delta": 1.0}, "method.delta: must be less than 1"),
     ({"epsilon": 1.0}, "epsilon and delta must be given together"),
     ({"sigma": 0.1, "epsilon": 1.0, "delta": 0.1}, "give sigma, or epsilon and delta, not both"),
-    ({"warmup_rounds": 4}, "leave none of train.rounds=5.* it takes train.rounds=6 or more"),
+    ({"warmup_rounds": 4}, "leave none of train.rounds=5.* set train.rounds=6 or more"),
     ({"attribution": {"name": "lpr"}}, "method.attribution.name: unknown .*did you mean 'lrp'"),
 ]
 
@@ -312,6 +312,6 @@ def test_a_pool_too_large_is_refused_with_its_size(
         available = 500_000
 
     monkeypatch.setattr("psutil.virtual_memory", Memory)
-    with pytest.raises(BadInput, match=r"a pool of 1,437 images, 0.0 GB, .*method.fraction"):
+    with pytest.raises(BadInput, match=r"a pool of 1,437 images, 0.0 GB; .*method.fraction"):
         run(experiment(), tmp_path)
     run(experiment(encoding="uint8"), tmp_path)

@@ -386,7 +386,7 @@ def test_bad_settings(fields: dict[str, Any], problem: str) -> None:
         ),
         (
             {"data": TABLE, "method": {"name": "xfedalign", "size": 2}},
-            "method.size=2 is of images",
+            "method.size=2 is for images",
         ),
         (
             {"data": {"name": "friedman"}, "partition": {"kind": "iid", "clients": 3}},

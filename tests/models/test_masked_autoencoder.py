@@ -504,8 +504,12 @@ def test_both_train_where_algorithms_must_be_deterministic() -> None:
     ("shape", "fields", "message"),
     [
         ((1, 28, 30), {}, r"patch=4: images of 28×30 .* Possible sizes: 1, 2$"),
-        (GREY_28, {"patch": 5}, r"patch=5: images of 28×28 .* fit: 1, 2, 4, 7, 14, 28$"),
-        (GREY_28, {"patch": 0}, r"patch=0: .* fit: 1, 2, 4"),
+        (
+            GREY_28,
+            {"patch": 5},
+            r"patch=5: images of 28×28 .* Possible sizes: 1, 2, 4, 7, 14, 28$",
+        ),
+        (GREY_28, {"patch": 0}, r"patch=0: .* Possible sizes: 1, 2, 4"),
         ((784,), {}, r"shape=\(784,\): must be \(C, H, W\)"),
         (GREY_28, {"width": 10}, r"width=10: must be a multiple of heads=2, .* and of 4"),
         (GREY_28, {"heads": 3}, r"width=8: must be a multiple of heads=3"),

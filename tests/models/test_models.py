@@ -201,7 +201,7 @@ def test_functions_take_keywords(module: str) -> None:
         ("net", {"kernels": 2}, "net takes no 'kernels'; known: bias, width"),
         ("net", {"shape": 2}, "net takes no 'shape'"),
         ("missing", {}, "has no 'missing'; known: "),
-        ("number", {}, "is not a function"),
+        ("number", {}, "is neither a function nor"),
     ],
 )
 def test_functions_that_cannot_be_called(

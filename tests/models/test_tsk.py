@@ -575,7 +575,7 @@ def test_published_files_are_written_as_they_were(tmp_path: Path, published: Rul
         ("weights", np.zeros(3), r"antecedents \(2, 1\), consequents \(2, 2\) and weights \(3,\)"),
         ("consequents", np.zeros((2, 3)), r"do not fit together; they must be \(R, F\)"),
         ("weights", np.array([np.nan, 1]), "values that are not finite"),
-        ("weights", np.array(["a", "b"]), "holds <U1, not numbers"),
+        ("weights", np.array(["a", "b"]), "contains <U1, not numbers"),
         ("antecedents", np.array([[0.5], [1]]), "antecedents must be indices of three fuzzy sets"),
         ("antecedents", np.array([[-1], [1]]), "antecedents must be indices of three fuzzy sets"),
         ("antecedents", np.array([[3], [1]]), "antecedents must be indices of three fuzzy sets"),
