@@ -507,7 +507,7 @@ def test_both_train_where_algorithms_must_be_deterministic() -> None:
         (
             GREY_28,
             {"patch": 5},
-            r"patch=5: images of 28×28 .* Possible sizes: 1, 2, 4, 7, 14, 28$",
+            r"patch=5: images of 28×28 .* sizes: 1, 2, 4, 7, 14, 28$",
         ),
         (GREY_28, {"patch": 0}, r"patch=0: .* Possible sizes: 1, 2, 4"),
         ((784,), {}, r"shape=\(784,\): must be \(C, H, W\)"),
