@@ -238,11 +238,23 @@ class Experiment(Config):
                     "devices.over_selection: samples more clients than `privacy` accounts for; "
                     "raise train.participation instead"
                 )
-        elif self.privacy is not None and not self.method.stackable:
+        elif self.privacy is not None:
+            self._check_example_privacy()
+
+    def _check_example_privacy(self) -> None:
+        method, where = self.method, "privacy.level=example"
+        covered = method.stackable and method.private_by_example and self.model.builds_network
+        if not covered:
             raise ExperimentError(
-                f"privacy.level=example: method.name={self.method.name} has a training loop of "
-                "its own, which adds no noise; take another method"
+                f"{where}: method.name={method.name} computes more from clients' examples than "
+                "what DP-SGD covers; take another method"
             )
+        defaults = Train()
+        for key in ("sampler", "accumulate", "precision"):
+            if getattr(self.train, key) != getattr(defaults, key):
+                raise ExperimentError(
+                    f"{where}: train.{key} has no effect on DP-SGD; leave it out"
+                )
 
     def _check_devices(self) -> None:
         devices, method = self.devices, self.method

@@ -440,6 +440,60 @@ def test_a_deadline_is_met_by_shorter_messages() -> None:
         federation(plain)
 
 
+class TestBesideMethods:
+    """What devices do to methods with several calls a round, or without a global model."""
+
+    def test_a_lost_upload_loses_no_round_of_others(self, finish: Finish) -> None:
+        """FedDisco's first call of a later round asks nobody."""
+        train = {"rounds": 4}
+        done = finish(
+            method={"name": "feddisco"}, partition=TEN, train=train, devices={"packet_error": 0.3}
+        )
+        assert done.rounds["accuracy"].nunique() == 4
+
+    def test_dropped_clients_are_evaluated(self, finish: Finish) -> None:
+        done = finish(
+            partition={**TEN, "test_fraction": 0.2},
+            train={"rounds": 2},
+            evaluate={"clients": True},
+            devices={"dropout": 0.4},
+        )
+        dropped = done.clients[done.clients["dropped"].notna()]
+        assert len(dropped)
+        assert dropped["test_accuracy"].notna().all()
+
+    @pytest.mark.parametrize("name", ["local", "fedper"])
+    def test_nobody_has_a_model_yet(self, finish: Finish, name: str) -> None:
+        done = finish(
+            method={"name": name},
+            partition=TEN,
+            train={"rounds": 3, "participation": 0.1},
+            devices={"available": 0.05},
+        )
+        assert len(done.rounds) == 3
+
+    def test_partial_work_without_a_message(self, finish: Finish) -> None:
+        devices = {"speed": {"median": 100, "sigma": 1.5}, "deadline": 1.0, "partial_work": True}
+        train = {"rounds": 1, "batch_size": 4, "local_epochs": 2}
+        done = finish(method={"name": "local"}, partition=TEN, train=train, devices=devices)
+        assert (done.clients["simulated_seconds"].dropna() <= 1.0 + 1e-9).all()
+
+    def test_an_uplink_of_a_round_without_anyone(self, finish: Finish) -> None:
+        done = finish(
+            partition={**TEN, "test_fraction": 0.2},
+            train={"rounds": 3, "participation": 0.1},
+            evaluate={"clients": True},
+            uplink={"name": "float16"},
+            devices={"available": 0.05},
+        )
+        assert len(done.rounds) == 3
+
+    def test_a_round_that_everybody_misses_lasts_to_its_deadline(self, finish: Finish) -> None:
+        devices = {"dropout": 0.9999, "deadline": 500.0}
+        done = finish(partition=TEN, train={"rounds": 1}, devices=devices)
+        assert done.rounds["simulated_seconds"][0] == 500
+
+
 def test_simulated_time_needs_devices() -> None:
     fed = federation(small_experiment(partition=TEN))
     with pytest.raises(RunError, match="simulated time needs a section `devices`"):

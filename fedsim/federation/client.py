@@ -283,7 +283,8 @@ class Client:
         if epochs is None:
             epochs, most_steps = self.settings.most_epochs, self.settings.local_steps
         if self._most_examples is not None:
-            left = (self._most_examples - self.examples) // self.settings.batch_size
+            batch = max(1, min(self.settings.batch_size, len(examples.y)))
+            left = (self._most_examples - self.examples) // batch
             most_steps = max(1, left if most_steps is None else min(left, most_steps))
         context = {name: self._apart(vector) for name, vector in (context or {}).items()}
         start = self._apart(weights)

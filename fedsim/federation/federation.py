@@ -114,7 +114,7 @@ class Federation:
         self._setup_traffic = False
         self._aggregation = spec.aggregation
         self._means: list[WeightedMean] = []
-        self._receives_updates = False
+        self._receives_updates = self._answered = False
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._tables: dict[str, list[dict[str, Any]]] = {}
@@ -273,6 +273,11 @@ class Federation:
             RunError: there is none.
         """
         return self._devices.settings
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether devices are simulated, so that nobody may take part in a round."""
+        return self._fleet is not None
 
     @property
     def _devices(self) -> Fleet:
@@ -558,7 +563,9 @@ class Federation:
         Raises:
             RunError: there is an `uplink` section, and the method has no use for it.
         """
-        if self._context.uplink is not None and self._rows and not self._receives_updates:
+        if self._receives_updates:
+            ledger["updates"] = True
+        if self._context.uplink is not None and self._answered and not ledger.get("updates"):
             raise RunError(
                 f"round {self.round}: clients send no updates, which are all that `uplink` "
                 "compresses; leave it out, or take another method"
@@ -615,7 +622,10 @@ class Federation:
             examples = float(self._planned_examples(np.array([k]))[0])
             sent = {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0}
             (joules,) = fleet.joules([k], examples, moved, 0)
-            self._rows[k] = {**sent, "dropped": reason, "energy_joules": float(joules)}
+            row = self._rows.setdefault(k, {})  # it may have been evaluated
+            costs = {**sent, "energy_joules": float(joules)}
+            row |= {name: row.get(name, 0) + cost for name, cost in costs.items()}
+            row["dropped"] = reason
         energy = math.fsum(row.get("energy_joules", 0.0) for row in self._rows.values())
         ledger["simulated_seconds"] = self.clock
         ledger["energy_joules"] = ledger.get("energy_joules", 0.0) + energy
@@ -634,7 +644,9 @@ class Federation:
             return self._elapsed
         if self._selection is None:
             return self._calls_took
-        waited = self._selection.waited if len(self._selection.kept) else RETRY
+        waited = self._selection.waited
+        if not len(self._selection.kept):
+            waited = waited or RETRY
         return max(self._calls_took, waited)
 
     def states(self) -> dict[int, Handle]:
@@ -701,9 +713,10 @@ class Federation:
         V = self.clients_per_step
         call = Call(function, reduction, self.round, self._serial, V, unit, explained)
         selection = self._selection if self._in_round and unit == "clients" else None
-        if selection is None or isinstance(reduction, Discard):
+        if selection is None:
             return call
-        return replace(call, lost=selection.lost, most_examples=selection.most_examples)
+        lost = frozenset[int]() if isinstance(reduction, Discard) else selection.lost
+        return replace(call, lost=lost, most_examples=selection.most_examples)
 
     def _reduce(
         self,
@@ -728,7 +741,8 @@ class Federation:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
             outcome = self._engine.run(call, blocks, arguments, self._states)
             self._commit(outcome, arguments, saved)
-            if call.lost and outcome.rows.keys() <= call.lost:
+            self._answered |= self._in_round and bool(outcome.rows)
+            if self._lost_all(cohort, call, outcome):
                 raise NobodyAnswers(self.round, "the uploads of all clients are lost")
         else:
             outcome = self._engine.run(call, [[0]], arguments, self._states)
@@ -746,6 +760,13 @@ class Federation:
             raise RunError(f"round {self.round}: {nothing}{_first(outcome)}") from None
         except InvalidUpdate as invalid:
             raise ClientError(invalid.client, self.round, call.function, str(invalid)) from None
+
+    def _lost_all(self, cohort: Cohort, call: Call, outcome: Outcome) -> bool:
+        """Whether the uploads of all clients that take part in the round are lost."""
+        if not (call.lost and outcome.rows and self._selection):
+            return False
+        everybody = np.isin(self._selection.kept, cohort).all()
+        return bool(everybody) and outcome.rows.keys() <= call.lost
 
     def _through_downlink(
         self, function: str, arguments: Mapping[str, Any]

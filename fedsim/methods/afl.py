@@ -55,6 +55,7 @@ class AFL(Method[AFLState]):
     """
 
     name: str = "afl"
+    private_by_example: ClassVar[bool] = False
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
     averages: ClassVar[bool] = False
     mixture_lr: float = Field(0.01, ge=0)

@@ -20,6 +20,7 @@ class Centralised(Method[State]):
     """
 
     name: str = "centralised"
+    private_by_example: ClassVar[bool] = False
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
     averages: ClassVar[bool] = False
     trains_clients: ClassVar[bool] = False

@@ -107,7 +107,8 @@ class FedBuff(Method[FedBuffState]):
             if not at_work:
                 clock += RETRY
                 break
-            clock, client, version = heapq.heappop(at_work)
+            finish, client, version = heapq.heappop(at_work)
+            clock = max(clock, finish)
             if rng.random() >= lost:
                 buffer[client] = version
             if len(buffer) == self.buffer:

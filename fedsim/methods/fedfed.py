@@ -139,6 +139,7 @@ class FedFed(PoolMethod[FedFedState]):
     """
 
     name: str = "fedfed"
+    private_by_example: ClassVar[bool] = False
     pooled: ClassVar[tuple[str, ...]] = ("shared1", "shared2", "labels")
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="no", dp_compatible=False

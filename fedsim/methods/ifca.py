@@ -50,6 +50,7 @@ class IFCA(Method[IFCAState]):
     """
 
     name: str = "ifca"
+    private_by_example: ClassVar[bool] = False
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
     has_global_model: ClassVar[bool] = False
     clusters: int = Field(2, ge=1)

@@ -55,6 +55,8 @@ class Method(Component, ABC, Generic[S]):
         trains_clients: whether clients train the experiment's model.
         averages: whether the server averages clients' updates (`Federation.mean`), which is what
             the sections `aggregation` and `adversaries` are about.
+        private_by_example: whether DP-SGD in `Client.train` covers all that clients compute from
+            their examples for training (`privacy.level=example`).
         asynchronous: whether updates are aggregated as they arrive, in the simulated time of
             `devices`.
     """
@@ -65,6 +67,7 @@ class Method(Component, ABC, Generic[S]):
     trains_clients: ClassVar[bool] = True
     averages: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
+    private_by_example: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, fed: Federation) -> S:
@@ -207,6 +210,8 @@ def log_means(fed: Federation, found: Iterable[Mapping[str, float]]) -> None:
         fed.log(**mean_over_tasks(fed.recorded("tasks")))
         return
     scores = [own for own in found if own]
+    if not scores and fed.has_devices:
+        return  # nobody has taken part yet
     if not scores:
         raise RunError(f"round {fed.round}: no client has a model: all were skipped")
     fed.log(**{name: math.fsum(own[name] for own in scores) / len(scores) for name in scores[0]})

@@ -7,6 +7,7 @@ Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -42,6 +43,7 @@ class MimeLite(Method[MimeLiteState]):
     """
 
     name: str = "mime_lite"
+    private_by_example: ClassVar[bool] = False
     beta: float = Field(0.9, ge=0, lt=1)
 
     def check(self, train: Train) -> None:

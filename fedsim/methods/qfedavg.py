@@ -38,6 +38,7 @@ class QFedAvg(FedAvg):
     """
 
     name: str = "qfedavg"
+    private_by_example: ClassVar[bool] = False
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
     q: float = Field(0.1, ge=0)
 

@@ -175,6 +175,7 @@ class _Ledger(BaseModel):
     simulated_seconds: float = Field(0.0, ge=0)
     energy_joules: float = Field(0.0, ge=0)
     best: dict[str, float] = {}
+    updates: bool = False
     steps: dict[str, list[list[float]]] = {}
     epsilon: float = Field(0.0, ge=0)
     maps: dict[str, dict[str, _Maps]] = {}

@@ -366,7 +366,7 @@ def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray
         y: (n,) their labels.
     """
     n = len(y)
-    if settings.sampler == "shuffle":
+    if settings.sampler == "shuffle" or n == 0:
         return rng.permutation(n)
     _, labels, counts = np.unique(y.cpu().numpy(), return_inverse=True, return_counts=True)
     chances = 1 / (len(counts) * counts[labels])

@@ -113,8 +113,13 @@ def test_other_methods(finish: Finish, name: str) -> None:
 
 
 def test_what_it_does_not_cover() -> None:
-    with pytest.raises(BadInput, match=r"privacy.level=example: method.name=xpfl has a training"):
-        small_experiment(**with_method("xpfl", privacy=PRIVACY))
+    for name in ("xpfl", "centralised", "fedfed", "mime_lite", "qfedavg", "ifca", "pfedme"):
+        message = f"privacy.level=example: method.name={name} computes more from clients' examples"
+        with pytest.raises(BadInput, match=message):
+            small_experiment(**with_method(name, privacy=PRIVACY))
+    for fields in ({"sampler": "balanced"}, {"accumulate": 2}, {"precision": "bfloat16"}):
+        with pytest.raises(BadInput, match=f"train.{next(iter(fields))} has no effect on DP-SGD"):
+            small_experiment(train=fields, privacy=PRIVACY)
     fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
     fed.begin_round(1)
     with pytest.raises(ClientError, match="does not cover `perturb`, which gets gradients"):
