@@ -90,7 +90,7 @@ def edited(before: str, after: str) -> None:
         (
             "mlp, hidden: [4]",
             "own_mlp.Gated",
-            "unknown model 'own_mlp.Gated'; write your own with a colon:  own_mlp:Gated",
+            "unknown model 'own_mlp.Gated'; write your own with a colon: own_mlp:Gated",
         ),
     ],
     ids=["word", "space in a component", "space", "class", "colon"],
@@ -209,7 +209,7 @@ class TestRunsThatBreakOff:
         assert code == 1
         error, how, resume = told.splitlines()
         assert error.startswith("error: client 0, round 1, local_update: ValueError: made of chee")
-        assert how.startswith("failed;  traceback in runs/small/")
+        assert how.startswith("failed; traceback in runs/small/")
         assert how.endswith("/log.txt; once fixed, continue with:")
         assert resume.startswith("  fedsim resume runs/small/")
 

@@ -70,4 +70,4 @@ def test_nothing_is_overwritten(say: Say, there: str) -> None:
 
 def test_kinds_are_named(say: Say) -> None:
     code, _, said = say("new", "metod", "mine")
-    assert (code, said) == (2, "error: there is no 'metod' to start; did you mean 'method'?\n")
+    assert (code, said) == (2, "error: there is no template 'metod'; did you mean 'method'?\n")

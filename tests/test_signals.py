@@ -143,7 +143,7 @@ def test_the_loss_of_a_process_of_ray_s_own_is_told(tmp_path: Path, name: str, l
     assert process.returncode == 1
     assert re.fullmatch(
         rf"error: Ray's {lost} process on this machine was lost \(killed, or out of memory\?\)\n"
-        rf"failed.*;  to continue:\n  fedsim resume \S+\n",
+        rf"failed.*; to continue:\n  fedsim resume \S+\n",
         rest[rest.rindex("error: ") :],
     )
     assert not [each for each in family if private.is_alive(each)]

@@ -160,7 +160,7 @@ class TestCode:
             ("os:system", "model 'os:system' is of Python's own library, which has none"),
             ("shutil:rmtree", "model 'shutil:rmtree' is of Python's own library, which has none"),
             ("exits:net", "model 'exits:net' cannot be imported: it exits (0)"),
-            ("callable:it", "model 'callable:it' is not a function"),
+            ("callable:it", "model 'callable:it' is neither a function nor"),
         ],
     )
     def test_what_is_no_model_is_never_called(
