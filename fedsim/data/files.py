@@ -55,6 +55,12 @@ LAYOUTS = {
     "cifar10": Layout(("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"), "CIFAR10"),
     "cifar100": Layout(("cifar-100-python", "cifar-100-binary", "cifar100"), "CIFAR100"),
     "femnist": Layout(("femnist", "femnist/data")),
+    "shakespeare": Layout(
+        ("shakespeare", "shakespeare/data"),
+        publisher="the json files that data/shakespeare/preprocess.sh of "
+        "github.com/TalwalkarLab/leaf writes",
+    ),
+    "medmnist": Layout(("medmnist",), publisher="the file of the set from medmnist.com"),
     "mortgage": Layout(("mortgage",), publisher="«mortgage» from KEEL's regression data sets"),
     "openfl_xai": Layout(
         ("openfl_xai/data", "openfl_xai", "data"),
@@ -157,6 +163,12 @@ def match(folder: Path, name: str) -> Path | None:
         if found:
             return found[0]
     return None
+
+
+def match_all(folder: Path, pattern: str) -> list[Path]:
+    """All files of that pattern in a folder, plain, `.gz` or `.xz`, in order."""
+    with reading(folder):
+        return sorted(path for end in COMPRESSIONS for path in folder.glob(pattern + end))
 
 
 def beside(first: Path, name: str, data_set: str) -> Path:
@@ -411,6 +423,53 @@ def read_leaf(
     Raises:
         DataError: unreadable, wrong structure, or a value or label out of range.
     """
+    xs = [np.empty((0, features), np.float32)]
+    ys = [np.empty(0, np.int64)]
+    users = _leaf_users(path)
+    for user, data in users.items():
+        x, y = _leaf_user(path, user, data, features, classes)
+        xs.append(x)
+        ys.append(y)
+    writers = np.repeat(np.array(list(users), np.str_), [len(y) for y in ys[1:]])
+    return np.concatenate(xs), np.concatenate(ys), writers
+
+
+def read_leaf_texts(path: Path, length: int) -> dict[str, tuple[list[str], list[str]]]:
+    """One LEAF json file of texts, and the character that follows each.
+
+    Args:
+        path: the file.
+        length: the number of characters of a text.
+
+    Returns:
+        The texts and the next characters of each user, in the order of the file.
+
+    Raises:
+        DataError: unreadable, of another structure, or a text of another length.
+    """
+    found = {}
+    for user, data in _leaf_users(path).items():
+        texts = _entry(path, data, "x")
+        following = _entry(path, data, "y")
+        for key, values, size in (("x", texts, length), ("y", following, 1)):
+            if not isinstance(values, list) or not all(
+                isinstance(value, str) and len(value) == size for value in values
+            ):
+                raise DataError(
+                    f"{path}: '{key}' of user '{user}' is not a list of texts of {size} "
+                    f"character{'s' * (size > 1)}"
+                )
+        if len(texts) != len(following):
+            raise DataError(
+                f"{path}: user '{user}' has {len(texts)} texts in 'x' and {len(following)} "
+                f"characters in 'y'"
+            )
+        found[user] = texts, following
+    return found
+
+
+def _leaf_users(path: Path) -> dict[str, dict[str, Any]]:
+    """What `user_data` of a LEAF json file has of each of the `users`."""
     content = read_bytes(path)
     with reading(path):
         document = json.loads(content)
@@ -421,22 +480,16 @@ def read_leaf(
         raise DataError(f"{path}: 'users' is not a list of names")
     if not isinstance(user_data, dict) or sorted(user_data) != sorted(users):
         raise DataError(f"{path}: 'user_data' and 'users' have different users")
-    xs = [np.empty((0, features), np.float32)]
-    ys = [np.empty(0, np.int64)]
     for user in users:
-        x, y = _leaf_user(path, user, user_data[user], features, classes)
-        xs.append(x)
-        ys.append(y)
-    writers = np.repeat(np.array(users, np.str_), [len(y) for y in ys[1:]])
-    return np.concatenate(xs), np.concatenate(ys), writers
+        if not isinstance(user_data[user], dict):
+            raise DataError(f"{path}: the data of user '{user}' are not an object of 'x' and 'y'")
+    return {user: user_data[user] for user in users}
 
 
 def _leaf_user(
-    path: Path, user: str, data: Any, features: int, classes: int
+    path: Path, user: str, data: dict[str, Any], features: int, classes: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     of = f"of user '{user}'"
-    if not isinstance(data, dict):
-        raise DataError(f"{path}: the data {of} are not an object of 'x' and 'y'")
     rows = _entry(path, data, "x")
     with reading(path):  # ValueError for rows of different lengths
         x = np.array(rows) if rows != [] else np.empty((0, features))
@@ -450,6 +503,43 @@ def _leaf_user(
     y = _integers(path, f"'y' {of}", _entry(path, data, "y"), len(x))
     _check_labels(path, y, 0, classes)
     return x.astype(np.float32), y
+
+
+def read_medmnist(
+    path: Path, part: str, classes: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """One part of a MedMNIST file: the arrays `<part>_images` and `<part>_labels`.
+
+    Args:
+        path: the `.npz` file.
+        part: `train`, `val` or `test`.
+        classes: the number of classes.
+
+    Returns:
+        The images (N, 1 or 3, height, width) and their class indices (N,).
+
+    Raises:
+        DataError: unreadable, of another structure, or a label out of range.
+    """
+    content = read_bytes(path)
+    with reading(path), np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files if key.startswith(f"{part}_")}
+    images, labels = (_entry(path, arrays, f"{part}_{name}") for name in ("images", "labels"))
+    colours = images.ndim == 4 and images.shape[3] == 3
+    if images.dtype != np.uint8 or not (images.ndim == 3 or colours) or images.size == 0:
+        raise DataError(
+            f"{path}: '{part}_images' is {_describe(images)}, expected uint8 of shape (N, height, "
+            f"width) or (N, height, width, 3)"
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images), 1):
+        raise DataError(
+            f"{path}: '{part}_labels' is {_describe(labels)}, expected integers of shape "
+            f"({len(images)}, 1)"
+        )
+    y = labels[:, 0].astype(np.int64)
+    _check_labels(path, y, 0, classes)
+    x = images.transpose(0, 3, 1, 2) if colours else images[:, np.newaxis]
+    return np.ascontiguousarray(x), y
 
 
 def read_npy(path: Path, columns: int = 0) -> NDArray[np.float64]:

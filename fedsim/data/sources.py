@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 from cachetools import cached
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.data import files
@@ -73,6 +73,39 @@ CIFAR100_COARSE = word_list(
     non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2
     """
 )
+
+ORGANS = (
+    *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver"),
+    *("lung-left", "lung-right", "pancreas", "spleen"),
+)
+MEDMNIST = {
+    "pathmnist": (
+        *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
+        *("normal colon mucosa", "cancer-associated stroma"),
+        "colorectal adenocarcinoma epithelium",
+    ),
+    "dermamnist": (
+        *("actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma"),
+        *("benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi"),
+        "vascular lesions",
+    ),
+    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    "pneumoniamnist": ("normal", "pneumonia"),
+    "retinamnist": DIGITS[:5],
+    "breastmnist": ("malignant", "normal, benign"),
+    "bloodmnist": (
+        *("basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte"),
+        *("monocyte", "neutrophil", "platelet"),
+    ),
+    "tissuemnist": (
+        *("collecting duct, connecting tubule", "distal convoluted tubule"),
+        *("glomerular endothelial cells", "interstitial endothelial cells", "leukocytes"),
+        *("podocytes", "proximal tubule segments", "thick ascending limb"),
+    ),
+    "organamnist": ORGANS,
+    "organcmnist": ORGANS,
+    "organsmnist": ORGANS,
+}
 
 # The same as torchvision.datasets.folder.IMG_EXTENSIONS.
 IMAGE_SUFFIXES = word_list(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp")
@@ -552,10 +585,7 @@ class Femnist(_Files):
     def _read(
         self, folder: Path
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.str_]]:
-        with files.reading(folder):
-            paths = sorted(
-                path for suffix in files.COMPRESSIONS for path in folder.glob(f"*.json{suffix}")
-            )
+        paths = files.match_all(folder, "*.json")
         if not paths:
             raise files.MissingFileError(f"{self.data_set}: no JSON file in {folder}")
         parts = [files.read_leaf(path, 28 * 28, len(CHARACTERS)) for path in paths]
@@ -564,6 +594,44 @@ class Femnist(_Files):
             raise DataError(f"{folder}: its JSON files contain no examples")
         y = np.concatenate([y for _, y, _ in parts])
         return x, y, np.concatenate([writers for _, _, writers in parts])
+
+
+def _medmnist_set(name: str) -> str:
+    if name not in MEDMNIST:
+        problem = "is no set of MedMNIST with 2D images" + nearest(name, MEDMNIST)
+        if name == "chestmnist":
+            problem = "chestmnist has several labels for each image; fedsim takes one"
+        raise PydanticCustomError("medmnist", "{problem}", {"problem": problem})
+    return name
+
+
+@datasets.register
+class MedMnist(_Files):
+    """MedMNIST: medical images in 11 sets, 28×28 grey or colour pixels, 2 to 11 classes.
+
+    The official training and test parts are used; the validation part is not. Files of larger
+    images (`pathmnist_64.npz`) are read if they are renamed to that of their set. The grades of
+    `retinamnist` are classes.
+
+    Args:
+        root: folder that contains `<set>.npz`, or the sub-folder `medmnist`; by default
+            $FEDSIM_DATA.
+        set: `pathmnist`, `dermamnist`, `octmnist`, `pneumoniamnist`, `retinamnist`, `breastmnist`,
+            `bloodmnist`, `tissuemnist`, `organamnist`, `organcmnist` or `organsmnist`.
+    """
+
+    name: str = "medmnist"
+    data_set: ClassVar[str] = "medmnist"
+    set: Annotated[str, AfterValidator(_medmnist_set)]
+
+    def load(self) -> Dataset:
+        """x is uint8 (N, 1 or 3, 28, 28)."""
+        path = files.find([f"{self.set}.npz"], self.data_set, self.root)
+        classes = MEDMNIST[self.set]
+        x, y = files.read_medmnist(path, "train", len(classes))
+        test_x, test_y = files.read_medmnist(path, "test", len(classes))
+        half = (0.5,) * x.shape[1]
+        return Dataset(x, y, test_x, test_y, classes, mean=half, std=half)
 
 
 @datasets.register
@@ -663,7 +731,9 @@ class Keel(Source):
 
 @datasets.register
 class Folder(Source):
-    """Your own images in folders, one folder per class.
+    """Your own images in folders, one folder per class, as torchvision's ImageFolder reads them.
+
+    If there are both `test/` and `val/`, `val/` is not used.
 
     Args:
         path: folder with `train/<class>/` and `test/<class>/` or `val/<class>/`, or only with

@@ -7,10 +7,12 @@ word that only occurs in test documents keeps its vector and is not treated as u
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,6 +241,101 @@ class Subj(Official):
         plots = files.read_lines(files.beside(path, "plot.tok.gt9.5000", self.data_set), "latin-1")
         labels = ["subjective"] * len(quotes) + ["objective"] * len(plots)
         return self._split(Documents(labels, quotes + plots), self.test_fraction, path.parent)
+
+
+# The alphabet of LEAF's models.
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+SEQUENCE = 80  # characters of an example
+
+
+@datasets.register
+class Shakespeare(Source):
+    """Shakespeare (LEAF): the next character after 80, by the role that speaks them.
+
+    Documents are of characters, whose vectors are one-hot. The classes are the 80 characters of
+    LEAF's alphabet, and any other that the files hold. The role of each example is the column
+    `user`. Without a test part, the last examples of each user are the test set; as an example
+    and the next overlap in 79 characters, the 79 before them are left out.
+
+    Args:
+        root: folder that contains LEAF's `train` and `test` folders of json files or
+            `all_data*.json` (also in a folder `all_data`), or the sub-folder `shakespeare` or
+            `shakespeare/data`; by default $FEDSIM_DATA.
+        test_fraction: share of each user's examples in the test set if there is no test folder.
+    """
+
+    name: str = "shakespeare"
+    root: Path | None = None
+    test_fraction: TestFraction = 0.2
+
+    def load(self) -> Dataset:
+        """x is int32 (N, 80) token ids; classes are characters."""
+        candidates = ["train/*.json", "all_data/all_data*.json", "all_data*.json"]
+        found = files.find(candidates, self.name, self.root)
+        if found.parent.name == "train":
+            train = self._read(found.parent, "*.json")
+            test = self._read(found.parent.parent / "test", "*.json")
+        else:
+            train, test = self._split(self._read(found.parent, "all_data*.json"))
+        for what, part in (("training", train), ("test", test)):
+            if not any(lines.y for lines in part):
+                raise DataError(f"{found.parent}: there is no {what} example")
+        texts = chain.from_iterable((*lines.x, *lines.y) for lines in (*train, *test))
+        letters = (*LETTERS, *sorted(set().union(*texts) - {*LETTERS}))
+        words = (*text.SPECIAL, *letters)
+        vectors = np.zeros((len(words), len(letters)), np.float32)
+        vectors[len(text.SPECIAL) :] = np.eye(len(letters), dtype=np.float32)
+        (x, y), (test_x, test_y) = (_encoded(part, words) for part in (train, test))
+        return Dataset(
+            x=x,
+            y=y,
+            test_x=test_x,
+            test_y=test_y,
+            classes=letters,
+            columns={"user": np.repeat([li.user for li in train], [len(li.y) for li in train])},
+            words=words,
+            vectors=vectors,
+            known=np.arange(len(words)) > text.UNKNOWN,
+        )
+
+    def _read(self, folder: Path, pattern: str) -> list[_Lines]:
+        paths = files.match_all(folder, pattern)
+        if not paths:
+            raise files.MissingFileError(f"{self.name}: no json file in {folder}")
+        return [
+            _Lines(user, x, y)
+            for path in paths
+            for user, (x, y) in files.read_leaf_texts(path, SEQUENCE).items()
+        ]
+
+    def _split(self, found: Sequence[_Lines]) -> tuple[list[_Lines], list[_Lines]]:
+        train, test = [], []
+        for user, x, y in found:
+            cut = len(y) - math.ceil(self.test_fraction * len(y))
+            last = max(cut - SEQUENCE + 1, 0)
+            train.append(_Lines(user, x[:last], y[:last]))
+            test.append(_Lines(user, x[cut:], y[cut:]))
+        return train, test
+
+
+class _Lines(NamedTuple):
+    """What a user says: texts, and the character that follows each."""
+
+    user: str
+    x: list[str]
+    y: list[str]
+
+
+def _encoded(
+    part: Sequence[_Lines], words: Sequence[str]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Token ids (N, 80) and class indices (N,)."""
+    codes = [ord(word) for word in words[len(text.SPECIAL) :]]
+    ids = np.zeros(max(codes) + 1, np.int32)
+    ids[codes] = np.arange(len(text.SPECIAL), len(words))
+    x = np.array([x for lines in part for x in lines.x], f"U{SEQUENCE}").view(np.uint32)
+    y = np.array([y for lines in part for y in lines.y], "U1").view(np.uint32)
+    return ids[x].reshape(-1, SEQUENCE), ids[y].astype(np.int64) - len(text.SPECIAL)
 
 
 @datasets.register

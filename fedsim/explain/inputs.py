@@ -18,7 +18,7 @@ from fedsim.data import Dataset, files
 from fedsim.data.dataset import feature_names
 from fedsim.data.sources import read_table, table_features
 from fedsim.data.stored import bounds
-from fedsim.data.text import UNKNOWN, encode, tokenise
+from fedsim.data.text import SPECIAL, UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
 
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -89,7 +89,7 @@ class Inputs:
         """
         if not data.words:
             raise DataError("the data are not documents, so the model cannot read texts")
-        tokens = [text.split() if data.spaced else tokenise(text) for text in texts]
+        tokens = [_tokens(data, text) for text in texts]
         ids = encode(tokens, data.words, data.shape[0])
         # Padded to the data's length, because networks may read padding.
         x = np.pad(ids, ((0, 0), (0, data.shape[0] - ids.shape[1])))
@@ -168,6 +168,13 @@ class Inputs:
         """Inputs (n, ...) in the data set's form, named by `name` and their number."""
         names = tuple(f"{name} {k}" for k in range(len(x)))
         return cls(x, names, (None,) * len(x))
+
+
+def _tokens(data: Dataset, text: str) -> list[str]:
+    """A text as the data set's own documents are parted."""
+    if all(len(word) == 1 for word in data.words[len(SPECIAL) :]):  # of characters
+        return list(text)
+    return text.split() if data.spaced else tokenise(text)
 
 
 def _has_pictures(data: Dataset) -> bool:

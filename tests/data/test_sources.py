@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import math
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def assert_sound(data: Dataset) -> None:
 
 def test_names_and_first_lines():
     known = dict(datasets.items())
-    images = "digits mnist fashion_mnist emnist cifar10 cifar100 femnist folder"
+    images = "digits mnist fashion_mnist emnist cifar10 cifar100 femnist medmnist folder"
     for name in f"{images} npz table synthetic keel mortgage openfl_xai".split():
         assert len(first_line(known[name])) > 20
 
@@ -353,6 +354,82 @@ def test_femnist_without_test_set_or_examples(write, tmp_path):
         sources.Femnist(root=tmp_path).load()
 
 
+# MedMNIST
+
+
+def medmnist(write, path: Path, shape: tuple[int, ...] = (28, 28), **changed: np.ndarray) -> None:
+    """A file as published: labels are of shape (N, 1)."""
+    arrays = {}
+    for part, count in {"train": 6, "val": 2, "test": 3}.items():
+        arrays[f"{part}_images"] = images(count, *shape)
+        arrays[f"{part}_labels"] = (np.arange(count, dtype=np.uint8) % 2)[:, np.newaxis]
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays | changed)
+    write.raw(path, stream.getvalue())
+
+
+@pytest.mark.parametrize("folder", ["", "medmnist"])
+def test_medmnist_in_grey(write, tmp_path, folder):
+    pixels = images(6, 28, 28)
+    medmnist(write, tmp_path / folder / "breastmnist.npz", train_images=pixels)
+    data = sources.MedMnist(root=tmp_path, set="breastmnist").load()
+    assert_sound(data)
+    np.testing.assert_array_equal(data.x[:, 0], pixels)
+    assert (data.y.tolist(), data.test_y.tolist()) == ([0, 1, 0, 1, 0, 1], [0, 1, 0])
+    assert data.classes == ("malignant", "normal, benign")
+    assert data.mean == data.std == (0.5,)
+
+
+def test_medmnist_in_colour(write, tmp_path):
+    pixels = images(3, 28, 28, 3)
+    medmnist(write, tmp_path / "pathmnist.npz", (28, 28, 3), test_images=pixels)
+    data = sources.MedMnist(root=tmp_path, set="pathmnist").load()
+    assert_sound(data)
+    assert data.shape == (3, 28, 28)
+    np.testing.assert_array_equal(data.test_x[:, 1], pixels[..., 1])
+    assert (len(data.classes), data.classes[5]) == (9, "smooth muscle")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"train_labels": np.full((6, 1), 2)}, "record 0 has label 2, expected 0 to 1"),
+        ({"train_labels": np.zeros((6, 14), int)}, r"int64 of shape \(6, 14\), expected integers"),
+        ({"test_images": np.zeros((3, 9, 9, 9), np.uint8)}, r"'test_images' is uint8 of shape"),
+        ({"train_images": np.zeros((6, 9, 9))}, r"float64 of shape \(6, 9, 9\), expected uint8"),
+    ],
+    ids=["label", "several labels", "3D", "floats"],
+)
+def test_medmnist_errors(write, tmp_path, changed, message):
+    medmnist(write, tmp_path / "breastmnist.npz", **changed)
+    with pytest.raises(DataError, match=rf"^{tmp_path}/breastmnist.npz: .*{message}"):
+        sources.MedMnist(root=tmp_path, set="breastmnist").load()
+
+
+def test_medmnist_without_its_file_or_arrays(write, tmp_path):
+    source = sources.MedMnist(root=tmp_path, set="octmnist")
+    with pytest.raises(DataError, match=r"no file 'octmnist\.npz'(.|\n)*from medmnist\.com"):
+        source.load()
+    write.raw(tmp_path / "octmnist.npz", b"no archive")
+    with pytest.raises(DataError, match=r"octmnist\.npz: cannot be read"):
+        source.load()
+    np.savez(tmp_path / "octmnist.npz", train_labels=[[1]])
+    with pytest.raises(DataError, match=r"octmnist\.npz: has no 'train_images'"):
+        source.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("chestmnist", "chestmnist has several labels for each image; fedsim takes one"),
+        ("organmnist3d", "is no set of MedMNIST with 2D images; did you mean 'organsmnist'"),
+    ],
+)
+def test_medmnist_sets_that_are_refused(name, message):
+    with pytest.raises(ValidationError, match=message):
+        sources.MedMnist(set=name)
+
+
 # KEEL files
 
 
@@ -575,6 +652,24 @@ def test_folder_with_a_test_set(tmp_path, test):
     grey = sources.Folder(path=tmp_path, size=4, channels=1).load()
     assert grey.x.shape == (3, 1, 4, 4)
     assert grey.x[1, 0, 0, 0] == 7
+
+
+def test_folder_is_read_as_by_torchvision(tmp_path):
+    datasets = importlib.import_module("torchvision.datasets")
+    for place in ("train/b/x/2", "train/b/1", "train/a/1", "val/b/1"):
+        paint(tmp_path / f"{place}.png", (*map(ord, place[-3:]),), (8, 8))
+    data = sources.Folder(path=tmp_path, size=8).load()
+    train = datasets.ImageFolder(tmp_path / "train")
+    assert data.classes == tuple(train.classes)
+    assert data.y.tolist() == train.targets
+    for x, (image, _) in zip(data.x, train, strict=True):
+        np.testing.assert_array_equal(x.transpose(1, 2, 0), np.asarray(image))
+
+
+def test_folder_with_a_test_and_a_validation_set(tmp_path):
+    for place in ("train/a", "train/b", "test/a", "val/b"):
+        paint(tmp_path / f"{place}/1.png", 3)
+    assert sources.Folder(path=tmp_path).load().test_y.tolist() == [0]
 
 
 @pytest.mark.parametrize("train", ["", "train/"])
