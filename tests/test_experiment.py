@@ -34,6 +34,7 @@ REGISTRIES = {"data": datasets, "partition": partitions, "model": models, "metho
 NEEDED: dict[str, Any] = {"clients": 4, "alpha": 0.5, "column": "writer", "round": 5}
 NEEDED["hash"] = "0" * 16
 NEEDED["path"] = "some/file.npz"
+NEEDED["set"] = "pathmnist"
 NEEDED["tasks"] = [[["a", "b"], ["c"]]]
 NEEDED["of"] = {"name": "digits"}
 BASE: dict[str, Any] = {
