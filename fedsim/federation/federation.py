@@ -563,9 +563,9 @@ class Federation:
         Raises:
             RunError: there is an `uplink` section, and the method has no use for it.
         """
-        if self._receives_updates:
-            ledger["updates"] = True
-        if self._context.uplink is not None and self._answered and not ledger.get("updates"):
+        if self._context.uplink is not None:
+            ledger["updates"] = ledger.get("updates", False) or self._receives_updates
+        if self._answered and not ledger.get("updates", True):
             raise RunError(
                 f"round {self.round}: clients send no updates, which are all that `uplink` "
                 "compresses; leave it out, or take another method"

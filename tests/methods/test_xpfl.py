@@ -294,7 +294,10 @@ def test_a_psi_of_one_leaves_the_embedding_as_it_was(finish: Finish) -> None:
         ),
         ({"method": {"teacher": {"patch": 3}}}, "method.teacher: patch=3: .* 8×8"),
         ({"method": {"teacher": {"mask_ratio": 0.9}}}, "method.teacher: mask_ratio=0.9"),
-        ({"data": {"name": "synthetic"}}, r"teachers for images .* shape \(16,\); method.lam=0"),
+        (
+            {"data": {"name": "synthetic"}},
+            r"teachers for images .* shape \(16,\); set method.lam=0",
+        ),
         (
             {"method": {"xfed": {"images": 30}}},
             "method.xfed.perplexity=30: must be below the number of images that are embedded, 30",
