@@ -34,6 +34,9 @@ MBIT = 1e6 / BITS  # bytes
 RETRY = 60.0  # seconds until a server that finds nobody looks again
 TRAINING = 3.0  # forward and backward pass of an example, in forward passes
 
+Clients = Sequence[int] | NDArray[np.int64]
+Amount = NDArray[Any] | float  # one for each client, or the same for all
+
 # Columns of rounds.parquet.
 CLOCK = (
     *("dropped", "simulated_seconds", "energy_joules"),
@@ -209,14 +212,14 @@ class Fleet:
         if self._trace is not None:
             online = [device.online(clock) for device in self._trace]
             return np.array(online)[np.arange(K) % len(online)]
-        return self._chance("online", t) < self.settings.available
+        return self._happens("online", t, self.settings.available)
 
     def seconds(
         self,
         clients: Sequence[int] | NDArray[np.int64],
-        examples: NDArray[np.float64] | float,
-        down: NDArray[np.float64] | float,
-        up: NDArray[np.float64] | float,
+        examples: Amount,
+        down: Amount,
+        up: Amount,
     ) -> NDArray[np.float64]:
         """(n,) what clients need to receive, to train on so many examples, and to send.
 
@@ -231,9 +234,9 @@ class Fleet:
     def joules(
         self,
         clients: Sequence[int] | NDArray[np.int64],
-        examples: NDArray[np.float64] | float,
-        down: NDArray[np.float64] | float,
-        up: NDArray[np.float64] | float,
+        examples: Amount,
+        down: Amount,
+        up: Amount,
     ) -> NDArray[np.float64]:
         """(n,) energy for the same, in joules."""
         k = np.asarray(clients, dtype=np.int64)
@@ -261,7 +264,7 @@ class Fleet:
             down, up: bytes of the model, and of an update.
         """
         settings, dropped = self.settings, dict[int, Reason]()
-        fails = self._chance("dropout", t)[sampled] < settings.dropout
+        fails = self._happens("dropout", t, settings.dropout)[sampled]
         dropped |= dict.fromkeys(sampled[fails].tolist(), "dropout")
         moving = self.seconds(sampled, 0.0, down, up)
         planned = moving + examples / self.speed[sampled]
@@ -283,7 +286,7 @@ class Fleet:
         kept[surplus] = False
         if settings.deadline is not None and kept.sum() < wanted and len(dropped):
             waited = settings.deadline  # for those that never come
-        lost = self._chance("packet error", t)[sampled[kept]] < settings.packet_error
+        lost = self._happens("packet error", t, settings.packet_error)[sampled[kept]]
         return Selection(
             sampled[kept],
             dropped,
@@ -292,8 +295,12 @@ class Fleet:
             waited,
         )
 
-    def _chance(self, purpose: str, t: int) -> NDArray[np.float64]:
-        return keyed_rng(self.seed, f"devices/{purpose}", t).random(len(self.speed))
+    def _happens(self, purpose: str, t: int, chance: float) -> NDArray[np.bool_]:
+        """(K,) whether it happens to each client in round t."""
+        K = len(self.speed)
+        if chance in (0, 1):  # nothing to draw, a million times a round
+            return np.full(K, chance == 1)
+        return keyed_rng(self.seed, f"devices/{purpose}", t).random(K) < chance
 
 
 def planned_examples(train: Train, samples: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -34,14 +34,16 @@ def draw_cohort(
         among: the clients that can be drawn, ascending; by default all.
         over_selection: factor by which the cohort is enlarged, up to all clients.
     """
-    among = np.arange(num_clients) if among is None else among
     if independent:
-        chances = keyed_rng(seed, "cohort", t).random(num_clients)
-        return among[chances[among] < participation]
-    size = min(len(among), round(cohort_size(participation, num_clients) * over_selection))
-    if size == len(among):
-        return among
-    return np.sort(keyed_rng(seed, "cohort", t).choice(among, size=size, replace=False))
+        drawn = keyed_rng(seed, "cohort", t).random(num_clients) < participation
+        return np.flatnonzero(drawn) if among is None else among[drawn[among]]
+    known = num_clients if among is None else len(among)
+    size = min(known, round(cohort_size(participation, num_clients) * over_selection))
+    if size == known:
+        return np.arange(known) if among is None else among
+    # By number where all can be drawn: an array of a million clients takes longer than the draw.
+    from_these = num_clients if among is None else among
+    return np.sort(keyed_rng(seed, "cohort", t).choice(from_these, size=size, replace=False))
 
 
 def cut_blocks(

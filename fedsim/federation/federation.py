@@ -617,13 +617,11 @@ class Federation:
     def _record_devices(self, fleet: Fleet, ledger: dict[str, Any]) -> dict[str, float]:
         """Add rows of clients that dropped out; returns simulated time and energy of the round."""
         dropped = {} if self._selection is None else self._selection.dropped
-        moved, _ = self._planned_bytes
-        for k, reason in dropped.items():
-            examples = float(self._planned_examples(np.array([k]))[0])
-            sent = {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0}
-            (joules,) = fleet.joules([k], examples, moved, 0)
+        moved, clients = self._planned_bytes[0], np.array(list(dropped), dtype=np.int64)
+        spent = fleet.joules(clients, self._planned_examples(clients), moved, 0)
+        for (k, reason), joules in zip(dropped.items(), spent.tolist(), strict=True):
             row = self._rows.setdefault(k, {})  # it may have been evaluated
-            costs = {**sent, "energy_joules": float(joules)}
+            costs = {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0, "energy_joules": joules}
             row |= {name: row.get(name, 0) + cost for name, cost in costs.items()}
             row["dropped"] = reason
         energy = math.fsum(row.get("energy_joules", 0.0) for row in self._rows.values())
@@ -798,29 +796,44 @@ class Federation:
         sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, apart)) - saved
         own = [v.parts for v in arguments.values() if isinstance(v, PerClient)]
         failed = {id: {"error": why} for id, why in outcome.failures.items()}
-        slowest = 0.0
-        for id, row in {**outcome.rows, **failed}.items():
-            known = self._rows.setdefault(id, {})
-            # A client may work several times in a round: costs add up, the rest is the latest.
+        answers, costs = {**outcome.rows, **failed}, dict[int, dict[str, float]]()
+        for id, row in answers.items():
             down = sent + sum(nbytes(parts.get(id)) for parts in own)
             added = dict(zip(("up", "down"), outcome.partial.overhead(id), strict=True))
-            costs, protocol = {}, {}
+            costs[id], protocol = {}, {}
             for way, plain_bytes in {"up": row.get("bytes_up", 0), "down": down}.items():
                 for kind in ("bytes", "one_off") if self._setup_traffic else ("bytes",):
-                    costs[f"{kind}_{way}"] = plain_bytes + added[way]
+                    costs[id][f"{kind}_{way}"] = plain_bytes + added[way]
                     protocol[PROTOCOL[f"{kind}_{way}"]] = added[way]
-            costs |= protocol if any(added.values()) else {}
-            costs["seconds"] = row.get("seconds", 0.0)
-            if self._fleet is not None and self._in_round:
-                work = (outcome.examples.get(id, 0), costs["bytes_down"], costs["bytes_up"])
-                (took,), (joules,) = (
-                    self._fleet.seconds([id], *work),
-                    self._fleet.joules([id], *work),
-                )
-                costs |= {"simulated_seconds": float(took), "energy_joules": float(joules)}
-                slowest = max(slowest, float(took))
-            known.update({**row, **{name: known.get(name, 0) + c for name, c in costs.items()}})
-        self._calls_took += slowest
+            costs[id] |= protocol if any(added.values()) else {}
+            costs[id]["seconds"] = row.get("seconds", 0.0)
+        if self._fleet is not None and self._in_round and costs:
+            self._add_simulated(self._fleet, costs, outcome.examples)
+        for id, row in answers.items():
+            known = self._rows.setdefault(id, {})
+            # A client may work several times in a round: costs add up, the rest is the latest.
+            added_up = {name: known.get(name, 0) + cost for name, cost in costs[id].items()}
+            known.update({**row, **added_up})
+
+    def _add_simulated(
+        self, fleet: Fleet, costs: dict[int, dict[str, float]], examples: Mapping[int, int]
+    ) -> None:
+        """Add simulated time and energy to the costs of a call; the slowest client's time passes.
+
+        Args:
+            costs: of each client, with its bytes.
+            examples: that clients trained on.
+        """
+        work = [
+            np.array([examples.get(id, 0) for id in costs]),
+            *(np.array([own[f"bytes_{way}"] for own in costs.values()]) for way in ("down", "up")),
+        ]
+        seconds, joules = fleet.seconds(list(costs), *work), fleet.joules(list(costs), *work)
+        for own, took, spent in zip(
+            costs.values(), seconds.tolist(), joules.tolist(), strict=True
+        ):
+            own |= {"simulated_seconds": took, "energy_joules": spent}
+        self._calls_took += float(seconds.max())
 
 
 def _in_order(key: Key) -> tuple[int, int]:

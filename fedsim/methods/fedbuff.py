@@ -101,9 +101,11 @@ class FedBuff(Method[FedBuffState]):
             busy = {client for _, client, _ in at_work} | buffer.keys()
             idle = [int(k) for k in np.flatnonzero(fed.online(clock)) if k not in busy]
             count = min(M - len(at_work), len(idle))
-            for k in rng.choice(idle, size=count, replace=False) if count else ():
-                seconds = float(fed.planned_seconds([k])[0])
-                heapq.heappush(at_work, (clock + seconds, int(k), t - 1))
+            if count:
+                starting = rng.choice(idle, size=count, replace=False).tolist()
+                seconds = fed.planned_seconds(starting).tolist()
+                for k, takes in zip(starting, seconds, strict=True):
+                    heapq.heappush(at_work, (clock + takes, k, t - 1))
             if not at_work:
                 clock += RETRY
                 break
