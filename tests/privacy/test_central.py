@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -168,6 +170,18 @@ def test_epsilon_of_one_sum_is_a_bound_that_is_not_loose() -> None:
         exact = analytic_epsilon(z, 1e-5)
         found = Privacy(clip=1, noise_multiplier=z).epsilon({(1.0, 1): 1})
         assert exact <= found <= 1.2 * exact
+
+
+def test_epsilon_is_that_of_the_accountant() -> None:
+    """Divergences that are kept, and added up, are those of a composition, to the bit."""
+    releases = {(0.1, 1): 3, (0.25, 2): 7, (1.0, 1): 1, (0.1, 3): 5}
+    accountant = RdpAccountant()
+    for (q, r), rounds in releases.items():
+        noise = dp_accounting.GaussianDpEvent(1.3 / math.sqrt(r))
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(q, noise), rounds)
+    privacy = Privacy(clip=1, noise_multiplier=1.3)
+    for _ in range(2):
+        assert privacy.epsilon(releases) == accountant.get_epsilon(privacy.delta)
 
 
 def test_epsilon_grows_with_what_is_released() -> None:
