@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,16 +14,16 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedsim.federation import Client, Federation, NotCounted, Update, client_function
+from fedsim.federation import Client, Update, client_function
 from fedsim.methods.local_steps import batches_of, gradient
-from fedsim.methods.method import State, methods
-from fedsim.methods.personal import PersonalModels
+from fedsim.methods.method import methods
+from fedsim.methods.personal import PersonalBesideGlobal
 from fedsim.objectives import Objective
-from fedsim.training import Hooks, TrainingJob, train
+from fedsim.training import Hooks, TrainingJob, WithLoss, train
 
 
 @methods.register
-class APFL(PersonalModels[State]):
+class APFL(PersonalBesideGlobal):
     """FedAvg, and personal models v̄_k = α_k·v_k + (1 − α_k)·w_k (Deng et al. 2020).
 
     On each mini-batch, a client of the cohort moves its copy of the global model by
@@ -45,14 +44,6 @@ class APFL(PersonalModels[State]):
     name: str = "apfl"
     alpha: float = Field(0.5, ge=0, le=1)
     adaptive: bool = True
-
-    def init(self, fed: Federation) -> State:
-        return State(weights=fed.initial_weights())
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        initial = NotCounted(fed.initial_weights())
-        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights, initial=initial)
-        return replace(state, weights=mean.weights)
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, initial: Tensor) -> Update:
@@ -88,7 +79,7 @@ class APFL(PersonalModels[State]):
 
     def moved(self, client: Client, alpha: float, v: Tensor, w: Tensor) -> float:
         """(client) α_k after a step of gradient descent."""
-        P, batch = client.model.num_parameters, batches_of(client)[0]
+        P, batch = client.model.num_parameters, next(batches_of(client))
         g, _ = gradient(client, torch.cat([(alpha * v + (1 - alpha) * w)[:P], v[P:]]), batch)
         slope = torch.dot((v - w)[:P].double(), g.double())
         return min(max(alpha - client.lr * float(slope), 0.0), 1.0)
@@ -109,17 +100,6 @@ class Pair(nn.Module):
         return self.w(x), self.v(x)
 
 
-class _WithLoss(nn.Module):
-    """A network and its loss in one module, as `functional_call` wants it."""
-
-    def __init__(self, network: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.network, self.objective = network, objective
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.objective.loss(self.network, x, y, {})
-
-
 def pair_loss(
     objective: Objective,
     alpha: float,
@@ -135,6 +115,6 @@ def pair_loss(
         for name, v in pair.v.named_parameters()
         if v.requires_grad
     }
-    of_mixed: Tensor = functional_call(_WithLoss(pair.v, objective), mixed, (x, y))
+    of_mixed: Tensor = functional_call(WithLoss(pair.v), mixed, (objective.loss, x, y, context))
     of_w = objective.loss(pair.w, x, y, context)
     return of_w + (of_mixed - of_mixed.detach())  # the loss on record is that of w alone

@@ -6,18 +6,16 @@ Algorithm 1.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.federation import Client, Federation, NotCounted, Update, client_function
-from fedsim.methods.method import State, methods
-from fedsim.methods.personal import PersonalModels
+from fedsim.federation import Client, Update, client_function
+from fedsim.methods.method import methods
+from fedsim.methods.personal import PersonalBesideGlobal
 
 
 @methods.register
-class Ditto(PersonalModels[State]):
+class Ditto(PersonalBesideGlobal):
     """FedAvg; beside it each client minimises F_k(v_k) + (λ/2)·‖v_k − w‖² (Li et al. 2021).
 
     The global model w is FedAvg's, and is evaluated on the central test set. A client of the
@@ -31,14 +29,6 @@ class Ditto(PersonalModels[State]):
 
     name: str = "ditto"
     lam: float = Field(0.1, ge=0)
-
-    def init(self, fed: Federation) -> State:
-        return State(weights=fed.initial_weights())
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        initial = NotCounted(fed.initial_weights())
-        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights, initial=initial)
-        return replace(state, weights=mean.weights)
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, initial: Tensor) -> Update:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import torch
 from torch import Tensor
 
@@ -10,7 +13,7 @@ from fedsim.objectives.objective import EVALUATION_BATCH
 from fedsim.training import epoch_order, in_precision
 
 
-def batches_of(client: Client) -> list[Examples]:
+def batches_of(client: Client) -> Iterator[Examples]:
     """(client) The mini-batches of its local training in this round, as `Client.train` makes them.
 
     Raises:
@@ -22,13 +25,15 @@ def batches_of(client: Client) -> list[Examples]:
     end = n - 1 if client.model.has_batch_norm and n % size == 1 else n
     if end == 0:
         raise ValueError("too few training examples to make a step with")
-    rng, found = client.rng("batches"), list[Examples]()
-    for _ in range(settings.most_epochs):
-        order = torch.from_numpy(epoch_order(data.y, rng, settings)[:end]).to(client.device)
-        found += [Examples(data.x[rows], data.y[rows]) for rows in torch.split(order, size)]
-        if settings.local_steps is not None and len(found) >= settings.local_steps:
-            break
-    return found[: settings.local_steps]
+    rng = client.rng("batches")
+
+    def batches() -> Iterator[Examples]:
+        for _ in range(settings.most_epochs):
+            order = torch.from_numpy(epoch_order(data.y, rng, settings)[:end]).to(client.device)
+            for rows in torch.split(order, size):
+                yield Examples(data.x[rows], data.y[rows])
+
+    return islice(batches(), settings.local_steps)
 
 
 def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, float]:

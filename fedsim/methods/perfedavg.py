@@ -7,20 +7,20 @@ Model-Agnostic Meta-Learning Approach, NeurIPS 2020, Algorithm 1.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.federation import Client, Examples, Federation, Update, client_function
+from fedsim.federation import Client, Examples, Update, client_function
+from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.local_steps import batches_of, gradient
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import methods
 from fedsim.training import with_terms
 
 
 @methods.register
-class PerFedAvg(Method[State]):
+class PerFedAvg(FedAvg):
     """Clients minimise F_k(w) = f_k(w − α·∇f_k(w)) over the global w (Fallah et al. 2020).
 
     A local step on batches D, D' and D'' is w ← w − β·(I − α·∇²f(w; D''))·∇f(w − α·∇f(w; D); D').
@@ -45,18 +45,11 @@ class PerFedAvg(Method[State]):
     variant: Literal["fo", "hf"] = "fo"
     delta: float = Field(1e-3, gt=0)
 
-    def init(self, fed: Federation) -> State:
-        return State(weights=fed.initial_weights())
-
-    def round(self, fed: Federation, state: State, t: int) -> State:
-        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights)
-        return replace(state, weights=mean.weights)
-
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:
         """(client) w_k, from w."""
         P, settings = client.model.num_parameters, client.settings
-        weights, batches, losses = weights.clone(), batches_of(client), []
+        weights, batches, losses = weights.clone(), list(batches_of(client)), []
         w = nn.Parameter(weights[:P])
         optimizer = settings.optimizer.build(w, client.lr)
         for b in range(len(batches)):

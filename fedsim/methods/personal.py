@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -60,6 +61,26 @@ class PersonalModels(Method[S]):
             weights: the model of a client that keeps none yet.
         """
         client.evaluate(client.state.get("weights", weights))
+
+
+class PersonalBesideGlobal(PersonalModels[State]):
+    """FedAvg's rounds; clients also train personal models, which begin as the run's weights."""
+
+    def init(self, fed: Federation) -> State:
+        return State(weights=fed.initial_weights())
+
+    def round(self, fed: Federation, state: State, t: int) -> State:
+        initial = NotCounted(fed.initial_weights())
+        mean = fed.mean(self.local_update, fed.sample(t), weights=state.weights, initial=initial)
+        return replace(state, weights=mean.weights)
+
+    @abstractmethod
+    def local_update(self, client: Client, weights: Tensor, initial: Tensor) -> Update:
+        """(client) Its update of the global model; keeps its personal model.
+
+        Args:
+            initial: where a personal model begins.
+        """
 
 
 class PersonalModelsAlone(PersonalModels[S]):

@@ -1,6 +1,6 @@
 """Local training on a flat vector of weights."""
 
-from fedsim.training.flat import FlatModel, representation
+from fedsim.training.flat import FlatModel, WithLoss, representation
 from fedsim.training.initial import load_weights
 from fedsim.training.local import (
     Context,
@@ -36,6 +36,7 @@ __all__ = [
     "Train",
     "Trained",
     "TrainingJob",
+    "WithLoss",
     "choose_stack_size",
     "epoch_order",
     "in_precision",

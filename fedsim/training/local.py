@@ -394,9 +394,9 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         nonlocal by_layers, flat_step
-        loss = partial(hooks.loss, model.module, x, y, context)
         g: Tensor | None
         if by_layers:
+            loss = partial(hooks.loss, model.module, x, y, context)
             losses, g = model.layerwise.step(loss, job.lr, decay, job.linear)
         else:
             losses, g = _gradient(model, job, settings, x, y)
@@ -421,16 +421,20 @@ def _gradient(
     model: FlatModel, job: TrainingJob, settings: Train, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The losses (B,) of a batch, and the gradient (P,) of their mean."""
-    losses, total = [], None
-    parts = zip(x.chunk(settings.accumulate), y.chunk(settings.accumulate), strict=True)
-    for part_x, part_y in parts:
+
+    def of_part(x: Tensor, y: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
         with in_precision(settings, model.device):
-            found = job.hooks.loss(model.module, part_x, part_y, job.context)
-        losses.append(found.detach())
-        g = model.gradient(found.mean() * (len(part_y) / len(y)))
-        total = g if settings.accumulate == 1 else g.clone() if total is None else total.add_(g)
-    assert total is not None
-    return torch.cat(losses), total
+            losses = job.hooks.loss(model.module, x, y, job.context)
+        return losses.detach(), model.gradient(losses.mean() * share)
+
+    if settings.accumulate == 1:
+        return of_part(x, y)
+    total, found = torch.zeros(model.num_parameters, device=model.device), []
+    for part in zip(x.chunk(settings.accumulate), y.chunk(settings.accumulate), strict=True):
+        losses, g = of_part(*part, share=len(part[1]) / len(y))
+        total += g
+        found.append(losses)
+    return torch.cat(found), total
 
 
 def in_precision(settings: Train, device: torch.device) -> AbstractContextManager[object]:

@@ -29,18 +29,17 @@ class PerExample:
     """
 
     def __init__(self, model: FlatModel, clip: float) -> None:
-        self._model, self._clip = model, clip
+        self._model, self._clip, self._bundle = model, clip, WithLoss(model.module)
         names = list(model.shapes)[: len(model.leaves)]
         self._shapes = {name: model.shapes[name] for name in names}
 
     def clipped_sum(self, job: TrainingJob, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """(P,) Σ_i g_i·min(1, C/‖g_i‖) over a batch, and its losses (B,)."""
-        loss, bundle = job.hooks.loss, WithLoss(self._model.module)
 
         def of_one(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
             leaves = {f"network.{n}": v for n, v in named(self._shapes, w).items()}
-            arguments = (loss, x[None], y[None], job.context)
-            found: Tensor = functional_call(bundle, leaves, arguments)
+            arguments = (job.hooks.loss, x[None], y[None], job.context)
+            found: Tensor = functional_call(self._bundle, leaves, arguments)
             return found.sum()
 
         w = self._model.vector[: self._model.num_parameters]
