@@ -116,8 +116,7 @@ def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
         source = old.path / f"{name}.parquet"
         table = Table(new.path, name)
         if source.exists():
-            table.add(pq.read_table(source).to_pylist())
-            table.flush(t)
+            table.write_part(pq.read_table(source), t)
         chains[name] = table.chain
     weights = new.path / "weights"
     (weights / "clients").mkdir(parents=True)

@@ -133,8 +133,9 @@ def simulate(
             for name, table in tables.items():
                 table.rewind(begin, found.progress["tables"].get(name, "") if found else "")
         try:
+            stopped = stopped_early(stopping, shown, ledger)
             for t in range(begin + 1, last + 1):
-                if stopped := stopped_early(stopping, shown, ledger):
+                if stopped:
                     folder.update(stopped_after=t - 1)
                     yield stopped
                     break
@@ -148,12 +149,9 @@ def simulate(
                 for name, added in rows.items():
                     tables[name].add(added)
                 watch_score(stopping, shown, row, ledger)
+                stopped = stopped_early(stopping, shown, ledger)
                 every = experiment.checkpoint.every
-                if (
-                    t == last
-                    or stopped_early(stopping, shown, ledger)
-                    or (every and t % every == 0)
-                ):
+                if t == last or stopped or (every and t % every == 0):
                     with _writing(folder):
                         for table in tables.values():
                             table.flush(t)

@@ -11,6 +11,9 @@ from fedsim.data import Dataset
 from fedsim.objectives import Metric
 from fedsim.registry import Component, Registry
 
+Changes = NDArray[np.float64]  # (n, P)
+Mask = NDArray[np.bool_]  # (n,)
+
 
 class Attack(Component):
     """What adversaries do: a component of `adversaries.attack`.
@@ -65,12 +68,7 @@ class Attack(Component):
         """
         raise NotImplementedError
 
-    def forge(
-        self,
-        changes: NDArray[np.float64],
-        adversary: NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> NDArray[np.float64]:
+    def forge(self, changes: Changes, adversary: Mask, rng: np.random.Generator) -> Changes:
         """(m, P) the changes that the m adversaries of a cohort send, in the order of clients.
 
         Args:

@@ -6,10 +6,9 @@ from statistics import NormalDist
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.adversaries.attack import Attack, attacks
+from fedsim.adversaries.attack import Attack, Changes, Mask, attacks
 
 
 @attacks.register
@@ -27,12 +26,7 @@ class SignFlip(Attack):
     name: str = "sign_flip"
     scale: float = Field(1.0, gt=0)
 
-    def forge(
-        self,
-        changes: NDArray[np.float64],
-        adversary: NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> NDArray[np.float64]:
+    def forge(self, changes: Changes, adversary: Mask, rng: np.random.Generator) -> Changes:
         return -self.scale * changes[adversary]
 
 
@@ -51,12 +45,7 @@ class Gaussian(Attack):
     name: str = "gaussian"
     std: float = Field(1.0, gt=0)
 
-    def forge(
-        self,
-        changes: NDArray[np.float64],
-        adversary: NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> NDArray[np.float64]:
+    def forge(self, changes: Changes, adversary: Mask, rng: np.random.Generator) -> Changes:
         return self.std * rng.standard_normal((int(adversary.sum()), changes.shape[1]))
 
 
@@ -83,12 +72,7 @@ class ALittleIsEnough(Attack):
     least: ClassVar[int] = 2
     z: float | None = Field(None, ge=0)
 
-    def forge(
-        self,
-        changes: NDArray[np.float64],
-        adversary: NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> NDArray[np.float64]:
+    def forge(self, changes: Changes, adversary: Mask, rng: np.random.Generator) -> Changes:
         own = changes[adversary]
         z = largest_z(len(changes), len(own)) if self.z is None else self.z
         forged = own.mean(axis=0) - z * own.std(axis=0)

@@ -100,7 +100,7 @@ class Sign(Codec):
 
     def decode(self, message: Any, shapes: Shapes) -> Vector:
         scales, positive = message
-        scale = np.repeat(scales, [size_of([shape]) for shape in shapes])
+        scale = _by_layer(scales, shapes)
         return np.where(positive, scale, -scale)
 
 
@@ -133,14 +133,16 @@ class Int8(Codec):
     def encode(self, vector: Vector, shapes: Shapes, rng: np.random.Generator) -> Any:
         largest = [np.abs(v).max(initial=0) for v in layers(vector, shapes)]
         scales = np.array(largest, dtype=np.float32) / np.float32(127)
-        scale = self._repeated(scales, shapes)
+        scale = _by_layer(scales, shapes)
         ratio = np.divide(vector, scale, out=np.zeros_like(vector), where=scale > 0)
         return scales, np.rint(ratio).clip(-127, 127).astype(np.int8)
 
     def decode(self, message: Any, shapes: Shapes) -> Vector:
         scales, entries = message
-        found: Vector = entries * self._repeated(scales, shapes)
+        found: Vector = entries * _by_layer(scales, shapes)
         return found
 
-    def _repeated(self, scales: Vector, shapes: Shapes) -> Vector:
-        return np.repeat(scales, [size_of([shape]) for shape in shapes])
+
+def _by_layer(scales: Vector, shapes: Shapes) -> Vector:
+    """(n,) the scale of the layer of each entry."""
+    return np.repeat(scales, [size_of([shape]) for shape in shapes])

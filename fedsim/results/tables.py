@@ -54,11 +54,15 @@ class Table:
         columns = list(dict.fromkeys(key for row in self._rows for key in row))
         with self._one_type_a_column():
             table = pa.table({c: [row.get(c) for row in self._rows] for c in columns})
+        self.write_part(table, t)
+        self._rows = []
+
+    def write_part(self, table: pa.Table, t: int) -> None:
+        """Write rows as the part that ends with round t."""
         self._parts.mkdir(exist_ok=True)
         part = self._parts / f"{t:06d}.parquet"
         _write(part, [table], table.schema.with_metadata({_BEFORE: self.chain}))
         self.chain = _chained(self.chain, part)
-        self._rows = []
 
     def check(self, t: int, chain: str) -> None:
         """Insist that the parts up to round t are those that had this chain.
