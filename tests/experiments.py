@@ -26,7 +26,7 @@ from fedsim.errors import FedsimError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.methods import methods
 from fedsim.prepare import prepare
-from fedsim.simulate import initial_state, one_round
+from fedsim.simulate import Progress, initial_state, one_round
 from fedsim.sweep import sweep
 from fedsim.sweep.trials import SweepPlan
 from fedsim.testing import small_experiment as small_experiment
@@ -115,6 +115,19 @@ def grid_in_process(content: Mapping[str, Any], out: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "run_trials", in_process)
         return grid(content, out=out).path
+
+
+def interrupted(experiment: Experiment, out: Path, after: int) -> Path:
+    """The folder of a run that was interrupted after a round, as by Ctrl-C."""
+
+    def interrupt(event: Progress) -> None:
+        if isinstance(event, dict) and event["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, out, interrupt)
+    (folder,) = out.glob("*/*")
+    return folder
 
 
 def run_example(documented: Callable[..., Any], **known: Any) -> None:

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from experiments import (
     federation,
     grid_in_process,
+    interrupted,
     server_states,
     small_experiment,
     with_method,
 )
-from fedsim import Grid, Run, load, resume, run
+from fedsim import Grid, Run, load, resume
 from fedsim.devices import Devices, Fleet, read_availability, read_capacities
 from fedsim.errors import BadInput, DataError, RunError
 from fedsim.results.report.curves import costs
@@ -89,16 +90,7 @@ class TestTime:
         }
         whole = finish(**sections)
 
-        class Enough(Exception):
-            pass
-
-        def stop(event: Any) -> None:
-            if isinstance(event, dict) and event["round"] == 3:
-                raise Enough
-
-        with pytest.raises(Enough):
-            run(small_experiment(**sections), tmp_path / "cut", progress=stop)
-        (folder,) = (tmp_path / "cut").glob("*/*")
+        folder = interrupted(small_experiment(**sections), tmp_path / "cut", 3)
         assert resume(folder).result_hash == whole.result_hash
 
 

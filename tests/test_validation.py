@@ -13,7 +13,13 @@ import pandas as pd
 import pytest
 import torch
 
-from experiments import Say, federation, grid_in_process, small_experiment
+from experiments import (
+    Say,
+    federation,
+    grid_in_process,
+    interrupted,
+    small_experiment,
+)
 from fedsim import Run, replay, resume, run
 from fedsim.config_file import RawConfig
 from fedsim.errors import BadInput
@@ -178,13 +184,9 @@ class TestEarlyStopping:
     def test_stops_in_the_same_round_when_resumed(self, finish: Finish, tmp_path: Path) -> None:
         done = finish(**self.SECTIONS)
 
-        def interrupt(event: Any) -> None:
-            if isinstance(event, dict) and event["round"] == done.last_round - 1:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(small_experiment(**self.SECTIONS), tmp_path / "cut", interrupt)
-        (folder,) = (tmp_path / "cut").glob("*/*")
+        folder = interrupted(
+            small_experiment(**self.SECTIONS), tmp_path / "cut", done.last_round - 1
+        )
         assert resume(folder).result_hash == done.result_hash
 
     def test_of_what_counts_as_better(self) -> None:

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from misbehaving_methods import HABITS
 
-from experiments import small_experiment
-from fedsim import Run, resume, run
+from experiments import (
+    interrupted,
+    small_experiment,
+)
+from fedsim import Run, resume
 from fedsim.errors import ClientError, FedsimError, RunError
 from fedsim.federation import Federation, LocalEngine
 from fedsim.prepare import prepare
-from fedsim.simulate import Progress
 
 Finish = Callable[..., Run]
 
@@ -42,13 +44,7 @@ class TestHabits:
         on_ray = finish(**common, engine={"kind": "ray", "actors": 2})
         assert on_ray.result_hash == local.result_hash
 
-        def interrupt(event: Progress) -> None:
-            if isinstance(event, dict) and event["round"] == 6:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(small_experiment(**common), tmp_path / "interrupted", interrupt)
-        (folder,) = (tmp_path / "interrupted" / "small").iterdir()
+        folder = interrupted(small_experiment(**common), tmp_path / "interrupted", 6)
         assert resume(folder).result_hash == local.result_hash
 
     @pytest.mark.parametrize(

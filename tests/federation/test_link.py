@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from experiments import federation, server_states, small_experiment
+from experiments import (
+    federation,
+    interrupted,
+    server_states,
+    small_experiment,
+)
 from fedsim import Client, Experiment, Federation, Run, State, Update, resume, run
 from fedsim.codecs import Codec, codecs
 from fedsim.errors import BadInput, ClientError, RunError
@@ -154,13 +159,7 @@ def test_a_resumed_run_knows_what_was_lost(finish: Finish, tmp_path: Path) -> No
         "downlink": {"name": "qsgd", "levels": 127},
     }
 
-    def interrupt(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(small_experiment(**sections), tmp_path / "again", interrupt)
-    (folder,) = (tmp_path / "again" / "small").iterdir()
+    folder = interrupted(small_experiment(**sections), tmp_path / "again", 2)
     resumed = resume(folder, progress=False)
     assert resumed.result_hash == finish(**sections).result_hash
     assert set(resumed.clients["bytes_up"]) == {2 * SHORT}  # weights and control variate

@@ -11,7 +11,10 @@ import pytest
 import torch
 from misbehaving_methods import IN_STACKS
 
-from experiments import small_experiment
+from experiments import (
+    interrupted,
+    small_experiment,
+)
 from fedsim import Run, resume, run
 from fedsim.analysis.replay import replay
 from fedsim.errors import ClientError
@@ -46,13 +49,7 @@ def test_what_clients_do_is_the_same_in_a_stack(
     assert stack.clients[columns].equals(loop.clients[columns])
     assert list(stack.rounds["failed"]) == list(loop.rounds["failed"])
 
-    def interrupt(event: Progress) -> None:
-        if isinstance(event, dict) and event["round"] == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(small_experiment(**stacked(4, **common)), tmp_path / "interrupted", interrupt)
-    (folder,) = (tmp_path / "interrupted" / "small").iterdir()
+    folder = interrupted(small_experiment(**stacked(4, **common)), tmp_path / "interrupted", 6)
     assert resume(folder).result_hash == stack.result_hash
 
 

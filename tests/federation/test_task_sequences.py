@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from experiments import NEEDS, NETWORK_METHODS, federation, small_experiment, with_method
+from experiments import (
+    NEEDS,
+    NETWORK_METHODS,
+    federation,
+    interrupted,
+    small_experiment,
+    with_method,
+)
 from fedsim import Run, resume, run
 from fedsim.data import Dataset, TaskSequence
 from fedsim.data.task_sequence import task_row
@@ -547,13 +554,7 @@ def test_a_stream_goes_on_after_an_interruption(tmp_path: Path, method: str, sto
     sections: dict[str, Any] = {"method": {"name": method}, "checkpoint": {"every": 1}}
     whole, _ = finished(tmp_path / "whole", **sections)
 
-    def interrupt(event: Progress) -> None:
-        if isinstance(event, dict) and event["round"] == stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(streams(**sections), tmp_path / "cut", interrupt)
-    (folder,) = (tmp_path / "cut" / "small").iterdir()
+    folder = interrupted(streams(**sections), tmp_path / "cut", stop)
     continued = resume(folder)
     assert continued.result_hash == whole.result_hash
     assert continued.tasks.equals(whole.tasks)

@@ -15,8 +15,15 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import NETWORK_METHODS, federation, server_states, small_experiment, with_method
-from fedsim import Client, Experiment, Federation, Run, State, Update, resume, run
+from experiments import (
+    NETWORK_METHODS,
+    federation,
+    interrupted,
+    server_states,
+    small_experiment,
+    with_method,
+)
+from fedsim import Client, Experiment, Federation, Run, State, Update, resume
 from fedsim.errors import BadInput, RunError
 from fedsim.federation import draw_cohort
 from fedsim.methods import methods
@@ -213,13 +220,7 @@ def test_resumed_it_knows_what_it_has_spent(finish: Finish, tmp_path: Path) -> N
     }
     undisturbed = finish(**sections)
 
-    def interrupt(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(small_experiment(**sections), tmp_path / "again", interrupt)
-    (folder,) = (tmp_path / "again" / "small").iterdir()
+    folder = interrupted(small_experiment(**sections), tmp_path / "again", 2)
     resumed = resume(folder)
     assert resumed.result_hash == undisturbed.result_hash
     assert resumed.rounds["epsilon"].equals(undisturbed.rounds["epsilon"])

@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import federation, small_experiment, with_method
+from experiments import (
+    federation,
+    interrupted,
+    small_experiment,
+    with_method,
+)
 from fedsim import Run, resume, run
 from fedsim.errors import BadInput, ClientError
 from fedsim.objectives import Classification
@@ -90,13 +95,7 @@ def test_resumed_it_knows_what_it_has_spent(tmp_path: Path) -> None:
     }
     whole = run(small_experiment(**sections), tmp_path / "whole", progress=False)
 
-    def interrupt(event: Any) -> None:
-        if isinstance(event, dict) and event["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(small_experiment(**sections), tmp_path / "cut", interrupt)
-    (folder,) = (tmp_path / "cut").glob("*/*")
+    folder = interrupted(small_experiment(**sections), tmp_path / "cut", 2)
     assert resume(folder, progress=False).result_hash == whole.result_hash
 
 

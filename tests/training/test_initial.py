@@ -12,8 +12,13 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from experiments import federation, server_states, small_experiment
-from fedsim import Run, resume, run
+from experiments import (
+    federation,
+    interrupted,
+    server_states,
+    small_experiment,
+)
+from fedsim import Run, resume
 from fedsim.errors import BadInput
 from fedsim.results.folder import FINAL_WEIGHTS
 
@@ -56,14 +61,8 @@ def test_a_file_that_has_changed_is_not_resumed_from(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     torch.save({n: torch.randn(shape) for n, shape in fed.model.shapes.items()}, path)
 
-    def interrupt(event: Any) -> None:
-        if isinstance(event, dict):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(start_from(path), tmp_path / "runs", interrupt)
+    folder = interrupted(start_from(path), tmp_path / "runs", 1)
     torch.save({n: torch.randn(shape) for n, shape in fed.model.shapes.items()}, path)
-    (folder,) = (tmp_path / "runs").glob("*/*")
     with pytest.raises(BadInput, match="the data changed since the run started"):
         resume(folder)
 
