@@ -54,6 +54,8 @@ NETWORK_METHODS = [
 
 WITHOUT_GLOBAL = {n for n in NETWORK_METHODS if not dict(methods.items())[n].has_global_model}
 
+FEW: dict[str, Any] = {"name": "digits", "subset": 0.3}  # data, where no test needs a good model
+
 LITTLE_TEACHER = {
     **{"width": 8, "depth": 1, "heads": 2},
     **{"decoder_width": 8, "decoder_depth": 1, "decoder_heads": 2},
@@ -61,7 +63,10 @@ LITTLE_TEACHER = {
 
 # What a method needs beside its name to work on small experiments.
 NEEDS: dict[str, dict[str, Any]] = {
-    "fedaux": {"partition": {"server_fraction": 0.2}},
+    "fedaux": {
+        "method": {"name": "fedaux", "pretrain_epochs": 3},
+        "partition": {"server_fraction": 0.2},
+    },
     "fedbuff": {
         "method": {"name": "fedbuff", "buffer": 5},
         "devices": {"speed": {"median": 100, "sigma": 1}},
@@ -70,7 +75,11 @@ NEEDS: dict[str, dict[str, Any]] = {
     "fedbn": {"model": {"name": "networks:normalised"}},
     "fedfed": {"method": {"name": "fedfed", "distillation_rounds": 2, "width": 4}},
     "fedftg": {"method": {"name": "fedftg", "width": 8, "iterations": 1}},
-    "fedgen": {"train": {"optimizer": {"lr": 0.01}}},
+    "fedgen": {
+        "method": {"name": "fedgen", "hidden": 64, "generator_steps": 10},
+        "train": {"optimizer": {"lr": 0.01}},
+    },
+    "fedrep": {"method": {"name": "fedrep", "head_epochs": 3}},
     "fedxds": {
         "method": {
             "name": "fedxds",
@@ -78,7 +87,12 @@ NEEDS: dict[str, dict[str, Any]] = {
             "attribution": {"name": "lrp", "composite": "epsilon"},
         }
     },
-    "semifl": {"partition": {"server_fraction": 0.1}},
+    "pfedme": {"method": {"name": "pfedme", "steps": 3}},
+    # A threshold that some pseudo-labels pass after one round.
+    "semifl": {
+        "method": {"name": "semifl", "threshold": 0.2},
+        "partition": {"server_fraction": 0.1},
+    },
     "sse_agg": {"partition": {"server_fraction": 0.1}},
     "xpfl": {
         # Without personal models, of which the global one would not learn all classes.

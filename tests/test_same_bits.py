@@ -16,7 +16,15 @@ import ray
 from commands import Command
 from ray.cluster_utils import Cluster
 
-from experiments import NETWORK_METHODS, WITHOUT_GLOBAL, forked, small_experiment, with_method
+from experiments import (
+    FEW,
+    LITTLE_TEACHER,
+    NETWORK_METHODS,
+    WITHOUT_GLOBAL,
+    forked,
+    small_experiment,
+    with_method,
+)
 from fedsim import Run, load, resume, run
 from fedsim.cluster.compat import actor_table
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
@@ -78,6 +86,7 @@ class TestOnRay:
         explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
         common = with_method(
             name,
+            data=FEW,
             train={"participation": 0.5, "rounds": 4},
             explain=explain | EXPLAINED.get(name, {}),
         )
@@ -112,7 +121,7 @@ class TestOnRay:
             {"name": "fedxds", "warmup_rounds": 1, "attribute_with": "local"}
             | {"attribution": {"name": "smoothgrad", "samples": 2}},
             # Teachers and personal models, kept by the clients.
-            {"name": "xpfl", "psi": None}
+            {"name": "xpfl", "psi": None, "teacher": LITTLE_TEACHER}
             | {"xfed": {"every": 4, "images": 40, "perplexity": 5, "iterations": 300}},
             # Words that are drawn in training; 40 clients, an aspect each.
             {"name": "fedrnl"},
@@ -120,9 +129,9 @@ class TestOnRay:
     )
     def test_the_same_on_one_actor_and_three(self, finish: Finish, fields: dict[str, Any]) -> None:
         train = {"rounds": 4, "participation": 0.7}
-        common = with_method(fields["name"], method=fields, train=train)
+        common = with_method(fields["name"], data=FEW, method=fields, train=train)
         if fields["name"] == "fedrnl":
-            few = {"reviews": 20, "test_reviews": 5, "dimension": 4}
+            few = {"reviews": 10, "test_reviews": 5, "dimension": 4}
             common |= {
                 "data": {"name": "planted_reviews", **few},
                 "partition": {"kind": "aspects", "clients": 40},

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import NETWORK_METHODS, server_states, small_experiment, with_method
+from experiments import FEW, NETWORK_METHODS, server_states, small_experiment, with_method
 from fedsim import Run, replay, simulate
 from fedsim.analysis.replay import ClientModel, ModelSnapshot, Replay, client_models
 from fedsim.errors import BadInput
@@ -88,10 +88,10 @@ def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -
         }
     else:
         half = {"participation": 0.5, "rounds": 5}
-        sections = with_method(name, train=half, engine={"clients_per_step": 2})
+        sections = with_method(name, data=FEW, train=half, engine={"clients_per_step": 2})
     done = finish(**sections)
     before = dict(seen)
-    if name in ("centralised", "semifl") and not before:
+    if name == "centralised":
         with pytest.raises(BadInput, match=r"client 0 was not trained in any round"):
             client_model(done, 0)
         return
@@ -111,7 +111,7 @@ def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -
     ("name", "keep"), [*((name, "last") for name in NETWORK_METHODS), ("scaffold", "all")]
 )
 def test_the_server_after_every_round(finish: Finish, name: str, keep: str) -> None:
-    sections = with_method(name, train={"participation": 0.5, "rounds": 5})
+    sections = with_method(name, data=FEW, train={"participation": 0.5, "rounds": 5})
     states = server_states(small_experiment(**sections))
     done = finish(**sections, checkpoint={"every": 2, "keep": keep})
     begun: list[int] = []

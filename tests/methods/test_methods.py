@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from experiments import (
+    FEW,
     NETWORK_METHODS,
     WITHOUT_GLOBAL,
     federation,
@@ -53,13 +54,17 @@ VARYING = {"fedfed", "fedgen", "fedxds", "semifl", "xfedalign"}
 # Explanations: without a global model, or without models of clients.
 NOTHING_SHARED = {"centralised", *WITHOUT_GLOBAL}
 
+# Those that need more than ten rounds to learn the digits.
+SLOW = {"fedadam", "fedbabu", "fedbuff", "fedgen", "fedyogi", "ifca", "mime_lite"}
+
 RESNET = {"name": "resnet8", "width": 2}
 
 
 @pytest.mark.parametrize("name", NETWORK_METHODS)
 class TestEveryMethod:
     def test_learns(self, finish: Finish, name: str) -> None:
-        done = finish(**with_method(name, train={"rounds": 20, "local_epochs": 2}))
+        rounds = 20 if name in SLOW else 10
+        done = finish(**with_method(name, train={"rounds": rounds, "local_epochs": 2}))
         # By itself, a client that holds few classes learns no others.
         assert done.rounds["accuracy"].iloc[-1] > (0.4 if name in WITHOUT_GLOBAL else 0.8)
 
@@ -88,14 +93,17 @@ class TestEveryMethod:
         explain = {"explainers": ["gradient", "occlusion"], "inputs": 4, "every": 3, "maps": True}
         if name not in NOTHING_SHARED:
             explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
-        sections = with_method(name, train={"participation": 0.5}, explain=explain)
+        train = {"rounds": 6, "participation": 0.5}
+        common: dict[str, Any] = {"explain": explain, "checkpoint": {"every": 3}}
+        sections = with_method(name, data=FEW, train=train, **common)
         check_method(sections.pop("method"), **sections)
 
     def test_explains_whose_models_there_are(self, finish: Finish, name: str) -> None:
-        explain = {"explainers": ["occlusion"], "inputs": 4, "every": 3}
+        explain = {"explainers": ["occlusion"], "inputs": 4, "every": 2}
         if name not in NOTHING_SHARED:
             explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
-        done = finish(**with_method(name, explain=explain))
+        train = {"rounds": 6}
+        done = finish(**with_method(name, data=FEW, train=train, explain=explain))
         alone = {"centralised": {"global"}} | {each: {"cohort"} for each in WITHOUT_GLOBAL}
         whose = alone.get(name, {"global", "shared", "cohort"})
         assert set(done.explanations["model"].dropna()) == whose
@@ -107,6 +115,7 @@ class TestEveryMethod:
         experiment = small_experiment(
             **with_method(
                 name,
+                data=FEW,
                 model={"name": "resnet8", "width": 2},
                 train={"rounds": 4, "participation": 0.5, "batch_size": 64}
                 | {"optimizer": {"lr": 0.01}},
