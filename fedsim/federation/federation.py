@@ -682,6 +682,11 @@ class Federation:
         """(n,) number of examples that clients train on in a round, each pass counted."""
         return planned_examples(self.settings, self._samples[clients])
 
+    @property
+    def trained_layers(self) -> Mapping[int, Sequence[tuple[int, ...]]]:
+        """The shapes of the trained layers in vectors of weights, by the length of the vector."""
+        return self._context.layers
+
     @cached_property
     def _planned_bytes(self) -> tuple[int, int]:
         """Bytes of the model as the server sends it, and of a client's update."""

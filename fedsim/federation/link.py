@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,36 @@ from fedsim.privacy.central import reference
 from fedsim.training import FlatModel
 
 Vector = NDArray[np.float32]
+Shape = tuple[int, ...]
 RESIDUALS = "uplink residuals"  # where a client's kept state has what its messages lost
+
+
+def trained_layers(model: FlatModel, part: NDArray[np.bool_] | None) -> dict[int, list[Shape]]:
+    """The shapes of the trained layers in vectors of weights, by the length of the vector.
+
+    Vectors hold all weights, all parameters, or the part that the method sends. Parameters come
+    first, and buffers are at the end.
+
+    Args:
+        part: (size,) which weights the method sends, if not all.
+    """
+    found = {}
+    for sent in (
+        np.ones(model.size, np.bool_),
+        np.arange(model.size) < model.num_parameters,
+        part,
+    ):
+        if sent is None:
+            continue
+        shapes, start = [], 0
+        for shape in itertools.islice(model.shapes.values(), len(model.leaves)):
+            end = start + math.prod(shape)
+            inside = int(sent[start:end].sum())
+            if inside:
+                shapes.append(shape if inside == end - start else (inside,))
+            start = end
+        found[int(sent.sum())] = shapes
+    return found
 
 
 @dataclass(frozen=True)
@@ -32,18 +62,17 @@ class Link:
 
     Args:
         codec: what compresses.
-        model: the network, for the shapes of its layers.
+        layers: the shapes of the trained layers in vectors of weights; see `trained_layers`.
     """
 
     codec: Codec
-    model: FlatModel
+    layers: Mapping[int, Sequence[Shape]]
 
     def code(self, vector: Vector, rng: np.random.Generator) -> tuple[Vector, int]:
         """What arrives of a vector, (n,), and its bytes; the vector itself if nothing is lost."""
-        count = len(vector)
-        if count == self.model.size:
-            count = self.model.num_parameters
-        encoded, shapes = vector[:count], self._shapes(count)
+        shapes = self.layers.get(len(vector), [vector.shape])
+        count = sum(map(math.prod, shapes))
+        encoded = vector[:count]
         if count < 2:
             return vector, vector.nbytes
         message = self.codec.encode(encoded, shapes, rng)
@@ -57,16 +86,6 @@ class Link:
         arrived = vector.copy()
         arrived[:count] = decoded
         return arrived, nbytes(message) + vector[count:].nbytes
-
-    def _shapes(self, count: int) -> list[tuple[int, ...]]:
-        """The layers of a vector of weights; one array for any other vector."""
-        shapes, left = [], count
-        for shape in self.model.shapes.values():
-            if left <= 0:
-                break
-            shapes.append(shape)
-            left -= math.prod(shape)
-        return shapes if left == 0 else [(count,)]
 
     def message(
         self,

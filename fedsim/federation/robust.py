@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -50,8 +51,8 @@ class RobustAggregation(Aggregation):
         colluding = self.adversaries.intersection(map(int, cohort))
         attack = self.attack if colluding else None
         rng = fed.rng(f"attack/{len(before) + 1}")
-        P, size = fed.model.num_parameters, fed.model.size
-        return GatheredMean(self.rule, attack, colluding, P, size, rng)
+        trained = {n: sum(map(math.prod, shapes)) for n, shapes in fed.trained_layers.items()}
+        return GatheredMean(self.rule, attack, colluding, trained, rng)
 
 
 class GatheredMean(WeightedMean):
@@ -64,8 +65,8 @@ class GatheredMean(WeightedMean):
 
     Args:
         rule, attack, adversaries: as for `RobustAggregation`.
-        num_parameters, num_weights: how many of the network's weights are trained, and how many
-            there are.
+        trained: how many entries of a vector of weights are trained, by its length; the others
+            are batch norm's statistics.
         rng: random stream of the attack.
     """
 
@@ -76,13 +77,12 @@ class GatheredMean(WeightedMean):
         rule: Aggregator | None,
         attack: Attack | None,
         adversaries: frozenset[int],
-        num_parameters: int,
-        num_weights: int,
+        trained: Mapping[int, int],
         rng: np.random.Generator,
     ) -> None:
         super().__init__()
         self.rule, self.attack, self.adversaries = rule, attack, adversaries
-        self.num_parameters, self.num_weights = num_parameters, num_weights
+        self.trained = trained
         self.sent: dict[int, NDArray[Any]] = {}
         self._rng = rng
 
@@ -147,8 +147,7 @@ class GatheredMean(WeightedMean):
         lengths = next(iter(self.lengths.values())).values()
         parts = [np.ones(length, np.bool_) for length in lengths]
         for part in parts:
-            if len(part) == self.num_weights:
-                part[self.num_parameters :] = False
+            part[self.trained.get(len(part), len(part)) :] = False
         return np.concatenate(parts)
 
     def _exact_mean(

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from fedsim.federation import Client, Federation, NotCounted, Update, client_fun
 from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.fedavg_ft import fine_tuned
 from fedsim.methods.method import Method, State, methods
+from fedsim.training import FlatModel
 
 
 @methods.register
@@ -45,6 +47,11 @@ class FedBABU(Method[State]):
             raise ExperimentError(
                 "method.name=fedbabu trains the features, and the model's have no weights"
             )
+
+    def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
+        body = np.ones(model.size, dtype=np.bool_)
+        body[model.part("head")] = False
+        return body
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

@@ -36,7 +36,7 @@ class FedBN(SharedPart):
                 "models with batch norm: resnet8"
             )
 
-    def is_shared(self, model: FlatModel) -> NDArray[np.bool_]:
+    def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         modules = model.module.named_modules()
         return ~entries_of(model, (name for name, module in modules if _is_batch_norm(module)))
 

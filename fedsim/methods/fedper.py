@@ -35,5 +35,5 @@ class FedPer(SharedPart):
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         check_modules("personal", self.personal, network)
 
-    def is_shared(self, model: FlatModel) -> NDArray[np.bool_]:
+    def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         return ~entries_of(model, self.personal)

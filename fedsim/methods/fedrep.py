@@ -44,7 +44,7 @@ class FedRep(SharedPart):
                 "method.name=fedrep shares the features, and the model's have no parameters"
             )
 
-    def is_shared(self, model: FlatModel) -> NDArray[np.bool_]:
+    def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         return ~entries_of(model, ["head"])
 
     def train(self, client: Client, weights: Tensor) -> Tensor:

@@ -37,5 +37,5 @@ class LGFedAvg(SharedPart):
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         check_modules("shared", self.shared, network)
 
-    def is_shared(self, model: FlatModel) -> NDArray[np.bool_]:
+    def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         return entries_of(model, self.shared)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from fedsim.methods.learns import Learns, Problem, check_fit
 from fedsim.models import Rules
 from fedsim.objectives.slices import mean_over_tasks
 from fedsim.registry import Component, Registry
-from fedsim.training import Train
+from fedsim.training import FlatModel, Train
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,6 +111,13 @@ class Method(Component, ABC, Generic[S]):
         """
         trained: Tensor | Rules | None = client.trained
         return trained
+
+    def sent_part(self, model: FlatModel) -> NDArray[np.bool_] | None:
+        """(size,) which of the model's weights clients send, if not all of them.
+
+        Codecs and attacks look for batch norm's statistics among them, which they leave alone.
+        """
+        return None
 
     @property
     def keeps_models(self) -> bool:

@@ -136,14 +136,14 @@ class SharedPart(PersonalModelsAlone[State]):
     """
 
     @abstractmethod
-    def is_shared(self, model: FlatModel) -> NDArray[np.bool_]:
+    def sent_part(self, model: FlatModel) -> NDArray[np.bool_]:
         """(size,) which of the weights are shared."""
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        shared = self.is_shared(fed.model)
+        shared = self.sent_part(fed.model)
         mean = fed.mean(
             self.local_update,
             fed.sample(t),
@@ -177,7 +177,7 @@ class SharedPart(PersonalModelsAlone[State]):
         return weights if own is None else torch.where(self._is_shared(client), weights, own)
 
     def _is_shared(self, client: Client) -> Tensor:
-        return torch.from_numpy(self.is_shared(client.model)).to(client.device)
+        return torch.from_numpy(self.sent_part(client.model)).to(client.device)
 
 
 def entries_of(model: FlatModel, modules: Iterable[str]) -> NDArray[np.bool_]:

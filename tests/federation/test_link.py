@@ -299,3 +299,19 @@ def test_sections_as_objects_are_written_out() -> None:
     assert again == made
     assert again.uplink is not None
     assert again.uplink.model_dump()["fraction"] == 0.1
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedbabu", "lg_fedavg"])
+def test_statistics_of_batch_norm_are_not_compressed_in_parts(name: str) -> None:
+    """The buffers arrive as if nothing had been compressed, also those of a part of the model."""
+    sections: dict[str, Any] = {
+        "model": {"name": "resnet8", "width": 2},
+        "method": {"name": name},
+        "train": {"rounds": 1, "participation": 0.3, "batch_size": 64},
+    }
+    P = federation(small_experiment(**sections)).model.num_parameters
+    before, plain = server_states(small_experiment(**sections))
+    _, coded = server_states(small_experiment(**sections, uplink=TOPK))
+    assert np.array_equal(plain.weights[P:], coded.weights[P:])
+    assert not np.allclose(plain.weights[:P], coded.weights[:P])
+    assert name == "lg_fedavg" or not np.array_equal(before.weights[P:], plain.weights[P:])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import federation, small_experiment
+from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Federation, Run, Update
 from fedsim.aggregators import aggregators
 from fedsim.errors import BadInput, ClientError, NobodyAnswers, RunError
@@ -117,6 +117,20 @@ class TestMean:
         assert np.array_equal(plain[P:], forged[P:])
         assert not np.allclose(plain[:P], forged[:P])
 
+    def test_nor_are_they_in_a_part_of_the_model(self) -> None:
+        sections: dict[str, Any] = {
+            "model": {"name": "resnet8", "width": 1},
+            "method": {"name": "fedper"},
+            "train": {"rounds": 1, "batch_size": 128},
+        }
+        P = federation(small_experiment(**sections)).model.num_parameters
+        plain, forged = (
+            server_states(small_experiment(**sections, **adversaries))[1].weights
+            for adversaries in ({}, {"adversaries": FLIPS})
+        )
+        assert np.array_equal(plain[P:], forged[P:])
+        assert not np.allclose(plain[:P], forged[:P])
+
     def test_changes_refer_to_what_was_sent_also_if_it_is_not_counted(self) -> None:
         made = small_experiment(adversaries=FLIPS)
         fed = federation(made)
@@ -145,7 +159,7 @@ class TestReduction:
     @staticmethod
     def reduction(name: str | None = "median", attack: Any = None) -> GatheredMean:
         rule = None if name is None else aggregators.parse({"name": name})
-        return GatheredMean(rule, attack, frozenset({1}), 2, 2, np.random.default_rng(0))
+        return GatheredMean(rule, attack, frozenset({1}), {}, np.random.default_rng(0))
 
     @staticmethod
     def folded(made: GatheredMean, updates: Mapping[int, Update]) -> Mean:
