@@ -183,11 +183,11 @@ def _aggregation(experiment: Experiment, splits: ClientSplits) -> Aggregation:
 
 
 def _check_aggregation(experiment: Experiment, splits: ClientSplits) -> None:
-    """Refuse a rule for which a cohort is too small, or has too many adversaries."""
+    """Refuse a rule for which a round has too few updates, or too many of adversaries."""
     rule, K = experiment.aggregation, len(splits)
     if rule is None:
         return
-    n = cohort_size(experiment.train.participation, K)
+    n = experiment.method.updates_per_round(cohort_size(experiment.train.participation, K))
     try:
         rule.check(n)
     except ValueError as error:

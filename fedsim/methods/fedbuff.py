@@ -80,6 +80,9 @@ class FedBuff(Method[FedBuffState]):
                 f"to start while the buffer fills; set at most {len(splits) - 1}"
             )
 
+    def updates_per_round(self, cohort: int) -> int:
+        return self.buffer
+
     def init(self, fed: Federation) -> FedBuffState:
         weights, nobody = fed.initial_weights(), np.zeros(0, dtype=np.int64)
         return FedBuffState(weights, nobody, np.zeros(0), nobody, {})

@@ -112,6 +112,10 @@ class Method(Component, ABC, Generic[S]):
         trained: Tensor | Rules | None = client.trained
         return trained
 
+    def updates_per_round(self, cohort: int) -> int:
+        """How many updates a round averages if no client drops out; `cohort` clients take part."""
+        return cohort
+
     def sent_part(self, model: FlatModel) -> NDArray[np.bool_] | None:
         """(size,) which of the model's weights clients send, if not all of them.
 

@@ -243,6 +243,17 @@ def test_rules_of_the_users_own(name: str, message: str) -> None:
 # what is refused
 
 
+def test_a_rule_is_checked_against_the_buffer_of_fedbuff() -> None:
+    sections: dict[str, Any] = {
+        "aggregation": {"name": "krum"},
+        "devices": {"speed": 100},
+        "train": {"rounds": 1, "participation": 0.2},
+    }
+    prepare(small_experiment(method={"name": "fedbuff", "buffer": 5}, **sections))
+    with pytest.raises(BadInput, match=r"aggregation\.name=krum: .* are 4"):
+        prepare(small_experiment(method={"name": "fedbuff", "buffer": 4}, **sections))
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
