@@ -210,8 +210,8 @@ class Experiment(Config):
         for section, given in (("privacy", self._private), ("secure_aggregation", secure)):
             if given and self.explain is not None and self.explain.share is not None:
                 raise ExperimentError(
-                    f"explain.share: clients would send more than sums, which is all that "
-                    f"{section} covers; leave out `share`, or `{section}`"
+                    f"explain.share: clients would send explanations, and {section} covers only "
+                    f"averages; leave out `share`, or `{section}`"
                 )
         if secure:
             self._check_secure_aggregation()

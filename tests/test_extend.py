@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from experiments import Say, change_manifest, with_method
 from fedsim import Run, extend, replay, resume
-from fedsim.errors import BadInput
+from fedsim.errors import BadInput, RunFolderError
 from fedsim.results.folder import FINAL_WEIGHTS
 
 Finish = Callable[..., Run]
@@ -96,3 +96,18 @@ def test_tasks_one_after_another(finish: Finish, tmp_path: Path) -> None:
     done = finish(partition={"kind": "own_tasks", "tasks": tasks}, train={"rounds": 2})
     with pytest.raises(BadInput, match="are divided among all rounds; start a new run instead"):
         extend(done, ["train.rounds=4"], tmp_path)
+
+
+def test_earlier_rounds_with_other_settings_are_recomputed_from_their_run(
+    finish: Finish, tmp_path: Path
+) -> None:
+    schedule = {"name": "cosine"}
+    short = finish(train={"rounds": 3, "schedule": schedule})
+    longer = extend(short, {"train.rounds": 6}, tmp_path, progress=False)
+    assert replay(short, 2).after == 2
+    with pytest.raises(RunFolderError) as told:
+        replay(longer, 2)
+    assert str(told.value).endswith(
+        f"; its first 3 rounds are those of {short.path}, whose learning rates or evaluations "
+        "depended on other settings; recompute them from that run"
+    )

@@ -118,10 +118,19 @@ class Replay:
                 self._otherwise(f"the result hash is {found}, and was {self.run.result_hash}")
 
     def _otherwise(self, what: str) -> NoReturn:
-        raise RunFolderError(
-            f"{self.run.path}: round {self.after} has a different result here: {what}; the run "
-            "was computed on another kind of device or with other versions (see its "
+        why = (
+            "the run was computed on another kind of device or with other versions (see its "
             "manifest.json), so it cannot be recomputed"
+        )
+        begun = self.run.manifest.get("continues")
+        if begun is not None and self.after <= begun["round"]:
+            why = (
+                f"its first {begun['round']} rounds are those of {begun['folder']}, whose "
+                "learning rates or evaluations depended on other settings; recompute them from "
+                "that run"
+            )
+        raise RunFolderError(
+            f"{self.run.path}: round {self.after} has a different result here: {what}; {why}"
         )
 
     def global_model(self) -> ClientModel | None:

@@ -70,7 +70,7 @@ def _column(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
     """
     if metric not in rounds:
         known = map(str, rounds.select_dtypes("number"))
-        raise BadInput(f"plot: metric '{metric}' is not on record{nearest(metric, known)}")
+        raise BadInput(f"plot: no column '{metric}' was recorded{nearest(metric, known)}")
     return rounds.dropna(subset=[metric])
 
 
@@ -114,7 +114,7 @@ def _run_labels(run: Run, ax: Axes, metric: str | None) -> None:
     _no_metric("labels", metric)
     held = run.labels
     if not len(held):
-        raise BadInput(f"plot: {run.path}: who holds which labels is not on record")
+        raise BadInput(f"plot: {run.path}: the run has no labels.parquet")
     names = tuple(held["label"].cat.categories)
     table = held.astype({"label": str}).pivot(index="client", columns="label", values="examples")
     counts = table.reindex(columns=names).fillna(0).to_numpy(dtype=np.int64)

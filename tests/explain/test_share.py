@@ -187,8 +187,8 @@ class TestRuns:
                     "privacy": {"clip": 1.0, "noise_multiplier": 1.0},
                     "explain": {**EXPLAIN, "share": {}},
                 },
-                "experiment: explain.share: clients would send more than sums, which is all that "
-                "privacy covers; leave out `share`, or `privacy`",
+                "experiment: explain.share: clients would send explanations, and privacy "
+                "covers only averages; leave out `share`, or `privacy`",
             ),
         ],
     )

@@ -285,7 +285,7 @@ def test_what_a_method_may_not_do(
         ({"uplink": {"name": "sign"}}, "secure_aggregation: masked updates cannot be compressed"),
         (
             {"explain": {"explainers": ["occlusion"], "share": {"noise": 0.1}}},
-            "explain.share: .* all that secure_aggregation covers; leave out `share`, or `secure",
+            "explain.share: .* covers only averages; leave out `share`, or `secure",
         ),
         (
             {"secure_aggregation": {"threshold": 0}},

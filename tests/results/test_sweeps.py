@@ -152,7 +152,7 @@ class TestGrid:
         ("figure", "metric", "message"),
         [
             ("curve", None, "there is no figure 'curve'; did you mean 'curves'?"),
-            ("curves", "acuracy", "metric 'acuracy' is not on record; did you mean 'accuracy'?"),
+            ("curves", "acuracy", "no column 'acuracy' was recorded; did you mean 'accuracy'?"),
             ("summary", "loss", "'summary' shows the primary metric; 'curves' takes any"),
         ],
     )
@@ -285,7 +285,7 @@ def test_a_run_of_no_round_shows_itself(tmp_path: Path) -> None:
     page = run._repr_html_()
     assert "new: fedavg on digits" in page
     assert "running, 0 rounds" in page
-    with pytest.raises(BadInput, match="metric 'accuracy' is not on record"):
+    with pytest.raises(BadInput, match="no column 'accuracy' was recorded"):
         run.plot()
 
 
