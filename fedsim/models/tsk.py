@@ -136,7 +136,7 @@ class Tsk(RuleModel):
         """(n, R) firing strengths: products of F memberships."""
         w = np.ones((len(x), len(antecedents)))
         for f in range(x.shape[1]):
-            w *= self.memberships(x[:, f])[:, antecedents[:, f]]
+            w *= self.memberships(x[:, f]).take(antecedents[:, f], axis=1)
         return w
 
     def merge(self, bases: Sequence[Rules]) -> tuple[Rules, NDArray[np.int64]]:
@@ -181,11 +181,13 @@ class Tsk(RuleModel):
         # The first maximum wins, also if no rule fires and all are 0.
         by_weight = np.argsort(-rules["weights"], kind="stable")
         winner = by_weight[w[:, by_weight].argmax(axis=1)]
-        values, shares = outputs[np.arange(len(x)), winner], None
+        rows = np.arange(len(x))
+        values, shares = outputs[rows, winner], None
         if self.inference == "average":
             total = w.sum(axis=1)
             values = np.divide((w * outputs).sum(axis=1), total, out=values, where=total > 0)
-            shares = np.eye(len(by_weight))[winner]
+            shares = np.zeros_like(w)
+            shares[rows, winner] = 1
             np.divide(w, total[:, None], out=shares, where=total[:, None] > 0)
         return Prediction(values, winner, w, outputs, shares)
 

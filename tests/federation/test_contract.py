@@ -20,6 +20,7 @@ from fedsim.federation import Federation, LocalEngine
 from fedsim.prepare import prepare
 
 Finish = Callable[..., Run]
+FEW = {"name": "digits", "test_fraction": 0.75}
 
 
 def federation(**sections: Any) -> Federation:
@@ -37,6 +38,7 @@ class TestHabits:
     ) -> None:
         """Methods of all habits: state now and then, nested state, torch's generator, failures."""
         common: dict[str, Any] = {
+            "data": FEW,
             "method": {"name": f"misbehaving_methods:{habit}"},
             "train": {"rounds": 8, "on_client_error": "skip"},
         }

@@ -26,6 +26,7 @@ from fedsim.simulate import Progress
 from fedsim.training import Stack, TrainingJob
 
 Finish = Callable[..., Run]
+FEW = {"name": "digits", "test_fraction": 0.75}
 
 
 def stacked(V: int | str, **sections: Any) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def test_what_clients_do_is_the_same_in_a_stack(
 ) -> None:
     """State, failures, torch's generator, several trainings: as in the loop, but for rounding."""
     common: dict[str, Any] = {
+        "data": FEW,
         "method": {"name": f"misbehaving_methods:{habit}"},
         "train": {"rounds": 8, "on_client_error": "skip"},
     }
@@ -103,6 +105,7 @@ def test_a_network_that_cannot_be_stacked_is_trained_alone_and_the_log_says_why(
     finish: Finish, V: int | str
 ) -> None:
     common: dict[str, Any] = {
+        "data": FEW,
         "model": {"name": "resnet8", "width": 2},
         "train": {"rounds": 1, "optimizer": {"lr": 0.01}},
     }
@@ -188,7 +191,8 @@ def test_stacks_halved_in_mid_run_are_of_the_size_on_record(
     tmp_path: Path, room: list[int]
 ) -> None:
     """By a resumption and by a replay, too."""
-    experiment = small_experiment(**stacked(4, train={"rounds": 8}, checkpoint={"every": 3}))
+    sections = {"data": FEW, "train": {"rounds": 8}, "checkpoint": {"every": 3}}
+    experiment = small_experiment(**stacked(4, **sections))
 
     def disturb(event: Progress) -> None:
         if isinstance(event, dict) and event["round"] == 4:

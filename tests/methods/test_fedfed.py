@@ -421,19 +421,25 @@ class TestTraining:
             assert one.equals(other.drop(columns="phase", errors="ignore"))
 
 
+INTERRUPTED: dict[str, Any] = {
+    "data": FEW,
+    "method": fedfed(2),
+    "train": {"rounds": 6, "participation": 0.5},
+    "checkpoint": {"every": 1},
+}
+
+
+@pytest.fixture(scope="class")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(small_experiment(**INTERRUPTED), tmp_path_factory.mktemp("undisturbed"))
+
+
 class TestRuns:
     @pytest.mark.parametrize("interrupted", [1, 2, 3, 4])
     def test_goes_on_where_it_was_interrupted(
-        self, finish: Finish, tmp_path: Path, interrupted: int
+        self, undisturbed: Run, tmp_path: Path, interrupted: int
     ) -> None:
         """In stage 1, before and after stage 2, and in stage 3."""
-        common: dict[str, Any] = {
-            "data": FEW,
-            "method": fedfed(2),
-            "train": {"rounds": 6, "participation": 0.5},
-            "checkpoint": {"every": 1},
-        }
-        undisturbed = finish(**common)
 
         def interrupt(event: Progress) -> None:
             if isinstance(event, dict) and event["round"] == interrupted:
@@ -441,7 +447,7 @@ class TestRuns:
 
         out = tmp_path / "interrupted"
         with pytest.raises(KeyboardInterrupt):
-            run(small_experiment(**common), out, interrupt)
+            run(small_experiment(**INTERRUPTED), out, interrupt)
         (folder,) = (out / "small").iterdir()
         events: list[Progress] = []
         resumed = resume(folder, events.append)

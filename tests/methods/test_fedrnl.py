@@ -24,12 +24,12 @@ GOOD, BAD, FILLERS = "bright crisp fresh", "dull stale flat", "the beer of this 
 
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
-    """Of ten words, of which one says whether it is good."""
+    """Of six words, of which one says whether it is good."""
     rng = np.random.default_rng(0)
     lines = []
-    for k in range(160):
-        words = rng.choice(FILLERS.split(), 9).tolist()
-        words.insert(int(rng.integers(9)), rng.choice((GOOD, BAD)[k % 2].split()))
+    for k in range(80):
+        words = rng.choice(FILLERS.split(), 5).tolist()
+        words.insert(int(rng.integers(5)), rng.choice((GOOD, BAD)[k % 2].split()))
         lines.append(f"{('good', 'bad')[k % 2]}\t{' '.join(words)}")
     path = tmp_path / "reviews.txt"
     path.write_text("\n".join(lines))
@@ -53,9 +53,10 @@ def test_without_its_term_it_is_fedavg_to_the_bit(reviews: Path, tmp_path: Path)
         np.testing.assert_array_equal(one.weights, other.weights)
 
 
-def longer(made: Experiment, rounds: int, epochs: int) -> Experiment:
-    train = made.train.model_copy(update={"rounds": rounds, "local_epochs": epochs})
-    return made.model_copy(update={"train": train})
+def longer(made: Experiment, rounds: int, epochs: int, lr: float = 0.01) -> Experiment:
+    optimizer = made.train.optimizer.model_copy(update={"lr": lr})
+    update = {"rounds": rounds, "local_epochs": epochs, "optimizer": optimizer}
+    return made.model_copy(update={"train": made.train.model_copy(update=update)})
 
 
 def distance(done: Run, kind: str) -> float:
@@ -70,7 +71,8 @@ def distance(done: Run, kind: str) -> float:
 def test_its_term_brings_the_encoders_together(reviews: Path, tmp_path: Path, kind: str) -> None:
     fields = {"name": "fedrnl", "encoder_loss": kind}
     free, held = (
-        run(longer(experiment(reviews, {**fields, "lam": lam}), 5, 4), tmp_path) for lam in (0, 20)
+        run(longer(experiment(reviews, {**fields, "lam": lam}), 4, 3, lr=0.02), tmp_path)
+        for lam in (0, 20)
     )
     assert distance(held, kind) < 0.7 * distance(free, kind)
     for done in (free, held):
@@ -83,7 +85,7 @@ def test_its_term_brings_the_encoders_together(reviews: Path, tmp_path: Path, ki
 def test_the_larger_lambda_the_nearer_to_one_encoder(
     reviews: Path, tmp_path: Path, kind: str, lr_decay: float
 ) -> None:
-    sgd = {"name": "sgd", "lr": 0.01}
+    sgd = {"name": "sgd", "lr": 0.02}
     train = {"rounds": 5, "local_epochs": 4, "lr_decay": lr_decay, "optimizer": sgd}
     apart = []
     for lam in (0, 1, 3, 10):
@@ -137,7 +139,7 @@ def test_a_large_lambda_trains_as_fr_does(reviews: Path) -> None:
         ]
         rng = torch.Generator().manual_seed(0)
         for step in range(steps):
-            x = torch.randint(1, 9, (16, 7), generator=rng).int()
+            x = torch.randint(1, 9, (16, 4), generator=rng).int()
             y = (x[:, 0] > 4).long()
             for network, optimiser in rivals:
                 torch.manual_seed(step)

@@ -68,7 +68,7 @@ def write(path: Path, each: int, length: int = 4, seed: int = 0) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return write(tmp_path / "documents.txt", 40)
+    return write(tmp_path / "documents.txt", 24)
 
 
 def sections(
@@ -796,7 +796,7 @@ def test_a_message_is_the_vector(path: Path) -> None:
 def test_with_selection_bytes_do_not_grow_with_the_federation(tmp_path: Path) -> None:
     pairs = list(itertools.combinations("abcd", 2))
     down, up = {}, {}
-    for clients, T, top_k in ((5, 3, 2), (20, 10, 2), (5, 3, None), (20, 2, None)):
+    for clients, T, top_k in ((5, 3, 2), (20, 4, 2), (5, 3, None), (20, 2, None)):
         tasks = [[list(pairs[(k + i) % 6]) for i in range(T)] for k in range(clients)]
         uses = max(sum(label in task for own in tasks for task in own) for label in WORDS)
         file = write(tmp_path / f"{clients}.txt", 2 * uses)
@@ -838,20 +838,22 @@ def complete(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
     return sections(path, THREE, **{**fields, "train": train})
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 4])
-@pytest.mark.parametrize("fields", SAME)
-def test_resumed_in_a_task_and_between_tasks(
-    path: Path, tmp_path: Path, fields: Any, after: int
-) -> None:
-    common = {**complete(path, fields), "checkpoint": {"every": 1}}
-    undisturbed = run(small_experiment(**common), tmp_path / "undisturbed")
+@pytest.fixture(scope="module", params=SAME)
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    path = write(folder / "documents.txt", 24)
+    common = {**complete(path, request.param), "checkpoint": {"every": 1}}
+    return run(small_experiment(**common), folder)
 
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_resumed_in_a_task_and_between_tasks(undisturbed: Run, tmp_path: Path, after: int) -> None:
     def interrupt(event: Any) -> None:
         if isinstance(event, dict) and event["round"] == after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(small_experiment(**common), tmp_path / "again", interrupt)
+        run(undisturbed.experiment, tmp_path / "again", interrupt)
     (folder,) = (tmp_path / "again" / "small").iterdir()
     events: list[Any] = []
     again = resume(folder, events.append)

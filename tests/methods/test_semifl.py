@@ -29,8 +29,10 @@ Finish = Callable[..., Run]
 Relabel = Callable[[Dataset, Any], Dataset]
 
 SHARE = {"server_fraction": 0.1}
+FEW = {"name": "digits", "test_fraction": 0.75}
 RESNET = {"name": "resnet8", "width": 2}
 WITH_BATCH_NORM: dict[str, Any] = {
+    "data": FEW,
     "model": RESNET,
     "train": {"rounds": 2, "optimizer": {"lr": 0.01}},
 }
@@ -278,7 +280,9 @@ class TestBatchNorm:
     def test_a_client_that_is_sure_of_one_image_is_left_out(self) -> None:
         """Statistics of a batch need two."""
         experiment = semifl(
-            partition={"labelled_fraction": 0.98}, method={"threshold": 0.0}, **WITH_BATCH_NORM
+            partition={"labelled_fraction": 0.98},
+            method={"threshold": 0.0, "server": {"epochs": 1}},
+            **{**WITH_BATCH_NORM, "train": {"rounds": 1, "optimizer": {"lr": 0.01}}},
         )
         _, rows = server_states(experiment)
         sure = [row["pseudo_labels"] for row in rows[0]]
@@ -368,7 +372,7 @@ class TestRuns:
             torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-5)
 
     def test_state_survives_a_checkpoint(self, tmp_path: Path) -> None:
-        experiment = semifl(model=RESNET, method={"threshold": 0.3}, train={"rounds": 3})
+        experiment = semifl(data=FEW, model=RESNET, method={"threshold": 0.3}, train={"rounds": 3})
         fed, method = federation(experiment), experiment.method
         states, _ = server_states(experiment)
         Checkpoints(tmp_path).save(2, states[2], fed, {})

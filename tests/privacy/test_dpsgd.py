@@ -100,7 +100,7 @@ def test_resumed_it_knows_what_it_has_spent(tmp_path: Path) -> None:
 
 
 def test_it_learns(finish: Finish) -> None:
-    train = {"rounds": 15, "local_epochs": 3, "optimizer": {"lr": 0.5}}
+    train = {"rounds": 6, "local_epochs": 2, "optimizer": {"lr": 1.0}}
     done = finish(privacy={**PRIVACY, "noise_multiplier": 0.5}, train=train)
     assert done.rounds["accuracy"].iloc[-1] > 0.6
 
