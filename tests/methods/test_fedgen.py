@@ -21,6 +21,7 @@ from fedsim.rng import keyed_rng
 Finish = Callable[..., Run]
 
 SMALL = {"name": "fedgen", "hidden": 16, "noise_size": 5}
+FEW = {"name": "digits", "test_fraction": 0.75}
 SLOW = {"lr": 0.01}  # the paper's learning rate
 WEIGHTS = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the small experiment's model
 GENERATOR = 4 * ((64 + 10) * 512 + 512 + 4 * 512 + 512 * 32 + 32)  # with the statistics, 2·512
@@ -232,7 +233,7 @@ class TestEquivalence:
     def test_without_its_terms_it_is_fedavg(self, model: dict[str, Any]) -> None:
         # In small batches batch norm makes much of how a step is rounded.
         train = {"rounds": 3, "participation": 0.5, "batch_size": 64, "optimizer": SLOW}
-        common: dict[str, Any] = {"train": train, "model": model}
+        common: dict[str, Any] = {"data": FEW, "train": train, "model": model}
         fedavg = server_states(small_experiment(**common))
         fedgen = server_states(small_experiment(**common, method={**SMALL, "a": 0, "b": 0}))
         for one, other in zip(fedavg, fedgen, strict=True):
@@ -262,6 +263,7 @@ class TestRuns:
 
     def test_batch_norm(self) -> None:
         experiment = small_experiment(
+            data=FEW,
             method=SMALL,
             model={"name": "resnet8", "width": 2},
             train={"rounds": 2, "optimizer": SLOW},

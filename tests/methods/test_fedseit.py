@@ -747,7 +747,7 @@ def test_who_has_learnt_from_whom(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("fields", [{}, {"top_k": 2}, {"top_k": 2, "share_dense": True}])
 def test_what_is_sent_is_counted(path: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     method = {**fields, "lam1": 0.02}
-    made = experiment(path, THREE, method=method, train={"rounds": 9})
+    made = experiment(path, THREE, method=method, train={"rounds": 9, "local_epochs": 1})
     _, states, _ = played(made)
     done = run(made, tmp_path)
     _, splits, _ = prepare(made)

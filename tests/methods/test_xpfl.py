@@ -93,7 +93,8 @@ def test_the_loss_is_that_of_the_paper() -> None:
 
 def test_teachers_learn_and_stay_with_their_clients(finish: Finish) -> None:
     method = {"name": "xpfl", "teacher": LITTLE_TEACHER | {"batch_size": 16}}
-    done = finish(method=method, partition=SEMI, train={**TRAIN, "rounds": 8})
+    data = {"name": "digits", "test_fraction": 0.5}
+    done = finish(data=data, method=method, partition=SEMI, train={**TRAIN, "rounds": 8})
     losses = done.clients.pivot(index="round", columns="client", values="teacher_loss")
     assert (losses.loc[8] < 0.7 * losses.loc[1]).mean() > 0.8
     model = 4 * (64 * 32 + 32 + 32 * 10 + 10)

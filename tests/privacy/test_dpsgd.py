@@ -26,6 +26,7 @@ from fedsim.training import FlatModel, Hooks, Train, TrainingJob
 from fedsim.training import train as train_job
 
 Finish = Callable[..., Run]
+FEW = {"name": "digits", "test_fraction": 0.75}
 PRIVACY: dict[str, Any] = {"level": "example", "clip": 0.5, "noise_multiplier": 1.0}
 LOSS = Classification().loss
 
@@ -89,6 +90,7 @@ def test_epsilon_of_each_client_is_on_record(finish: Finish) -> None:
 
 def test_resumed_it_knows_what_it_has_spent(tmp_path: Path) -> None:
     sections: dict[str, Any] = {
+        "data": FEW,
         "privacy": PRIVACY,
         "train": {"rounds": 4, "participation": 0.5},
         "checkpoint": {"every": 1},
@@ -107,7 +109,7 @@ def test_it_learns(finish: Finish) -> None:
 
 @pytest.mark.parametrize("name", ["scaffold", "fedprox", "moon"])
 def test_other_methods(finish: Finish, name: str) -> None:
-    done = finish(**with_method(name, privacy=PRIVACY, train={"rounds": 2}))
+    done = finish(**with_method(name, data=FEW, privacy=PRIVACY, train={"rounds": 2}))
     assert done.clients["epsilon"].gt(0).all()
 
 
