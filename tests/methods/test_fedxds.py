@@ -76,12 +76,18 @@ def test_without_warm_up_an_untrained_model_attributes() -> None:
 # what is shared
 
 
+def until_shared(made: Experiment) -> list[FedXDSState]:
+    """The server's state before the first round and after each, until there is a pool."""
+    train = made.train.model_copy(update={"rounds": 3})
+    return server_states(made.model_copy(update={"train": train}))
+
+
 def shared_of(made: Experiment) -> tuple[list[tuple[torch.Tensor, ...]], list[FedXDSState]]:
     """Of each client its images, what it shared of them, and the heatmaps; the server's states.
 
     All of each client's images must be shared.
     """
-    fed, method, states = federation(made), made.method, server_states(made)
+    fed, method, states = federation(made), made.method, until_shared(made)
     assert isinstance(method, FedXDS)
     dataset, splits, spec = prepare(made)
     pool, start, found = states[3].shared, 0, []
@@ -151,7 +157,7 @@ def test_images_are_clipped_before_noise() -> None:
 
 def test_a_fraction_is_shared_by_class() -> None:
     made = experiment(fraction=0.5)
-    fed, states = federation(made), server_states(made)
+    fed, states = federation(made), until_shared(made)
     dataset, splits, _ = prepare(made)
     start = 0
     for k in range(fed.num_clients):
@@ -173,8 +179,8 @@ def test_noise_from_a_guarantee() -> None:
 def test_another_models_attributions() -> None:
     """Each client's own, trained once more: another mask."""
     quiet = {"sigma": 0.0, "clip": None}
-    one = server_states(experiment(**quiet))
-    other = server_states(experiment(**quiet, attribute_with="local"))
+    one = until_shared(experiment(**quiet))
+    other = until_shared(experiment(**quiet, attribute_with="local"))
     assert one[3].shared.shape == other[3].shared.shape
     assert 0 < np.mean((one[3].shared != 0) != (other[3].shared != 0)) < 0.5
 
@@ -198,7 +204,7 @@ def test_the_pool_is_counted_both_ways(finish: Finish, encoding: str, size: int)
 
 def test_levels_keep_zero_and_lose_half_a_level() -> None:
     made = experiment(encoding="uint8")
-    fed, method, states = federation(made), made.method, server_states(made)
+    fed, method, states = federation(made), made.method, until_shared(made)
     assert isinstance(method, FedXDS)
     levels = torch.tensor(method.levels(fed))
     x = torch.linspace(-0.4, 1.4, 1000)
@@ -206,7 +212,7 @@ def test_levels_keep_zero_and_lose_half_a_level() -> None:
     assert (again - x).abs().max() <= levels[0] / 2 + 1e-6
     assert decode(encode(torch.zeros(3), levels), levels).tolist() == [0, 0, 0]
     assert states[3].shared.dtype == np.uint8
-    exact = server_states(experiment())[3].shared
+    exact = until_shared(experiment())[3].shared
     decoded = decode(torch.tensor(states[3].shared), levels).numpy()
     inside = (exact > -3 * 0.15) & (exact < 1 + 3 * 0.15)
     assert np.abs(decoded - exact)[inside].max() <= float(levels[0]) / 2 + 1e-6
@@ -242,18 +248,20 @@ def test_a_step_is_on_a_local_batch_and_one_of_the_pool() -> None:
     np.testing.assert_allclose(states[4].weights, weighted / total, atol=1e-5)
 
 
-@pytest.mark.parametrize("after", [1, 3, 4])
-def test_resumed_in_each_phase(finish: Finish, tmp_path: Path, after: int) -> None:
-    method = FEDXDS
-    sections = {"method": method, "train": TRAIN, "checkpoint": {"every": 1}}
-    undisturbed = finish(**sections)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    sections = {"method": FEDXDS, "train": TRAIN, "checkpoint": {"every": 1}}
+    return run(small_experiment(**sections), tmp_path_factory.mktemp("undisturbed"))
 
+
+@pytest.mark.parametrize("after", [1, 3, 4])
+def test_resumed_in_each_phase(undisturbed: Run, tmp_path: Path, after: int) -> None:
     def interrupt(event: Any) -> None:
         if isinstance(event, dict) and event["round"] == after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(small_experiment(**sections), tmp_path / "again", interrupt)
+        run(undisturbed.experiment, tmp_path / "again", interrupt)
     (folder,) = (tmp_path / "again" / "small").iterdir()
     events: list[Any] = []
     assert resume(folder, events.append).result_hash == undisturbed.result_hash
