@@ -61,18 +61,19 @@ stop() {
     rm -rf "$folder"
 }
 
-# launch NAME OPTIONS...: start a node in the background, and wait until it is up. Ray itself gives
-# up after a while.
+# launch NAME OPTIONS...: start a node in the background; its process is $!.
 launch() {
-    local pid
     : >"$folder/$1.log" # there before it is looked into
     nohup ray start --block --temp-dir="$folder/$1" --num-cpus="$cpus" \
         --object-store-memory=2000000000 --dashboard-agent-listen-port=0 \
         --min-worker-port=0 --max-worker-port=0 "${@:2}" >"$folder/$1.log" 2>&1 </dev/null &
-    pid=$!
-    echo "$pid" >>"$folder/pids"
+    echo $! >>"$folder/pids"
+}
+
+# up NAME PROCESS: wait until a node is up. Ray itself gives up after a while.
+up() {
     until grep -q "Ray runtime started" "$folder/$1.log"; do
-        kill -0 "$pid" 2>/dev/null || failed "$1"
+        kill -0 "$2" 2>/dev/null || failed "$1"
         sleep 0.2
     done
 }
@@ -109,11 +110,16 @@ start() {
 
     launch head --num-gpus=0 --head --port=0 --ray-client-server-port="$(free_port)" \
         --include-dashboard=true --dashboard-port="$(free_port)" --disable-usage-stats
-    local address
+    up head $!
+    local address first second
     address=$(<"$folder/head/ray_current_cluster")
     # Each node would count the machine's GPUs as its own: the first worker has them.
     launch worker-1 --address="$address"
+    first=$!
     launch worker-2 --address="$address" --num-gpus=0
+    second=$!
+    up worker-1 "$first"
+    up worker-2 "$second"
 
     local dashboard
     dashboard=$(sed -n "s/.*RAY_API_SERVER_ADDRESS='\([^']*\)'.*/\1/p" "$folder/head.log")

@@ -28,6 +28,7 @@ CORE = ("gcs_server", "raylet")  # Ray's essential processes
 WATCH = 0.5  # seconds between checks
 CONFIG: dict[str, Any] = {  # of the raylet
     "enable_metrics_collection": False,
+    "task_events_report_interval_ms": 0,  # none: only a dashboard would show them
     # By default workers have low priority (nice 15): on a busy machine, rounds took seven times as
     # long.
     "worker_niceness": 0,
@@ -37,6 +38,10 @@ CONFIG: dict[str, Any] = {  # of the raylet
     "enable_pipe_based_agent_to_parent_health_check": True,
 }
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+class _Lost(RunError):
+    """One of Ray's own processes was lost."""
 
 
 @contextmanager
@@ -61,6 +66,7 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
         # Not as a runtime environment, with which workers would not be forked.
         with environment(variables):
             fork = stack.enter_context(forked_workers.fork_server(folder))
+        patience = PATIENCE
         try:
             with (
                 environment({**variables, forked_workers.SOCKET: fork}),
@@ -77,10 +83,13 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
                 )
             with _watched(_family(folder)):
                 yield
+        except _Lost:
+            patience = 0.0  # workers would look for the process that was lost
+            raise
         finally:
             family = _family(folder)
             ray.shutdown()
-            _end(family)
+            _end(family, patience)
 
 
 @contextmanager
@@ -195,7 +204,7 @@ def _watched(family: list[psutil.Process]) -> Iterator[None]:
             name = lost()
             if name is None:
                 raise
-            raise RunError(
+            raise _Lost(
                 f"Ray's {name} process on this machine was lost (killed, or out of memory?)"
             ) from error
     finally:
@@ -204,9 +213,13 @@ def _watched(family: list[psutil.Process]) -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-def _end(family: list[psutil.Process]) -> None:
-    """End remaining processes: agents would look for their node for a minute."""
-    for ask, patience in ((psutil.Process.terminate, PATIENCE), (psutil.Process.kill, 1.0)):
+def _end(family: list[psutil.Process], patience: float) -> None:
+    """End remaining processes: agents would look for their node for a minute.
+
+    Args:
+        patience: seconds for them to end by themselves.
+    """
+    for ask, patience in ((psutil.Process.terminate, patience), (psutil.Process.kill, 1.0)):
         for process in filter(is_alive, family):
             with suppress(psutil.NoSuchProcess):
                 ask(process)
