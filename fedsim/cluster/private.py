@@ -219,11 +219,11 @@ def _end(family: list[psutil.Process], patience: float) -> None:
     Args:
         patience: seconds for them to end by themselves.
     """
-    for ask, patience in ((psutil.Process.terminate, patience), (psutil.Process.kill, 1.0)):
+    for ask, wait in ((psutil.Process.terminate, patience), (psutil.Process.kill, 1.0)):
         for process in filter(is_alive, family):
             with suppress(psutil.NoSuchProcess):
                 ask(process)
-        until = time.monotonic() + patience
+        until = time.monotonic() + wait
         while any(map(is_alive, family)) and time.monotonic() < until:
             time.sleep(0.02)
 
