@@ -26,12 +26,14 @@ class Command:
     """`python -m fedsim`, forked from a process that has imported its modules.
 
     It has what tests use of `subprocess.Popen`, and heeds SIGINT, also where those who started the
-    tests ignore it.
+    tests ignore it. As in the tests, it does not wait for the disk.
 
     Attributes:
         stdout: what it prints; complaints as well, unless they are kept apart.
         stderr: its complaints, if they are.
     """
+
+    stdin: None = None
 
     def __init__(
         self,
@@ -40,19 +42,21 @@ class Command:
         env: Mapping[str, str] | None = None,
         complaints_apart: bool = False,
         shares_workers: bool = False,
+        module: str = "fedsim",
     ) -> None:
         """
         Args:
             cwd, env: those of this process by default.
             shares_workers: Ray's workers are forked from the process that does it for these
                 tests, rather than from one that the command starts; they are not below it then.
+            module: what is run in place of fedsim.
         """
         pipes = [os.pipe() for _ in range(1 + complaints_apart)]
         outputs = [Connection(writable, readable=False) for _, writable in pipes]
         folder, variables = str(cwd or Path.cwd()), dict(os.environ if env is None else env)
         with forked_workers.fork_server("") if shares_workers else nullcontext("") as workers:
             self._process = CONTEXT.Process(
-                target=_carry_out, args=(words, folder, variables, outputs, workers)
+                target=_carry_out, args=(module, words, folder, variables, outputs, workers)
             )
             self._process.start()
         for output in outputs:
@@ -75,6 +79,12 @@ class Command:
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
             os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -106,6 +116,7 @@ class Command:
 
 
 def _carry_out(
+    module: str,
     words: Sequence[str],
     folder: str,
     variables: Mapping[str, str],
@@ -122,11 +133,12 @@ def _carry_out(
     os.environ.update(variables)
     added = variables.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [folder, *filter(None, added)]
-    sys.argv = ["fedsim", *words]
+    sys.argv = [module, *words]
+    os.fsync = lambda fd: None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if workers:
         forked_workers.fork_server = lambda folder: nullcontext(workers)  # type: ignore[assignment]
     try:
-        runpy.run_module("fedsim", run_name="__main__", alter_sys=True)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()  # a process that was forked leaves without

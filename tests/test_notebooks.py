@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
+from commands import Command
+from jupyter_client.provisioning import LocalProvisioner
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
@@ -49,7 +53,27 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", path)
 
 
-@pytest.mark.usefixtures("_clean")
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels are forked from a process that has imported what runs need."""
+    kernels: list[Command] = []
+
+    async def launch(self: LocalProvisioner, cmd: list[str], **options: Any) -> dict[str, Any]:
+        _, m, module, *words = cmd
+        assert m == "-m"
+        kernel = Command(*words, module=module, cwd=Path(options["cwd"]), env=options["env"])
+        kernels.append(kernel)
+        self.process, self.pid = kernel, kernel.pid  # but no group, which is not its own
+        return self.connection_info
+
+    monkeypatch.setattr(LocalProvisioner, "launch_kernel", launch)
+    yield
+    for kernel in kernels:
+        kernel.kill()
+        kernel.wait()
+
+
+@pytest.mark.usefixtures("_clean", "_forked")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
