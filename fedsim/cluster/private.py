@@ -67,6 +67,7 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
         with environment(variables):
             fork = stack.enter_context(forked_workers.fork_server(folder))
         patience = PATIENCE
+        started: list[psutil.Process] = []
         try:
             with (
                 environment({**variables, forked_workers.SOCKET: fork}),
@@ -81,13 +82,14 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
                     _system_config=CONFIG,
                     **QUIET,
                 )
-            with _watched(_family(folder)):
+            started = _family(folder)
+            with _watched(started):
                 yield
         except _Lost:
             patience = 0.0  # workers would look for the process that was lost
             raise
         finally:
-            family = _family(folder)
+            family = list({*started, *_family(folder)})  # a lost raylet's agents have no parent
             ray.shutdown()
             _end(family, patience)
 
