@@ -67,7 +67,7 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
         with environment(variables):
             fork = stack.enter_context(forked_workers.fork_server(folder))
         patience = PATIENCE
-        started: list[psutil.Process] = []
+        started: set[psutil.Process] = set()
         try:
             with (
                 environment({**variables, forked_workers.SOCKET: fork}),
@@ -89,7 +89,7 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
             patience = 0.0  # workers would look for the process that was lost
             raise
         finally:
-            family = list({*started, *_family(folder)})  # a lost raylet's agents have no parent
+            family = started | _family(folder)
             ray.shutdown()
             _end(family, patience)
 
@@ -147,23 +147,26 @@ def _make_token() -> None:
             file.write(secrets.token_hex(32))
 
 
-def _family(folder: str) -> list[psutil.Process]:
+def _family(folder: str) -> set[psutil.Process]:
     """The processes of the Ray with that folder, and all their descendants."""
-    found: dict[int, psutil.Process] = {}
+    found: set[psutil.Process] = set()
     for child in psutil.Process().children():
         try:
             if any(folder in word for word in child.cmdline()):
-                found |= {each.pid: each for each in (child, *child.children(recursive=True))}
+                found |= {child, *child.children(recursive=True)}
         except psutil.Error:  # it has ended
             continue
-    return list(found.values())
+    return found
 
 
 @contextmanager
-def _watched(family: list[psutil.Process]) -> Iterator[None]:
+def _watched(family: set[psutil.Process]) -> Iterator[None]:
     """Context in which the loss of one of Ray's own processes ends the work, as Ctrl-C would.
 
     Ray itself retries for up to a minute, and then ends this process without a message.
+
+    Args:
+        family: Ray's processes; those that they start are added, which lose their parent with it.
 
     Raises:
         RunError: one was lost.
@@ -189,6 +192,9 @@ def _watched(family: list[psutil.Process]) -> Iterator[None]:
             if lost():
                 signal.pthread_kill(main.ident or 0, signal.SIGUSR2)
                 wait = PATIENCE  # before the next interrupt
+            for each in core.values():
+                with suppress(psutil.NoSuchProcess):
+                    family.update(each.children())
 
     if threading.current_thread() is not main:  # signals arrive only there
         yield
@@ -215,7 +221,7 @@ def _watched(family: list[psutil.Process]) -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-def _end(family: list[psutil.Process], patience: float) -> None:
+def _end(family: set[psutil.Process], patience: float) -> None:
     """End remaining processes: agents would look for their node for a minute.
 
     Args:
