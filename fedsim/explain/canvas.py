@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,8 +38,8 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
     Args:
         title: title above everything: model, round, explainer.
     """
+    _lay_out(figure)
     if title:
-        figure.draw_without_rendering()  # apply the layout first
         box = figure.get_tightbbox()  # in inches
         W, H = figure.get_size_inches()
         letters = int(max(box.width, _NARROWEST) / _LETTER)
@@ -51,7 +51,27 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
             va="bottom",
             parse_math=False,
         )
-    figure.savefig(path, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
+    save_cropped(figure, path)
+
+
+def save_cropped(figure: Figure, where: Path | IO[bytes], **options: Any) -> None:
+    """Save as a PNG file, cropped to what was drawn.
+
+    matplotlib would draw once more, to know where to crop.
+
+    Args:
+        options: of `Figure.savefig`.
+    """
+    figure.set_dpi(DPI)
+    _lay_out(figure)
+    box = figure.get_tightbbox().padded(0.1)
+    figure.savefig(where, format="png", dpi=DPI, bbox_inches=box, **options)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Have everything where it is drawn."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
 
 
 def class_colours(classes: int) -> list[tuple[float, float, float]]:

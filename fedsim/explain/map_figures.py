@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.explain.canvas import DPI, new_figure, place
+from fedsim.explain.canvas import new_figure, place, save_cropped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,8 +102,5 @@ def draw_drift(maps: Mapping[int, Sequence[Array]], names: Sequence[str]) -> byt
 
 def _png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(
-        buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1,
-        metadata={"Software": None},
-    )  # fmt: skip
+    save_cropped(figure, buffer, metadata={"Software": None})
     return buffer.getvalue()

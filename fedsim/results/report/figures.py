@@ -22,6 +22,7 @@ import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
@@ -556,6 +557,17 @@ def _figure(look: Look, height: float) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
+def _lay_out(figure: Figure) -> None:
+    """Have everything where it is drawn; matplotlib would draw it twice."""
+    FigureCanvasSVG(figure)
+    engine, dpi = figure.get_layout_engine(), figure.dpi
+    assert engine is not None
+    figure.set_dpi(72)  # as of SVG
+    engine.execute(figure)
+    figure.set_dpi(dpi)
+    figure.set_layout_engine("none")
+
+
 _TAG = re.compile(r"<[^>]*>")  # what is between tags is text, to be left as it is
 
 
@@ -570,6 +582,7 @@ def _svg(figure: Figure, title: str) -> Markup:
     """The figure as an element of an HTML page, with names of its own for its parts."""
     text = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    _lay_out(figure)
     figure.savefig(text, format="svg", transparent=True, metadata=nothing)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
