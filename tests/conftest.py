@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import ray
 from hypothesis import settings
+from markupsafe import Markup
 from sklearn.datasets import _base as datasets
 
 from experiments import HERE, WRITTEN, Say, private_ray, small_experiment
@@ -26,6 +28,7 @@ from fedsim.cluster.private import environment
 from fedsim.data import ClientSplits, Dataset
 from fedsim.federation import RunSpec
 from fedsim.results.folder import RunFolder
+from fedsim.results.report.figures import Drawing
 from fedsim.simulate import Progress
 
 # No test is timed: machines are busy, and schemas are built by the first example.
@@ -90,6 +93,26 @@ def digits_read_once() -> Iterator[None]:
             "load_gzip_compressed_csv_data",
             lambda *names, **options: deepcopy(read(*names, **options)),
         )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def figures_drawn_once() -> Iterator[None]:
+    """A figure of the same content on several pages is drawn once, a tenth of a second each."""
+    draw, drawn = Drawing.svg, dict[Any, Markup]()
+
+    def svg(figure: Drawing) -> Markup:
+        content = [cell.cell_contents for cell in figure.draw.__closure__ or ()]
+        try:
+            key = (figure.title, figure.draw.__code__, pickle.dumps(content))
+        except (AttributeError, TypeError, pickle.PicklingError):
+            return draw(figure)
+        if key not in drawn:
+            drawn[key] = draw(figure)
+        return drawn[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Drawing, "svg", svg)
         yield
 
 

@@ -27,17 +27,18 @@ FEDFED: dict[str, Any] = {"name": "fedfed", "distillation_rounds": 1, "width": 4
 @pytest.fixture(autouse=True)
 def _little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few images and passes; results that need more say so."""
-    monkeypatch.setattr("fedsim.analysis.audit.AUXILIARY", 300)
-    monkeypatch.setattr("fedsim.analysis.audit.EPOCHS", 10)
+    for name, value in {"AUXILIARY": 60, "EPOCHS": 1, "VICTIMS": 60}.items():
+        monkeypatch.setattr(f"fedsim.analysis.audit.{name}", value)
 
 
 def trained(out: Path, method: dict[str, Any], rounds: int = 3, **sections: Any) -> Run:
+    """Clients of methods that share do so by round 3."""
     train = {"rounds": rounds, **sections.pop("train", {})}
     made = small_experiment(**{"method": method, "model": MODEL, "train": train, **sections})
     return run(made, out)
 
 
-def noise(out: Path, rounds: int, epochs: int) -> PrivacyAudit:
+def noise(out: Path, rounds: int, epochs: int) -> Run:
     """Labels at random: nothing but the training examples themselves can be learnt."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((400, 16), dtype=np.float32), rng.integers(0, 4, 400)
@@ -51,11 +52,18 @@ def noise(out: Path, rounds: int, epochs: int) -> PrivacyAudit:
             "optimizer": {"name": "adam", "lr": 0.01},
         },
     }
-    return PrivacyAudit(trained(out, {"name": "fedavg"}, rounds, **sections))
+    return trained(out, {"name": "fedavg"}, rounds, **sections)
 
 
-def test_members_are_told_from_others_where_they_are_learnt_by_heart(tmp_path: Path) -> None:
-    often = noise(tmp_path, rounds=4, epochs=20).infer_membership(4, [Gradient(), Random()])[None]
+@pytest.fixture(scope="module")
+def learnt_by_heart(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return noise(tmp_path_factory.mktemp("noise"), rounds=4, epochs=20)
+
+
+def test_members_are_told_from_others_where_they_are_learnt_by_heart(
+    learnt_by_heart: Run, tmp_path: Path
+) -> None:
+    often = PrivacyAudit(learnt_by_heart).infer_membership(4, [Gradient(), Random()])[None]
     for name, least in {
         **{"loss": 0.85, "entropy": 0.6, "lira": 0.85},
         "gradient/map_lira": 0.7,
@@ -65,13 +73,14 @@ def test_members_are_told_from_others_where_they_are_learnt_by_heart(tmp_path: P
     # Three standard deviations of the AUC of chance, of 200 and 200: √(401/(12·200·200)) = 0.029.
     for how in "variance", "norm", "norm_lira", "map_lira":
         assert abs(often[f"random/{how}"].auc - 0.5) < 0.09
-    once = noise(tmp_path, rounds=1, epochs=1).infer_membership(0, [Gradient()])[None]
+    little = PrivacyAudit(noise(tmp_path, rounds=1, epochs=1))
+    once = little.infer_membership(0, [Gradient()])[None]
     for found in once.values():
         assert found.auc < 0.65
 
 
-def test_noise_keeps_explanations_from_telling_members(tmp_path: Path) -> None:
-    attacked = noise(tmp_path, rounds=4, epochs=20)
+def test_noise_keeps_explanations_from_telling_members(learnt_by_heart: Run) -> None:
+    attacked = PrivacyAudit(learnt_by_heart)
     scaled, noisy = attacked.infer_membership(4, [Gradient()], [0, 30]).values()
     alone = attacked.infer_membership(4, [Gradient()], [30])
     assert alone == {30: noisy}  # that shadow models are shared changes nothing
@@ -84,7 +93,7 @@ def test_noise_keeps_explanations_from_telling_members(tmp_path: Path) -> None:
 
 def test_scores_of_explanations_are_those_of_what_a_user_is_shown(tmp_path: Path) -> None:
     """The gradient of the logit decided upon, by autograd, as it is and of unit length."""
-    attacked = noise(tmp_path, rounds=1, epochs=2)
+    attacked = PrivacyAudit(noise(tmp_path, rounds=1, epochs=2))
     rows = np.arange(50)
     x = attacked._training_examples(rows).x.clone().requires_grad_()
     attacked._network(x).amax(dim=1).sum().backward()
@@ -120,7 +129,11 @@ def test_images_are_reconstructed_from_explanations_unless_there_is_noise(
     torch.testing.assert_close(extent, torch.full_like(extent, 0.5))
 
 
-def test_shared_images_are_reconstructed_the_worse_the_more_noise(tmp_path: Path) -> None:
+def test_shared_images_are_reconstructed_the_worse_the_more_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"AUXILIARY": 300, "EPOCHS": 10, "VICTIMS": 300}.items():
+        monkeypatch.setattr(f"fedsim.analysis.audit.{name}", value)
     close = []
     for sigma in (0.05, 0.4, 3.0):
         method = {**FEDXDS, "removed": 0, "sigma": sigma}
@@ -186,7 +199,7 @@ def test_victims_are_images_that_were_shared_as_they_were(
         pool = (torch.tensor(state.shared).float() - levels[1]) * levels[0]
     else:
         pool = torch.tensor(state.shared)
-    assert len(inversion.items) == 300
+    assert len(inversion.items) == 60
     for image, item, label in zip(
         inversion.originals[:20], inversion.items, inversion.labels, strict=False
     ):
@@ -355,11 +368,11 @@ def test_explanations_that_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
         assert error.startswith(f"error: {message}"), error
         assert not (images.path / "attacks.json").exists()
     with pytest.raises(BadInput, match=r"its inputs are no images of 8 pixels a side or more"):
-        noise(tmp_path, rounds=1, epochs=1).invert_explanations(Gradient())
+        PrivacyAudit(noise(tmp_path, rounds=1, epochs=1)).invert_explanations(Gradient())
 
 
 def test_a_method_that_shares_nothing(say: Say) -> None:
-    done = trained(Path("runs"), {"name": "fedavg"})
+    done = trained(Path("runs"), {"name": "fedavg"}, 1)
     code, text, _ = say("attack", str(done.path))
     assert code == 0
     assert "membership by" in text
@@ -413,11 +426,11 @@ def test_methods_without_a_global_model_cannot_be_attacked(tmp_path: Path, say: 
 
 
 def test_what_cannot_be_attacked(say: Say) -> None:
-    alone = trained(Path("runs"), {"name": "local"})
+    alone = trained(Path("runs"), {"name": "local"}, 1)
     code, _, error = say("attack", str(alone.path))
     assert code == 2
     assert error.endswith(": leaves no global classifier to attack\n")
-    done = trained(Path("runs"), {"name": "fedavg"})
+    done = trained(Path("runs"), {"name": "fedavg"}, 1)
     code, _, error = say("attack", str(done.path), "--shadows", "1")
     assert code == 2
     assert error.startswith("error: shadows=1: LiRA needs at least 2 shadow models")
