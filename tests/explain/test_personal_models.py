@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from numpy.typing import NDArray
 
 from experiments import Say, small_experiment
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot, replay
+from fedsim.explain import mimic
+from fedsim.explain.embedding import Embedding, embed
 from fedsim.explain.mimic import Mimicked
 
 XFED = {"images": 60, "perplexity": 5, "iterations": 300, "held_out": 0.25}
@@ -72,7 +76,13 @@ def test_what_there_is_not(say: Say) -> None:
     assert "explainer tree takes none: a surrogate decision tree" in error
 
 
-def test_a_tree_of_any_classifier(say: Say) -> None:
+def test_a_tree_of_any_classifier(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quickly(
+        features: NDArray[Any], perplexity: float, iterations: int, seed: int
+    ) -> Embedding:
+        return embed(features, perplexity, 300, seed)  # of 1,000
+
+    monkeypatch.setattr(mimic, "embed", quickly)
     done = personal(Path("runs"), method={"name": "fedavg"})
     for words, title in [
         ([], "the global model after round 3: a tree of "),

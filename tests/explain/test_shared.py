@@ -85,6 +85,11 @@ def test_in_words_and_in_pictures(say: Say) -> None:
     assert "there is no noise (σ = 0): nothing is guaranteed" in text
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return shared(tmp_path_factory.mktemp("runs"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -96,8 +101,8 @@ def test_in_words_and_in_pictures(say: Say) -> None:
         (["--npy", "x"], "--npy writes rules, and this explains no rules"),
     ],
 )
-def test_what_there_is_not(say: Say, words: list[str], message: str) -> None:
-    code, _, error = say("explain", str(shared(Path("runs")).path), *words)
+def test_what_there_is_not(done: Run, say: Say, words: list[str], message: str) -> None:
+    code, _, error = say("explain", str(done.path), *words)
     assert (code, error.strip()) == (2, f"error: {message}")
 
 
