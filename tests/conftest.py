@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import ray
 from hypothesis import settings
-from markupsafe import Markup
 from sklearn.datasets import _base as datasets
 
 from experiments import HERE, WRITTEN, Say, private_ray, small_experiment
@@ -26,6 +25,7 @@ from fedsim.cli import main
 from fedsim.cluster import forked_workers
 from fedsim.cluster.private import environment
 from fedsim.data import ClientSplits, Dataset
+from fedsim.explain import map_figures
 from fedsim.federation import RunSpec
 from fedsim.results.folder import RunFolder
 from fedsim.results.report.figures import Drawing
@@ -99,20 +99,29 @@ def digits_read_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def figures_drawn_once() -> Iterator[None]:
     """A figure of the same content on several pages is drawn once, a tenth of a second each."""
-    draw, drawn = Drawing.svg, dict[Any, Markup]()
+    drawn: dict[Any, Any] = {}
 
-    def svg(figure: Drawing) -> Markup:
-        content = [cell.cell_contents for cell in figure.draw.__closure__ or ()]
+    def once(draw: Callable[..., Any], what: Any, content: Any, *arguments: Any) -> Any:
         try:
-            key = (figure.title, figure.draw.__code__, pickle.dumps(content))
+            key = (what, pickle.dumps(content))
         except (AttributeError, TypeError, pickle.PicklingError):
-            return draw(figure)
+            return draw(*arguments)
         if key not in drawn:
-            drawn[key] = draw(figure)
+            drawn[key] = draw(*arguments)
         return drawn[key]
 
+    def svg(figure: Drawing) -> Any:
+        content = [cell.cell_contents for cell in figure.draw.__closure__ or ()]
+        return once(draw_svg, (figure.title, figure.draw.__code__), content, figure)
+
+    draw_svg = Drawing.svg
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Drawing, "svg", svg)
+        for name in ("draw_agreement", "draw_drift", "draw_removal"):
+            draw = getattr(map_figures, name)
+            patch.setattr(
+                map_figures, name, lambda *given, _draw=draw: once(_draw, _draw, given, *given)
+            )
         yield
 
 

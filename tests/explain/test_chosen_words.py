@@ -26,9 +26,10 @@ from fedsim.results.report.explanations import explanations
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
 
-def chosen_words(rounds: int) -> Experiment:
+def chosen_words(rounds: int, test_reviews: int = 10) -> Experiment:
+    reviews = {"reviews": 20, "test_reviews": test_reviews}
     return small_experiment(
-        data={"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4},
+        data={"name": "planted_reviews", **reviews, "dimension": 4},
         partition={"kind": "aspects", "clients": 4},
         model={"name": "rationale", "hidden": 3, "share": 0.5, "sparsity": 1, "continuity": 0},
         method={"name": "fedrnl"},
@@ -144,7 +145,7 @@ def test_chosen_words_are_on_yellow_and_marked_ones_blue(
 
 
 def test_clients_and_rounds_side_by_side_in_the_report(tmp_path: Path, say: Say) -> None:
-    done = run(chosen_words(rounds=2), tmp_path)
+    done = run(chosen_words(rounds=2, test_reviews=2), tmp_path)
     which = ["--client", "0", "--client", "3", "--round", "1", "--round", "2"]
     code, said, _ = say("explain", str(done.path), *which)
     assert code == 0

@@ -223,7 +223,7 @@ def attacked(sigma: float) -> tuple[Tensor, Tensor, Tensor]:
     x, _ = digits()
     shared = x + sigma * noise(*x.shape, seed=1)
     network = train_denoiser(
-        shared[HELD_OUT:], x[HELD_OUT:], epochs=5, seed=0, batch_size=32, width=8
+        shared[HELD_OUT:], x[HELD_OUT:], epochs=3, seed=0, batch_size=32, width=8
     )
     victims = shared[:HELD_OUT]
     return x[:HELD_OUT], victims, reconstruct(network, victims)
