@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import sys
 import tempfile
@@ -25,10 +24,8 @@ from fedsim.cli import main
 from fedsim.cluster import forked_workers
 from fedsim.cluster.private import environment
 from fedsim.data import ClientSplits, Dataset
-from fedsim.explain import map_figures
 from fedsim.federation import RunSpec
 from fedsim.results.folder import RunFolder
-from fedsim.results.report.figures import Drawing
 from fedsim.simulate import Progress
 
 # No test is timed: machines are busy, and schemas are built by the first example.
@@ -93,35 +90,6 @@ def digits_read_once() -> Iterator[None]:
             "load_gzip_compressed_csv_data",
             lambda *names, **options: deepcopy(read(*names, **options)),
         )
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def figures_drawn_once() -> Iterator[None]:
-    """A figure of the same content on several pages is drawn once, a tenth of a second each."""
-    drawn: dict[Any, Any] = {}
-
-    def once(draw: Callable[..., Any], what: Any, content: Any, *arguments: Any) -> Any:
-        try:
-            key = (what, pickle.dumps(content))
-        except (AttributeError, TypeError, pickle.PicklingError):
-            return draw(*arguments)
-        if key not in drawn:
-            drawn[key] = draw(*arguments)
-        return drawn[key]
-
-    def svg(figure: Drawing) -> Any:
-        content = [cell.cell_contents for cell in figure.draw.__closure__ or ()]
-        return once(draw_svg, (figure.title, figure.draw.__code__), content, figure)
-
-    draw_svg = Drawing.svg
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Drawing, "svg", svg)
-        for name in ("draw_agreement", "draw_drift", "draw_removal"):
-            draw = getattr(map_figures, name)
-            patch.setattr(
-                map_figures, name, lambda *given, _draw=draw: once(_draw, _draw, given, *given)
-            )
         yield
 
 
