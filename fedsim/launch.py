@@ -12,9 +12,12 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.connection import planned_actors
 from fedsim.cluster.placement import node_is_lost, starting
+from fedsim.cluster.private import is_alive
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import (
     ExperimentError,
@@ -42,6 +45,7 @@ from fedsim.results.run import Run
 from fedsim.simulate import Progress, simulate
 
 PATIENCE = 60.0  # seconds without an event before the user is notified
+KILLED = 10.0  # seconds that a killed driver may take to end
 MAX_DRIVER_DEATHS = 3  # in a row, without progress between them
 
 
@@ -299,8 +303,9 @@ class Driver:
         self._path, self._setup, self._actors, self._data = path, spec, actors, data
         os.environ.update(variables)
 
-    def run(self) -> Iterator[Progress]:
-        """`simulate`, on as many client actors as planned."""
+    def run(self) -> Iterator[Progress | int]:
+        """The id of this process, and `simulate`, on as many client actors as planned."""
+        yield os.getpid()
         folder = RunFolder.open(self._path)
         yield from _with_actors(folder, self._setup, self._actors, self._data)
 
@@ -336,6 +341,7 @@ def _on_ray(
     deaths, furthest = 0, 0
     while True:
         driver = driver_actor.remote(folder.path, spec, actors, data, environment())
+        process: psutil.Process | None = None
         try:
             events = driver.run.options(num_returns="streaming").remote()
             while True:
@@ -346,6 +352,10 @@ def _on_ray(
                 except StopIteration:
                     return
                 progress = ray.get(event)
+                if isinstance(progress, int):
+                    with suppress(psutil.NoSuchProcess):  # it has died meanwhile
+                        process = psutil.Process(progress)
+                    continue
                 if isinstance(progress, dict) and progress["round"] > furthest:
                     deaths, furthest = 0, progress["round"]
                 yield progress
@@ -369,6 +379,21 @@ def _on_ray(
             yield "the driver was lost; a new one continues from the last checkpoint"
         finally:
             ray.kill(driver)
+            if process is not None:
+                _kill(process)
+
+
+def _kill(driver: psutil.Process) -> None:
+    """Kill the driver, and wait until it has ended: it must not write to the folder after us.
+
+    `ray.kill` does not wait, and without Ray's own processes it does nothing.
+    """
+    until = time.monotonic() + KILLED
+    with suppress(psutil.NoSuchProcess):
+        if "".join(driver.cmdline()).startswith("ray::"):  # not another container's number
+            driver.kill()
+    while is_alive(driver) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def _silence(folder: RunFolder, driver: Any) -> str:
