@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
 import ray
 from hypothesis import settings
@@ -73,7 +74,8 @@ def one_fork_server(ray_apart: None) -> Iterator[None]:
 
         @cache
         def path() -> str:
-            with environment(HERE["env_vars"]):
+            with environment(HERE["env_vars"]), pytest.MonkeyPatch.context() as script:
+                script.setattr(forked_workers, "__file__", fork_server.__file__)
                 return stack.enter_context(started(os.environ["RAY_TMPDIR"]))
 
         patch.setattr(forked_workers, "fork_server", lambda folder: nullcontext(path()))
