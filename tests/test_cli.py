@@ -223,6 +223,17 @@ def test_data_of_a_regression_are_counted_by_parts_of_the_range(say: Say) -> Non
     assert Path("small-labels.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_data_of_many_classes_names_the_most_frequent(say: Say) -> None:
+    labels = [f"c{k}" for k in np.repeat(np.arange(40), [10] * 38 + [40, 60])]
+    pd.DataFrame({"a": np.arange(len(labels)), "y": labels}).to_csv("many.csv", index=False)
+    words = ("data", "small.yaml", "data={name: table, path: many.csv, label: y}")
+    code, text, complaint = say(*words, "partition={kind: iid, clients: 1}")
+    assert code == 0, complaint
+    header, row = (" ".join(line.split()) for line in text.splitlines()[2:4])
+    assert header == "client most frequent classes all labelled unlabelled test"
+    assert row == "0 c39: 48, c38: 32, c0: 8 40 384 384 · ·"
+
+
 class TestDataOfSeveralExperiments:
     def section(self, say: Say, text: str) -> str:
         with Path("small.yaml").open("a") as file:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # these import torch: imported by the commands that need them
     from fedsim.experiment import Experiment
 
 MOST_CLIENTS = 30  # rows of a table
+MOST_CLASSES = 12  # columns of a table
+MOST_NAMED = 3  # classes that are named for each client if there are more
 MOST_VARIANTS = 6  # tables and pictures of a grid or a search
 
 
@@ -98,6 +100,8 @@ def _variants(experiments: Sequence[Experiment]) -> dict[str, Experiment]:
 
 
 def _show_labels(experiment: Experiment, path: Path) -> None:
+    import numpy as np
+
     from fedsim.data.labels import draw_labels, label_names, label_table
     from fedsim.prepare import prepare
 
@@ -107,14 +111,22 @@ def _show_labels(experiment: Experiment, path: Path) -> None:
     counts, names = label_table(dataset, splits), label_names(dataset)
     table = Table(box=None, pad_edge=False)
     named = ("name",) if splits.names else ()
-    for column in ("client", *named, *names, "all", "labelled", "unlabelled", "test"):
+    fits = len(names) <= MOST_CLASSES
+    held = names if fits else ("most frequent", "classes")
+    for column in ("client", *named, *held, "all", "labelled", "unlabelled", "test"):
         table.add_column(column, justify="right")
     shown = min(len(counts), MOST_CLIENTS)
     for k in range(shown):
         parts = (splits.train[k], splits.unlabelled[k], splits.test[k])
-        cells = [*counts[k], counts[k].sum(), *map(len, parts)]
-        name = (splits.names[k],) if splits.names else ()
-        table.add_row(str(k), *name, *(str(n) if n else "·" for n in cells))
+        words = [splits.names[k]] if splits.names else []
+        if fits:
+            cells = list(counts[k])
+        else:
+            largest = np.argsort(-counts[k], kind="stable")[:MOST_NAMED]
+            words.append(", ".join(f"{names[c]}: {counts[k, c]}" for c in largest if counts[k, c]))
+            cells = [(counts[k] > 0).sum()]
+        cells += [counts[k].sum(), *map(len, parts)]
+        table.add_row(str(k), *words, *(str(n) if n else "·" for n in cells))
     print_table(table)
     if shown < len(counts):
         out.print(f"… and {len(counts) - shown} more clients")
