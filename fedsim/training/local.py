@@ -474,7 +474,7 @@ def _optimizer_step(
     optimizer = settings.optimizer.build(trained, job.lr)
 
     def step(g: Tensor) -> None:
-        trained.grad = with_terms(g, w, job.linear, job.quadratic or None, settings)[part]
+        trained.grad = with_terms(g, w, job.linear, job.quadratic or None, settings, part)
         optimizer.step()
 
     return step
@@ -486,16 +486,20 @@ def with_terms(
     linear: Tensor | None,
     quadratic: float | Tensor | None,
     settings: Train,
+    part: slice = slice(None),
 ) -> Tensor:
-    """The gradient (..., P) of the loss plus the job's terms, after clipping.
+    """The gradient of the loss plus the job's terms, after clipping.
 
     Args:
+        g, w, linear: (..., P) each.
         quadratic: (..., 1) for a stack; None if it is 0.
+        part: the parameters that are trained, whose gradient is returned.
     """
+    g = g[..., part]
     if quadratic is not None:
-        g = g + quadratic * w
+        g = g + quadratic * w[..., part]
     if linear is not None:
-        g = g + linear
+        g = g + linear[..., part]
     if settings.clip_norm is not None:
         norm = g.norm(dim=-1, keepdim=True)
         g = g * (settings.clip_norm / norm.clamp(min=settings.clip_norm))

@@ -161,8 +161,8 @@ class Stack:
                     g, _ = self._gradient(hooks, active, *batch, gradients, settings)
                     active.w.copy_(origin)
                     active.buffers.copy_(statistics)
-                g = with_terms(g, active.w, active.linear, active.quadratic, settings)
-                trained.grad = g[:, hooks.part]
+                terms = active.linear, active.quadratic
+                trained.grad = with_terms(g, active.w, *terms, settings, hooks.part)
                 optimizer.step()
         visited = torch.from_numpy(counts.sum(axis=0)).to(device)
         losses_of = (total / visited).tolist()

@@ -318,19 +318,23 @@ def test_parts_have_names_and_lie_side_by_side() -> None:
         flat.part("c")
 
 
-def test_long_gradients_are_clipped() -> None:
+@pytest.mark.parametrize("trained", ["all", "the last layer"])
+def test_long_gradients_are_clipped(trained: str) -> None:
+    """By the norm of what is trained, as PyTorch clips the parameters of its optimiser."""
     torch.manual_seed(0)
     plain = plain_net()
     flat = FlatModel(copy.deepcopy(plain), CPU)
     x, y = examples(8)
     section = settings({"lr": 0.5, "weight_decay": 0.1}, batch_size=4, clip_norm=0.2)
-    train(flat, x, y, section, np.random.default_rng(0))
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5, weight_decay=0.1)
+    part = slice(None) if trained == "all" else flat.part("2")
+    train(flat, x, y, section, np.random.default_rng(0), part=part)
+    parameters = list((plain if trained == "all" else plain[2]).parameters())  # type: ignore[index]
+    optimizer = torch.optim.SGD(parameters, lr=0.5, weight_decay=0.1)
     norms = []
     for batch in np.random.default_rng(0).permutation(8).reshape(2, 4):
         optimizer.zero_grad()
         nn.functional.cross_entropy(plain(x[batch]), y[batch]).backward()
-        norms.append(float(nn.utils.clip_grad_norm_(plain.parameters(), 0.2)))
+        norms.append(float(nn.utils.clip_grad_norm_(parameters, 0.2)))
         optimizer.step()
     assert max(norms) > 0.2
     expected = torch.cat([p.detach().reshape(-1) for p in plain.parameters()])
