@@ -118,8 +118,8 @@ class FedFed(PoolMethod[FedFedState]):
        over classes. A step's batch consists of local examples and as many items of each noise
        level; its loss is the mean cross-entropy of all.
 
-    `train.lr_decay` and `train.schedule` count all rounds; they and `train.clip_norm` do not apply
-    to stage 1.
+    `train.lr_decay` and `train.schedule` count all rounds; they and `train.clip_norm`, `sampler`,
+    `accumulate` and `precision` do not apply to stage 1.
 
     Without distillation rounds there is no pool, and the method is FedAvg. Images are not
     augmented (the released code crops, flips, and more). G and the pool use pixels in [0, 1]; for

@@ -943,6 +943,9 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
         ({"train": {"rounds": 5}}, "train.rounds=5 is no multiple of the 2 tasks, .* 6 is"),
         ({"train": {"optimizer": {"lr": 0.1}}}, "method.name=fedseit trains with Adam .*=adam"),
         ({"train": {"optimizer": {"name": "adamw"}}}, "trains with Adam"),
+        ({"train": {"sampler": "balanced"}}, "shuffles the examples .* leave out train.sampler"),
+        ({"train": {"accumulate": 2}}, "leave out train.sampler, train.accumulate and train.prec"),
+        ({"train": {"precision": "bfloat16"}}, "computes in float32"),
         (
             {"train": {"optimizer": {"name": "adam", "weight_decay": 0.1}}},
             "its own weight decay; set .* method.weight_decay",

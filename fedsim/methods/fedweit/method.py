@@ -143,6 +143,11 @@ class FedWeIT(Method[FedWeITState]):
                 f"method.name={self.name} has its own learning rate schedule, and does not clip "
                 "gradients: leave out train.lr_decay, train.schedule and train.clip_norm"
             )
+        if (train.sampler, train.accumulate, train.precision) != ("shuffle", 1, "float32"):
+            raise ExperimentError(
+                f"method.name={self.name} shuffles the examples of an epoch and computes in "
+                "float32: leave out train.sampler, train.accumulate and train.precision"
+            )
         if train.local_steps is not None:
             raise ExperimentError(
                 f"method.name={self.name} may end a round's training after any epoch; set "
