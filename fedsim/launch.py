@@ -45,7 +45,7 @@ from fedsim.results.run import Run
 from fedsim.simulate import Progress, simulate
 
 PATIENCE = 60.0  # seconds without an event before the user is notified
-KILLED = 10.0  # seconds that a killed driver may take to end
+KILLED = 2.0  # seconds that a killed driver may take to end
 MAX_DRIVER_DEATHS = 3  # in a row, without progress between them
 
 
@@ -303,9 +303,9 @@ class Driver:
         self._path, self._setup, self._actors, self._data = path, spec, actors, data
         os.environ.update(variables)
 
-    def run(self) -> Iterator[Progress | int]:
-        """The id of this process, and `simulate`, on as many client actors as planned."""
-        yield os.getpid()
+    def run(self) -> Iterator[Progress | tuple[int, float]]:
+        """This process's id and start time, and `simulate`, on as many actors as planned."""
+        yield os.getpid(), psutil.Process().create_time()
         folder = RunFolder.open(self._path)
         yield from _with_actors(folder, self._setup, self._actors, self._data)
 
@@ -352,9 +352,8 @@ def _on_ray(
                 except StopIteration:
                     return
                 progress = ray.get(event)
-                if isinstance(progress, int):
-                    with suppress(psutil.NoSuchProcess):  # it has died meanwhile
-                        process = psutil.Process(progress)
+                if isinstance(progress, tuple):
+                    process = _process(*progress)
                     continue
                 if isinstance(progress, dict) and progress["round"] > furthest:
                     deaths, furthest = 0, progress["round"]
@@ -378,22 +377,33 @@ def _on_ray(
                 ) from error
             yield "the driver was lost; a new one continues from the last checkpoint"
         finally:
-            ray.kill(driver)
-            if process is not None:
-                _kill(process)
+            try:
+                ray.kill(driver)
+            finally:
+                if process is not None:
+                    _wait_for_end(process)
 
 
-def _kill(driver: psutil.Process) -> None:
-    """Kill the driver, and wait until it has ended: it must not write to the folder after us.
+def _process(id: int, started: float) -> psutil.Process | None:
+    """The process, if it still runs and its number is not one of another container."""
+    with suppress(psutil.Error):
+        process = psutil.Process(id)
+        if process.create_time() == started:
+            return process
+    return None
 
-    `ray.kill` does not wait, and without Ray's own processes it does nothing.
+
+def _wait_for_end(driver: psutil.Process) -> None:
+    """Wait until a driver that Ray was asked to kill has ended: it writes to the run's folder.
+
+    Without Ray's own processes it is not killed by Ray.
     """
-    until = time.monotonic() + KILLED
-    with suppress(psutil.NoSuchProcess):
-        if "".join(driver.cmdline()).startswith("ray::"):  # not another container's number
-            driver.kill()
-    while is_alive(driver) and time.monotonic() < until:
-        time.sleep(0.01)
+    for end in (lambda: None, driver.kill):
+        with suppress(psutil.Error):
+            end()
+        until = time.monotonic() + KILLED
+        while is_alive(driver) and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def _silence(folder: RunFolder, driver: Any) -> str:

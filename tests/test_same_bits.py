@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from commands import Command
@@ -25,7 +26,7 @@ from experiments import (
     small_experiment,
     with_method,
 )
-from fedsim import Run, load, resume, run
+from fedsim import Run, launch, load, resume, run
 from fedsim.cluster.compat import actor_table
 from fedsim.errors import ClientError, ClusterError, RunError, RunFolderError
 from fedsim.federation.ray_engine import STATE_LOST
@@ -344,6 +345,38 @@ class TestOnRay:
         assert (folder / "log.txt").stat().st_size == size
         assert load(folder).manifest["status"] == "failed"
         del kept
+
+    def test_an_interrupted_run_ends_its_driver_before_it_writes_to_the_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also if Ray does not, as after the loss of its own processes."""
+        monkeypatch.setattr(ray, "kill", lambda actor: None)
+        monkeypatch.setattr("fedsim.launch.KILLED", 0.2)
+        found: list[psutil.Process] = []
+        process = launch._process
+
+        def noted(*driver: Any) -> Any:
+            found.append(made := process(*driver))
+            return made
+
+        def interrupt(event: Any) -> None:
+            if isinstance(event, dict) and event["round"] == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(launch, "_process", noted)
+        endless = small_experiment(train={"rounds": 100_000}, engine={"kind": "ray", "actors": 1})
+        with pytest.raises(KeyboardInterrupt) as kept:
+            run(endless, tmp_path, interrupt)
+        (driver,) = found
+        driver.wait(60)
+        (folder,) = (tmp_path / "small").iterdir()
+        assert load(folder).manifest["status"] == "interrupted"
+        del kept
+
+    def test_the_driver_is_known_by_its_start_as_well(self) -> None:
+        here = psutil.Process()
+        assert launch._process(here.pid, here.create_time()) == here
+        assert launch._process(here.pid, here.create_time() - 1) is None
 
     def test_a_run_is_carried_out_by_one_process(self, tmp_path: Path) -> None:
         def resume_meanwhile(event: Any) -> None:

@@ -21,6 +21,8 @@ from typing import Any
 
 import pandas as pd
 
+Job = tuple[str, Mapping[str, Any], int]  # a method, the changes to landscape.yaml, and a seed
+
 HERE = Path(__file__).parent
 SEEDS = (1, 2, 3)
 TUNING_SEED = 0
@@ -54,11 +56,49 @@ SETTINGS: dict[str, Mapping[str, tuple[Any, ...]]] = {
     "lg_fedavg": {},
     "ifca": {"method.clusters": (2, 4)},
     "fedgen": {"train.optimizer.momentum": (0.0, 0.5)},
-    "fedftg": {"method.iterations": (1, 3)},
+    "fedftg": {},
+    "feddf": {"method.lr": (0.0003, 0.001)},
+    "fedaux": {"method.lr": (0.00005, 0.0005)},
+    "sse_agg": {"method.beta": (1.0, 3.0)},
+    "xfedalign": {},
+    "fedxds": {"method.removed": (50.0, 80.0)},
+    "semifl": {"method.threshold": (0.8, 0.95)},
+    "xpfl": {"method.lam": (0.5, 2.0)},
     "local": {},
     "centralised": {},
 }
+# What some methods need: examples on the server, clients without labels, an attribution that fits.
+LRP = {"name": "lrp", "composite": "epsilon"}
+LITTLE = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 16, "decoder_depth": 1}
+NEEDS: dict[str, Mapping[str, Any]] = {
+    "fedftg": {"method.width": 8, "method.iterations": 1},
+    "feddf": {"partition.server_fraction": 0.1},
+    "fedaux": {"partition.server_fraction": 0.1},
+    "sse_agg": {"partition.server_fraction": 0.1},
+    "semifl": {"partition.server_fraction": 0.1},
+    "xpfl": {"partition.labelled_fraction": 0.1, "method.teacher": {**LITTLE, "decoder_heads": 2}},
+    "fedxds": {"method.attribution": LRP, "method.sigma": 0.1},
+}
+# Tuned by the accuracy of the clients' models; the others by that of the global model.
+PERSONAL = {
+    *("fedavg_ft", "fedbabu", "perfedavg", "ditto", "apfl", "pfedme", "fedper", "fedrep"),
+    *("fedbn", "lg_fedavg", "ifca", "xpfl", "local"),
+}
 ATTACKS = ("sign_flip", "gaussian", "alie")
+CODECS: dict[str, Mapping[str, Any]] = {
+    "none": {},
+    "float16": {"uplink.name": "float16"},
+    "int8": {"uplink.name": "int8"},
+    "qsgd, 7 levels": {"uplink.name": "qsgd"},
+    "sign": {"uplink.name": "sign"},
+    "topk, 10 %": {"uplink.name": "topk", "uplink.fraction": 0.1},
+    "topk, 1 %": {"uplink.name": "topk"},
+    "randomk, 10 %": {"uplink.name": "randomk", "uplink.fraction": 0.1},
+    "randomk, 1 %": {"uplink.name": "randomk"},
+    "lowrank, rank 2": {"uplink.name": "lowrank"},
+}
+# Without devices: masked messages take longer, and simulated times count to the hash.
+MASKED = {"secure_aggregation.threshold": 0.6}
 RULES = ("mean", "median", "trimmed_mean", "multi_krum", "geometric_median")
 
 
@@ -67,7 +107,8 @@ def trials(name: str) -> list[dict[str, Any]]:
     own = SETTINGS[name]
     rates = RATES if own else MORE_RATES
     axes = [("train.optimizer.lr", rates), *own.items()]
-    return [dict(zip([k for k, _ in axes], v, strict=True)) for v in product(*dict(axes).values())]
+    settings = product(*dict(axes).values())
+    return [{**NEEDS.get(name, {}), **dict(zip(dict(axes), v, strict=True))} for v in settings]
 
 
 def carry_out(name: str, changes: Mapping[str, Any], seed: int, out: Path) -> dict[str, Any]:
@@ -96,15 +137,13 @@ def carry_out(name: str, changes: Mapping[str, Any], seed: int, out: Path) -> di
         "personal": last.get("client_accuracy"),
         "worst decile": tested.quantile(0.1) if len(tested) else None,
         "MB": (last["total_bytes_up"] + last["total_bytes_down"]) / 1e6,
-        "minutes simulated": last["total_simulated_seconds"] / 60,
+        "minutes simulated": last.get("total_simulated_seconds", 0) / 60,
         "seconds": run.manifest["wall_seconds"],
         "hash": run.result_hash,
     }
 
 
-def complete(
-    file: Path, jobs: Iterable[tuple[str, Mapping[str, Any], int]], out: Path, processes: int
-) -> pd.DataFrame:
+def complete(file: Path, jobs: Iterable[Job], out: Path, processes: int) -> pd.DataFrame:
     """Carry out the jobs that the file has no row of, and add their rows."""
     done = pd.read_csv(file) if file.exists() else pd.DataFrame()
     known = set() if done.empty else set(zip(done.method, done.changes, done.seed, strict=True))
@@ -117,14 +156,14 @@ def complete(
     return done
 
 
-def _of(out: Path, job: tuple[str, Mapping[str, Any], int]) -> dict[str, Any]:
+def _of(out: Path, job: Job) -> dict[str, Any]:
     return carry_out(*job, out)
 
 
 def best(tuning: pd.DataFrame, name: str) -> dict[str, Any]:
-    """The changes of a method's best trial: personal methods by their clients' tests."""
+    """The changes of a method's best trial."""
     rows = tuning[tuning.method == name]
-    scores = rows["validation"]
+    scores = rows["personal" if name in PERSONAL else "validation"]
     found: dict[str, Any] = json.loads(rows.loc[scores.idxmax(), "changes"])
     found.pop("evaluate.validation")
     return found
@@ -135,30 +174,84 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
+
+    def carry_out_all(file: str, jobs: Iterable[Job]) -> pd.DataFrame:
+        return complete(HERE / file, jobs, given.out, given.processes)
+
     held_out = {"evaluate.validation": 0.1}
-    jobs = [(n, {**c, **held_out}, TUNING_SEED) for n in SETTINGS for c in trials(n)]
-    tuning = complete(HERE / "tuning.csv", jobs, given.out, given.processes)
-    finals = [(n, best(tuning, n), seed) for seed in SEEDS for n in SETTINGS]
-    results = complete(HERE / "results.csv", finals, given.out, given.processes)
-    shares = {"adversaries.share": 0.2}
+    tuning = carry_out_all(
+        "tuning.csv", [(n, {**c, **held_out}, TUNING_SEED) for n in SETTINGS for c in trials(n)]
+    )
+    carry_out_all("results.csv", [(n, best(tuning, n), s) for s in SEEDS for n in SETTINGS])
     rate = best(tuning, "fedavg")
     attacked = [
-        (
-            "fedavg",
-            {
-                **rate,
-                **({} if attack is None else {**shares, "adversaries.attack.name": attack}),
-                **({} if rule == "mean" else {"aggregation.name": rule}),
-            },
-            seed,
-        )
+        {
+            **({} if rule == "mean" else {"aggregation.name": rule}),
+            **({} if attack is None else {"adversaries.share": 0.2}),
+            **({} if attack is None else {"adversaries.attack.name": attack}),
+        }
         for attack in (None, *ATTACKS)
         for rule in RULES
-        for seed in SEEDS
     ]
-    robust = complete(HERE / "robust.csv", attacked, given.out, given.processes)
-    print(results.groupby("method")[["accuracy", "personal", "worst decile"]].mean())
-    print(robust.groupby("changes")["accuracy"].mean())
+    for file, changes in (
+        ("robust.csv", attacked),
+        ("compression.csv", list(CODECS.values())),
+        ("masked.csv", [{"devices": None}, {"devices": None, **MASKED}]),
+    ):
+        carry_out_all(file, [("fedavg", {**rate, **c}, s) for c in changes for s in SEEDS])
+    print(tables())
+
+
+def tables() -> str:
+    """The tables of README.md."""
+    results, robust, compression, masked = (
+        pd.read_csv(HERE / f"{name}.csv")
+        for name in ("results", "robust", "compression", "masked")
+    )
+    lines = [
+        "| method | accuracy | clients' accuracy | worst decile | MB | minutes |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in SETTINGS:
+        rows = results[results.method == name]
+        figures = [_mean(rows[c], 3) for c in ("accuracy", "personal", "worst decile")]
+        figures += [_mean(rows["MB"], 0), _mean(rows["minutes simulated"], 1)]
+        lines.append(f"| `{name}` | {' | '.join(figures)} |")
+    lines += ["", f"| rule | no attack | {' | '.join(f'`{a}`' for a in ATTACKS)} |"]
+    lines.append("| --- |" + " --- |" * (1 + len(ATTACKS)))
+    changes = robust["changes"].map(json.loads)
+    rule = changes.map(lambda c: c.get("aggregation.name", "mean"))
+    attack = changes.map(lambda c: c.get("adversaries.attack.name", "none"))
+    for wanted in RULES:
+        figures = [
+            _mean(robust["accuracy"][(rule == wanted) & (attack == a)], 3)
+            for a in ("none", *ATTACKS)
+        ]
+        lines.append(f"| `{wanted}` | {' | '.join(figures)} |")
+    lines += ["", "| uplink | accuracy | MB up and down | minutes |", "| --- | --- | --- | --- |"]
+    shared = json.loads(compression["changes"].iloc[0])
+    for label, codec in CODECS.items():
+        rows = compression[compression["changes"] == json.dumps({**shared, **codec})]
+        figures = [_mean(rows["accuracy"], 3), _mean(rows["MB"], 1)]
+        lines.append(
+            f"| {label} | {' | '.join(figures)} | {_mean(rows['minutes simulated'], 2)} |"
+        )
+    lines += ["", "| seed | hash without masks | with masks | MB without | with |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for seed, rows in masked.groupby("seed"):
+        plain, hidden = rows.iloc[0], rows.iloc[1]
+        figures = [plain["hash"], hidden["hash"], f"{plain['MB']:.1f}", f"{hidden['MB']:.1f}"]
+        lines.append(f"| {seed} | {' | '.join(figures)} |")
+    return "\n".join(lines)
+
+
+def _mean(values: pd.Series[float], digits: int) -> str:
+    """Mean and, if there are several, standard deviation."""
+    known = values.dropna()
+    if known.empty:
+        return "–"
+    spread = f" ± {known.std():.{digits}f}" if digits > 1 else ""
+    return f"{known.mean():.{digits}f}{spread}"
 
 
 if __name__ == "__main__":

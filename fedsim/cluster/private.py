@@ -166,7 +166,8 @@ def _watched(family: set[psutil.Process]) -> Iterator[None]:
     Ray itself retries for up to a minute, and then ends this process without a message.
 
     Args:
-        family: Ray's processes; those that they start are added, which lose their parent with it.
+        family: Ray's processes. Those that they start are added within half a second; with a
+            raylet that is lost they lose their parent, by which they could be found.
 
     Raises:
         RunError: one was lost.
@@ -189,12 +190,12 @@ def _watched(family: set[psutil.Process]) -> Iterator[None]:
     def watch() -> None:
         wait = WATCH
         while not over.wait(wait):
+            for name in CORE:
+                with suppress(KeyError, psutil.Error):
+                    family.update(core[name].children())
             if lost():
                 signal.pthread_kill(main.ident or 0, signal.SIGUSR2)
                 wait = PATIENCE  # before the next interrupt
-            for each in core.values():
-                with suppress(psutil.NoSuchProcess):
-                    family.update(each.children())
 
     if threading.current_thread() is not main:  # signals arrive only there
         yield
