@@ -108,6 +108,6 @@ def test_earlier_rounds_with_other_settings_are_recomputed_from_their_run(
     with pytest.raises(RunFolderError) as told:
         replay(longer, 2)
     assert str(told.value).endswith(
-        f"; its first 3 rounds are those of {short.path}, whose learning rates or evaluations "
-        "depended on other settings; recompute them from that run"
+        f"; its first 3 rounds are those of {short.path}, perhaps with other learning rates, "
+        "evaluations or devices; recompute them from that run"
     )

@@ -59,8 +59,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kernels: list[Command] = []
 
     async def launch(self: LocalProvisioner, cmd: list[str], **options: Any) -> dict[str, Any]:
-        _, m, module, *words = cmd
-        assert m == "-m"
+        module, *words = cmd[cmd.index("-m") + 1 :]
         kernel = Command(*words, module=module, cwd=Path(options["cwd"]), env=options["env"])
         kernels.append(kernel)
         self.process, self.pid = kernel, kernel.pid  # but no group, which is not its own

@@ -125,9 +125,8 @@ class Replay:
         begun = self.run.manifest.get("continues")
         if begun is not None and self.after <= begun["round"]:
             why = (
-                f"its first {begun['round']} rounds are those of {begun['folder']}, whose "
-                "learning rates or evaluations depended on other settings; recompute them from "
-                "that run"
+                f"its first {begun['round']} rounds are those of {begun['folder']}, perhaps with "
+                "other learning rates, evaluations or devices; recompute them from that run"
             )
         raise RunFolderError(
             f"{self.run.path}: round {self.after} has a different result here: {what}; {why}"

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from experiments import small_experiment
 from fedsim.data import ClientSplits, Dataset, Partition, Ragged, partitions
 from fedsim.data.dataset import Scaling
 from fedsim.data.labels import draw_labels, label_names, label_table
@@ -698,3 +699,22 @@ def test_only_a_share_of_the_examples_takes_part(data: Dataset, kind: str) -> No
 def test_too_small_a_share_is_refused() -> None:
     with pytest.raises(DataError, match=r"clients=5: the data set has 2 training examples"):
         make("iid", clients=5, train_fraction=0.02).deal(dataset(labels(100)), 0)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "clients", "least", "seed", "first"),
+    [
+        (0.5, 10, 20, 0, [9, 0, 7, 4, 0, 0, 2, 1, 1, 4]),
+        (0.5, 10, 20, 1, [5, 22, 26, 0, 9, 10, 17, 7, 1, 51]),
+        (5, 30, 10, 0, [4, 3, 4, 6, 10, 1, 9, 3, 9, 5]),
+        (5, 30, 10, 1, [5, 4, 6, 7, 2, 4, 3, 4, 2, 6]),
+    ],
+)
+def test_dirichlet_gives_the_first_client_what_flower_datasets_0_6_1_gives_it(
+    alpha: float, clients: int, least: int, seed: int, first: list[int]
+) -> None:
+    """Examples of each class of the digits; see test_flower_partitioners.py."""
+    digits = small_experiment().data.load()
+    partition = make("dirichlet", clients=clients, alpha=alpha, min_samples=least)
+    share, *_ = partition.split(digits, np.random.default_rng(seed))
+    assert np.bincount(digits.y[share], minlength=10).tolist() == first

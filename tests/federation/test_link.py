@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,7 +302,7 @@ def test_sections_as_objects_are_written_out() -> None:
     assert again.uplink.model_dump()["fraction"] == 0.1
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedbabu", "lg_fedavg"])
+@pytest.mark.parametrize("name", ["fedper", "fedbabu"])
 def test_statistics_of_batch_norm_are_not_compressed_in_parts(name: str) -> None:
     """The buffers arrive as if nothing had been compressed, also those of a part of the model."""
     sections: dict[str, Any] = {
@@ -314,4 +315,31 @@ def test_statistics_of_batch_norm_are_not_compressed_in_parts(name: str) -> None
     _, coded = server_states(small_experiment(**sections, uplink=TOPK))
     assert np.array_equal(plain.weights[P:], coded.weights[P:])
     assert not np.allclose(plain.weights[:P], coded.weights[:P])
-    assert name == "lg_fedavg" or not np.array_equal(before.weights[P:], plain.weights[P:])
+    assert not np.array_equal(before.weights[P:], plain.weights[P:])
+
+
+HEAD = [(10, 32), (10,)]
+BODY = [(32, 64), (32,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"), [("fedavg", BODY + HEAD), ("fedper", BODY), ("lg_fedavg", HEAD)]
+)
+def test_a_codec_sees_the_layers_of_the_part_that_is_sent(
+    finish: Finish, name: str, sent: list[tuple[int, ...]]
+) -> None:
+    made = small_experiment(method={"name": name})
+    assert federation(made).trained_layers[sum(map(math.prod, sent))] == sent
+    done = finish(method={"name": name}, train={"rounds": 1}, uplink={"name": "sign"})
+    expected = sum(4 + -(-math.prod(shape) // 8) for shape in sent)  # a scale for each layer
+    assert set(done.clients["bytes_up"]) == {expected}
+
+
+def test_layers_without_batch_norm_s_own() -> None:
+    """FedBN sends neither the parameters nor the statistics of batch norm."""
+    made = small_experiment(method={"name": "fedbn"}, model={"name": "networks:normalised"})
+    fed = federation(made)
+    part = made.method.sent_part(fed.model)
+    assert part is not None
+    assert not part[fed.model.num_parameters :].any()
+    assert sum(map(math.prod, fed.trained_layers[int(part.sum())])) == part.sum()
