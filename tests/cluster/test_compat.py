@@ -51,16 +51,16 @@ class TestOfTheCluster:
         ray.kill(actor)
 
     def test_a_lean_start(self) -> None:
-        """Four Pythons of Ray's are not started, and workers are forked."""
+        """Four Pythons of Ray's are not started, and workers are forked (by fork_server.py)."""
         scripts = set()
         for each in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # one that has just ended
                 scripts |= {Path(word).name for word in each.cmdline()}
         assert scripts.isdisjoint({"dashboard.py", "log_monitor.py", "monitor.py", "agent.py"})
         assert "ray::DashboardAgent" not in scripts  # as it calls itself once it is up
-        assert {"forked_workers.py", "idle_agent.py"} <= scripts
+        assert {"fork_server.py", "idle_agent.py"} <= scripts
         parent = ray.get(ray.remote(lambda: os.getppid()).remote())
-        assert "forked_workers.py" in " ".join(psutil.Process(parent).cmdline())
+        assert "fork_server.py" in " ".join(psutil.Process(parent).cmdline())
 
     def test_what_is_free_on_each_node(self) -> None:
         free = still_there(compat.free_resources)
