@@ -2,16 +2,17 @@
 
 python run.py [--out runs] [--processes 2]
 
-Each method gets six trials: three learning rates of the clients, times two settings of its own or
-two further learning rates. Trials are scored on a validation set (a tenth of the training
-examples) with a seed of their own; the table is of the test set, with three other seeds. Runs that
-are in tuning.csv and results.csv already are not run again.
+Each method gets six trials: three learning rates of the clients times two settings of its own, or
+six learning rates. Trials have a seed of their own, and are scored on a tenth of the training
+examples, held out, or by the accuracy of personal models on the clients' tests; the tables are of
+three other seeds. Runs that are in the tables beside this file already are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tables import spread, table
 
 Job = tuple[str, Mapping[str, Any], int]  # a method, the changes to landscape.yaml, and a seed
 
@@ -69,20 +73,23 @@ SETTINGS: dict[str, Mapping[str, tuple[Any, ...]]] = {
 }
 # What some methods need: examples on the server, clients without labels, an attribution that fits.
 LRP = {"name": "lrp", "composite": "epsilon"}
-LITTLE = {"width": 16, "depth": 1, "heads": 2, "decoder_width": 16, "decoder_depth": 1}
+LITTLE = {
+    **{"width": 16, "depth": 1, "heads": 2},
+    **{"decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2},
+}
 NEEDS: dict[str, Mapping[str, Any]] = {
     "fedftg": {"method.width": 8, "method.iterations": 1},
     "feddf": {"partition.server_fraction": 0.1},
     "fedaux": {"partition.server_fraction": 0.1},
     "sse_agg": {"partition.server_fraction": 0.1},
     "semifl": {"partition.server_fraction": 0.1},
-    "xpfl": {"partition.labelled_fraction": 0.1, "method.teacher": {**LITTLE, "decoder_heads": 2}},
+    "xpfl": {"partition.labelled_fraction": 0.1, "method.teacher": LITTLE},
     "fedxds": {"method.attribution": LRP, "method.sigma": 0.1},
 }
 # Tuned by the accuracy of the clients' models; the others by that of the global model.
 PERSONAL = {
     *("fedavg_ft", "fedbabu", "perfedavg", "ditto", "apfl", "pfedme", "fedper", "fedrep"),
-    *("fedbn", "lg_fedavg", "ifca", "xpfl", "local"),
+    *("lg_fedavg", "ifca", "xpfl", "local"),
 }
 ATTACKS = ("sign_flip", "gaussian", "alie")
 CODECS: dict[str, Mapping[str, Any]] = {
@@ -106,9 +113,9 @@ def trials(name: str) -> list[dict[str, Any]]:
     """The changes of each trial of a method."""
     own = SETTINGS[name]
     rates = RATES if own else MORE_RATES
-    axes = [("train.optimizer.lr", rates), *own.items()]
-    settings = product(*dict(axes).values())
-    return [{**NEEDS.get(name, {}), **dict(zip(dict(axes), v, strict=True))} for v in settings]
+    axes = {"train.optimizer.lr": rates, **own}
+    settings = product(*axes.values())
+    return [{**NEEDS.get(name, {}), **dict(zip(axes, v, strict=True))} for v in settings]
 
 
 def carry_out(name: str, changes: Mapping[str, Any], seed: int, out: Path) -> dict[str, Any]:
@@ -208,50 +215,53 @@ def tables() -> str:
         pd.read_csv(HERE / f"{name}.csv")
         for name in ("results", "robust", "compression", "masked")
     )
-    lines = [
-        "| method | accuracy | clients' accuracy | worst decile | MB | minutes |",
-        "| --- | --- | --- | --- | --- | --- |",
+    methods = [
+        [
+            f"`{name}`",
+            *(spread(rows[column]) for column in ("accuracy", "personal", "worst decile")),
+            f"{rows['MB'].mean():.0f}",
+            f"{rows['minutes simulated'].mean():.1f}",
+        ]
+        for name, rows in results.groupby("method", sort=False)
     ]
-    for name in SETTINGS:
-        rows = results[results.method == name]
-        figures = [_mean(rows[c], 3) for c in ("accuracy", "personal", "worst decile")]
-        figures += [_mean(rows["MB"], 0), _mean(rows["minutes simulated"], 1)]
-        lines.append(f"| `{name}` | {' | '.join(figures)} |")
-    lines += ["", f"| rule | no attack | {' | '.join(f'`{a}`' for a in ATTACKS)} |"]
-    lines.append("| --- |" + " --- |" * (1 + len(ATTACKS)))
     changes = robust["changes"].map(json.loads)
     rule = changes.map(lambda c: c.get("aggregation.name", "mean"))
     attack = changes.map(lambda c: c.get("adversaries.attack.name", "none"))
-    for wanted in RULES:
-        figures = [
-            _mean(robust["accuracy"][(rule == wanted) & (attack == a)], 3)
-            for a in ("none", *ATTACKS)
+    rules = [
+        [
+            f"`{wanted}`",
+            *(
+                spread(robust["accuracy"][(rule == wanted) & (attack == each)])
+                for each in ("none", *ATTACKS)
+            ),
         ]
-        lines.append(f"| `{wanted}` | {' | '.join(figures)} |")
-    lines += ["", "| uplink | accuracy | MB up and down | minutes |", "| --- | --- | --- | --- |"]
-    shared = json.loads(compression["changes"].iloc[0])
-    for label, codec in CODECS.items():
-        rows = compression[compression["changes"] == json.dumps({**shared, **codec})]
-        figures = [_mean(rows["accuracy"], 3), _mean(rows["MB"], 1)]
-        lines.append(
-            f"| {label} | {' | '.join(figures)} | {_mean(rows['minutes simulated'], 2)} |"
-        )
-    lines += ["", "| seed | hash without masks | with masks | MB without | with |"]
-    lines.append("| --- | --- | --- | --- | --- |")
-    for seed, rows in masked.groupby("seed"):
-        plain, hidden = rows.iloc[0], rows.iloc[1]
-        figures = [plain["hash"], hidden["hash"], f"{plain['MB']:.1f}", f"{hidden['MB']:.1f}"]
-        lines.append(f"| {seed} | {' | '.join(figures)} |")
-    return "\n".join(lines)
-
-
-def _mean(values: pd.Series[float], digits: int) -> str:
-    """Mean and, if there are several, standard deviation."""
-    known = values.dropna()
-    if known.empty:
-        return "–"
-    spread = f" ± {known.std():.{digits}f}" if digits > 1 else ""
-    return f"{known.mean():.{digits}f}{spread}"
+        for wanted in RULES
+    ]
+    labels = dict(zip(compression["changes"].unique(), CODECS, strict=True))
+    codecs = [
+        [
+            label,
+            spread(rows["accuracy"]),
+            f"{rows['MB'].mean():.1f}",
+            spread(rows["minutes simulated"], 2),
+        ]
+        for label, rows in compression.groupby(compression["changes"].map(labels), sort=False)
+    ]
+    hashes = [
+        [str(seed), *rows["hash"], *(f"{sent:.1f}" for sent in rows["MB"])]
+        for seed, rows in masked.groupby("seed")  # without masks first
+    ]
+    return "\n\n".join(
+        [
+            table(
+                ["method", "accuracy", "clients' accuracy", "worst decile", "MB", "minutes"],
+                methods,
+            ),
+            table(["rule", "no attack", *(f"`{a}`" for a in ATTACKS)], rules),
+            table(["uplink", "accuracy", "MB up and down", "minutes"], codecs),
+            table(["seed", "hash without masks", "with masks", "MB without", "with"], hashes),
+        ]
+    )
 
 
 if __name__ == "__main__":
