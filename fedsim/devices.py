@@ -216,7 +216,7 @@ class Fleet:
 
     def seconds(
         self,
-        clients: Sequence[int] | NDArray[np.int64],
+        clients: Clients,
         examples: Amount,
         down: Amount,
         up: Amount,
@@ -233,7 +233,7 @@ class Fleet:
 
     def joules(
         self,
-        clients: Sequence[int] | NDArray[np.int64],
+        clients: Clients,
         examples: Amount,
         down: Amount,
         up: Amount,

@@ -17,7 +17,7 @@ import psutil
 from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.connection import planned_actors
 from fedsim.cluster.placement import node_is_lost, starting
-from fedsim.cluster.private import is_alive
+from fedsim.cluster.private import wait_for_end
 from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import (
     ExperimentError,
@@ -381,7 +381,7 @@ def _on_ray(
                 ray.kill(driver)
             finally:
                 if process is not None:
-                    _wait_for_end(process)
+                    _end(process)
 
 
 def _process(id: int, started: float) -> psutil.Process | None:
@@ -393,17 +393,15 @@ def _process(id: int, started: float) -> psutil.Process | None:
     return None
 
 
-def _wait_for_end(driver: psutil.Process) -> None:
+def _end(driver: psutil.Process) -> None:
     """Wait until a driver that Ray was asked to kill has ended: it writes to the run's folder.
 
     Without Ray's own processes it is not killed by Ray.
     """
-    for end in (lambda: None, driver.kill):
-        with suppress(psutil.Error):
-            end()
-        until = time.monotonic() + KILLED
-        while is_alive(driver) and time.monotonic() < until:
-            time.sleep(0.01)
+    wait_for_end([driver], KILLED)
+    with suppress(psutil.Error):
+        driver.kill()
+    wait_for_end([driver], KILLED)
 
 
 def _silence(folder: RunFolder, driver: Any) -> str:

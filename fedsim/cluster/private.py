@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -232,9 +232,14 @@ def _end(family: set[psutil.Process], patience: float) -> None:
         for process in filter(is_alive, family):
             with suppress(psutil.NoSuchProcess):
                 ask(process)
-        until = time.monotonic() + wait
-        while any(map(is_alive, family)) and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_for_end(family, wait)
+
+
+def wait_for_end(processes: Iterable[psutil.Process], seconds: float) -> None:
+    """Wait until all of these processes have ended, for so many seconds at most."""
+    left, until = list(processes), time.monotonic() + seconds
+    while any(map(is_alive, left)) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def is_alive(process: psutil.Process) -> bool:

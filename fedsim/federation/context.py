@@ -21,7 +21,7 @@ from fedsim.explain import ExplainedData
 from fedsim.explain.measure import ExplainedInputs
 from fedsim.explain.section import Explain
 from fedsim.federation.aggregation import Aggregation
-from fedsim.federation.link import Link, trained_layers
+from fedsim.federation.link import Link, Shape, trained_layers
 from fedsim.federation.on_card import keep_on_card
 from fedsim.models import Model
 from fedsim.objectives import Batch, Metric, Objective
@@ -159,9 +159,13 @@ class WorkerContext:
         self._dataset = dataset
         self._on_card, self.notice = keep_on_card(dataset, device, card_part)
         self._networks: dict[str, FlatModel] = {}
-        self.layers = trained_layers(self.model, spec.functions.sent_part(self.model))
         self.uplink = None if spec.uplink is None else Link(spec.uplink, self.layers)
         self.downlink = None if spec.downlink is None else Link(spec.downlink, self.layers)
+
+    @cached_property
+    def layers(self) -> dict[int, list[Shape]]:
+        """The shapes of the trained layers in vectors of weights; see `trained_layers`."""
+        return trained_layers(self.model, self.spec.functions.sent_part(self.model))
 
     def splits_at(self, t: int) -> ClientSplits:
         """The examples that each client holds in round t."""

@@ -26,6 +26,7 @@ from fedsim.federation.client import RECORDED, check_table, plain
 from fedsim.federation.cohort import Cohort, cohort_size, cut_blocks, draw_cohort
 from fedsim.federation.context import TEST_SHARD, Examples, RunSpec, WorkerContext
 from fedsim.federation.engine import Engine, Handle, Outcome
+from fedsim.federation.link import Shape
 from fedsim.federation.reduction import (
     Discard,
     Gather,
@@ -683,7 +684,7 @@ class Federation:
         return planned_examples(self.settings, self._samples[clients])
 
     @property
-    def trained_layers(self) -> Mapping[int, Sequence[tuple[int, ...]]]:
+    def trained_layers(self) -> Mapping[int, Sequence[Shape]]:
         """The shapes of the trained layers in vectors of weights, by the length of the vector."""
         return self._context.layers
 
