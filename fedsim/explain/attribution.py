@@ -5,9 +5,10 @@ f_y(x) of the example's true class y. Positive values speak for the class, negat
 it; no absolute values are taken. FedXDS removes the least relevant pixels before it shares an
 image.
 
-FedXDS's released code explains something else: LRP starts from the classes of all labels in the
-batch at once, gradients and integrated gradients from all logits. Here every attribution explains
-one class, the example's own.
+Attributions that differentiate have an option `target`, the output that is explained: the logit
+f_y(x) of the example's class (`class`), or its distance from the mean logit, f_y(x) − 1/C Σ_c
+f_c(x) (`centred`), which does not change, like the softmax, if a constant is added to all logits.
+FedXDS's released code explains several classes at once: LRP's `batch` and gradients' `outputs`.
 """
 
 from __future__ import annotations
@@ -193,9 +194,10 @@ def heatmap(relevance: Tensor) -> Tensor:
 
 
 class _OfGradients(Attribution):
-    """Base class of attributions from gradients of f_y, for any differentiable network."""
+    """Base class of attributions from gradients of an output, for any differentiable network."""
 
     differentiates: ClassVar[bool] = True
+    target: Literal["class", "centred", "outputs"] = "class"
 
     def relevance(
         self, network: nn.Module, x: Tensor, y: Tensor, rng: np.random.Generator
@@ -204,7 +206,8 @@ class _OfGradients(Attribution):
         x, found = x.detach(), torch.empty_like(x)
         with _evaluation(network), _differentiable_rnn(network, x):
             for rows in _batches(x):
-                found[rows] = self._explain(_Gradient(self.name, network, y[rows]), x[rows], rng)
+                gradient = _Gradient(self.name, self.target, network, y[rows])
+                found[rows] = self._explain(gradient, x[rows], rng)
         return found
 
     @abstractmethod
@@ -225,6 +228,11 @@ class _OfGradients(Attribution):
 class Gradient(_OfGradients):
     """Gradient of the logit: R = ∂f_y(x)/∂x.
 
+    Args:
+        target: the output that is explained: the logit f_y of the example's class (`class`), f_y
+            less the mean logit (`centred`), or ½ Σ_c f_c² (`outputs`), as in FedXDS's released
+            code.
+
     Source: Simonyan et al. (ICLR 2014 workshop), without the absolute value.
     """
 
@@ -242,6 +250,9 @@ class GradientXInput(_OfGradients):
     """Gradient times input: R = x ⊙ ∂f_y(x)/∂x.
 
     For a piecewise linear network without biases, the relevances sum to the logit.
+
+    Args:
+        target: the output that is explained; see `gradient`.
 
     Source: Shrikumar et al. (2016), «Not Just a Black Box».
     """
@@ -267,6 +278,7 @@ class SmoothGrad(_OfGradients):
     Args:
         noise: σ as a share of the example's range.
         samples: n, number of noisy samples.
+        target: the output that is explained; see `gradient`.
 
     Source: Smilkov et al. (2017).
     """
@@ -299,6 +311,7 @@ class IntegratedGradients(_OfGradients):
 
     Args:
         steps: m, number of steps; FedXDS uses 20.
+        target: the output that is explained; see `gradient`.
 
     Source: Sundararajan et al. (ICML 2017), the sum of their section 5.
     """
@@ -383,7 +396,8 @@ class Occlusion(Attribution):
 class Lrp(Attribution):
     """Layer-wise relevance propagation: f_y(x) is passed down layer by layer, by Zennit's rules.
 
-    The relevance of the outputs is one-hot, f_y(x) for the class y and 0 for the others. A layer
+    The relevance of the outputs is f_y(x) for the class y and 0 for the others (see `target`). A
+    layer
     with inputs a (J,) and outputs z_k = Σ_j a_j w_jk + b_k distributes the relevance of its
     outputs:
 
@@ -417,6 +431,10 @@ class Lrp(Attribution):
     Args:
         composite: which rules are used, see above.
         epsilon: ε.
+        target: where relevance starts: at f_y(x) for the class y (`class`), at f_y(x) for y less
+            1/C of each logit (`centred`), or at 1 for every class among the labels of a batch
+            (`batch`), as in FedXDS's released code. Relevances sum to what they start from, so
+            with `class` most are negative where f_y(x) is.
         low: l, the least value of a pixel for each channel, or one for all: (0 − mean)/std for
             pixels in [0, 1]. Without it, the least and greatest values of each image's own
             channels: a box that holds the image, needs no knowledge of the data, and does not
@@ -427,8 +445,7 @@ class Lrp(Attribution):
             after fedsim's, to a copy.
 
     Source: Bach et al. (PLoS ONE 2015) for ε, z⁺; Montavon et al. (Pattern Recognition 2017;
-    LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`. FedXDS's code
-    starts from one for every class among the batch's labels, here it is the example's own logit.
+    LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`.
     Zennit's merge leaves each batch norm dividing by √(1 + eps); here it divides by 1.
     """
 
@@ -436,6 +453,7 @@ class Lrp(Attribution):
     name: str = "lrp"
     composite: Literal["epsilon_plus_flat", "epsilon_gamma_box", "epsilon"] = "epsilon_plus_flat"
     epsilon: float = Field(1e-6, gt=0)
+    target: Literal["class", "centred", "batch"] = "class"
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
     canonizer: str | None = None
@@ -483,9 +501,15 @@ class Lrp(Attribution):
                     logits = canonised(inputs)
                 if rows.start == 0:
                     self._refuse_unseen(canonised, logits, order)
-                initial = _one_hot(logits, y[rows]) * logits.detach()
+                initial = self._initial(logits.detach(), y[rows])
                 (found[rows],) = torch.autograd.grad(logits, inputs, initial)
         return found
+
+    def _initial(self, logits: Tensor, y: Tensor) -> Tensor:
+        """(b, C) the relevance of each output."""
+        if self.target == "batch":
+            return _one_hot(logits, y).amax(0, keepdim=True).expand_as(logits)
+        return _contrast(self.target, self.name, logits, y) * logits
 
     def _canonised(self, network: nn.Module) -> nn.Module:
         """A copy in evaluation mode, with batch norm merged and sums converted to modules.
@@ -711,10 +735,10 @@ def _joined(logits: Tensor) -> str | None:
 
 
 class _Gradient:
-    """∂f_y/∂x of a network at a batch of inputs."""
+    """∂f_t/∂x of a network at a batch of inputs."""
 
-    def __init__(self, name: str, network: nn.Module, y: Tensor) -> None:
-        self.name, self.network, self.y = name, network, y
+    def __init__(self, name: str, target: str, network: nn.Module, y: Tensor) -> None:
+        self.name, self.target, self.network, self.y = name, target, network, y
 
     def __call__(self, x: Tensor) -> Tensor:
         inputs = x.detach().clone().requires_grad_()
@@ -722,14 +746,30 @@ class _Gradient:
             logits = self.network(inputs)
         found = None
         if logits.requires_grad:
-            one_hot = _one_hot(logits, self.y)
-            (found,) = torch.autograd.grad(logits, inputs, one_hot, allow_unused=True)
+            if self.target == "outputs":
+                of_logits = logits.detach()
+            else:
+                of_logits = _contrast(self.target, self.name, logits, self.y)
+            (found,) = torch.autograd.grad(logits, inputs, of_logits, allow_unused=True)
         if found is None:
             raise ExperimentError(
                 f"attribution {self.name}: the network's outputs cannot be differentiated with "
                 "respect to its inputs"
             )
         return found
+
+
+def _contrast(target: str, name: str, logits: Tensor, y: Tensor) -> Tensor:
+    """(b, C) the weights of the logits in f_y, or in f_y − 1/C Σ_c f_c."""
+    weights = _one_hot(logits, y)
+    if target == "class":
+        return weights
+    if logits.shape[1] == 1:
+        raise ExperimentError(
+            f"attribution {name}: target=centred compares classes, and there is one output; use "
+            "target=class"
+        )
+    return weights - 1 / logits.shape[1]
 
 
 def _one_hot(logits: Tensor, y: Tensor) -> Tensor:

@@ -171,6 +171,8 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         x = self.inputs(fed)
         # Features of public inputs are the same for all clients and computed once.
         negatives, distillation = (represent(fed.model, x[rows]) for rows in self.split(fed))
+        if problem := self.swamped(int(fed.num_samples[new].max()) + len(negatives), negatives):
+            fed.notice(problem)
         with fed.setup_traffic():
             sent = fed.gather(
                 self.score,
@@ -183,6 +185,28 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
             state,
             scored=np.concatenate([state.scored, np.array(list(sent), dtype=np.int64)]),
             scores=np.concatenate([state.scores, *(row[np.newaxis] for row in sent.values())]),
+        )
+
+    def swamped(self, n: int, features: Tensor) -> str | None:
+        """A warning if the noise of scores is larger than the largest possible signal.
+
+        The regression's loss at w* is at most that at 0, so ‖w*‖² ≤ 2·ln(2)/λ; D features get
+        noise of norm σ·√D.
+
+        Args:
+            n: inputs of the regression; a client with fewer has more noise.
+            features: (·, D).
+        """
+        if self.epsilon is None or self.regression == "code":  # there, weights are hardly bounded
+            return None
+        noise = self.sigma(n) * math.sqrt(features.shape[1])
+        signal = math.sqrt(2 * math.log(2) / self.l2)
+        if noise <= signal:
+            return None
+        return (
+            f"warning: FedAUX's scores are noise: with {n} inputs, the noise on the regression's "
+            f"weights has a norm of {noise:.3g}, and they have {signal:.3g} at most; raise "
+            "method.epsilon, or set it to null for scores without noise"
         )
 
     @client_function("local_update")

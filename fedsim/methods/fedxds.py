@@ -6,8 +6,9 @@ text differ, the text is followed, and the code is an option.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.data import ClientSplits, Dataset
+from fedsim.data.augment import strong, weak
 from fedsim.data.subset import take_stratified
 from fedsim.errors import ExperimentError
 from fedsim.explain.attribution import Attribution, Lrp, attributions, heatmap
@@ -34,7 +36,7 @@ from fedsim.methods.pixels import pixel_range, to_pixels
 from fedsim.methods.sharing import PoolMethod, label_type
 from fedsim.objectives import Classification
 from fedsim.privacy.gaussian import analytic_sigma, clip, guarantee
-from fedsim.training import Loss, Train
+from fedsim.training import Loss, Train, logits
 
 Pool = NDArray[Any]  # float32, or uint8 levels
 DELTA = 1e-5  # δ of the reported guarantee if the experiment gives σ
@@ -76,12 +78,17 @@ class FedXDS(PoolMethod[FedXDSState]):
     nothing is guaranteed for images with different masks: x ↦ x ⊙ m(x) can jump. Labels are shared
     unchanged, and the models of all phases are sent without noise.
 
-    With a `fraction` of 0, nothing is shared and the method is FedAvg. Local images are not
-    augmented (the released code crops, flips, and more), and clients are weighted by n_k (there,
-    by their number of batches).
+    With a `fraction` of 0, nothing is shared and the method is FedAvg. The released code differs
+    from this in its warm-up (`warmup_clients` all, `warmup_epochs` 10), the model that attributes
+    (`attribute_with` local), what is attributed (`attribution.target`), `mask` (soft), `noise_on`
+    (all), `augment` (strong), and in weighting clients by their number of batches instead of n_k.
 
     Args:
         warmup_rounds: number of rounds of phase 1.
+        warmup_clients: clients in a round of phase 1: the round's `cohort`, or `all`, as in the
+            released code.
+        warmup_epochs: local epochs of phase 1; by default those of `train`; 10 in the released
+            code.
         attribution: the attribution that computes relevances; see `fedsim.explain.attribution`.
         attribute_with: the `global` warm-up model, or a `local` model that each client trains
             further from it, as in the released code.
@@ -99,6 +106,9 @@ class FedXDS(PoolMethod[FedXDSState]):
         encoding: encoding of the images sent: `float32`, or `uint8` with 256 levels from the least
             normalised pixel - 3σ to the greatest + 3σ, one of which is 0.
         start: start of phase 3: from `fresh` weights, or `continue` with the warm-up model.
+        augment: augmentation of local images in phase 3, not of the pool: `none`, `weak` (shifts,
+            and mirroring of colour images), or `strong` (then RandAugment), as in the released
+            code; see `fedsim.data.augment`.
     """
 
     name: str = "fedxds"
@@ -107,6 +117,8 @@ class FedXDS(PoolMethod[FedXDSState]):
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
     warmup_rounds: int = Field(10, ge=0)
+    warmup_clients: Literal["cohort", "all"] = "cohort"
+    warmup_epochs: int | None = Field(None, ge=1)
     attribution: Annotated[SerializeAsAny[Attribution], BeforeValidator(attributions.parse)] = (
         Lrp()
     )
@@ -121,6 +133,7 @@ class FedXDS(PoolMethod[FedXDSState]):
     noise_on: Literal["retained", "all"] = "retained"
     encoding: Literal["float32", "uint8"] = "float32"
     start: Literal["fresh", "continue"] = "fresh"
+    augment: Literal["none", "weak", "strong"] = "none"
 
     @model_validator(mode="after")
     def _one_noise(self) -> FedXDS:
@@ -185,6 +198,12 @@ class FedXDS(PoolMethod[FedXDSState]):
         fed.log(phase=state.phase)
         if state.phase == "share":
             return self.sharing_round(fed, state)
+        if state.phase == "warm up":
+            everyone = np.arange(fed.num_clients)
+            cohort = everyone if self.warmup_clients == "all" else fed.sample(t)
+            mean = fed.mean(self.warm_up, cohort, weights=state.weights)
+            phase = "share" if t == self.warmup_rounds else "warm up"
+            return replace(state, weights=mean.weights, phase=phase)
         mean = fed.mean(
             self.local_update,
             fed.sample(t),
@@ -193,8 +212,7 @@ class FedXDS(PoolMethod[FedXDSState]):
             labels=NotCounted(state.labels),
             levels=NotCounted(self.levels(fed)),
         )
-        phase = "share" if state.phase == "warm up" and t == self.warmup_rounds else state.phase
-        return replace(state, weights=mean.weights, phase=phase)
+        return replace(state, weights=mean.weights)
 
     def sharing_round(self, fed: Federation, state: FedXDSState) -> FedXDSState:
         """Phase 2: every client's masked images, pooled and sent to every client."""
@@ -231,30 +249,35 @@ class FedXDS(PoolMethod[FedXDSState]):
             explained: also return how they were made, which a real client keeps private.
         """
         if self.attribute_with == "local":
-            weights = client.train(weights)
+            weights = client.train(weights, epochs=self.warmup_epochs)
         client.model.load(weights)
         y = client.data.y.cpu().numpy()
         rows, _ = take_stratified(np.arange(len(y)), y, self.fraction, client.rng("share"))
         x, labels = client.data.x[rows], client.data.y[rows]
         relevance, noise = client.rng("attribution"), client.rng("noise")
         heatmaps, m, f = self.f(client.model.module, x, labels, relevance, noise)
-        client.report(shared=len(rows))
+        own = torch.from_numpy(logits(client.model.module, x))
+        own = own.gather(1, labels.cpu().long()[:, None])
+        client.report(shared=len(rows), negative_logits=int((own < 0).sum()))
         message = {
             "shared": encode(f, levels) if self.encoding == "uint8" else f,
             "labels": y[rows].astype(label_type(client.num_classes)),
         }
         return message | ({"x": x, "heatmaps": heatmaps, "masks": m} if explained else {})
 
+    @client_function("local_update")  # the same draws
+    def warm_up(self, client: Client, weights: Tensor) -> Update:
+        """(client) As in FedAvg, for `warmup_epochs`."""
+        trained = client.train(weights, epochs=self.warmup_epochs)
+        return Update(weights=trained, weight=client.num_samples)
+
     @client_function("local_update")
     def local_update(
         self, client: Client, weights: Tensor, shared: Tensor, labels: Tensor, levels: Tensor
     ) -> Update:
         """(client) As in FedAvg, on local data and the pool."""
-        if len(labels):
-            trained = client.train(weights, loss=self.both(client, shared, labels, levels))
-        else:
-            trained = client.train(weights)
-        return Update(weights=trained, weight=client.num_samples)
+        loss = self.both(client, shared, labels, levels) if len(labels) else self.local(client)
+        return Update(weights=client.train(weights, loss=loss), weight=client.num_samples)
 
     # -- within --------------------------------------------------------------------------------
 
@@ -365,14 +388,33 @@ class FedXDS(PoolMethod[FedXDSState]):
         """
         rows = cycle(len(labels), client.rng("pool"))
         size = min(client.settings.batch_size, len(labels))
+        augmented = self.augmentation(client)
 
         def loss(network: nn.Module, x: Tensor, y: Tensor, _: Mapping[str, Tensor]) -> Tensor:
             drawn = torch.tensor(list(islice(rows, size)), device=x.device)
             images = decode(shared[drawn], levels)
             of_pool = cross_entropy(network(images), labels[drawn].long())
-            return cross_entropy(network(x), y, reduction="none") + of_pool
+            return cross_entropy(network(augmented(x)), y, reduction="none") + of_pool
 
         return loss
+
+    def local(self, client: Client) -> Loss | None:
+        """Cross-entropy of augmented images; None, the objective's loss, without augmentation."""
+        if self.augment == "none":
+            return None
+        augmented = self.augmentation(client)
+
+        def loss(network: nn.Module, x: Tensor, y: Tensor, _: Mapping[str, Tensor]) -> Tensor:
+            return cross_entropy(network(augmented(x)), y, reduction="none")
+
+        return loss
+
+    def augmentation(self, client: Client) -> Callable[[Tensor], Tensor]:
+        """The augmentation of local images, drawn anew for each batch."""
+        if self.augment == "none":
+            return lambda x: x
+        function = {"weak": weak, "strong": strong}[self.augment]
+        return partial(function, rng=client.rng("augment"))
 
 
 def label_table(sent: Mapping[int, Mapping[str, Any]]) -> list[dict[str, int]]:

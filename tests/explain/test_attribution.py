@@ -788,3 +788,82 @@ class TestRegistry:
         assert Lrp().composite == "epsilon_plus_flat"
         assert (SmoothGrad().noise, SmoothGrad().samples) == (0.1, 20)
         assert IntegratedGradients().steps == 20
+
+
+class TestTarget:
+    """Which output is explained."""
+
+    @pytest.fixture
+    def case(self) -> tuple[nn.Module, Tensor, Tensor]:
+        return network("mlp", (7,), hidden=(8, 8)), *examples((7,), 5)
+
+    @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
+    def test_a_gradient_is_that_of_the_target(
+        self, target: str, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        net, x, y = case
+        inputs = x.clone().requires_grad_()
+        f = net(inputs)
+        own = f.gather(1, y[:, None])[:, 0]
+        targets = {"class": own, "centred": own - f.mean(1), "outputs": (f**2).sum(1) / 2}
+        (expected,) = torch.autograd.grad(targets[target].sum(), inputs)
+        torch.testing.assert_close(explain("gradient", net, x, y, target=target), expected)
+
+    @pytest.mark.parametrize("target", ["class", "centred", "outputs"])
+    def test_the_targets_of_other_gradients(
+        self, target: str, case: tuple[nn.Module, Tensor, Tensor]
+    ) -> None:
+        net, x, y = case
+
+        def gradient(at: Tensor) -> Tensor:
+            return explain("gradient", net, at, y, target=target)
+
+        found = explain("gradient_x_input", net, x, y, target=target)
+        torch.testing.assert_close(found, x * gradient(x))
+        found = explain("integrated_gradients", net, x, y, target=target, steps=3)
+        path = (gradient(x / 3) + gradient(2 * x / 3) + gradient(x)) / 3
+        torch.testing.assert_close(found, x * path)
+        found = explain("smoothgrad", net, x, y, target=target, samples=4, noise=0.0)
+        torch.testing.assert_close(found, gradient(x))
+
+    def test_lrp_starts_at_the_target(self) -> None:
+        """Of a linear network: R_j = Σ_c a_j w_jc / f_c · R_c."""
+        net, (x, y) = nn.Sequential(nn.Linear(6, CLASSES, bias=False)), examples((6,), 3)
+        w = net[0].weight
+        assert isinstance(w, Tensor)
+        f = x @ w.T
+        one_hot = F.one_hot(y, CLASSES)
+        starts = {
+            "class": one_hot * f,
+            "centred": (one_hot - 1 / CLASSES) * f,
+            "batch": one_hot.amax(0).expand(3, -1),  # three of ten classes
+        }
+        for target, start in starts.items():
+            expected = x * ((start / f) @ w)
+            found = explain("lrp", net, x, y, composite="epsilon", target=target)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("composite", COMPOSITES)
+    def test_centred_relevance_ignores_what_all_logits_share(self, composite: str) -> None:
+        net, (x, y) = network("cnn", (1, 28, 28), channels=(3, 4)), examples((1, 28, 28), 4)
+        assert isinstance(net, Classifier)
+        before = explain("lrp", net, x, y, composite=composite, target="centred")
+        with torch.no_grad():
+            net.head.weight += torch.randn(net.head.weight.shape[1])
+        after = explain("lrp", net, x, y, composite=composite, target="centred")
+        torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-4)
+
+    def test_centred_relevance_sums_to_the_distance_from_the_mean_logit(self) -> None:
+        made = network("cnn", (1, 28, 28), channels=(3, 4))
+        net, (x, y) = without_biases(made), examples((1, 28, 28), 4)
+        found = total(explain("lrp", net, x, y, target="centred"))
+        expected = own_logit(net, x, y) - net(x).detach().mean(1)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("name", ["lrp", "gradient"])
+    def test_one_output_has_no_other_to_compare_with(self, name: str) -> None:
+        fields = {"composite": "epsilon"} if name == "lrp" else {}
+        with pytest.raises(ExperimentError, match=r"target=centred compares classes.*one output"):
+            explain(
+                name, nn.Linear(3, 1), torch.ones(2, 3), torch.zeros(2), target="centred", **fields
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from scipy.special import expit, logit
 from torch import nn
 
 from experiments import federation, server_states, small_experiment
-from fedsim import Run
+from fedsim import Run, run
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client
 from fedsim.methods.auxiliary import augment, contrast, pretrain
@@ -366,3 +367,26 @@ class TestRefusals:
         message = self.refusal(finish, method=method, model={"name": "cnn"})
         assert f"{path} has no 'features.0.weight' of shape (16, 1, 5, 5), which" in message
         assert "but one" not in message
+
+
+def test_a_warning_where_noise_swamps_the_scores(finish: Finish, tmp_path: Path) -> None:
+    events: list[Any] = []
+    made = small_experiment(method=PLAIN, partition=SHARE, train={"rounds": 1})
+    run(made, tmp_path, events.append)
+    (line,) = (e for e in events if isinstance(e, str) and "FedAUX" in e)
+    assert re.search(
+        r"scores are noise: with \d+ inputs, .* norm of \d.*raise method.epsilon", line
+    )
+
+
+def test_there_is_none_where_scores_can_be_seen() -> None:
+    """The bound of the warning: no regression's weights are larger."""
+    own, negatives = torch.full((90, 4), 3.0), -torch.full((180, 4), 3.0)
+    method = FedAUX(epsilon=0.9, l2=0.5)
+    assert method.swamped(10**6, negatives) is None
+    assert FedAUX(epsilon=None).swamped(2, negatives) is None
+    assert method.swamped(20, negatives) is not None
+    quiet = FedAUX(epsilon=None, l2=0.5)
+    scores = quiet.scores(own, negatives, torch.eye(4) * 6, np.random.default_rng(0))
+    weights = logit(scores.double().numpy() - 1e-8)  # of entries at the largest norm: 1
+    assert np.linalg.norm(weights) <= math.sqrt(2 * math.log(2) / 0.5)

@@ -14,6 +14,7 @@ from torch import nn
 
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
+from fedsim.data.augment import strong, weak
 from fedsim.errors import BadInput
 from fedsim.explain.attribution import attributions, heatmap
 from fedsim.methods.fedxds import FedXDS, FedXDSState, decode, encode
@@ -71,6 +72,24 @@ def test_without_warm_up_an_untrained_model_attributes() -> None:
     states = server_states(experiment(warmup_rounds=0))
     assert [s.phase for s in states] == ["share"] + ["train"] * 5
     assert len(states[1].labels) == 1437
+
+
+def test_warm_up_of_all_clients(finish: Finish) -> None:
+    """As in the released code: all of them, for local epochs of their own."""
+    half = {**TRAIN, "participation": 0.5}
+    method = {**FEDXDS, "warmup_clients": "all", "warmup_epochs": 3}
+    clients = finish(method=method, train=half).clients
+    rounds = clients.groupby("round")
+    assert rounds.size().tolist() == [10, 10, 10, 5, 5]
+    epochs = clients["steps"] / np.ceil(clients["samples"] / 16)
+    assert (epochs[clients["round"] <= 2] == 3).all()
+    assert (epochs[clients["round"] >= 4] == 1).all()
+
+
+def test_longer_warm_up_is_longer_fedavg() -> None:
+    states = server_states(experiment(warmup_epochs=3))
+    *_, plain = server_states(small_experiment(train={**TRAIN, "rounds": 2, "local_epochs": 3}))
+    np.testing.assert_array_equal(states[2].weights, plain.weights)
 
 
 # what is shared
@@ -185,6 +204,21 @@ def test_another_models_attributions() -> None:
     assert 0 < np.mean((one[3].shared != 0) != (other[3].shared != 0)) < 0.5
 
 
+def test_negative_logits_are_counted(finish: Finish) -> None:
+    """Of these images most relevances of LRP are negative."""
+    made = experiment()
+    (found, states), fed = shared_of(made), federation(made)
+    done = finish(method=FEDXDS, train=TRAIN)
+    recorded = done.clients.set_index(["round", "client"])["negative_logits"].loc[3]
+    fed.model.load(torch.tensor(states[2].weights))
+    dataset, splits, _ = prepare(made)
+    for k, (x, _, _) in enumerate(found):
+        y = torch.tensor(dataset.y[splits.train[k]])
+        own = fed.model.module.eval()(x).gather(1, y[:, None])
+        assert recorded[k] == int((own < 0).sum())
+    assert 0 < recorded.sum() < 1437
+
+
 # bytes
 
 
@@ -248,6 +282,32 @@ def test_a_step_is_on_a_local_batch_and_one_of_the_pool() -> None:
     np.testing.assert_allclose(states[4].weights, weighted / total, atol=1e-5)
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_local_images_are_augmented(fraction: float) -> None:
+    """In training proper, and not in the warm-up; of the pool nothing is."""
+    plain = server_states(experiment(fraction=fraction))
+    states = server_states(experiment(fraction=fraction, augment="weak"))
+    same = [np.array_equal(a.weights, b.weights) for a, b in zip(plain, states, strict=True)]
+    assert same == [True, *([False] * 5 if fraction == 0 else [True, True, True, False, False])]
+
+
+@pytest.mark.parametrize(("name", "function"), [("weak", weak), ("strong", strong)])
+def test_the_loss_is_of_augmented_images(name: str, function: Callable[..., Any]) -> None:
+    class Draws:
+        def rng(self, stream: str) -> np.random.Generator:
+            return keyed_rng(0, stream)
+
+    method = FedXDS(augment=name)
+    x, y = torch.rand(6, 1, 8, 8), torch.arange(6) % 3
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    loss = method.local(Draws())  # type: ignore[arg-type]
+    assert loss is not None
+    rng = keyed_rng(0, "augment")
+    for _ in range(2):  # drawn anew for each batch
+        expected = nn.functional.cross_entropy(network(function(x, rng)), y, reduction="none")
+        torch.testing.assert_close(loss(network, x, y, {}), expected)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     sections = {"method": FEDXDS, "train": TRAIN, "checkpoint": {"every": 1}}
@@ -274,6 +334,7 @@ def test_resumed_in_each_phase(undisturbed: Run, tmp_path: Path, after: int) -> 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"removed": 100}, "method.removed: must be less than 100"),
     ({"removed": -1}, "method.removed: must be greater than or equal to 0"),
+    ({"warmup_epochs": 0}, "method.warmup_epochs: must be greater than or equal to 1"),
     ({"fraction": 1.5}, "method.fraction: must be less than or equal to 1"),
     ({"epsilon": 0.0, "delta": 1e-5}, "method.epsilon: must be greater than 0"),
     ({"epsilon": 1.0, "delta": 1.0}, "method.delta: must be less than 1"),
