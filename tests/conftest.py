@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -51,6 +52,12 @@ ON_RAY = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray's tests first, so that no process is left alone with them at the end."""
     items.sort(key=lambda item: item.path.stem not in ON_RAY)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

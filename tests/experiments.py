@@ -54,6 +54,8 @@ NETWORK_METHODS = [
 
 WITHOUT_GLOBAL = {n for n in NETWORK_METHODS if not dict(methods.items())[n].has_global_model}
 
+LATE = {"fedfed", "fedxds"}  # that train the model in later rounds than the second
+
 FEW: dict[str, Any] = {"name": "digits", "subset": 0.3}  # data, where no test needs a good model
 
 LITTLE_TEACHER = {

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments import FEW, NETWORK_METHODS, server_states, small_experiment, with_method
+from experiments import FEW, NETWORK_METHODS, with_method
 from fedsim import Run, replay, simulate
 from fedsim.analysis.replay import ClientModel, ModelSnapshot, Replay, client_models
 from fedsim.errors import BadInput
 from fedsim.explain.mimic import Mimicked, TreeExplainer
 from fedsim.federation import Client
 from fedsim.federation.worker import Worker
+from fedsim.methods import State
 from fedsim.simulate import evaluate_round
 
 Finish = Callable[..., Run]
@@ -58,6 +59,21 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return noted
 
 
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> dict[int, State]:
+    """The server's state after each round, noted down as a run goes on."""
+    noted: dict[int, State] = {}
+    one_round = simulate.one_round
+
+    def note(*arguments: Any) -> State:
+        *_, t = arguments
+        noted[t] = one_round(*arguments)
+        return noted[t]
+
+    monkeypatch.setattr(simulate, "one_round", note)
+    return noted
+
+
 def client_model(run: Run, k: int, after: int | None = None) -> tuple[ClientModel, Replay]:
     models, again = client_models(run, [k], after)
     return models[k], again
@@ -80,7 +96,9 @@ def assert_same(a: ClientModel, b: ClientModel) -> None:
 
 
 @pytest.mark.parametrize("name", [*NETWORK_METHODS, *OF_RULES])
-def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -> None:
+def test_clients_and_server_after_every_round(
+    finish: Finish, seen: Seen, states: dict[int, State], name: str
+) -> None:
     if name in OF_RULES:
         sections: dict[str, Any] = {
             **{"data": {"name": "friedman"}, "model": {"name": "tsk"}, "method": {"name": name}},
@@ -89,42 +107,44 @@ def test_every_client_after_every_round(finish: Finish, seen: Seen, name: str) -
     else:
         half = {"participation": 0.5, "rounds": 5}
         sections = with_method(name, data=FEW, train=half, engine={"clients_per_step": 2})
-    done = finish(**sections)
-    before = dict(seen)
+    done = finish(**sections, checkpoint={"every": 2})
+    before, passed = dict(seen), dict(states)
     if name == "centralised":
         with pytest.raises(BadInput, match=r"client 0 was not trained in any round"):
             client_model(done, 0)
-        return
-    assert len(before) >= 4
-    for t in {t for _, t in (min(before), max(before, key=lambda seen: seen[1]))}:
-        cohort = [k for k, r in before if r == t]
-        models, again = client_models(done, cohort, t)
-        assert again.after == t
-        for k in cohort:
-            assert_same(models[k], before[k, t])
-    k = max(before)[0]
-    own, again = client_model(done, k)
-    assert_same(own, before[k, max(t for i, t in before if i == k)])
+    else:
+        assert len(before) >= 4
+        for t in {t for _, t in (min(before), max(before, key=lambda seen: seen[1]))}:
+            cohort = [k for k, r in before if r == t]
+            models, again = client_models(done, cohort, t)
+            assert again.after == t
+            for k in cohort:
+                assert_same(models[k], before[k, t])
+        k = max(before)[0]
+        own, again = client_model(done, k)
+        assert_same(own, before[k, max(t for i, t in before if i == k)])
+    if name not in OF_RULES:
+        assert replay_server(done, passed) == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("name", "keep"), [*((name, "last") for name in NETWORK_METHODS), ("scaffold", "all")]
-)
-def test_the_server_after_every_round(finish: Finish, name: str, keep: str) -> None:
-    sections = with_method(name, data=FEW, train={"participation": 0.5, "rounds": 5})
-    states = server_states(small_experiment(**sections))
-    done = finish(**sections, checkpoint={"every": 2, "keep": keep})
+def test_the_server_from_a_checkpoint(finish: Finish, states: dict[int, State]) -> None:
+    sections = with_method("scaffold", data=FEW, train={"participation": 0.5, "rounds": 5})
+    done = finish(**sections, checkpoint={"every": 2, "keep": "all"})
+    assert replay_server(done, dict(states)) == [3]
+
+
+def replay_server(done: Run, states: dict[int, State]) -> list[int]:
+    """The rounds that were carried out again to reach the server's states of rounds 3 and 5."""
     begun: list[int] = []
     for t in (3, 5):
         again = replay(done, t, begun.append)
         assert (again.after, again.fed.round) == (t, t)  # of round 5 there is a checkpoint
-        state = again.state
-        for f in fields(state):
-            a, b = getattr(state, f.name), getattr(states[t], f.name)
+        for f in fields(again.state):
+            a, b = getattr(again.state, f.name), getattr(states[t], f.name)
             assert str(a) == str(b)
             if isinstance(a, np.ndarray):
                 np.testing.assert_array_equal(a, b)
-    assert begun == {"last": [1, 2, 3], "all": [3]}[keep]
+    return begun
 
 
 def test_each_subject_has_a_network_of_its_own(finish: Finish, seen: Seen) -> None:

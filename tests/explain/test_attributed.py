@@ -13,7 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experiments import NETWORK_METHODS, WITHOUT_GLOBAL, Say, small_experiment, with_method
+from experiments import (
+    FEW,
+    LATE,
+    NETWORK_METHODS,
+    WITHOUT_GLOBAL,
+    Say,
+    small_experiment,
+    with_method,
+)
 from fedsim import Run, run
 from fedsim.analysis.replay import ModelSnapshot, client_models
 from fedsim.data import Dataset
@@ -32,7 +40,6 @@ from fedsim.models import models
 
 Finish = Callable[..., Run]
 WORDS = {"name": "planted_reviews", "reviews": 20, "test_reviews": 10, "dimension": 4}
-LATE = {"fedfed", "fedxds"}  # those that share in later rounds than the second
 TEXT_CNN = {"name": "text_cnn", "kernels": [2], "filters": 4, "hidden": 4}
 
 
@@ -67,7 +74,7 @@ def test_what_a_clients_model_of_a_round_looks_at(finish: Finish, say: Say) -> N
 @pytest.mark.parametrize("name", NETWORK_METHODS)
 def test_every_method(finish: Finish, say: Say, name: str) -> None:
     rounds = 4 if name in LATE else 2
-    done = finish(**with_method(name, train={"rounds": rounds}))
+    done = finish(**with_method(name, data=FEW, train={"rounds": rounds}))
     whose = ["--client", "2"] if name in WITHOUT_GLOBAL else []
     words = ["--explainer", "gradient", "--row", "0", *whose]
     code, text, _ = say("explain", str(done.path), *words)
