@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
-from scipy.stats import ttest_ind
+from scipy.optimize import brentq
+from scipy.stats import nct, t, ttest_ind, ttest_rel
 
 import fedsim
 from fedsim import Grid
@@ -68,6 +70,69 @@ def finished(grids: Iterable[Grid]) -> Iterator[tuple[dict[str, Any], fedsim.Run
 def better(a: pd.Series, b: pd.Series) -> float:
     """p of a one-tailed Welch's t-test that a's mean is not above b's."""
     return float(ttest_ind(a, b, equal_var=False, alternative="greater").pvalue)
+
+
+class Paired(NamedTuple):
+    """A difference over pairs of runs that share a seed, and so partition and initial weights.
+
+    Attributes:
+        mean: of the difference, ours less theirs.
+        low, high: its 95 % confidence interval.
+        p: of a one-tailed paired t-test that it is not above 0.
+        least: the difference that as many pairs find with a probability of 0.8 at p < 0.05.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    least: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
+
+def paired(ours: pd.Series, theirs: pd.Series) -> Paired:
+    """Compare two series of figures with the same index, such as the seed."""
+    together = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
+    difference = together["ours"] - together["theirs"]
+    tested = ttest_rel(together["ours"], together["theirs"], alternative="greater")
+    low, high = ttest_rel(together["ours"], together["theirs"]).confidence_interval(0.95)
+    least = _detectable(len(difference)) * difference.sem()
+    return Paired(difference.mean(), low, high, float(tested.pvalue), least)
+
+
+def _detectable(n: int) -> float:
+    """What n pairs find with a probability of 0.8 at p < 0.05, in standard errors."""
+    critical = t.ppf(0.95, n - 1)
+    return float(brentq(lambda x: nct.sf(critical, n - 1, x) - 0.8, 0.1, 50))
+
+
+def holm(p: Iterable[float]) -> list[float]:
+    """p-values of several tests, corrected for their number by Holm's method."""
+    values = np.array(list(p))
+    order = values.argsort()
+    corrected = np.empty_like(values)
+    corrected[order] = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)).clip(
+        0, 1
+    )
+    return [float(value) for value in corrected]
+
+
+def against(results: pd.DataFrame, ours: str, column: str = "accuracy") -> dict[str, list[str]]:
+    """Of each other method: the difference to ours with its interval, p by Holm, what is found.
+
+    Args:
+        results: rows with `method`, `seed` and the column.
+    """
+    by_seed = results.pivot(index="seed", columns="method", values=column)
+    others = [str(name) for name in results["method"].unique() if name != ours]
+    found = {name: paired(by_seed[ours], by_seed[name]) for name in others}
+    corrected = holm(each.p for each in found.values())
+    return {
+        name: [str(each), f"{p:.4f}", f"{each.least:.3f}"]
+        for (name, each), p in zip(found.items(), corrected, strict=True)
+    }
 
 
 def spread(values: pd.Series, digits: int = 3) -> str:

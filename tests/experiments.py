@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,23 @@ def interrupted(experiment: Experiment, out: Path, after: int) -> Path:
         run(experiment, out, interrupt)
     (folder,) = out.glob("*/*")
     return folder
+
+
+class _Learned(Exception):
+    """A run has learned enough."""
+
+
+def learns(experiment: Experiment, out: Path, metric: str, least: float) -> bool:
+    """Whether the metric comes above `least` in a round of the run, which ends with it."""
+
+    def watch(event: Progress) -> None:
+        if isinstance(event, dict) and event.get(metric, least) > least:
+            raise _Learned
+
+    with suppress(_Learned):
+        run(experiment, out, watch)
+        return False
+    return True
 
 
 def run_example(documented: Callable[..., Any], **known: Any) -> None:

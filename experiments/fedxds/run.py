@@ -11,7 +11,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import ttest_rel
 
 import fedsim
 from fedsim import Grid
@@ -30,13 +30,15 @@ from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_grad
 from fedsim.results.summary import of_run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tables import better, finished, grids, parser, spread, table
+from tables import Paired, against, finished, grids, holm, paired, parser, spread, table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 FEDXDS = "FedXLRP"
+MASK_ALONE = "FedXLRP, mask alone"
 TARGET = 0.7  # an accuracy to be reached
 # Runs that LiRA attacks as well; four shadow models each take as long as the run.
+GUESSES = ("mean_image", "class_mean")  # of an attacker without the shared images
 LIRA = ("FedAvg", "FedAvg clipped, z 0.1", "raw, σ 0.15", "FedXLRP, σ 0.15", "FedXLRP, σ 1.5")
 
 
@@ -75,6 +77,7 @@ def attack(run: fedsim.Run, name: str) -> tuple[dict[str, float], Inversion | No
     for what in ("shared", "reconstructed"):
         close = getattr(inversion, what)
         found |= {f"{what}_{m}": getattr(close, m) for m in ("mse", "psnr", "ssim")}
+    found |= {f"{what}_ssim": getattr(inversion, what).ssim for what in GUESSES}
     return found, inversion
 
 
@@ -114,60 +117,72 @@ def collect(name: str, grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
 # -- tables ------------------------------------------------------------------------------------
 
 
+FURTHER = {
+    "best": ("best", 3),
+    f"round of {TARGET:.0%}": ("round_reached", 0),
+    "roughness": ("roughness", 3),
+    "MB a client": ("megabytes", 2),
+    "of which once": ("megabytes_once", 2),
+}
+
+
+def compared(results: pd.DataFrame, further: Sequence[str] = ("best",)) -> str:
+    """Each method, and what FedXLRP is above it, by pairs of runs with the same seed."""
+    tests = against(results, FEDXDS)
+    rows = []
+    for method, runs in results.groupby("method", sort=False):
+        more = [spread(runs[FURTHER[c][0]], FURTHER[c][1]) for c in further]
+        rows.append(
+            [str(method), spread(runs["accuracy"]), *tests.get(str(method), [""] * 3), *more]
+        )
+    header = ["method", "accuracy", f"{FEDXDS} above by", "p, Holm", "least found"]
+    return table([*header, *further], rows)
+
+
 def heterogeneity(results: pd.DataFrame) -> Iterator[str]:
     for alpha, part in results.groupby("alpha", sort=False):
         yield f"\nα = {alpha}\n"
-        own = part[part["method"] == FEDXDS]["accuracy"]
-        rows = []
-        for method, runs in part.groupby("method", sort=False):
-            p = "" if method == FEDXDS else f"{better(own, runs['accuracy']):.3f}"
-            figures = [spread(runs["accuracy"]), p, spread(runs["best"])]
-            figures += [spread(runs["round_reached"], 0), spread(runs["roughness"])]
-            figures += [f"{runs[c].mean():.2f}" for c in ("megabytes", "megabytes_once")]
-            rows.append([str(method), *figures])
-        header = ["method", "accuracy", f"p ({FEDXDS} above)", "best", f"round of {TARGET:.0%}"]
-        yield table([*header, "roughness", "MB a client", "of which once"], rows)
+        yield compared(part, [*FURTHER])
+        yield "\nRoughness: FedXLRP's less theirs\n"
+        tests = against(part.assign(smooth=-part["roughness"]), FEDXDS, "smooth")
+        yield table(
+            ["method", "smoother by", "p, Holm", "least found"],
+            [[method, *cells] for method, cells in tests.items()],
+        )
 
 
-def by_two(results: pd.DataFrame, axis: str) -> Iterator[str]:
-    """Methods in rows, another axis in columns, and a test of FedXLRP against each method."""
-    values = results[axis].unique().tolist()
-    own = results[results["method"] == FEDXDS]
-    # One figure for each seed: runs of one seed share the partition, and are no separate samples.
-    by_seed = results.groupby(["method", "seed"], sort=False)["accuracy"].mean()
-    rows = []
+def along(results: pd.DataFrame, axis: str) -> Iterator[str]:
+    """Methods in rows, an axis in columns; and the last value against the first, by pairs."""
+    values = list(dict.fromkeys(results[axis]))
+    rows, tests = [], {}
     for method, runs in results.groupby("method", sort=False):
-        cells = [spread(runs[runs[axis] == value]["accuracy"]) for value in values]
-        p = "" if method == FEDXDS else f"{better(by_seed[FEDXDS], by_seed[method]):.3f}"
-        rows.append([str(method), *cells, spread(by_seed[method]), p])
-    yield table(["method", *map(str, values), "mean", f"p ({FEDXDS} above)"], rows)
-    ends = [own[own[axis] == v]["accuracy"] for v in (values[-1], values[0])]
-    yield f"\n{FEDXDS} at {values[-1]} above {values[0]}: p = {better(*ends):.3f}"
+        of = {v: own.set_index("seed")["accuracy"] for v, own in runs.groupby(axis)}
+        tests[method] = paired(of[values[-1]], of[values[0]])
+        rows.append([str(method), *(spread(of[v]) for v in values), str(tests[method])])
+    corrected = holm(each.p for each in tests.values())
+    for row, each, p in zip(rows, tests.values(), corrected, strict=True):
+        row += [f"{p:.4f}", f"{each.least:.3f}"]
+    header = [f"{values[-1]} above {values[0]} by", "p, Holm", "least found"]
+    yield table(["method", *map(str, values), *header], rows)
+    if len(rows) > 1:
+        yield "\nall values together\n"
+        mean = results.groupby(["method", "seed"], sort=False)["accuracy"].mean().reset_index()
+        yield compared(mean, [])
 
 
-def warmup(results: pd.DataFrame) -> Iterator[str]:
-    axis = "warm-up rounds"
-    rows = [
-        [str(n), spread(runs["accuracy"]), spread(runs["best"])]
-        for n, runs in results.groupby(axis, sort=False)
-    ]
-    yield table([axis, "accuracy", "best"], rows)
-    of = {n: runs["accuracy"] for n, runs in results.groupby(axis)}
-    yield f"\n10 above 0: p = {better(of['10'], of['0']):.3f}; "
-    yield f"20 above 10: p = {better(of['20'], of['10']):.3f}"
-
-
-def seeds(results: pd.DataFrame) -> Iterator[str]:
-    by_seed = results.pivot(index="seed", columns="method", values="accuracy")
+def steps(results: pd.DataFrame, axis: str) -> Iterator[str]:
+    """An axis in rows, each value against the one before, by pairs."""
+    of = {v: own.set_index("seed") for v, own in results.groupby(axis, sort=False)}
+    pairs = {v: paired(of[v]["accuracy"], of[u]["accuracy"]) for u, v in pairwise(of)}
+    corrected = dict(zip(pairs, holm(each.p for each in pairs.values()), strict=True))
     rows = []
-    for method, runs in results.groupby("method", sort=False):
-        cells = [spread(runs["accuracy"]), "", "", spread(runs["best"])]
-        if method != FEDXDS:
-            # Runs of one seed share partition and initial weights: pairs say more.
-            paired = ttest_rel(by_seed[FEDXDS], by_seed[method], alternative="greater").pvalue
-            cells[1:3] = f"{better(by_seed[FEDXDS], by_seed[method]):.4f}", f"{paired:.4f}"
-        rows.append([str(method), *cells])
-    yield table(["method", "accuracy", f"p ({FEDXDS} above)", "p of pairs", "best"], rows)
+    for v, own in of.items():
+        test = [""] * 3
+        if v in pairs:
+            test = [str(pairs[v]), f"{corrected[v]:.4f}", f"{pairs[v].least:.3f}"]
+        rows.append([str(v), spread(own["accuracy"]), spread(own["best"]), *test])
+    header = ["above the row before by", "p, Holm", "least found"]
+    yield table([axis, "accuracy", "best", *header], rows)
 
 
 def privacy(results: pd.DataFrame) -> Iterator[str]:
@@ -186,14 +201,39 @@ def privacy(results: pd.DataFrame) -> Iterator[str]:
         figures = [spread(runs[c], 1 if c.endswith("psnr") else 3) for c in columns]
         rows.append([str(method), f"{runs['epsilon'].mean():.3g}".replace("nan", "–"), *figures])
     yield table(["run", "ε", *columns.values()], rows)
+    shares = results.dropna(subset="reconstructed_ssim")
+    guesses = ", ".join(f"{g.replace('_', ' ')} {spread(shares[f'{g}_ssim'])}" for g in GUESSES)
+    yield f"\nSSIM without what is shared: {guesses}\n"
+    of = {m: own.set_index("seed") for m, own in shares.groupby("method", sort=False)}
+    tests: dict[str, Paired] = {}
+    for method, own in of.items():
+        sigma = str(method).rpartition(" ")[2]
+        if (ours := f"{FEDXDS}, σ {sigma}") in of and method != ours:
+            tests[method] = paired(own["reconstructed_ssim"], of[ours]["reconstructed_ssim"])
+    for sigma in ("0.15", "0.5", "1.5"):
+        ours = of[f"{FEDXDS}, σ {sigma}"]["reconstructed_ssim"]
+        for name, floor in (
+            ("its mask alone", of[MASK_ALONE]["reconstructed_ssim"]),
+            ("class mean", of[f"{FEDXDS}, σ {sigma}"]["class_mean_ssim"]),
+        ):
+            tests[f"{name}, σ {sigma}"] = paired(floor, ours)
+    corrected = holm(min(1.0, 2 * min(each.p, 1 - each.p)) for each in tests.values())
+    rows = [
+        [name, str(each), f"{p:.4f}"]
+        for (name, each), p in zip(tests.items(), corrected, strict=True)
+    ]
+    yield table(["at equal σ", "SSIM above FedXLRP's by", "p two-tailed, Holm"], rows)
 
 
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
+    "control": lambda results: iter([compared(results)]),
     "heterogeneity": heterogeneity,
-    "attribution": lambda results: by_two(results, "method.fraction"),
-    "sparsification": lambda results: by_two(results, "method.removed"),
-    "warmup": warmup,
-    "seeds": seeds,
+    "attribution": lambda results: iter([compared(results)]),
+    "cifar": lambda results: iter([compared(results)]),
+    "released": lambda results: iter([compared(results)]),
+    "fraction": lambda results: along(results, "method.fraction"),
+    "sparsification": lambda results: along(results, "method.removed"),
+    "warmup": lambda results: steps(results, "warm-up rounds"),
     "privacy": privacy,
 }
 

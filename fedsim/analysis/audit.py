@@ -87,6 +87,7 @@ SOURCES = {  # of reconstructed images, as a table names them
     "reconstructed": "shared images",
     "explanations": "explanations by {}",
     "mean image": "the mean image, without any",
+    "mean image of the class": "the mean image of the class, without any",
 }
 PROBE = 64  # examples by which it is estimated how long attacks take
 
@@ -112,6 +113,8 @@ class Inversion:
         reconstructed: how close `found` is to `originals`.
         mean_image: how close the mean of the attacker's own images is to `originals`: the best
             guess without items.
+        class_mean: the same for the mean of the attacker's images of the victim's class: the best
+            guess from the label alone.
     """
 
     originals: Tensor
@@ -120,6 +123,7 @@ class Inversion:
     labels: tuple[str, ...]
     reconstructed: Fidelity
     mean_image: Fidelity
+    class_mean: Fidelity
 
     @property
     def shared(self) -> Fidelity:
@@ -463,9 +467,13 @@ class PrivacyAudit:
         self, originals: Tensor, items: Tensor, found: Tensor, y: list[int], own: Examples
     ) -> Inversion:
         labels = tuple(self._dataset.classes[c] for c in y)
-        mean = self._pixels(own.x).mean(dim=0).expand_as(originals)
-        reconstructed, guessed = fidelity(originals, found), fidelity(originals, mean)
-        return Inversion(originals, items, found, labels, reconstructed, guessed)
+        pixels = self._pixels(own.x)
+        mean = pixels.mean(dim=0)
+        # Of a class of which the attacker has no image, it knows nothing.
+        of_class = {c: pixels[own.y == c].mean(dim=0) for c in own.y.unique().tolist()}
+        guesses = mean.expand_as(originals), torch.stack([of_class.get(c, mean) for c in y])
+        close = (fidelity(originals, each) for each in (found, *guesses))
+        return Inversion(originals, items, found, labels, *close)
 
     def _shared_pairs(
         self, sharing: SharesImages, rng: np.random.Generator
@@ -722,6 +730,7 @@ def _audit(
             done(step := step + 1, f"images from {name.replace('-', ' ')}")
     if images:
         add("mean image", inversion.mean_image)
+        add("mean image of the class", inversion.class_mean)
     kinds = ["source", "explainer", "noise", "mse", "psnr", "ssim"]
     tables = pd.DataFrame(membership), pd.DataFrame(images, columns=kinds)
     for table in tables:

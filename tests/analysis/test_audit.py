@@ -227,6 +227,25 @@ def test_victims_that_drift_are_seen_as_they_were_when_they_shared(
     assert splits.at(3, 3).train[4].tolist() != splits.at(1, 3).train[4].tolist()
 
 
+def test_guesses_without_what_was_shared(tmp_path: Path) -> None:
+    """The mean of the attacker's images, and that of its images of the victim's class."""
+    attacked = PrivacyAudit(trained(tmp_path, {"name": "fedavg"}, 1))
+    dataset = attacked._dataset
+    own = attacked._test_examples(np.flatnonzero(dataset.test_y < 3)[:60])
+    victims = np.array([np.flatnonzero(dataset.y == c)[0] for c in (0, 2, 7)])
+    originals = torch.tensor(dataset.x[victims])
+    found = attacked._inversion(originals, originals, originals, [0, 2, 7], own)
+    x, y = own.x, own.y
+    nobody = x.mean(dim=0)  # what is known of a seven
+    guesses = torch.stack([x[y == 0].mean(dim=0), x[y == 2].mean(dim=0), nobody])
+    for close, guess in (
+        (found.class_mean, guesses),
+        (found.mean_image, nobody.expand(3, -1, -1, -1)),
+    ):
+        mse = ((guess - originals) ** 2).flatten(1).mean(dim=1)
+        assert close.mse == pytest.approx(float(mse.mean()), rel=1e-5)
+
+
 def test_in_words_numbers_and_a_picture(say: Say) -> None:
     done = trained(Path("runs"), FEDXDS)
     code, text, _ = say("attack", str(done.path), "--shadows", "2")
@@ -238,7 +257,7 @@ def test_in_words_numbers_and_a_picture(say: Say) -> None:
         numbers = (row[name] for name in ("auc", "balanced_accuracy", "tpr"))
         assert said.split()[1:] == [f"{value:.3f}" for value in numbers]
     sources = [row["source"] for row in found["reconstruction"]]
-    assert sources == ["shared", "reconstructed", "mean image"]
+    assert sources == ["shared", "reconstructed", "mean image", "mean image of the class"]
     assert f"{found['reconstruction'][1]['ssim']:.3f}" in text
     picture = done.path / "explanations" / "reconstructed-shared-images.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -286,7 +305,8 @@ class TestExplanations:
             *(("", "loss"), ("", "entropy"), ("occlusion", "variance"), ("occlusion", "norm"))
         ]
         assert {row["noise"] for row in found["membership"]} == {None}
-        names = ("explanations by occlusion", "the mean image, without any")
+        guesses = ("the mean image, without any", "the mean image of the class, without any")
+        names = ("explanations by occlusion", *guesses)
         for name, close in zip(names, found["reconstruction"], strict=True):
             (row,) = [line for line in text.splitlines() if line.startswith(name)]
             assert row.split()[-1] == f"{close['ssim']:.3f}"
