@@ -470,7 +470,7 @@ class PrivacyAudit:
         pixels = self._pixels(own.x)
         mean = pixels.mean(dim=0)
         # Of a class of which the attacker has no image, it knows nothing.
-        of_class = {c: pixels[own.y == c].mean(dim=0) for c in own.y.unique().tolist()}
+        of_class = {c: pixels[own.y == c].mean(dim=0) for c in set(own.y.tolist())}
         guesses = mean.expand_as(originals), torch.stack([of_class.get(c, mean) for c in y])
         close = (fidelity(originals, each) for each in (found, *guesses))
         return Inversion(originals, items, found, labels, *close)

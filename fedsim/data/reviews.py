@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedsim.data import files
 from fedsim.data.dataset import Dataset, check_memory, datasets
@@ -152,7 +153,11 @@ class PlantedReviews(_Reviews):
     its rationale (`Dataset.truth`), and those on other aspects are distractors. Half of the
     reviews of an aspect are positive. In training, other aspects agree with the label more often
     than not (as in real reviews), and with `spurious` a meaningless word correlates with the
-    positive class; in the test set there are no such correlations.
+    positive class; in the test set there are by default no such correlations.
+
+    A model that is not told the aspect can at most count the phrases. With n aspects in a review
+    and a `test_agreement` of 0.5 the count is right in 0.5 + E|S|/(2n) of them, S the sum of n
+    fair signs: 0.688 for four. With `others` of 0 every review can be decided.
 
     Args:
         domain: `beer` (appearance, aroma, palate, taste) or `hotel` (location, service,
@@ -160,7 +165,9 @@ class PlantedReviews(_Reviews):
         reviews: number of training reviews of each aspect.
         test_reviews: number of test reviews of each aspect.
         fillers: mean number of filler words in a sentence.
+        others: number of other aspects that a review mentions, drawn for each; by default all.
         agreement: how often another aspect has the label's polarity in training.
+        test_agreement: the same in the test set.
         spurious: how often the meaningless word occurs in a positive training review; it occurs in
             half of the negative ones.
         seed: seed of the reviews, independent of the experiment's seed.
@@ -175,9 +182,22 @@ class PlantedReviews(_Reviews):
     reviews: PositiveInt = 500
     test_reviews: PositiveInt = 100
     fillers: float = Field(5.0, ge=0)
+    others: int | None = Field(None, ge=0)
     agreement: float = Field(0.7, ge=0, le=1)
+    test_agreement: float = Field(0.5, ge=0, le=1)
     spurious: float = Field(0.0, ge=0, le=1)
     seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _others_exist(self) -> PlantedReviews:
+        most = len(DOMAINS[self.domain]) - 1
+        if self.others is not None and self.others > most:
+            raise PydanticCustomError(
+                "others",
+                "others={others}: reviews of {domain} have {most} other aspects",
+                {"others": self.others, "domain": self.domain, "most": most},
+            )
+        return self
 
     def load(self) -> Dataset:
         """x is int32 (aspects·reviews, L) token ids; class 0 is negative, class 1 positive."""
@@ -207,11 +227,14 @@ class PlantedReviews(_Reviews):
     ) -> tuple[list[str], list[bool]]:
         """The words of a review, and which of them belong to its rationale."""
         aspects = DOMAINS[self.domain]
-        agreement = 0.5 if tested else self.agreement
+        agreement = self.test_agreement if tested else self.agreement
         words: list[str] = []
         marks: list[bool] = []
-        for i in rng.permutation(len(aspects)):
-            name = list(aspects)[i]
+        order = [list(aspects)[i] for i in rng.permutation(len(aspects))]
+        others = [name for name in order if name != about][: self.others]
+        for name in order:
+            if name not in (about, *others):
+                continue
             good = positive
             if name != about and rng.random() >= agreement:
                 good = not positive

@@ -161,7 +161,10 @@ class Attribution(OfDecision, ABC):
                 "documents: occlusion"
             )
         self.check_network(model.network)
-        if isinstance(model.network, RationaleClassifier) and model.network.features.sampled:
+        if (
+            isinstance(model.network, RationaleClassifier)
+            and model.network.features.evaluate == "sampled"
+        ):
             raise ExperimentError(
                 "model.evaluate=sampled samples the words that it reads, so an attribution "
                 "would be random"

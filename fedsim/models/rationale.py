@@ -19,7 +19,10 @@ from fedsim.models.model import Classifier, TextModel, models
 from fedsim.models.text import Reader
 from fedsim.objectives import Objective, Rationales
 
+Selection = Literal["argmax", "sampled", "budget"]
+
 PADDED = -1e6  # value of padding in the predictor's maximum over a document
+ROUNDING = 1e-4  # by which α·length may be above a whole number of words
 TINY = 1e-12  # added under a norm's root, whose gradient would be NaN for equal encoders
 
 
@@ -52,11 +55,18 @@ class Rationale(nn.Module):
         hidden: width of each direction of the GRUs.
         dropout: dropout of the encoders' outputs.
         shared: one encoder for generator and predictor.
-        sampled: also sample the selection in evaluation, as in the released code of FR.
+        evaluate: how words are selected in evaluation; see `RationaleModel`.
+        share: α.
     """
 
     def __init__(
-        self, reader: Reader, hidden: int, dropout: float, shared: bool, sampled: bool
+        self,
+        reader: Reader,
+        hidden: int,
+        dropout: float,
+        shared: bool,
+        evaluate: Selection,
+        share: float,
     ) -> None:
         super().__init__()
         self.reader = reader
@@ -65,21 +75,28 @@ class Rationale(nn.Module):
         self.chooser = nn.Linear(2 * hidden, 2)
         self.predictor = self.generator if shared else Encoder(D, hidden)
         self.dropout = nn.Dropout(dropout)
-        self.sampled = sampled
+        self.evaluate, self.share = evaluate, share
 
     def select(self, x: Tensor) -> Tensor:
         """(B, L) 1 for selected words, 0 for others; padding may be selected, too.
 
         In training, each is drawn from the generator's probabilities (straight-through
-        Gumbel-softmax with temperature 1); in evaluation, it is the more probable value, unless
-        `sampled`.
+        Gumbel-softmax with temperature 1); in evaluation, as `evaluate` says.
         """
         logits = self.chooser(self.dropout(self.generator(self.words(x))))
-        if self.training or self.sampled:
+        if self.training or self.evaluate == "sampled":
             drawn: Tensor = gumbel_softmax(logits, tau=1, hard=True)[..., 1]
             return drawn
-        likelier: Tensor = (logits[..., 1] > logits[..., 0]).to(logits.dtype)
-        return likelier
+        score = logits[..., 1] - logits[..., 0]
+        if self.evaluate == "argmax":
+            likelier: Tensor = (score > 0).to(logits.dtype)
+            return likelier
+        place = torch.argsort(
+            score.masked_fill(x == 0, -torch.inf), dim=1, descending=True, stable=True
+        )
+        budget = torch.ceil(self.share * (x != 0).sum(1, keepdim=True) - ROUNDING)
+        among = (torch.arange(x.shape[1], device=x.device) < budget).to(logits.dtype)
+        return torch.zeros_like(score).scatter_(1, place, among)
 
     def encode(self, x: Tensor, z: Tensor) -> Tensor:
         """(B, 2·hidden) the predictor's encoding of documents with the selection z (B, L)."""
@@ -152,7 +169,11 @@ class RationaleModel(TextModel):
         sparsity: λ_s, weight of |selected share − α|.
         continuity: λ_c, weight of the mean change from word to word.
         weight: weight of the cross-entropy, 0.9 in FR's code.
-        evaluate: `argmax`, or `sampled` masks as in FR's code.
+        evaluate: how words are selected in evaluation: those more likely selected than not
+            (`argmax`); drawn, as in FR's code (`sampled`); or a fixed number, the ⌈α·length⌉
+            likeliest (`budget`), so that models are compared at the same number of words.
+        fixed_chooser: the generator's last layer keeps its initial weights. With
+            `method.name=fedbabu` both last layers are then fixed.
 
     Unknown words have vectors like all others (see `data`); FR's code uses zeros for them.
     """
@@ -166,16 +187,18 @@ class RationaleModel(TextModel):
     sparsity: float = Field(10.0, ge=0)
     continuity: float = Field(10.0, ge=0)
     weight: float = Field(0.9, gt=0)
-    evaluate: Literal["argmax", "sampled"] = "argmax"
+    evaluate: Selection = "argmax"
+    fixed_chooser: bool = False
 
     def objective(self, data: Dataset) -> Objective:
         return Rationales()
 
     def build_text(self, vectors: Tensor, known: Tensor, outputs: int) -> nn.Module:
-        sampled = self.evaluate == "sampled"
         features = Rationale(
-            Reader(vectors, known), self.hidden, self.dropout, self.shared, sampled
+            *(Reader(vectors, known), self.hidden, self.dropout, self.shared),
+            *(self.evaluate, self.share),
         )
+        features.chooser.requires_grad_(not self.fixed_chooser)
         head = nn.Linear(2 * self.hidden, outputs)
         return RationaleClassifier(
             features, head, self.share, self.sparsity, self.continuity, self.weight

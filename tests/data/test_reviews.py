@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from experiments import small_experiment
 from fedsim.data import Dataset, datasets, partitions
 from fedsim.data.reviews import ADVERBS, DOMAINS, SPURIOUS, PlantedReviews
-from fedsim.errors import DataError
+from fedsim.errors import BadInput, DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*words get random vectors")
 
@@ -71,6 +72,38 @@ def test_other_aspects_agree_in_training_alone() -> None:
     data = planted(agreement=0.9, reviews=150, test_reviews=150)
     assert agreement(data, "train") == pytest.approx(0.9, abs=0.04)
     assert agreement(data, "test") == pytest.approx(0.5, abs=0.05)
+
+
+def test_how_often_they_agree_in_the_test_set() -> None:
+    data = planted(test_agreement=0.85, reviews=20, test_reviews=150)
+    assert agreement(data, "test") == pytest.approx(0.85, abs=0.04)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2, 3])
+def test_as_many_other_aspects_as_asked_for(others: int) -> None:
+    data = planted(others=others, reviews=100)
+    mentioned: Counter[str] = Counter()
+    for words, name in zip(texts(data, data.x), data.columns["aspect"], strict=True):
+        found = {
+            aspect
+            for aspect, known in DOMAINS["beer"].items()
+            if {*words} & {*known.positive, *known.negative}
+        }
+        assert name in found
+        assert len(found) == others + 1
+        mentioned.update(found - {name})
+    if others:  # each as often as another
+        shares = np.array([mentioned[name] for name in DOMAINS["beer"]]) / (400 * others / 4)
+        np.testing.assert_allclose(shares, 1, atol=0.25)
+
+
+def test_by_default_a_review_mentions_all() -> None:
+    np.testing.assert_array_equal(planted().x, planted(others=3).x)
+
+
+def test_there_are_not_more_aspects() -> None:
+    with pytest.raises(BadInput, match=r"data.*others=3: reviews of hotel have 2 other aspects"):
+        small_experiment(data={"name": "planted_reviews", "domain": "hotel", "others": 3})
 
 
 def test_the_word_that_says_nothing_goes_with_a_class_in_training_alone() -> None:

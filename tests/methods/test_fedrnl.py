@@ -11,6 +11,7 @@ import torch
 
 from experiments import federation, server_states, small_experiment
 from fedsim import Experiment, Run, resume, run
+from fedsim.analysis.replay import ModelSnapshot
 from fedsim.errors import BadInput
 from fedsim.methods.fedrnl import FedRNL
 from fedsim.models.rationale import RationaleClassifier, encoder_distance
@@ -258,6 +259,26 @@ def test_fedbabus_head_is_that_of_the_predictor(reviews: Path) -> None:
     before, after = (shapes.named_arrays(states[k].weights) for k in (0, -1))
     kept = {name for name in before if np.array_equal(before[name], after[name])}
     assert kept == {"head.weight", "head.bias"}  # the chooser is learnt
+
+
+def test_fedbabu_with_both_heads_fixed(reviews: Path, tmp_path: Path) -> None:
+    """The generator's last layer is no part of what is trained or sent, and the same for all."""
+    made = experiment(reviews, {"name": "fedbabu"}, fixed_chooser=True)
+    plain = prepare(made)[2].build_model()
+    free = prepare(experiment(reviews, {"name": "fedbabu"}))[2].build_model()
+    done = run(made, tmp_path)
+    weights = done.weights()
+    assert not any("chooser" in name for name in weights)
+    for network in (plain, ModelSnapshot.of(done).network()):
+        for name, tensor in free.named_parameters():
+            if "chooser" in name:
+                assert torch.equal(dict(network.named_parameters())[name], tensor)
+    moved = {n for n, w in weights.items() if not np.array_equal(w, plain.state_dict()[n])}
+    assert moved == weights.keys() - {"head.weight", "head.bias"}
+    dataset = prepare(made)[0]
+    x = torch.tensor(np.asarray(dataset.test_x))
+    right = ModelSnapshot.of(done).network().eval()(x).argmax(1).numpy() == dataset.test_y
+    assert done.rounds["accuracy"].iloc[-1] == pytest.approx(right.mean())
 
 
 def test_reviews_without_words_of_one_and_too_long(tmp_path: Path) -> None:

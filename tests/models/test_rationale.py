@@ -161,6 +161,39 @@ def test_evaluation_draws_nothing_unless_asked_to() -> None:
     assert not all(torch.equal(sampled(DOCUMENTS), sampled(DOCUMENTS)) for _ in range(5))
 
 
+@pytest.mark.parametrize(
+    ("share", "counts"), [(0.5, [2, 1, 3]), (0.25, [1, 1, 2]), (1, [4, 2, 6])]
+)
+def test_a_budget_of_words_is_kept(share: float, counts: list[int]) -> None:
+    """The ⌈α·length⌉ likeliest of each document, never padding."""
+    network = build(evaluate="budget", share=share).eval()
+    chosen = network.features.select(DOCUMENTS)
+    assert chosen.sum(dim=1).tolist() == counts
+    features = network.features
+    logits = features.chooser(features.generator(features.words(DOCUMENTS)))
+    for x, z, own, count in zip(DOCUMENTS, chosen, logits, counts, strict=True):
+        words = np.flatnonzero(x.numpy())
+        score = (own[:, 1] - own[:, 0]).detach().numpy()[words]
+        assert set(np.flatnonzero(z.numpy())) == set(words[np.argsort(-score)[:count]])
+    assert torch.equal(features.select(torch.zeros(1, 3).int()), torch.zeros(1, 3))
+
+
+def test_a_whole_share_of_words_is_not_rounded_up() -> None:
+    """In float32, 0.15·20 is above 3."""
+    network = build(evaluate="budget", share=0.15).eval()
+    x = torch.randint(1, V, (4, 100)).int()
+    for length, count in ((20, 3), (40, 6), (60, 9), (100, 15), (21, 4)):
+        chosen = network.features.select(x[:, :length])
+        assert chosen.sum(dim=1).tolist() == [count] * 4
+
+
+def test_in_training_words_are_drawn_whatever_the_budget() -> None:
+    network = build(evaluate="budget", share=0.5).train()
+    torch.manual_seed(0)
+    counts = {int(network.features.select(DOCUMENTS)[0].sum()) for _ in range(20)}
+    assert len(counts) > 1
+
+
 def test_documents_without_words_and_of_one() -> None:
     network = build()
     x = torch.tensor([[0, 0], [2, 0], [1, 1]]).int()  # the last of unknown words

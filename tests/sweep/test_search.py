@@ -194,13 +194,13 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     section = {
         "space": SPACE,
         "objectives": {"accuracy": "max", "total_bytes": "min"},
-        "trials": 5,
+        "trials": 8,
     }
     whole = content(section, train={"rounds": 2})
     (tmp_path / "search.yaml").write_text(yaml.safe_dump(whole))
     first = command("tune", "search.yaml")
     for line in first.stdout:
-        if line.startswith("[2/5]"):
+        if line.startswith("[3/8]"):
             first.send_signal(signal.SIGINT)
             break
     text, _ = first.communicate(timeout=120)
@@ -215,7 +215,7 @@ def test_two_objectives_interrupted_and_resumed_leave_a_pareto_front(
     folder = Search.open(path)
     assert folder.manifest["status"] == "finished"
     trials = folder.trials
-    assert len(trials) == 5
+    assert len(trials) == 8
     assert set(trials["status"]) == {"finished"}
     assert not pickles(path)
     assert {p.name for p in path.iterdir() if p.is_dir()} == {"trials"}
