@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from threadpoolctl import threadpool_limits
 
+from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, client_function
 from fedsim.methods.fedweit import FedWeIT, FedWeITState
 from fedsim.methods.fedweit.knowledge import Choice, key, place
@@ -23,6 +24,7 @@ from fedsim.methods.fedweit.method import text_features
 from fedsim.methods.method import methods
 from fedsim.models.decomposed import Layout, ProjectedRest, Rest
 from fedsim.models.text import TextFeatures
+from fedsim.training import Train
 
 MOST_CENTRES = 200  # Q, maximum per task
 ALIKE = 0.7  # cosines up to this count as 0 in `rectified`
@@ -48,8 +50,17 @@ class FedSeIT(FedWeIT):
     similar tasks. Their α are initialised with these scores, divided by the sum of their absolute
     values. Without selection a client gets the A's of all clients' last tasks, as in FedWeIT.
 
+    `top_k: 0` is a control for transfer. No A is sent, up or down; the network, its initial values
+    and the loss are those of FedSeIT without selection, with A_j = 0, so that tasks differ from
+    FedSeIT's in nothing but what others learnt, and first tasks not at all:
+
+        h = ReLU(W_c·[f(x; θ), ReLU(W_f·0)] + b) = ReLU(W_c·[f(x; θ), 0] + b),
+
+    f the features that θ finds. (Biases before the ReLU start at 0, where it has no gradient, and
+    stay there.) FedSeIT's released code has the same inert branch for others; see `Compat.frozen`.
+
     Args:
-        top_k: K; null for no selection.
+        top_k: K; null for no selection, 0 for nothing from other tasks.
         share_dense: +DLS: W_c is decomposed and shared like the convolutions, its A together with
             theirs, without W_f.
         similarity: `mean` cosine of all pairs, as in the paper, or `rectified` as in the released
@@ -59,9 +70,17 @@ class FedSeIT(FedWeIT):
     name: str = "fedseit"
     start: ClassVar[float] = 1 / 5
     rest: ClassVar[type[Rest]] = ProjectedRest
-    top_k: int | None = Field(None, ge=1)
+    top_k: int | None = Field(None, ge=0)
     share_dense: bool = False
     similarity: Similarity = "mean"
+
+    def check(self, train: Train) -> None:
+        super().check(train)
+        if self.dense_layer:
+            raise ExperimentError(
+                f"method.dense_layer: method.name={self.name} always has dense layers, the option "
+                "is for method.name=fedweit; leave it out"
+            )
 
     # -- DLS -----------------------------------------------------------------------------------
 
@@ -74,10 +93,10 @@ class FedSeIT(FedWeIT):
     # -- selection -----------------------------------------------------------------------------
 
     def slots(self, num_clients: int) -> int:
-        return num_clients if self.top_k is None else self.top_k
+        return self.top_k or num_clients
 
     def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
-        if self.top_k is None:
+        if not self.top_k:
             return super().choose(fed, state, new)
         centres, chosen = dict(state.centres), dict(state.chosen)
         for k in new:  # discards the previous choice of clients that do not answer
@@ -87,6 +106,10 @@ class FedSeIT(FedWeIT):
             ranked = most_similar(found, state.knowledge, centres, self.similarity)
             chosen[str(k)] = ranked[: self.top_k]
         return replace(state, centres=centres, chosen=chosen)
+
+    def collect(self, fed: Federation, state: FedWeITState) -> FedWeITState:
+        # With K = 0 nobody would receive the A's.
+        return state if self.top_k == 0 else super().collect(fed, state)
 
     @torch.no_grad()
     @client_function("centres")
@@ -100,7 +123,7 @@ class FedSeIT(FedWeIT):
         return vectors
 
     def start_attention(self, rest: Rest, scores: Sequence[float]) -> None:
-        if self.top_k is None:
+        if not self.top_k:
             return
         with torch.no_grad():
             rest.attention.zero_()

@@ -1,7 +1,8 @@
 """XPFL: personalised models distilled from a generative teacher on unlabelled data.
 
-Source: arXiv 2410.08634 (GFed). Where the text and the released code differ, the text is followed
-as far as possible; the code's weighting of the distillation is an option.
+Source: arXiv 2410.08634 (GFed). Where the text and the released code (qiyuqianxai/XPFL on GitHub,
+commit ea546a6) differ, the text is followed as far as possible; what the code does instead is an
+option for the weighing of the distillation, the fusion, and the choice of labelled examples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax
 
@@ -23,7 +25,14 @@ from fedsim.data import ClientSplits, Dataset
 from fedsim.errors import ExperimentError
 from fedsim.explain import Explainer
 from fedsim.explain.mimic import Mimic, TreeExplainer, embedded
-from fedsim.federation import Client, Federation, NotCounted, Update, client_function
+from fedsim.federation import (
+    Client,
+    Examples,
+    Federation,
+    NotCounted,
+    Update,
+    client_function,
+)
 from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
@@ -155,18 +164,33 @@ class XPFL(Method[State]):
     distillation (λ = 0), without unlabelled data, and with ψ = 0 for everyone it is FedAvg, except
     that models are sent down at the end of a round.
 
-    The text divides by L^U, so the weight grows without bound as the teacher improves; hence the
-    0.05. The released code does something else: it multiplies both arguments of the softmax with
-    L^U, so that a better teacher counts less (`weigh: code`, without τ²). It also takes the first
-    batches of a newly shuffled data set as labelled in each round, so that over time most labels
-    are used; here the labelled examples are the same in every round. Its teacher is not a masked
-    autoencoder (see `fedsim.models.masked_autoencoder`).
+    Eq. 14 divides by L^U, so the weight grows without bound as the teacher improves; hence the
+    0.05. It has no τ²: the λ of Eq. 14 is λ·τ² here.
+
+    The released code does not divide: it multiplies both arguments of the softmax with L^U, so
+    that a better teacher counts less (`weigh` code; its λ is 1000/D for D features, 1.95 on
+    MNIST). It fuses each tensor with a weight of its own (`psi_on` tensors), and draws other
+    labelled examples in each round (`leak_labels`). The rest of it is not offered: its teacher is
+    a convolutional autoencoder (see `fedsim.models.masked_autoencoder`), whose L^U is the mean
+    absolute error of its last batch in training; and after a lost upload it mistakes one client
+    for another.
 
     Args:
         lam: λ.
         tau: τ.
-        weigh: `loss` as in the text, `code` as in the released code.
+        weigh: the term of distillation. `loss`: λ·τ²/max(L^U, 0.05)·KL(softmax(F^t/τ) ‖
+            softmax(P_k·F^s/τ)), Eq. 14 with τ² and a bound. `code`, as in the released code:
+            λ·KL(softmax(L·F^t/τ) ‖ softmax(L·P_k·F^s/τ)), L = max(L^U, 1e-6).
         psi: ψ of all clients; by default computed from their models.
+        psi_on: what ψ_k is computed from. `weights`: w_k and w_g, as above (Eq. 17). `tensors`, as
+            in the released code: each parameter tensor, and each statistic of batch norm, is fused
+            with its own ψ = cos, between -1 and 1; the column `psi` is the mean over all entries.
+            `updates`, in neither paper nor code: ψ_k = (1 + cos(w_k − w, w_g − w))/2, w the global
+            model before the round; 1/2 if w_g = w.
+        leak_labels: a fault of the released code, for comparison with it only: a client uses
+            labels that it does not have. In each round it draws |D^L| of all its examples as
+            labelled, and, separately, |D^U| for its teacher, so that over time it learns from
+            nearly all its labels. (The code counts in batches: ⌊γ·B⌋ + 1 of B are labelled.)
         personalise: which clients get a personal model in a round: its `cohort`, or `everyone`.
         teacher: the masked autoencoder.
         xfed: explain personal models by trees (as trained, before fusion) and t-SNE (before and
@@ -185,9 +209,18 @@ class XPFL(Method[State]):
     tau: float = Field(3.0, gt=0)
     weigh: Literal["loss", "code"] = "loss"
     psi: float | None = Field(None, ge=0, le=1)
+    psi_on: Literal["weights", "tensors", "updates"] = "weights"
+    leak_labels: bool = False
     personalise: Literal["cohort", "everyone"] = "cohort"
     teacher: Teacher = Teacher()
     xfed: Xfed | None = None
+
+    @model_validator(mode="after")
+    def _one_psi(self) -> XPFL:
+        if self.psi is not None and self.psi_on != "weights":
+            problem = f"give psi, or psi_on={self.psi_on} to compute it, not both"
+            raise PydanticCustomError("psi", problem)
+        return self
 
     def check_data(self, dataset: Dataset, splits: ClientSplits, network: nn.Module) -> None:
         if self.xfed is not None:
@@ -198,6 +231,11 @@ class XPFL(Method[State]):
                     f"method.xfed.perplexity={self.xfed.perplexity:g}: must be below the number "
                     f"of images that are embedded, {images}"
                 )
+        if self.leak_labels and not len(splits.unlabelled.values):
+            raise ExperimentError(
+                "method.leak_labels: no client has unlabelled data whose labels could leak; set "
+                "partition.labelled_fraction below 1"
+            )
         if self.lam == 0:
             return
         if len(dataset.shape) != 3:
@@ -230,14 +268,16 @@ class XPFL(Method[State]):
             all_unlabelled=bool(fed.num_unlabelled.all()),
         )
         weights = mean.weights if mean.count else state.weights
+        # Not counted: in a real system it is the server that fuses, and has it.
+        previous = {"previous": NotCounted(state.weights)} if self.psi_on == "updates" else {}
         if self.xfed and (t in (1, fed.settings.rounds) or t % self.xfed.every == 0):
             found = fed.gather(
-                self.explain, cohort[: self.xfed.clients], weights=NotCounted(weights)
+                self.explain, cohort[: self.xfed.clients], weights=NotCounted(weights), **previous
             )
             fed.explain("xfed", ({"client": k, **row} for k, row in found.items() if row))
         everyone = np.arange(fed.num_clients)
         receivers = cohort if self.personalise == "cohort" else everyone
-        fed.each(self.fuse, receivers, weights=weights)
+        fed.each(self.fuse, receivers, weights=weights, **previous)
         return replace(state, weights=weights)
 
     def fresh(self, fed: Federation, state: State) -> dict[str, Any]:
@@ -261,16 +301,27 @@ class XPFL(Method[State]):
         """(client) w_k; keeps it, and its teacher and P_k."""
         for name, vector in fresh.items():
             client.state.setdefault(name, vector)
-        x = client.unlabelled
+        data, x = self.examples(client)
         if self.lam and len(x):
-            client.state["weights"] = self.distil(client, self.learn_images(client, x))
+            client.state["weights"] = self.distil(client, data, self.learn_images(client, x))
         else:
-            client.state["weights"] = client.train(client.state["weights"])
+            client.state["weights"] = client.train(client.state["weights"], data=data)
         client.trained = client.state["weights"]
         labelled, held = client.num_samples, client.num_samples + len(x)
         # ρ_k·D_k, in this order to get exactly |D^L| where they are equal.
         weight = labelled * held / (len(x) if all_unlabelled else held)
         return Update(weights=client.state["weights"], weight=weight)
+
+    def examples(self, client: Client) -> tuple[Examples, Tensor]:
+        """(client) D^L and the inputs of D^U in this round."""
+        if not self.leak_labels:
+            return client.data, client.unlabelled
+        splits, rng = client.splits, client.rng("leak")
+        held = np.concatenate([splits.train[client.id], splits.unlabelled[client.id]])
+        labelled = rng.permutation(held)[: client.num_samples]
+        hidden = rng.permutation(held)[client.num_samples :]
+        # Clients offer no labels of their unlabelled examples; hence the private access.
+        return client._context.examples(labelled), client._context.examples(hidden).x
 
     def learn_images(self, client: Client, x: Tensor) -> float:
         """(client) Train the teacher on D^U and leave it in the client's network; returns L^U."""
@@ -297,7 +348,7 @@ class XPFL(Method[State]):
         return judged
 
     @client_function("distil")
-    def distil(self, client: Client, teacher_loss: float) -> Tensor:
+    def distil(self, client: Client, data: Examples, teacher_loss: float) -> Tensor:
         """(client) w_k and P_k, trained further on D^L with the teacher."""
         model = client.network(
             "student", partial(self.student, client.model.module, client.data.x.shape[1:])
@@ -309,8 +360,8 @@ class XPFL(Method[State]):
         settings = client.settings
         job = TrainingJob(
             start,
-            client.data.x,
-            client.data.y,
+            data.x,
+            data.y,
             client.lr,
             settings.most_epochs,
             rng,
@@ -324,9 +375,9 @@ class XPFL(Method[State]):
         return torch.cat([trained.weights[:P], trained.weights[model.num_parameters :]])
 
     @client_function("fuse")
-    def fuse(self, client: Client, weights: Tensor) -> None:
+    def fuse(self, client: Client, weights: Tensor, previous: Tensor | None = None) -> None:
         """(client) w_k ← ψ_k·w_k + (1 − ψ_k)·w_g, from the received w_g."""
-        fused, psi = self.fused(client, weights)
+        fused, psi = self.fused(client, weights, previous)
         client.report(psi=psi)
         client.state["weights"] = fused
 
@@ -354,7 +405,9 @@ class XPFL(Method[State]):
         return client.state.get("weights")
 
     @client_function("explain")
-    def explain(self, client: Client, weights: Tensor) -> dict[str, float]:
+    def explain(
+        self, client: Client, weights: Tensor, previous: Tensor | None = None
+    ) -> dict[str, float]:
         """(client) A tree that mimics w_k, and t-SNE of its features before and after fusion."""
         assert self.xfed is not None
         own = client.state.get("weights")
@@ -365,7 +418,7 @@ class XPFL(Method[State]):
         x = images[torch.from_numpy(order).to(images.device)]
         client.model.load(own)
         tree = Mimic.of(client.model.module, x, client.num_classes, self.xfed.held_out)
-        after, _ = self.fused(client, weights)
+        after, _ = self.fused(client, weights, previous)
         rng = client.rng("t-SNE")
         rows = rng.permutation(len(client.central_test))[: self.xfed.images]
         x = client.central_test.x[torch.from_numpy(rows).to(client.device)]
@@ -436,13 +489,36 @@ class XPFL(Method[State]):
 
         return loss
 
-    def fused(self, client: Client, weights: Tensor) -> tuple[Tensor, float]:
-        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. A client without a model takes the global one."""
+    def fused(
+        self, client: Client, weights: Tensor, previous: Tensor | None = None
+    ) -> tuple[Tensor, float]:
+        """ψ_k·w_k + (1 − ψ_k)·w_g, and ψ_k. A client without a model takes the global one.
+
+        Args:
+            weights: w_g.
+            previous: w, the global model before the round, for `psi_on` updates.
+        """
         own = client.state.get("weights")
         if own is None:
             return weights, 0.0
+        if self.psi is None and self.psi_on == "tensors":
+            cosines = by_tensor(client.model.named(own), client.model.named(weights))
+            return cosines * own + (1 - cosines) * weights, float(cosines.mean())
         psi = self.psi
         if psi is None:
             a, b = client.parameters(own).double(), client.parameters(weights).double()
+            if self.psi_on == "updates":
+                assert previous is not None
+                w = client.parameters(previous).double()
+                a, b = a - w, b - w
             psi = (1 + float(cosine_similarity(a, b, dim=0))) / 2
         return psi * own + (1 - psi) * weights, psi
+
+
+def by_tensor(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Tensor:
+    """(size,) for each entry of a flat vector, the cosine of its tensor with the other one."""
+    cosines = []
+    for name, tensor in own.items():
+        a, b = tensor.flatten().double(), others[name].flatten().double()
+        cosines.append(cosine_similarity(a, b, dim=0).float().expand(len(a)))
+    return torch.cat(cosines)

@@ -171,6 +171,14 @@ class Rest(nn.Module):
         """(n, ...) results computed once for documents (n, L), before training."""
         return torch.zeros(len(x), 0, device=x.device)
 
+    def windows(self, theta: Tensor) -> list[Tensor]:
+        """(F, D, width) filters of each width that find the task's features."""
+        weights = self.layout.windows(theta)
+        for a, alpha in zip(self.foreign, self.attention, strict=True):
+            others = self.layout.windows(a)
+            weights = [w + alpha[s] * others[s] for s, w in enumerate(weights)]
+        return weights
+
     def own_features(self, read: Read, weights: list[Tensor]) -> Tensor:
         """(B, features) from convolutions with filters (F, D, width) of each width."""
         words, never = read
@@ -189,11 +197,7 @@ class Rest(nn.Module):
             theta: (P,) B ⊙ m + A.
             digested: (B, ...) results of `digest` for them.
         """
-        weights = self.layout.windows(theta)
-        for a, alpha in zip(self.foreign, self.attention, strict=True):
-            others = self.layout.windows(a)
-            weights = [w + alpha[s] * others[s] for s, w in enumerate(weights)]
-        logits: Tensor = self.head(self.dropout(self.own_features(read, weights)))
+        logits: Tensor = self.head(self.dropout(self.own_features(read, self.windows(theta))))
         return logits
 
 
@@ -232,6 +236,9 @@ class ProjectedRest(Rest):
         layers = [*self.projections, self.combination]
         return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
 
+    def windows(self, theta: Tensor) -> list[Tensor]:
+        return self.layout.windows(theta)
+
     @torch.no_grad()
     def digest(self, reader: Reader, x: Tensor) -> Tensor:
         """(n, 2, K, features) maximum and minimum of each convolution with an A_j."""
@@ -249,7 +256,7 @@ class ProjectedRest(Rest):
         return found
 
     def forward(self, read: Read, theta: Tensor, digested: Tensor) -> Tensor:
-        own = self.own_features(read, self.layout.windows(theta))
+        own = self.own_features(read, self.windows(theta))
         largest, least = digested.unbind(dim=1)  # (B, K, features) each
         widths = len(self.layout.kernels)
         # (K, features)
@@ -272,3 +279,24 @@ class ProjectedRest(Rest):
             h = self.combination(z).relu()
         logits: Tensor = self.head(h)
         return logits
+
+
+class DenseRest(ProjectedRest):
+    """FedSeIT's layers, with others' weights added to the task's own as in FedWeIT.
+
+    With f the features from θ + Σ_j α_j·A_j, logits are head(ReLU(W_c·[f, 0] + b)): the zeros are
+    the projected features, all h_j being 0.
+    """
+
+    def __init__(
+        self, layout: Layout, slots: int, labels: int, dropout: float, hidden: int
+    ) -> None:
+        super().__init__(layout, slots, labels, dropout, hidden)
+        self.uses_others = True
+
+    def windows(self, theta: Tensor) -> list[Tensor]:
+        return Rest.windows(self, theta)
+
+    def digest(self, reader: Reader, x: Tensor) -> Tensor:
+        """(n, 2, K, features) zeros."""
+        return torch.zeros(len(x), 2, *self.foreign_bias.shape, device=x.device)

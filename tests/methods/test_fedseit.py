@@ -25,7 +25,7 @@ from fedsim.methods.fedweit.compat import first_of_classes
 from fedsim.methods.fedweit.knowledge import dense, sparse
 from fedsim.methods.fedweit.method import text_features
 from fedsim.methods.fedweit.tasks import Documents, read_documents
-from fedsim.models.decomposed import Layout, ProjectedRest, Rest
+from fedsim.models.decomposed import DenseRest, Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader
 from fedsim.objectives.continual import continual
 from fedsim.prepare import prepare
@@ -115,6 +115,15 @@ def played(made: Experiment) -> tuple[Federation, list[FedWeITState], list[dict[
 # the loss
 
 
+KINDS = ["fedweit", "dense", "fedseit", "dls"]
+
+
+def of_kind(kind: str, **fields: float) -> FedWeIT:
+    if kind == "dense":
+        return FedWeIT(dense_layer=True, **fields)  # type: ignore[arg-type]
+    return (FedWeIT if kind == "fedweit" else FedSeIT)(**fields)  # type: ignore[arg-type]
+
+
 def setup_of_loss(
     rest: type[Rest], tasks: int, dense_layer: bool = False
 ) -> tuple[Rest, Reader, Documents, dict[str, Tensor]]:
@@ -182,10 +191,11 @@ COEFFICIENTS = {"lam1": 0.03, "lam2": 0.7, "mask_l1": 0.05, "weight_decay": 0.11
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
-@pytest.mark.parametrize("kind", ["fedweit", "fedseit", "dls"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_the_docstring(kind: str, tasks: int) -> None:
-    method = (FedWeIT if kind == "fedweit" else FedSeIT)(**COEFFICIENTS)
-    rest, reader, documents, leaves = setup_of_loss(method.rest, tasks, kind == "dls")
+    method = of_kind(kind, **COEFFICIENTS)
+    network = DenseRest if kind == "dense" else method.rest
+    rest, reader, documents, leaves = setup_of_loss(network, tasks, kind == "dls")
     B, A, m, before = leaves.values()
     past = before if tasks > 1 else None
     found = method.loss(rest, reader, documents, B, A, m, past)
@@ -741,6 +751,94 @@ def test_who_has_learnt_from_whom(path: Path, tmp_path: Path) -> None:
         assert (rows["attention"] >= 0).all()
 
 
+# controls
+
+
+def features_by_hand(
+    reader: Reader, x: Tensor, layout: Layout, theta: Tensor, bias: Tensor
+) -> Tensor:
+    """(n, features) f(x; θ), by PyTorch's own convolutions."""
+    words = reader.vectors[x].transpose(1, 2)
+    parts = []
+    F = layout.filters
+    for s, (width, weight) in enumerate(zip(layout.kernels, layout.windows(theta), strict=True)):
+        found = nn.functional.conv1d(nn.functional.pad(words, (0, width - 1)), weight)
+        parts.append((found.amax(dim=2) + bias[s * F : (s + 1) * F]).relu())
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("share_dense", [False, True])
+def test_without_others_the_dense_layer_reads_own_features_alone(
+    path: Path, share_dense: bool
+) -> None:
+    """ReLU(W_c·[f, 0] + b), in every task; and nothing but B is sent."""
+    made = experiment(path, method={"top_k": 0, "share_dense": share_dense})
+    method = made.method
+    assert isinstance(method, FedSeIT)
+    fed, states, kept = played(made)
+    assert not states[4].knowledge
+    assert not states[4].centres
+    assert states[4].chosen == {"0": [], "1": []}
+    dataset, _, _ = prepare(made)
+    x = torch.tensor(dataset.test_x[(dataset.test_x != 0).all(axis=1)])
+    reader = fed.model.module.get_submodule("features.reader")
+    assert isinstance(reader, Reader)
+    for state in kept[4].values():
+        for i in (0, 1):
+            rest = method.build(text_features(fed.model), method.slots(2), 2)
+            assert isinstance(rest, ProjectedRest)
+            FlatModel(rest, torch.device("cpu")).load(torch.tensor(state["rests"][i]))
+            rest.eval()
+            A, m = (torch.tensor(state[n][i]) for n in ("adaptive", "masks"))
+            theta = torch.tensor(state["base"]) * gates(rest.layout, m) + A
+            f = features_by_hand(reader, x, rest.layout, theta, rest.bias)
+            if share_dense:
+                W_c, b = theta[rest.layout.convolutional :].view(5, -1), rest.hidden_bias
+            else:
+                W_c, b = rest.combination.weight, rest.combination.bias
+            expected = rest.head((f @ W_c[:, :6].T + b).relu())
+            found = rest(reader(x), theta, rest.digest(reader, x))
+            torch.testing.assert_close(found, expected)
+            assert expected.std() > 0
+
+
+def scores(fields: dict[str, Any], path: Path, folder: Path) -> Any:
+    """Of tasks, by round, client and task; and clients' rows."""
+    done = run(experiment(path, method=fields, train={"local_epochs": 1}), folder)
+    return done.tasks.set_index(["round", "client", "task"])[["loss", "accuracy"]], done.clients
+
+
+class StartsAsFedSeIT(FedWeIT):
+    name: str = "test_fedseit:StartsAsFedSeIT"
+    start = 1 / 5
+
+
+def test_controls_differ_in_others_alone(path: Path, tmp_path: Path) -> None:
+    """In first tasks there are none: the same bits, but for how FedWeIT starts A."""
+    none, sent = scores({"top_k": 0}, path, tmp_path)
+    whole, _ = scores({}, path, tmp_path)
+    added, sent_too = scores(
+        {"name": "test_fedseit:StartsAsFedSeIT", "dense_layer": True}, path, tmp_path
+    )
+    for other in (whole, added):
+        assert none.loc[:2].equals(other.loc[:2])
+        assert not none.loc[3:].equals(other.loc[3:])
+    assert not whole.loc[3:].equals(added.loc[3:])
+    # Without others, B is all that is sent.
+    assert (sent[["bytes_up", "bytes_down"]] == 4 * 3 * D * 3).all(axis=None)
+    begins = sent["round"].isin([1, 3])
+    assert (sent.loc[begins, ["selected_bytes", "selected_dense_bytes"]] == 0).all(axis=None)
+    assert not {"adaptive_bytes", "centres_bytes"} & set(sent)
+    assert (sent_too.loc[sent_too["round"] == 3, "selected_bytes"] > 0).all()
+
+
+def test_frozen_others_are_as_none(path: Path, tmp_path: Path) -> None:
+    """The released code's branch for others is that of `top_k: 0`."""
+    frozen = {"compat": {"frozen": True}}
+    (none, _), (whole, _) = (scores({"top_k": k, **frozen}, path, tmp_path) for k in (0, None))
+    assert none.equals(whole)
+
+
 # bytes
 
 
@@ -950,7 +1048,9 @@ def test_what_is_no_stream_is_refused(path: Path, tmp_path: Path) -> None:
             {"train": {"optimizer": {"name": "adam", "weight_decay": 0.1}}},
             "its own weight decay; set .* method.weight_decay",
         ),
-        ({"method": {"top_k": 0}}, "method.top_k: must be greater than or equal to 1"),
+        ({"method": {"top_k": -1}}, "method.top_k: must be greater than or equal to 0"),
+        ({"method": {"dense_layer": True}}, "dense_layer: .*fedseit always has dense layers"),
+        ({"method": {"name": "fedweit", "dense_layer": 2}}, "method.dense_layer"),
         ({"method": {"lam1": -1}}, "method.lam1: must be greater than or equal to 0"),
         ({"method": {"patience": 0}}, "method.patience: must be greater"),
         ({"method": {"similarity": "cosine"}}, "method.similarity"),

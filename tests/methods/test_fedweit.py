@@ -16,7 +16,7 @@ from fedsim.methods.fedweit.knowledge import key, of_task, place, selection, tra
 from fedsim.methods.fedweit.memory import TaskMemory, begin, pruned, thetas
 from fedsim.methods.fedweit.objective import Plateau, decay, drift, sparsity
 from fedsim.methods.fedweit.tasks import TaskNetwork, evaluate, read_documents
-from fedsim.models.decomposed import Layout, ProjectedRest, Rest
+from fedsim.models.decomposed import DenseRest, Layout, ProjectedRest, Rest
 from fedsim.models.text import Reader, TextFeatures
 
 LAYOUT = Layout((1, 2), 2, 3)  # 4 rows of 3, 3, 6, 6 entries
@@ -196,7 +196,7 @@ def a_task(kind: type[Rest]) -> tuple[Rest, Reader, Tensor, Examples]:
     return rest, Reader(vectors, torch.arange(9) > 1), torch.randn(LAYOUT.size), Examples(x, y)
 
 
-kinds = pytest.mark.parametrize("kind", [Rest, ProjectedRest])
+kinds = pytest.mark.parametrize("kind", [Rest, ProjectedRest, DenseRest])
 
 
 @kinds
@@ -223,6 +223,36 @@ def test_scores_of_a_task_document_by_document(kind: type[Rest], frozen: bool) -
     assert found["loss"] == pytest.approx(loss / 230, rel=1e-4)
 
 
+@torch.no_grad()
+def test_dense_layers_with_others_weights_added_document_by_document() -> None:
+    """head(ReLU(W_c·[f, 0] + b)), f from θ + Σ_j α_j·A_j."""
+    rest, reader, theta, test = a_task(DenseRest)
+    assert isinstance(rest, DenseRest)
+    rest.foreign_bias.zero_()  # as they stay in training
+    for layer in rest.projections:
+        layer.bias.zero_()  # type: ignore[operator, union-attr]
+    rest.eval()
+    W_c, b = rest.combination.weight, rest.combination.bias
+    assert W_c.shape == (4, 8)
+    for x in test.x[:20]:
+        vectors = [*reader.vectors[x[x != 0].long()], torch.zeros(3)]
+        f: list[float] = []
+        for s, width in enumerate((1, 2)):
+            own = LAYOUT.windows(theta)[s].clone()
+            for j in range(2):
+                own += rest.attention[j, s] * LAYOUT.windows(rest.foreign[j])[s]
+            for i in range(2):
+                found = [
+                    sum(float(vectors[n + k] @ own[i, :, k]) for k in range(width))
+                    for n in range(len(vectors) - 1)
+                ]
+                f.append(max(0.0, max(found) + float(rest.bias[2 * s + i])))
+        h = (W_c[:, :4] @ torch.tensor(f) + b).relu()
+        expected = rest.head.weight @ h + rest.head.bias
+        found_logits = rest(reader(x[None]), theta, rest.digest(reader, x[None]))
+        torch.testing.assert_close(found_logits, expected[None], rtol=1e-4, atol=1e-4)
+
+
 @kinds
 def test_classes_are_numbered_within_the_task(kind: type[Rest]) -> None:
     rest, reader, _, test = a_task(kind)
@@ -244,7 +274,7 @@ def test_what_the_released_code_trains(kind: type[Rest]) -> None:
     assert [id(p) for p in trained(rest, frozen=False)] == list(names)
     left = set(names.values()) - {names[id(p)] for p in trained(rest, frozen=True)}
     heads = {"head.weight", "head.bias"}
-    further = {"projections.1.weight", "projections.1.bias"} if kind is ProjectedRest else set()
+    further = set() if kind is Rest else {"projections.1.weight", "projections.1.bias"}
     assert left == heads | further
     whole, frozen = (digest(rest, reader, test.x, f) for f in (False, True))
     assert whole.shape == frozen.shape

@@ -14,7 +14,7 @@ from torch import nn
 from experiments import LITTLE_TEACHER, federation, server_states, small_experiment
 from fedsim import Client, Experiment, Federation, NotCounted, Run, State, run
 from fedsim.errors import BadInput
-from fedsim.methods.xpfl import XPFL, Student, Teacher
+from fedsim.methods.xpfl import XPFL, Student, Teacher, by_tensor
 from fedsim.prepare import prepare
 
 Finish = Callable[..., Run]
@@ -71,7 +71,12 @@ def test_distillation_that_weighs_nothing_is_plain_training(model: dict[str, Any
 # the teacher and the student
 
 
-def test_the_loss_is_that_of_the_paper() -> None:
+def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return (p * (p.log() - q.log())).sum(dim=1)
+
+
+@pytest.mark.parametrize("loss_u", [2.0, 0.5, 0.1, 0.01, 0.0])
+def test_how_the_distillation_is_weighed(loss_u: float) -> None:
     torch.manual_seed(0)
     teacher = Teacher(**LITTLE_TEACHER).build((1, 8, 8))
     classifier = prepare(experiment(model=CNN))[2].build_model()
@@ -80,15 +85,18 @@ def test_the_loss_is_that_of_the_paper() -> None:
     features = student.classifier.features(x)
     ce = nn.functional.cross_entropy(student.classifier.head(features), y, reduction="none")
     a, b = teacher.features(x), student.projection(features)
-    for loss_u, c in ((0.5, 2.0), (0.1, 10.0), (0.01, 20.0), (0.0, 20.0)):
-        found = XPFL(lam=1.5, tau=2.0).loss(teacher, loss_u)(student, x, y, {})
-        p, q = (a / 2).softmax(dim=1), (b / 2).softmax(dim=1)
-        expected = ce + 1.5 * c * 4 * (p * (p.log() - q.log())).sum(dim=1)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    found = XPFL(lam=1.5, tau=2.0, weigh="code").loss(teacher, 0.5)(student, x, y, {})
-    p, q = (a * 0.5 / 2).softmax(dim=1), (b * 0.5 / 2).softmax(dim=1)
-    torch.testing.assert_close(found, ce + 1.5 * (p * (p.log() - q.log())).sum(dim=1))
-    assert torch.isfinite(XPFL(weigh="code").loss(teacher, 0.0)(student, x, y, {})).all()
+
+    found = XPFL(lam=1.5, tau=2.0).loss(teacher, loss_u)(student, x, y, {})
+    expected = ce + 1.5 * 4 / max(loss_u, 0.05) * kl((a / 2).softmax(1), (b / 2).softmax(1))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+    # The released code: 1000 times the mean over images and (here 8) features.
+    found = XPFL(lam=1000 / 8, tau=3.0, weigh="code").loss(teacher, loss_u)(student, x, y, {})
+    scale = max(loss_u, 1e-6) / 3
+    p, q = (a * scale).softmax(dim=1), (b * scale).softmax(dim=1)
+    torch.testing.assert_close(found, ce + 1000 / 8 * kl(p, q), rtol=1e-5, atol=1e-4)
+    mean = (p * (p.log() - q.log())).mean()
+    torch.testing.assert_close(found.mean(), ce.mean() + 1000 * mean, rtol=1e-5, atol=1e-4)
 
 
 def test_teachers_learn_and_stay_with_their_clients(finish: Finish) -> None:
@@ -144,19 +152,26 @@ def test_what_a_client_counts(all_unlabelled: bool) -> None:
 
 
 SEEN: list[torch.Tensor] = []
+LABELS: list[torch.Tensor] = []
+TEACHERS: list[torch.Tensor] = []
 
 
 class Spied(XPFL):
-    """Notes what the student learns from."""
+    """Notes what the student and the teacher learn from."""
 
     name: str = "test_xpfl:Spied"
+
+    def learn_images(self, client: Client, x: torch.Tensor) -> float:
+        TEACHERS.append(x.clone())
+        return super().learn_images(client, x)
 
     def loss(self, teacher: nn.Module, teacher_loss: float) -> Any:
         inner = super().loss(teacher, teacher_loss)
 
-        def loss(network: nn.Module, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        def loss(network: nn.Module, x: torch.Tensor, y: torch.Tensor, *rest: Any) -> Any:
             SEEN.append(x.clone())
-            return inner(network, x, *rest)
+            LABELS.append(y.clone())
+            return inner(network, x, y, *rest)
 
         return loss
 
@@ -173,6 +188,50 @@ def test_a_clients_labelled_examples_are_the_same_in_every_round() -> None:
         fresh = NotCounted(made.method.fresh(fed, state))
         fed.mean(made.method.local_update, [3], fresh=fresh, all_unlabelled=True)
         np.testing.assert_array_equal(np.unique(torch.cat(SEEN).flatten(1), axis=0), labelled)
+
+
+def test_leaked_labels_are_those_of_other_examples_in_each_round() -> None:
+    made = experiment(method={"name": "test_xpfl:Spied", "leak_labels": True})
+    dataset, splits, _ = prepare(made)
+    fed, state = federation(made), made.method.init(federation(made))
+    labelled, hidden = splits.train[3], splits.unlabelled[3]
+    held = np.concatenate([labelled, hidden])
+    label = {dataset.x[i].tobytes(): int(dataset.y[i]) for i in held}
+    assert len(label) == len(held)  # no image twice
+    drawn, ever = [], set[bytes]()
+    for t in range(1, 11):
+        for noted in (SEEN, LABELS, TEACHERS):
+            noted.clear()
+        fed.begin_round(t)
+        assert isinstance(made.method, XPFL)
+        fresh = NotCounted(made.method.fresh(fed, state))
+        mean = fed.mean(made.method.local_update, [3], fresh=fresh, all_unlabelled=True)
+        assert mean.count == 1
+        x, y = torch.cat(SEEN).numpy(), torch.cat(LABELS).tolist()
+        students = [row.tobytes() for row in x]
+        teachers = {row.tobytes() for row in TEACHERS[0].numpy()}
+        assert [label[row] for row in students] == y
+        assert len(set(students)) == len(students) == len(labelled)
+        assert len(teachers) == len(hidden)
+        assert teachers <= set(label)
+        assert teachers & set(students)  # drawn separately
+        drawn.append(frozenset(students))
+        ever |= drawn[-1]
+    assert len(set(drawn)) == 10
+    assert len(ever) > 0.9 * len(held) > 2 * len(labelled)
+
+
+@pytest.mark.parametrize("leak", [False, True])
+def test_without_teachers_labels_leak_as_well(leak: bool) -> None:
+    """In a stack of clients too."""
+    method = {"lam": 0, "psi": 0, "leak_labels": leak}
+    one, stacked = (
+        server_states(experiment(method=method, engine={"kind": "local", "clients_per_step": n}))
+        for n in (1, 4)
+    )
+    plain = server_states(experiment(method=method | {"leak_labels": False}))
+    np.testing.assert_allclose(one[-1].weights, stacked[-1].weights, atol=1e-5)
+    assert (one[-1].weights == plain[-1].weights).all() != leak
 
 
 def test_who_comes_late_begins_with_the_global_model() -> None:
@@ -211,6 +270,86 @@ def test_fusion_is_that_of_the_paper() -> None:
         psi = (1 + w @ w_g / np.linalg.norm(w) / np.linalg.norm(w_g)) / 2
         expected = psi * w + (1 - psi) * w_g
         np.testing.assert_allclose(fused[k]["weights"], expected, atol=1e-6)
+
+
+FUSED: list[tuple[Any, ...]] = []
+
+
+class Noted(XPFL):
+    """Notes what is fused, and from what."""
+
+    name: str = "test_xpfl:Noted"
+
+    def fused(
+        self, client: Client, weights: torch.Tensor, previous: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, float]:
+        found, psi = super().fused(client, weights, previous)
+        given = (client.state["weights"], weights, previous, found)
+        FUSED.append((client.round, client.id, *(None if v is None else v.numpy() for v in given)))
+        return found, psi
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-16))
+
+
+@pytest.mark.parametrize("psi_on", ["weights", "tensors", "updates"])
+def test_what_psi_is_computed_from(finish: Finish, psi_on: str) -> None:
+    FUSED.clear()
+    sections: dict[str, Any] = {
+        "method": {"name": "test_xpfl:Noted", "lam": 0, "psi_on": psi_on},
+        "model": {"name": "resnet8", "width": 1},
+        "train": {"rounds": 2, "local_steps": 1, "batch_size": 16, "optimizer": {"lr": 0.1}},
+        "partition": SEMI,
+    }
+    if psi_on == "updates":  # explanations fuse as well
+        few = {"every": 1, "clients": 1, "images": 20, "perplexity": 5, "iterations": 300}
+        sections["method"]["xfed"] = few
+    done = finish(**sections)
+    noted = FUSED.copy()
+    states = server_states(small_experiment(**sections))
+    network = prepare(small_experiment(**sections))[2].build_model()
+    trained = sum(p.numel() for p in network.parameters())
+    buffers = [b for b in network.buffers() if b.is_floating_point()]
+    sizes = [tensor.numel() for tensor in (*network.parameters(), *buffers)]
+    reported = done.clients.set_index(["round", "client"])["psi"]
+    assert len(reported) == 20 == len(noted) - 2 * (psi_on == "updates")
+    for t, k, own, w_g, previous, found in noted:
+        np.testing.assert_array_equal(w_g, states[t].weights)
+        if psi_on == "tensors":
+            cuts = np.cumsum(sizes)[:-1]
+            pairs = zip(np.split(own, cuts), np.split(w_g, cuts), strict=True)
+            psi: Any = np.repeat([cosine(a, b) for a, b in pairs], sizes)
+        elif psi_on == "updates":
+            w = states[t - 1].weights
+            np.testing.assert_array_equal(previous, w)
+            psi = (1 + cosine((own - w)[:trained], (w_g - w)[:trained])) / 2
+        else:
+            psi = (1 + cosine(own[:trained], w_g[:trained])) / 2
+        np.testing.assert_allclose(found, psi * own + (1 - psi) * w_g, atol=1e-5)
+        assert found.dtype == np.float32
+        assert reported[t, k] == pytest.approx(np.mean(psi), abs=1e-5)
+    model = 4 * sum(sizes)
+    assert (done.clients["bytes_down"] == model).all()
+
+
+def test_psi_of_a_tensor_can_be_negative() -> None:
+    own = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0]), "c": torch.zeros(1)}
+    others = {"w": torch.tensor([[2.0, 4.0]]), "b": torch.tensor([-1.0]), "c": torch.ones(1)}
+    torch.testing.assert_close(by_tensor(own, others), torch.tensor([1.0, 1.0, -1.0, 0.0]))
+
+
+def test_psi_of_updates_is_a_half_if_the_global_model_has_not_moved() -> None:
+    made = experiment(method={"lam": 0, "psi_on": "updates"})
+    fed, state = one_round(made)
+    before, w = kept(fed), state.weights
+    assert isinstance(made.method, XPFL)
+    fed.begin_round(2)
+    fed.each(made.method.fuse, range(10), weights=w, previous=NotCounted(w))
+    for k, after in kept(fed).items():
+        half = (before[k]["weights"] + w) / 2
+        np.testing.assert_allclose(after["weights"], half, atol=1e-7)
 
 
 def test_a_psi_of_one_moves_nobody() -> None:
@@ -302,6 +441,18 @@ def test_a_psi_of_one_leaves_the_embedding_as_it_was(finish: Finish) -> None:
         (
             {"method": {"xfed": {"images": 30}}},
             "method.xfed.perplexity=30: must be below the number of images that are embedded, 30",
+        ),
+        (
+            {"method": {"psi": 0.5, "psi_on": "tensors"}},
+            "give psi, or psi_on=tensors to compute it, not both",
+        ),
+        ({"method": {"psi_on": "layers"}}, "method.psi_on"),
+        (
+            {
+                "method": {"leak_labels": True, "lam": 0},
+                "partition": {"labelled_fraction": 1.0},
+            },
+            "method.leak_labels: no client has unlabelled data whose labels could leak; set",
         ),
         (
             {"privacy": {"clip": 1, "noise_multiplier": 1}},

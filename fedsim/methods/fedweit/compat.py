@@ -22,7 +22,8 @@ class Compat(Config):
     Args:
         frozen: masks are trained only by their decay and the drift term, not by the task's loss;
             heads are not trained. In FedSeIT, only the projection of the first width is trained,
-            and the features of others' convolutions do not reach the network.
+            and the features of others' convolutions do not reach the network (for this alone, use
+            `top_k: 0`).
         eval: a task is tested on at most as many documents as the current task has for validation,
             rounded up to batches of 64, from a test set sorted by class: often on a single class.
     """

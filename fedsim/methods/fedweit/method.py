@@ -48,7 +48,7 @@ from fedsim.methods.fedweit.objective import Plateau, decay, drift, sparsity
 from fedsim.methods.fedweit.tasks import Documents, TaskNetwork, evaluate, read_documents
 from fedsim.methods.learns import Learns, Problem
 from fedsim.methods.method import Method, State, methods
-from fedsim.models.decomposed import Layout, Rest
+from fedsim.models.decomposed import DenseRest, Layout, Rest
 from fedsim.models.text import Reader, TextFeatures
 from fedsim.objectives import Classification
 from fedsim.objectives.slices import mean_over_tasks
@@ -108,12 +108,23 @@ class FedWeIT(Method[FedWeITState]):
     would be if dense (`…_dense_bytes`). The rest is B; the paper's filter-wise sparse form of B is
     not implemented.
 
+    `dense_layer` is a control. FedSeIT has trained dense layers between features and head, FedWeIT
+    has none, so that a difference between them need not be due to transfer. With it, FedWeIT has
+    the same layers, of the same size, initialised and regularised in the same way:
+
+        h = ReLU(W_c·[f(x; θ), 0] + b),
+
+    f the features (θ with others' weights, as above), 0 in place of FedSeIT's projected features.
+    FedSeIT without selection then differs only in where it uses the A_j, and starts A_t as B/5
+    instead of B/3.
+
     Args:
         lam1: λ₁.
         lam2: λ₂.
         mask_l1: weight of ‖m_t‖₁; λ₁ in the paper, 0 in the released code.
         weight_decay: w.
         patience: epochs without improvement before the learning rate falls.
+        dense_layer: add FedSeIT's dense layers. FedWeIT only: FedSeIT always has them.
         compat: follow the released code.
     """
 
@@ -130,6 +141,7 @@ class FedWeIT(Method[FedWeITState]):
     mask_l1: float = Field(0.0, ge=0)
     weight_decay: float = Field(1e-4, ge=0)
     patience: int = Field(3, ge=1)
+    dense_layer: bool = False
     compat: Compat = Compat()
 
     def check(self, train: Train) -> None:
@@ -404,7 +416,8 @@ class FedWeIT(Method[FedWeITState]):
     def build(self, features: TextFeatures, slots: int, labels: int) -> Rest:
         """The network of a task's own parameters, for a number of classes."""
         layout, hidden = self.layout(features, slots), features.dense.out_features
-        return self.rest(layout, slots, labels, features.dropout.p, hidden)
+        kind = DenseRest if self.dense_layer else self.rest
+        return kind(layout, slots, labels, features.dropout.p, hidden)
 
     def network(self, client: Client, task: int) -> tuple[FlatModel, Rest]:
         """(client) The network of one of its tasks, with arbitrary weights."""

@@ -1,7 +1,7 @@
 """The terms of Eq. 5 (Yoon et al. 2021), and when the learning rate falls.
 
-W are the weights of a task's own dense layers (`Rest.dense`): none in FedWeIT, W_f and W_c in
-FedSeIT.
+W are the weights of a task's own dense layers (`Rest.dense`): W_f and W_c in FedSeIT, and in
+FedWeIT with `dense_layer`; otherwise none.
 """
 
 from __future__ import annotations
