@@ -151,11 +151,15 @@ class _Learned(Exception):
 
 
 def learns(experiment: Experiment, out: Path, metric: str, least: float) -> bool:
-    """Whether the metric comes above `least` in a round of the run, which ends with it."""
+    """Whether the metric is above `least` in two rounds in a row; the run ends with them."""
+    above = 0
 
     def watch(event: Progress) -> None:
-        if isinstance(event, dict) and event.get(metric, least) > least:
-            raise _Learned
+        nonlocal above
+        if isinstance(event, dict):
+            above = above + 1 if event[metric] > least else 0
+            if above == 2:
+                raise _Learned
 
     with suppress(_Learned):
         run(experiment, out, watch)

@@ -83,7 +83,8 @@ class TestOnRay:
     def test_one_actor_and_two_and_a_killed_one_give_the_hash_of_the_local_engine(
         self, finish: Finish, tmp_path: Path, name: str
     ) -> None:
-        explain = {"explainers": ["occlusion"], "inputs": 2, "every": 2, "maps": True}
+        by = "gradient" if name in ALSO_ALONE else "occlusion"
+        explain = {"explainers": [by], "inputs": 2, "every": 2, "maps": True}
         explain |= {"target": "label", "share": {"noise": 0.5, "poisoned": 0.3}}
         common = with_method(
             name,

@@ -400,8 +400,7 @@ class Lrp(Attribution):
     """Layer-wise relevance propagation: f_y(x) is passed down layer by layer, by Zennit's rules.
 
     The relevance of the outputs is f_y(x) for the class y and 0 for the others (see `target`). A
-    layer
-    with inputs a (J,) and outputs z_k = Σ_j a_j w_jk + b_k distributes the relevance of its
+    layer with inputs a (J,) and outputs z_k = Σ_j a_j w_jk + b_k distributes the relevance of its
     outputs:
 
     - ε: R_j = Σ_k a_j w_jk / (z_k + ε·sign z_k) · R_k. Batch norm is merged into the layer before
@@ -435,9 +434,9 @@ class Lrp(Attribution):
         composite: which rules are used, see above.
         epsilon: ε.
         target: where relevance starts: at f_y(x) for the class y (`class`), at f_y(x) for y less
-            1/C of each logit (`centred`), or at 1 for every class among the labels of a batch
-            (`batch`), as in FedXDS's released code. Relevances sum to what they start from, so
-            with `class` most are negative where f_y(x) is.
+            1/C of each logit (`centred`), or at 1 for every class among the labels of a batch of
+            64 (`batch`), as in FedXDS's released code. Rules hand on the sign: with `class`, most
+            relevances are negative where f_y(x) is.
         low: l, the least value of a pixel for each channel, or one for all: (0 − mean)/std for
             pixels in [0, 1]. Without it, the least and greatest values of each image's own
             channels: a box that holds the image, needs no knowledge of the data, and does not

@@ -78,6 +78,9 @@ class FedXDS(PoolMethod[FedXDSState]):
     nothing is guaranteed for images with different masks: x ↦ x ⊙ m(x) can jump. Labels are shared
     unchanged, and the models of all phases are sent without noise.
 
+    In the round of sharing, `negative_logits` in clients.parquet is the number of shared images
+    for whose class the attributing model has a logit below 0.
+
     With a `fraction` of 0, nothing is shared and the method is FedAvg. The released code differs
     from this in its warm-up (`warmup_clients` all, `warmup_epochs` 10), the model that attributes
     (`attribute_with` local), what is attributed (`attribution.target`), `mask` (soft), `noise_on`

@@ -268,7 +268,7 @@ class XPFL(Method[State]):
             all_unlabelled=bool(fed.num_unlabelled.all()),
         )
         weights = mean.weights if mean.count else state.weights
-        # Not counted: in a real system it is the server that fuses, and has it.
+        # Not counted: a real server would fuse before it sends, and has this.
         previous = {"previous": NotCounted(state.weights)} if self.psi_on == "updates" else {}
         if self.xfed and (t in (1, fed.settings.rounds) or t % self.xfed.every == 0):
             found = fed.gather(

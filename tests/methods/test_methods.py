@@ -66,7 +66,7 @@ RESNET = {"name": "resnet8", "width": 2}
 @pytest.mark.parametrize("name", NETWORK_METHODS)
 class TestEveryMethod:
     def test_learns(self, tmp_path: Path, name: str) -> None:
-        train = {"rounds": 20 if name in SLOW else 10, "local_epochs": 2}
+        train = {"rounds": 25 if name in SLOW else 11, "local_epochs": 2}
         # By itself, a client that holds few classes learns no others.
         least = 0.4 if name in WITHOUT_GLOBAL else 0.8
         experiment = small_experiment(**with_method(name, train=train))
