@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 import shutil
@@ -56,6 +57,16 @@ def test_links_lead_to_files_of_the_repository() -> None:
     for page in (*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         for target in re.findall(r"\]\((?!\w+:)([^)#\s]+)", text_of(page)):
             assert (page.parent / target).exists(), (page, target)
+
+
+def test_the_table_of_claims_is_what_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    claims = importlib.import_module("claims")
+    assert claims.FILE.read_text(encoding="utf-8") == claims.page()
+    ids = [claim.id for claim in claims.CLAIMS]
+    assert ids == [
+        f"{s}{k}" for s, n in zip("RXSFD", (9, 6, 6, 1, 8), strict=True) for k in range(1, n + 1)
+    ]
 
 
 class TestReadme:

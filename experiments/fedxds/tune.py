@@ -1,10 +1,9 @@
-"""Tune all methods of small/heterogeneity.yaml with the same budget: python tune.py [--out runs]
+"""Tune the methods of small/heterogeneity.yaml with the same budget: python tune.py [--out runs]
 
-Each method gets eight trials: four learning rates of the clients times two values of a setting of
+Each method gets eight trials, those of `SPACES`: learning rates of the clients, and a setting of
 its own. Trials have a seed of their own and are scored on a tenth of the training examples, held
 out before clients get theirs, by the mean over the last five evaluated rounds. Writes
-results/tuning.csv and prints the best trial of each method, as small/heterogeneity.yaml has it;
-with --done FOLDER, of a finished grid.
+results/tuning.csv and prints the best trial of each method; --done FOLDER: of a finished grid.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def main() -> None:
     grid = Grid.open(arguments.done[0]) if arguments.done else search(arguments.out)
     table = scores(grid)
     table.to_csv(HERE / "results" / "tuning.csv", index=False, float_format="%.6g")
-    for name, own in table.groupby("method", sort=False):
+    for name, own in table.dropna().groupby("method", sort=False):
         best = own.loc[own["validation_accuracy"].idxmax()]
         print(f"{name}: {best['changes']}  {best['validation_accuracy']:.3f}")
 
