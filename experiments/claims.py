@@ -82,14 +82,26 @@ def of(name: str, column: str = "accuracy", **where: object) -> pd.Series:
     return found.set_index("seed")[column]
 
 
+def less(
+    name: str,
+    one: object,
+    other: object,
+    axis: str = "method",
+    column: str = "accuracy",
+    **where: object,
+) -> Paired:
+    """One value of an axis less another, in the rows in which other columns have these values."""
+    return paired(
+        of(name, column, **{axis: one}, **where), of(name, column, **{axis: other}, **where)
+    )
+
+
 def leads(
     name: str, ours: str, others: list[str], column: str = "accuracy", **where: object
 ) -> dict[str, Paired]:
-    """Ours less each other method, in the rows in which other columns have these values."""
-    own = of(name, column, method=ours, **where)
+    """Ours less each other method."""
     return {
-        f"{ours} − {other}": paired(own, of(name, column, method=other, **where))
-        for other in others
+        f"{ours} − {other}": less(name, ours, other, column=column, **where) for other in others
     }
 
 
@@ -152,10 +164,9 @@ def clients() -> Verdict:
 
 @claim("R5", "fedrnl", "Fig. 4", "soft sharing beats hard sharing, most with 4 clients")
 def soft_and_hard() -> Verdict:
-    tests = {"4 clients": leads("fedrnl/table1", "FedRNL", ["FR"])["FedRNL − FR"]}
+    tests = {"4 clients": less("fedrnl/table1", "FedRNL", "FR")}
     for count in (12, 40):
-        found = leads("fedrnl/clients", "FedRNL", ["FR"], partition__clients=count)
-        tests[f"{count}"] = found["FedRNL − FR"]
+        tests[f"{count}"] = less("fedrnl/clients", "FedRNL", "FR", partition__clients=count)
     return Verdict(UNDECIDED, f"as R1; FedRNL − FR: {listed(tests)}")
 
 
@@ -177,10 +188,7 @@ def distances() -> Verdict:
 @claim("R7", "fedrnl", "Fig. 5", "accuracy and F1 fall slightly from 2 to 7 local epochs")
 def epochs() -> Verdict:
     tests = {
-        what: paired(
-            of("fedrnl/epochs", column, train__local_epochs=2),
-            of("fedrnl/epochs", column, train__local_epochs=7),
-        )
+        what: less("fedrnl/epochs", 2, 7, "train__local_epochs", column)
         for what, column in {"accuracy": "accuracy", "F1": "rationale_f1"}.items()
     }
     above, _ = surely(tests)
@@ -190,10 +198,7 @@ def epochs() -> Verdict:
 
 @claim("R8", "fedrnl", "Fig. 6", "accuracy peaks near λ = 2, F1 near λ = 0.5")
 def strength() -> Verdict:
-    plain = of("fedrnl/lambda", method__lam=0)
-    tests = {
-        f"λ {lam:g}": paired(of("fedrnl/lambda", method__lam=lam), plain) for lam in (0.03, 0.5, 2)
-    }
+    tests = {f"λ {lam:g}": less("fedrnl/lambda", lam, 0, "method__lam") for lam in (0.03, 0.5, 2)}
     return Verdict(
         UNDECIDED,
         "another regime: with λ = 2 both encoders are equal after a round of twenty; − λ = 0: "
@@ -208,11 +213,8 @@ def strength() -> Verdict:
     "hard sharing makes clients' predictors more alike, and generators less",
 )
 def similarity() -> Verdict:
-    name = "fedrnl/similarity-again"
     tests = {
-        part: paired(
-            of(name, part, method="FR", round=20), of(name, part, method="FedAvg", round=20)
-        )
+        part: less("fedrnl/similarity-again", "FR", "FedAvg", column=part, round=20)
         for part in ("predictor", "generator")
     }
     above, below = surely(tests)
@@ -229,10 +231,7 @@ UNTRIED = "λ and ψ of the released code are not tried yet"
 @claim("X1", "xpfl", "Fig. 4-6", "the generative autoencoder reconstructs better")
 def autoencoders() -> Verdict:
     tests = {
-        data: paired(
-            of("xpfl/reconstruction", "psnr", data=data, autoencoder="GAE"),
-            of("xpfl/reconstruction", "psnr", data=data, autoencoder="CAE"),
-        )
+        data: less("xpfl/reconstruction", "GAE", "CAE", "autoencoder", "psnr", data=data)
         for data in SETS
     }
     worst = of("xpfl/reconstruction", "psnr", data="mnist", autoencoder="CAE").min()
@@ -269,10 +268,7 @@ def more_labels() -> Verdict:
 @claim("X4", "xpfl", "Fig. 8", "beats FedAvgM, FedProx, SCAFFOLD at η 0.1, 0.3, 0.5")
 def skew() -> Verdict:
     found = [
-        (
-            of("xpfl/skew", data=d, eta=eta, method="XPFL")
-            - of("xpfl/skew", data=d, eta=eta, method=m)
-        ).mean()
+        less("xpfl/skew", "XPFL", m, data=d, eta=eta).mean
         for d in SETS
         for eta in (0.1, 0.3, 0.5)
         for m in ("FedAvgM", "FedProx", "SCAFFOLD")
@@ -317,13 +313,10 @@ NO_CONTROL = (
 
 
 def transfer(lam2: float, column: str = "tta") -> Verdict:
-    tests = {}
-    for data, name in {"TREC6": "table2", "R8": "table2", "TREC50": "trec50"}.items():
-        where = {"data": data, "lam2": lam2}
-        ours, theirs = (
-            of(f"fedseit/{name}", column, method=m, **where) for m in ("FedSeIT", "FedWeIT")
-        )
-        tests[data] = paired(ours, theirs)
+    tests = {
+        data: less(f"fedseit/{name}", "FedSeIT", "FedWeIT", column=column, data=data, lam2=lam2)
+        for data, name in {"TREC6": "table2", "R8": "table2", "TREC50": "trec50"}.items()
+    }
     return Verdict(UNDECIDED, f"{NO_CONTROL}; FedSeIT − FedWeIT: {listed(tests)}")
 
 
@@ -337,17 +330,20 @@ def at_a_tenth() -> Verdict:
     return transfer(0.1)
 
 
+def variants(ours: str, theirs: str) -> str:
+    """One variant of FedSeIT less another, at λ₂ = 1."""
+    return listed(
+        {
+            data: less("fedseit/table2", ours, theirs, column="tta", data=data, lam2=1)
+            for data in ("TREC6", "R8")
+        }
+    )
+
+
 def selection(ours: str, theirs: str) -> Verdict:
-    tests = {
-        data: paired(
-            of("fedseit/table2", "tta", data=data, lam2=1, method=ours),
-            of("fedseit/table2", "tta", data=data, lam2=1, method=theirs),
-        )
-        for data in ("TREC6", "R8")
-    }
     return Verdict(
         UNDECIDED,
-        f"three clients leave little to select from; {ours} − {theirs}: {listed(tests)}",
+        f"three clients leave little to select from; {ours} − {theirs}: {variants(ours, theirs)}",
     )
 
 
@@ -363,17 +359,10 @@ def five() -> Verdict:
 
 @claim("S5", "fedseit", "Table 2", "local dense layers are better than shared ones")
 def dense_layers() -> Verdict:
-    tests = {
-        data: paired(
-            of("fedseit/table2", "tta", data=data, lam2=1, method="FedSeIT"),
-            of("fedseit/table2", "tta", data=data, lam2=1, method="DLS"),
-        )
-        for data in ("TREC6", "R8")
-    }
     return Verdict(
         UNDECIDED,
         "λ₂ = 0.1 and TMN, where the paper's difference is largest, are not run yet; at λ₂ = 1 "
-        f"local − shared: {listed(tests)}",
+        f"local − shared: {variants('FedSeIT', 'DLS')}",
     )
 
 
@@ -432,9 +421,8 @@ def which_map() -> Verdict:
 
 @claim("D3", "fedxds", "Table 1", "accuracy grows with the share of images that is sent")
 def fraction() -> Verdict:
-    name, axis = "fedxds/attribution", "method__fraction"
     tests = {
-        m: paired(of(name, method=m, **{axis: 1.0}), of(name, method=m, **{axis: 0.5}))
+        m: less("fedxds/attribution", 1.0, 0.5, "method__fraction", method=m)
         for m in ("FedXLRP", "FedXIG", "FedXGrad", "FedXSG")
     }
     return Verdict(
@@ -445,9 +433,8 @@ def fraction() -> Verdict:
 
 @claim("D4", "fedxds", "§6", "stable from 60 to 85 % removed, LRP most")
 def sparsification() -> Verdict:
-    name, axis = "fedxds/sparsification", "method__removed"
     tests = {
-        m: paired(of(name, method=m, **{axis: 85}), of(name, method=m, **{axis: 60}))
+        m: less("fedxds/sparsification", 85, 60, "method__removed", method=m)
         for m in ("FedXLRP", "FedXGrad", "random map")
     }
     loses = tests["FedXLRP"].high < -0.01  # more than a point
@@ -456,8 +443,8 @@ def sparsification() -> Verdict:
 
 @claim("D5", "fedxds", "§11.1", "warm-up helps sharply up to 10 rounds, little after")
 def warm_up() -> Verdict:
-    runs = {n: of("fedxds/warmup", **{"warm-up rounds": n}) for n in (0, 10, 20)}
-    tests = {"10 − 0 rounds": paired(runs[10], runs[0]), "20 − 10": paired(runs[20], runs[10])}
+    name, axis = "fedxds/warmup", "warm-up rounds"
+    tests = {"10 − 0 rounds": less(name, 10, 0, axis), "20 − 10": less(name, 20, 10, axis)}
     return Verdict(
         UNDECIDED, f"three seeds find {tests['10 − 0 rounds'].least:.3f}: {listed(tests)}"
     )
@@ -465,12 +452,12 @@ def warm_up() -> Verdict:
 
 @claim("D6", "fedxds", "Fig. 1-3", "inversion fails where it succeeds on raw images and FedFed's")
 def inversion() -> Verdict:
-    tests = {}
-    for sigma in ("0.15", "0.5", "1.5"):
-        own = of("fedxds/privacy", "reconstructed_ssim", method=f"FedXLRP, σ {sigma}")
-        for other in ("raw", "FedFed"):
-            theirs = of("fedxds/privacy", "reconstructed_ssim", method=f"{other}, σ {sigma}")
-            tests[f"{other}, σ {sigma}"] = paired(theirs, own)
+    name, ssim = "fedxds/privacy", "reconstructed_ssim"
+    tests = {
+        run: less(name, run, f"FedXLRP, σ {sigma}", column=ssim)
+        for sigma in ("0.15", "0.5", "1.5")
+        for run in (f"raw, σ {sigma}", f"FedFed, σ {sigma}")
+    }
     above, _ = surely(tests)
     return Verdict(
         UNDECIDED,
@@ -482,12 +469,10 @@ def inversion() -> Verdict:
 
 @claim("D7", "fedxds", "§7", "training is faster and smoother")
 def smoother() -> Verdict:
-    name = "fedxds/heterogeneity"
-    tests = {
-        "roughness": leads(name, "FedXLRP", ["FedAvg"], "roughness", alpha=0.1),
-        "round of 70 %": leads(name, "FedXLRP", ["FedAvg"], "round_reached", alpha=0.1),
+    found = {
+        what: less("fedxds/heterogeneity", "FedXLRP", "FedAvg", column=column, alpha=0.1)
+        for what, column in {"roughness": "roughness", "round of 70 %": "round_reached"}.items()
     }
-    found = {what: each["FedXLRP − FedAvg"] for what, each in tests.items()}
     _, below = surely(found)
     held = len(below) == 2
     return Verdict(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,10 +96,10 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Paired:
     """Compare two series of figures with the same index, such as the seed."""
     together = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
     difference = together["ours"] - together["theirs"]
-    tested = ttest_rel(together["ours"], together["theirs"])
-    low, high = tested.confidence_interval(0.95)
+    test = ttest_rel(together["ours"], together["theirs"])
+    low, high = test.confidence_interval(0.95)
     least = _detectable(len(difference)) * difference.sem()
-    return Paired(difference.mean(), low, high, float(tested.pvalue), least)
+    return Paired(difference.mean(), low, high, float(test.pvalue), least)
 
 
 def _detectable(n: int) -> float:
@@ -119,6 +119,15 @@ def holm(p: Iterable[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
+def tested(differences: Mapping[str, Paired]) -> dict[str, list[str]]:
+    """Cells of a table: each difference with its interval, p by Holm, the least found."""
+    corrected = holm(each.p for each in differences.values())
+    return {
+        name: [str(each), f"{p:.4f}", f"{each.least:.3f}"]
+        for (name, each), p in zip(differences.items(), corrected, strict=True)
+    }
+
+
 def against(results: pd.DataFrame, ours: str, column: str = "accuracy") -> dict[str, list[str]]:
     """Of each other method: ours less theirs with its interval, p by Holm, the least found.
 
@@ -127,12 +136,7 @@ def against(results: pd.DataFrame, ours: str, column: str = "accuracy") -> dict[
     """
     by_seed = results.pivot(index="seed", columns="method", values=column)
     others = [str(name) for name in results["method"].unique() if name != ours]
-    found = {name: paired(by_seed[ours], by_seed[name]) for name in others}
-    corrected = holm(each.p for each in found.values())
-    return {
-        name: [str(each), f"{p:.4f}", f"{each.least:.3f}"]
-        for (name, each), p in zip(found.items(), corrected, strict=True)
-    }
+    return tested({name: paired(by_seed[ours], by_seed[name]) for name in others})
 
 
 def spread(values: pd.Series, digits: int = 3) -> str:

@@ -31,7 +31,7 @@ from fedsim.privacy.inversion import draw_reconstructions, fidelity, invert_grad
 from fedsim.results.summary import of_run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tables import Paired, against, finished, grids, holm, paired, parser, spread, table
+from tables import Paired, against, finished, grids, paired, parser, spread, table, tested
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -117,6 +117,7 @@ def collect(name: str, grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
 # -- tables ------------------------------------------------------------------------------------
 
 
+TESTED = ("p, Holm", "least found")  # titles after that of a difference; see tables.tested
 REACHED = f"round of {TARGET:.0%}"
 FURTHER = {
     "best": "best",
@@ -134,8 +135,7 @@ def compared(results: pd.DataFrame, further: Sequence[str] = ("best",)) -> str:
         rows.append(
             [str(method), spread(runs["accuracy"]), *tests.get(str(method), [""] * 3), *more]
         )
-    header = ["method", "accuracy", f"{FEDXDS} above by", "p, Holm", "least found"]
-    return table([*header, *further], rows)
+    return table(["method", "accuracy", f"{FEDXDS} above by", *TESTED, *further], rows)
 
 
 def control(results: pd.DataFrame) -> Iterator[str]:
@@ -154,24 +154,20 @@ def heterogeneity(results: pd.DataFrame) -> Iterator[str]:
         yield table(["method", "MB a client", "of which once"], sent)
         yield "\nRoughness: theirs less FedXLRP's\n"
         tests = against(part.assign(smooth=-part["roughness"]), FEDXDS, "smooth")
-        yield table(
-            ["method", "smoother by", "p, Holm", "least found"],
-            [[method, *cells] for method, cells in tests.items()],
-        )
+        rows = [[method, *cells] for method, cells in tests.items()]
+        yield table(["method", "smoother by", *TESTED], rows)
 
 
 def along(results: pd.DataFrame, axis: str) -> Iterator[str]:
     """Methods in rows, an axis in columns; and the last value against the first, by pairs."""
     values = list(dict.fromkeys(results[axis]))
-    rows, tests = [], {}
+    cells, changes = {}, {}
     for method, runs in results.groupby("method", sort=False):
         of = {v: own.set_index("seed")["accuracy"] for v, own in runs.groupby(axis)}
-        tests[method] = paired(of[values[-1]], of[values[0]])
-        rows.append([str(method), *(spread(of[v]) for v in values), str(tests[method])])
-    corrected = holm(each.p for each in tests.values())
-    for row, each, p in zip(rows, tests.values(), corrected, strict=True):
-        row += [f"{p:.4f}", f"{each.least:.3f}"]
-    header = [f"{values[-1]} above {values[0]} by", "p, Holm", "least found"]
+        cells[method] = [spread(of[v]) for v in values]
+        changes[method] = paired(of[values[-1]], of[values[0]])
+    rows = [[method, *cells[method], *test] for method, test in tested(changes).items()]
+    header = [f"{values[-1]} above {values[0]} by", *TESTED]
     yield table(["method", *map(str, values), *header], rows)
     if len(rows) > 1:
         yield "\nall values together\n"
@@ -182,16 +178,12 @@ def along(results: pd.DataFrame, axis: str) -> Iterator[str]:
 def steps(results: pd.DataFrame, axis: str) -> Iterator[str]:
     """An axis in rows, each value against the one before, by pairs."""
     of = {v: own.set_index("seed") for v, own in results.groupby(axis, sort=False)}
-    pairs = {v: paired(of[v]["accuracy"], of[u]["accuracy"]) for u, v in pairwise(of)}
-    corrected = dict(zip(pairs, holm(each.p for each in pairs.values()), strict=True))
-    rows = []
-    for v, own in of.items():
-        test = [""] * 3
-        if v in pairs:
-            test = [str(pairs[v]), f"{corrected[v]:.4f}", f"{pairs[v].least:.3f}"]
-        rows.append([str(v), spread(own["accuracy"]), spread(own["best"]), *test])
-    header = ["above the row before by", "p, Holm", "least found"]
-    yield table([axis, "accuracy", "best", *header], rows)
+    tests = tested({v: paired(of[v]["accuracy"], of[u]["accuracy"]) for u, v in pairwise(of)})
+    rows = [
+        [str(v), spread(own["accuracy"]), spread(own["best"]), *tests.get(v, [""] * 3)]
+        for v, own in of.items()
+    ]
+    yield table([axis, "accuracy", "best", "above the row before by", *TESTED], rows)
 
 
 def privacy(results: pd.DataFrame) -> Iterator[str]:
@@ -220,12 +212,8 @@ def privacy(results: pd.DataFrame) -> Iterator[str]:
         sigma = str(method).rpartition(" ")[2]
         if (ours := f"{FEDXDS}, σ {sigma}") in of and method != ours:
             tests[method] = paired(own["reconstructed_ssim"], of[ours]["reconstructed_ssim"])
-    corrected = holm(each.p for each in tests.values())
-    rows = [
-        [name, str(each), f"{p:.4f}"]
-        for (name, each), p in zip(tests.items(), corrected, strict=True)
-    ]
-    yield "\n" + table(["at equal σ", "SSIM above FedXLRP's by", "p, Holm"], rows)
+    rows = [[name, *cells[:2]] for name, cells in tested(tests).items()]
+    yield "\n" + table(["at equal σ", "SSIM above FedXLRP's by", TESTED[0]], rows)
 
 
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {

@@ -91,9 +91,7 @@ def search(out: Path) -> Grid:
     cells = {}
     for name, space in SPACES.items():
         for number, changes in enumerate(trials(space)):
-            method = {k.partition(".")[2]: v for k, v in changes.items() if "method." in k}
-            others = {k: v for k, v in changes.items() if "method." not in k}
-            cells[f"{name} {number}"] = {"method": method, **others}
+            cells[f"{name} {number}"] = changes
     content["grid"] = {"axes": {"trial": cells}, "seeds": [SEED]}
     return fedsim.grid(content, out=out, progress=print)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -39,6 +38,11 @@ from fedsim.privacy.gaussian import analytic_sigma, clip, guarantee
 from fedsim.training import Loss, Train, logits
 
 Pool = NDArray[Any]  # float32, or uint8 levels
+AUGMENTATIONS: Mapping[str, Callable[[Tensor, np.random.Generator], Tensor]] = {
+    "none": lambda x, rng: x,
+    "weak": weak,
+    "strong": strong,
+}
 DELTA = 1e-5  # δ of the reported guarantee if the experiment gives σ
 
 
@@ -279,7 +283,11 @@ class FedXDS(PoolMethod[FedXDSState]):
         self, client: Client, weights: Tensor, shared: Tensor, labels: Tensor, levels: Tensor
     ) -> Update:
         """(client) As in FedAvg, on local data and the pool."""
-        loss = self.both(client, shared, labels, levels) if len(labels) else self.local(client)
+        loss: Loss | None = None  # the objective's
+        if len(labels):
+            loss = self.both(client, shared, labels, levels)
+        elif self.augment != "none":
+            loss = self.local(client)
         return Update(weights=client.train(weights, loss=loss), weight=client.num_samples)
 
     # -- within --------------------------------------------------------------------------------
@@ -391,33 +399,26 @@ class FedXDS(PoolMethod[FedXDSState]):
         """
         rows = cycle(len(labels), client.rng("pool"))
         size = min(client.settings.batch_size, len(labels))
-        augmented = self.augmentation(client)
+        local = self.local(client)
 
-        def loss(network: nn.Module, x: Tensor, y: Tensor, _: Mapping[str, Tensor]) -> Tensor:
+        def loss(
+            network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
+        ) -> Tensor:
             drawn = torch.tensor(list(islice(rows, size)), device=x.device)
             images = decode(shared[drawn], levels)
             of_pool = cross_entropy(network(images), labels[drawn].long())
-            return cross_entropy(network(augmented(x)), y, reduction="none") + of_pool
+            return local(network, x, y, context) + of_pool
 
         return loss
 
-    def local(self, client: Client) -> Loss | None:
-        """Cross-entropy of augmented images; None, the objective's loss, without augmentation."""
-        if self.augment == "none":
-            return None
-        augmented = self.augmentation(client)
+    def local(self, client: Client) -> Loss:
+        """Cross-entropy of local images, augmented anew in each batch."""
+        augmented, rng = AUGMENTATIONS[self.augment], client.rng("augment")
 
         def loss(network: nn.Module, x: Tensor, y: Tensor, _: Mapping[str, Tensor]) -> Tensor:
-            return cross_entropy(network(augmented(x)), y, reduction="none")
+            return cross_entropy(network(augmented(x, rng)), y, reduction="none")
 
         return loss
-
-    def augmentation(self, client: Client) -> Callable[[Tensor], Tensor]:
-        """The augmentation of local images, drawn anew for each batch."""
-        if self.augment == "none":
-            return lambda x: x
-        function = {"weak": weak, "strong": strong}[self.augment]
-        return partial(function, rng=client.rng("augment"))
 
 
 def label_table(sent: Mapping[int, Mapping[str, Any]]) -> list[dict[str, int]]:

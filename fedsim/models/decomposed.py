@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -137,9 +138,11 @@ class Rest(nn.Module):
     """
 
     foreign: Tensor
-    # Parameters that the released code does not train; whether its network uses others' A's.
+    # Parameters that the released code does not train.
     untrained: tuple[str, ...] = ("head",)
-    uses_others: bool = True
+    # Whether others' A's are added to the task's weights; if not, the released code has no use of
+    # them.
+    uses_others: ClassVar[bool] = True
 
     def __init__(
         self, layout: Layout, slots: int, labels: int, dropout: float, hidden: int
@@ -174,6 +177,8 @@ class Rest(nn.Module):
     def windows(self, theta: Tensor) -> list[Tensor]:
         """(F, D, width) filters of each width that find the task's features."""
         weights = self.layout.windows(theta)
+        if not self.uses_others:
+            return weights
         for a, alpha in zip(self.foreign, self.attention, strict=True):
             others = self.layout.windows(a)
             weights = [w + alpha[s] * others[s] for s, w in enumerate(weights)]
@@ -214,6 +219,8 @@ class ProjectedRest(Rest):
     document.
     """
 
+    uses_others: ClassVar[bool] = False
+
     def __init__(
         self, layout: Layout, slots: int, labels: int, dropout: float, hidden: int
     ) -> None:
@@ -227,7 +234,6 @@ class ProjectedRest(Rest):
             self.projections = nn.ModuleList(nn.Linear(slots * F, F) for _ in range(widths))
             self.combination = nn.Linear(2 * layout.features, hidden)
             self.untrained = ("head", *(f"projections.{s}" for s in range(1, widths)))
-        self.uses_others = False
 
     @property
     def dense(self) -> list[Tensor]:
@@ -235,9 +241,6 @@ class ProjectedRest(Rest):
             return []
         layers = [*self.projections, self.combination]
         return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
-
-    def windows(self, theta: Tensor) -> list[Tensor]:
-        return self.layout.windows(theta)
 
     @torch.no_grad()
     def digest(self, reader: Reader, x: Tensor) -> Tensor:
@@ -288,14 +291,7 @@ class DenseRest(ProjectedRest):
     the projected features, all h_j being 0.
     """
 
-    def __init__(
-        self, layout: Layout, slots: int, labels: int, dropout: float, hidden: int
-    ) -> None:
-        super().__init__(layout, slots, labels, dropout, hidden)
-        self.uses_others = True
-
-    def windows(self, theta: Tensor) -> list[Tensor]:
-        return Rest.windows(self, theta)
+    uses_others: ClassVar[bool] = True
 
     def digest(self, reader: Reader, x: Tensor) -> Tensor:
         """(n, 2, K, features) zeros."""

@@ -56,7 +56,7 @@ class Rationale(nn.Module):
         dropout: dropout of the encoders' outputs.
         shared: one encoder for generator and predictor.
         evaluate: how words are selected in evaluation; see `RationaleModel`.
-        share: α.
+        share: α, the share of words to select.
     """
 
     def __init__(
@@ -122,7 +122,6 @@ class RationaleClassifier(Classifier):
     Args:
         features: selects and encodes words.
         head: predicts from the encoding.
-        share: α, the share of words to select.
         sparsity, continuity: λ_s, λ_c.
         weight: weight of the cross-entropy.
     """
@@ -133,14 +132,12 @@ class RationaleClassifier(Classifier):
         self,
         features: Rationale,
         head: nn.Linear,
-        share: float,
         sparsity: float,
         continuity: float,
         weight: float,
     ) -> None:
         super().__init__(features, head)
-        self.share, self.sparsity, self.continuity = share, sparsity, continuity
-        self.weight = weight
+        self.sparsity, self.continuity, self.weight = sparsity, continuity, weight
 
     @property
     def shared(self) -> bool:
@@ -200,9 +197,7 @@ class RationaleModel(TextModel):
         )
         features.chooser.requires_grad_(not self.fixed_chooser)
         head = nn.Linear(2 * self.hidden, outputs)
-        return RationaleClassifier(
-            features, head, self.share, self.sparsity, self.continuity, self.weight
-        )
+        return RationaleClassifier(features, head, self.sparsity, self.continuity, self.weight)
 
 
 def encoder_distance(generator: list[Tensor], predictor: list[Tensor], kind: str) -> Tensor:

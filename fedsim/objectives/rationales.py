@@ -63,7 +63,7 @@ class Rationales(Classification):
         z = network.features.select(x)
         encoded = network.features.encode(x, z)
         chosen = z.sum() / (x != 0).sum().clamp(min=1)
-        penalty = network.sparsity * (chosen - network.share).abs()
+        penalty = network.sparsity * (chosen - network.features.share).abs()
         if x.shape[1] > 1:
             penalty = penalty + network.continuity * (z[:, 1:] - z[:, :-1]).abs().mean()
         logits = network.head(encoded)
