@@ -48,6 +48,7 @@ from fedsim.results.report.figures import (
 from fedsim.results.report.html import Report, _breakable
 from fedsim.results.report.overview import hyper_parameters, label_counts, overview
 from fedsim.results.report.page import Datum, mark_best
+from fedsim.results.report.page import number as figure
 from fedsim.results.report.results import finding, missing, notes, pivots, results
 from fedsim.results.summary import mean_std, summarise
 
@@ -385,6 +386,13 @@ class TestInChromium:
             "document.querySelector(a.getAttribute('href')))"
         )
         assert len(ids) == len(set(ids))
+
+
+def test_a_number_beyond_64_bits_is_a_figure() -> None:
+    """As a manifest that was edited may have."""
+    assert figure("long", 10**30) == Datum("long", 1e30)
+    for missing_value in (float("nan"), float("inf")):
+        assert figure("", missing_value).value is None
 
 
 def test_what_comes_from_files_is_escaped(page: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedsim.results.report.comparison import DASH, ComparedCell, ReportData
@@ -174,16 +174,16 @@ def datum(value: Any) -> Datum:
 
 def number(text: str, value: float, best: bool = False, note: str = "") -> Datum:
     """A figure, or a dash for one that there is none of."""
-    known = bool(np.isfinite(value))
+    known = math.isfinite(value)
     return Datum(text, float(value), best, note) if known else Datum(DASH, None)
 
 
 def sent(count: float, note: str = "") -> Datum:
-    return number(size(count) if np.isfinite(count) else "", count, note=note)
+    return number(size(count) if math.isfinite(count) else "", count, note=note)
 
 
 def lasted(seconds: float, note: str = "") -> Datum:
-    return number(duration(seconds) if np.isfinite(seconds) else "", seconds, note=note)
+    return number(duration(seconds) if math.isfinite(seconds) else "", seconds, note=note)
 
 
 def mark_best(
