@@ -3,15 +3,13 @@
 NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
 (several of one name are put together). Needs Fashion-MNIST, MNIST (control) and CIFAR-10 (control,
 cifar) below $FEDSIM_DATA. Writes a row for each run to results/NAME.csv, pictures beside it, and
-prints the tables of the README. --cost times four methods, one after another, with nothing beside
+prints the tables of the README. --cost times five methods, one after another, with nothing beside
 them; --tables tabulates results/ as they are.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -289,45 +287,54 @@ def draw(rounds: pd.DataFrame, path: Path) -> None:
 # -- cost --------------------------------------------------------------------------------------
 
 
-def cost(out: Path, turns: int = 3) -> str:
-    """Seconds of four methods, in turn: a round of training, and all that comes before it."""
+def cost(out: Path, turns: int = 5) -> pd.DataFrame:
+    """Seconds of five methods, in turn: a round of training, and all that comes before it."""
     base = RawConfig.read(HERE / "small" / "heterogeneity.yaml")
     methods = base.content["grid"]["axes"]["method"]
     _, sheet = base.take("grid")
-    seconds: dict[str, list[tuple[float, float]]] = {}
+    rows = []
     for turn in range(turns):
         for name in ("FedFed", "FedGen", "FedFTG", FEDXDS, "FedAvg"):
             cell = sheet.changed({**methods[name], "seed": turn, "train.rounds": 16}, "cost")
             cell = cell.changed({"evaluate.every": 16}, "cost")
-            started = time.perf_counter()
             rounds = fedsim.run(cell.build(fedsim.Experiment), out).rounds
-            print(f"{name}, {time.perf_counter() - started:.0f} s", flush=True)
             training = rounds["seconds"].iloc[-5:-1].median()  # the last one evaluates
-            before = rounds["seconds"].iloc[:11].sum()
-            seconds.setdefault(name, []).append((training, before))
+            row = {"method": name, "seed": turn, "training": training}
+            rows.append({**row, "before": rounds["seconds"].iloc[:11].sum()})
+            print(rows[-1], flush=True)
+    return pd.DataFrame(rows)
+
+
+def costs(results: pd.DataFrame) -> Iterator[str]:
+    times = results.assign(faster=-results["training"])
+    tests = against(times, FEDXDS, "faster")
     rows = []
-    for name, measured in seconds.items():
-        medians = (statistics.median(column) for column in zip(*measured, strict=True))
-        rows.append([name, *(f"{m:.2f}" for m in medians)])
-    return table(["method", "a round of training, s", "the first 11 rounds, s"], rows)
+    for method, runs in results.groupby("method", sort=False):
+        medians = [f"{runs[column].median():.2f}" for column in ("training", "before")]
+        rows.append([str(method), *medians, *tests.get(str(method), [""] * 3)])
+    header = ["method", "a round of training, s", "the first 11 rounds, s"]
+    yield table([*header, f"a round above {FEDXDS}'s by, s", *TESTED], rows)
 
 
 def main() -> None:
     command = parser(__doc__)
     command.add_argument("--gradients", action="store_true", help="invert gradients, and no more")
-    command.add_argument("--cost", action="store_true", help="time four methods, and no more")
+    command.add_argument("--cost", action="store_true", help="time five methods, and no more")
     command.add_argument("--tables", action="store_true", help="tabulate results/, and no more")
     arguments = command.parse_args()
-    if arguments.tables:
-        for name in arguments.names or TABLES:
+    RESULTS.mkdir(exist_ok=True)
+    if arguments.cost:
+        cost(arguments.out).to_csv(RESULTS / "cost.csv", index=False, float_format="%.6g")
+    if arguments.tables or arguments.cost:
+        tables = {**TABLES, "cost": costs}
+        for name in ["cost"] if arguments.cost else arguments.names or tables:
             if (file := RESULTS / f"{name}.csv").exists():
                 print(f"\n### {name}\n")
-                print("\n".join(TABLES[name](pd.read_csv(file))))
+                print("\n".join(tables[name](pd.read_csv(file))))
         return
-    if arguments.cost or arguments.gradients:
-        print(cost(arguments.out) if arguments.cost else gradients())
+    if arguments.gradients:
+        print(gradients())
         return
-    RESULTS.mkdir(exist_ok=True)
     for name, folders in grids(arguments, HERE, TABLES).items():
         results, rounds = collect(name, folders)
         results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")

@@ -1,0 +1,40 @@
+"""Tune the methods of small/separate.yaml with the same budget: python tune.py [--out runs]
+
+Each method gets eight trials, those of `SPACES`: learning rates of the clients, and a setting of
+its own. Training and test reviews are others than those of the tables. Writes results/tuning.csv
+and prints the best trial of each method; --done FOLDER: of a finished grid.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedsim.config_file import RawConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tuning import Space, tune
+
+HERE = Path(__file__).parent
+LR = "train.optimizer.lr"
+ALL_RATES = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.01)
+RATES = (0.001, 0.002, 0.004, 0.006)
+SPACES: dict[str, Space] = {
+    "FedAvg": ({"method.name": "fedavg"}, {LR: ALL_RATES}),
+    "FedProx": ({"method.name": "fedprox"}, {LR: RATES, "method.mu": (0.0001, 0.001)}),
+    "FedBABU": (
+        {"method.name": "fedbabu"},
+        {LR: RATES, "model.fixed_chooser": (False, True)},
+    ),
+    "FedDyn": ({"method.name": "feddyn"}, {LR: RATES, "method.alpha": (0.0001, 0.001)}),
+    "MOON": ({"method.name": "moon", "method.tau": 0.5}, {LR: RATES, "method.mu": (0.1, 1)}),
+    "FedRNL": ({"method.name": "fedrnl"}, {LR: RATES, "method.lam": (0.0003, 0.004)}),
+    "FR": ({"model.shared": True}, {LR: ALL_RATES}),
+    "centralised": ({"method.name": "centralised"}, {LR: ALL_RATES}),
+}
+
+
+if __name__ == "__main__":
+    content = dict(RawConfig.read(HERE / "small" / "separate.yaml").content)
+    content |= {"name": "fedrnl-tuning", "data": {**content["data"], "seed": 1}}
+    tune(__doc__, content, SPACES, "accuracy", HERE / "results" / "tuning.csv")
