@@ -6,6 +6,7 @@ evaluated rounds.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tables import finished, parser
+from tables import finished
 
 import fedsim
 from fedsim import Grid
+from fedsim.config_file import RawConfig
 
 SEED = 100  # of no table
 
@@ -35,14 +37,14 @@ def trials(space: Space) -> Iterator[dict[str, Any]]:
         yield changes
 
 
-def search(content: Mapping[str, Any], spaces: Mapping[str, Space], out: Path) -> Grid:
+def search(sheet: RawConfig, spaces: Mapping[str, Space], out: Path) -> Grid:
     """Run the trials of all methods, as changes of one experiment."""
     cells = {}
     for name, space in spaces.items():
         for number, changes in enumerate(trials(space)):
             cells[f"{name} {number}"] = changes
     grid = {"axes": {"trial": cells}, "seeds": [SEED]}
-    return fedsim.grid({**content, "grid": grid}, out=out, progress=print)
+    return fedsim.grid({**sheet.content, "grid": grid}, out=out, progress=print)
 
 
 def scores(grid: Grid, spaces: Mapping[str, Space], metric: str) -> pd.DataFrame:
@@ -61,26 +63,35 @@ def scores(grid: Grid, spaces: Mapping[str, Space], metric: str) -> pd.DataFrame
 
 def tune(
     about: str | None,
-    content: Mapping[str, Any],
+    file: Path,
+    changes: Mapping[str, Any],
     spaces: Mapping[str, Space],
     metric: str,
-    path: Path,
 ) -> None:
     """The script: run the trials or open a finished grid, write all scores, print the best.
 
     Args:
         about: what the command line says of itself.
-        content: the experiment.
+        file: small/NAME.yaml; the scores are written to results/tuning.csv beside small/.
+        changes: of the experiment, for all trials.
         spaces: of each method; the same number of trials for all.
         metric: column of `rounds`, higher is better.
-        path: of the CSV.
     """
     assert len({len(list(trials(space))) for space in spaces.values()}) == 1
-    arguments = parser(about).parse_args()
-    done, out = arguments.done, arguments.out
-    grid = Grid.open(done[0]) if done else search(content, spaces, out)
+    command = argparse.ArgumentParser(description=about)
+    command.add_argument(
+        "overrides", nargs="*", help="KEY=VALUE, for all trials"
+    )
+    command.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
+    command.add_argument("--done", type=Path, help="a finished grid to score")
+    arguments = command.parse_args()
+    if arguments.done:
+        grid = Grid.open(arguments.done)
+    else:
+        _, sheet = RawConfig.read(file, arguments.overrides).take("grid")
+        grid = search(sheet.changed(changes, "tune.py"), spaces, arguments.out)
     table = scores(grid, spaces, metric)
-    table.to_csv(path, index=False, float_format="%.6g")
+    table.to_csv(file.parents[1] / "results" / "tuning.csv", index=False, float_format="%.6g")
     for name, own in table.dropna().groupby("method", sort=False):
         best = own.loc[own[metric].idxmax()]
         print(f"{name}: {best['changes']}  {best[metric]:.3f}")

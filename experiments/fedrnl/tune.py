@@ -10,8 +10,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedsim.config_file import RawConfig
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tuning import Space, tune
 
@@ -35,6 +33,5 @@ SPACES: dict[str, Space] = {
 
 
 if __name__ == "__main__":
-    content = dict(RawConfig.read(HERE / "small" / "separate.yaml").content)
-    content |= {"name": "fedrnl-tuning", "data": {**content["data"], "seed": 1}}
-    tune(__doc__, content, SPACES, "accuracy", HERE / "results" / "tuning.csv")
+    changes = {"name": "fedrnl-tuning", "data.seed": 1}
+    tune(__doc__, HERE / "small" / "separate.yaml", changes, SPACES, "accuracy")

@@ -12,8 +12,6 @@ import sys
 from itertools import product
 from pathlib import Path
 
-from fedsim.config_file import RawConfig
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tuning import Space, tune
 
@@ -63,7 +61,10 @@ SPACES: dict[str, Space] = {
 
 
 if __name__ == "__main__":
-    content = dict(RawConfig.read(HERE / "small" / "heterogeneity.yaml").content)
-    content |= {"name": "fedxds-tuning", "method": {"name": "fedavg"}}
-    content["evaluate"] = {**content["evaluate"], "validation": 0.1}
-    tune(__doc__, content, SPACES, "validation_accuracy", HERE / "results" / "tuning.csv")
+    changes = {
+        "name": "fedxds-tuning",
+        "method": {"name": "fedavg"},
+        "evaluate.validation": 0.1,
+    }
+    file = HERE / "small" / "heterogeneity.yaml"
+    tune(__doc__, file, changes, SPACES, "validation_accuracy")
