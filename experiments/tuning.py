@@ -1,26 +1,28 @@
-"""Tune several methods with the same budget of trials: a grid whose cells are the trials.
+"""Tune several methods with the same budget of trials: two grids whose cells are the trials.
 
-Trials have a seed that no table has. One is scored by the mean of a metric over its last five
-evaluated rounds.
+All trials of a method are run with one seed, and the best three of them with two further seeds;
+the best of these on average is chosen, where a run that diverged counts as 0. (With one seed, the
+best of many trials tends to be a lucky one, or close to diverging.) No table has these seeds. The
+score of a run is the mean of a metric over its last five evaluated rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tables import finished
 
 import fedsim
 from fedsim import Grid
 from fedsim.config_file import RawConfig
 
-SEED = 100  # of no table
+SEED, FURTHER = 100, (101, 102)
+FINALISTS = 3
 
 # What is fixed, and the axes that are tuned; an axis of several keys has tuples of values.
 Space = tuple[Mapping[str, Any], Mapping[str, tuple[Any, ...]]]
@@ -37,28 +39,37 @@ def trials(space: Space) -> Iterator[dict[str, Any]]:
         yield changes
 
 
-def search(sheet: RawConfig, spaces: Mapping[str, Space], out: Path) -> Grid:
-    """Run the trials of all methods, as changes of one experiment."""
-    cells = {}
-    for name, space in spaces.items():
-        for number, changes in enumerate(trials(space)):
-            cells[f"{name} {number}"] = changes
-    grid = {"axes": {"trial": cells}, "seeds": [SEED]}
+def search(
+    sheet: RawConfig, cells: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], out: Path
+) -> Grid:
+    """Run trials, as changes of one experiment."""
+    grid = {"axes": {"trial": cells}, "seeds": list(seeds)}
     return fedsim.grid({**sheet.content, "grid": grid}, out=out, progress=print)
 
 
-def scores(grid: Grid, spaces: Mapping[str, Space], metric: str) -> pd.DataFrame:
-    """A row for each trial; one that diverged has no score."""
-    found = {}
-    for cell, run in finished([grid]):
-        values = run.rounds[metric].dropna()
-        found[cell["trial"]] = values.iloc[-5:].mean(), run.result_hash
+def scores(grid: Grid, metric: str) -> pd.DataFrame:
+    """A row for each run: trial, seed, score and hash; 0 and no hash if it diverged."""
     rows = []
-    for name, space in spaces.items():
-        for number, changes in enumerate(trials(space)):
-            score, hash = found.get(f"{name} {number}", (None, None))
-            rows.append([name, json.dumps(changes), score, hash])
-    return pd.DataFrame(rows, columns=["method", "changes", metric, "result_hash"])
+    for entry in grid.manifest["cells"]:
+        score, hash = 0.0, None
+        if entry["status"] == "finished":
+            run = fedsim.load(grid.path / entry["folder"])
+            score, hash = run.rounds[metric].dropna().iloc[-5:].mean(), run.result_hash
+        rows.append([entry["cell"]["trial"], entry["seed"], score, hash])
+    return pd.DataFrame(rows, columns=["trial", "seed", metric, "result_hash"])
+
+
+def method_of(trial: str) -> str:
+    """The name of its method, which its number follows."""
+    return trial.rpartition(" ")[0]
+
+
+def best(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The trial of each method that is best on average over all seeds: its rows."""
+    every = table[table.groupby("trial")["seed"].transform("count") == 1 + len(FURTHER)]
+    means = every.groupby(["method", "trial"], sort=False)[metric].mean()
+    chosen = [trial for _, trial in means.groupby("method", sort=False).idxmax()]
+    return every[every["trial"].isin(chosen)]
 
 
 def tune(
@@ -68,7 +79,7 @@ def tune(
     spaces: Mapping[str, Space],
     metric: str,
 ) -> None:
-    """The script: run the trials or open a finished grid, write all scores, print the best.
+    """The script: run the trials or open finished grids, write all scores, print the best.
 
     Args:
         about: what the command line says of itself.
@@ -77,21 +88,26 @@ def tune(
         spaces: of each method; the same number of trials for all.
         metric: column of `rounds`, higher is better.
     """
-    assert len({len(list(trials(space))) for space in spaces.values()}) == 1
+    cells = {f"{name} {k}": c for name, s in spaces.items() for k, c in enumerate(trials(s))}
+    assert len(cells) % len(spaces) == 0
     command = argparse.ArgumentParser(description=about)
-    command.add_argument(
-        "overrides", nargs="*", help="KEY=VALUE, for all trials"
-    )
+    command.add_argument("overrides", nargs="*", help="KEY=VALUE, for all trials")
     command.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")
-    command.add_argument("--done", type=Path, help="a finished grid to score")
+    command.add_argument("--done", type=Path, nargs="+", help="a finished grid, or both")
     arguments = command.parse_args()
-    if arguments.done:
-        grid = Grid.open(arguments.done)
-    else:
-        _, sheet = RawConfig.read(file, arguments.overrides).take("grid")
-        grid = search(sheet.changed(changes, "tune.py"), spaces, arguments.out)
-    table = scores(grid, spaces, metric)
+    _, sheet = RawConfig.read(file, arguments.overrides).take("grid")
+    sheet = sheet.changed(changes, "tune.py")
+    done = [Grid.open(path) for path in arguments.done or ()]
+
+    first = scores(done[0] if done else search(sheet, cells, [SEED], arguments.out), metric)
+    ranked = first.sort_values(metric, ascending=False, kind="stable")
+    finalists = ranked.groupby(ranked["trial"].map(method_of)).head(FINALISTS)["trial"]
+    again = {trial: cells[trial] for trial in cells if trial in set(finalists)}
+    second = done[1] if done[1:] else search(sheet, again, FURTHER, arguments.out)
+    table = pd.concat([first, scores(second, metric)], ignore_index=True)
+    table["method"] = table["trial"].map(method_of)
+    table["changes"] = [json.dumps(cells[trial]) for trial in table["trial"]]
+    table = table[["method", "trial", "changes", "seed", metric, "result_hash"]]
     table.to_csv(file.parents[1] / "results" / "tuning.csv", index=False, float_format="%.6g")
-    for name, own in table.dropna().groupby("method", sort=False):
-        best = own.loc[own[metric].idxmax()]
-        print(f"{name}: {best['changes']}  {best[metric]:.3f}")
+    for trial, runs in best(table, metric).groupby("trial", sort=False):
+        print(f"{trial}: {runs['changes'].iloc[0]}  {runs[metric].mean():.3f}")

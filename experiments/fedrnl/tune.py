@@ -1,4 +1,4 @@
-"""Tune the methods of small/separate.yaml with the same budget: python tune.py [--out runs]
+"""Tune the methods of small/methods.yaml with the same budget: python tune.py [--out runs]
 
 Each method gets eight trials, those of `SPACES`: learning rates of the clients, and a setting of
 its own. Training and test reviews are others than those of the tables. Writes results/tuning.csv
@@ -34,4 +34,4 @@ SPACES: dict[str, Space] = {
 
 if __name__ == "__main__":
     changes = {"name": "fedrnl-tuning", "data.seed": 1}
-    tune(__doc__, HERE / "small" / "separate.yaml", changes, SPACES, "accuracy")
+    tune(__doc__, HERE / "small" / "methods.yaml", changes, SPACES, "accuracy")

@@ -220,7 +220,6 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "maps": lambda results: iter([compared(results)]),
     "cifar": lambda results: iter([compared(results)]),
     "released": lambda results: iter([compared(results)]),
-    "seeds": lambda results: iter([compared(results)]),
     "attribution": lambda results: along(results, "method.fraction"),
     "sparsification": lambda results: along(results, "method.removed"),
     "warmup": lambda results: steps(results, "warm-up rounds"),

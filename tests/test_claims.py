@@ -1,0 +1,109 @@
+"""The statistics of the experiments: what decides claims, and how methods are tuned."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import t as student
+from snippets import ROOT
+
+from fedsim import Experiment
+from fedsim.config_file import RawConfig
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+
+
+def imported(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def pair(mean: float, low: float, high: float, p: float) -> Any:
+    return imported("tables").Paired(mean, low, high, p, 0.01)
+
+
+class TestDecided:
+    SURE, BELOW = (0.05, 0.02, 0.08, 0.001), (-0.05, -0.08, -0.02, 0.001)
+    OPEN = (0.01, -0.03, 0.05, 0.6)
+
+    @pytest.mark.parametrize(
+        ("differences", "size", "expected"),
+        [
+            ([SURE, SURE], 0.0, "held"),
+            ([SURE, OPEN], 0.0, "not decidable"),
+            ([SURE, BELOW], 0.0, "not held"),
+            ([OPEN], 0.04, "not decidable"),
+            ([OPEN], 0.06, "not held"),  # as large a difference is ruled out
+            ([SURE], 0.1, "held"),  # smaller than in the paper, but there
+        ],
+    )
+    def test_of_what_is_sure(
+        self, differences: list[tuple[float, ...]], size: float, expected: str
+    ) -> None:
+        tests = {str(k): pair(*each) for k, each in enumerate(differences)}
+        assert imported("claims").decided(tests, size) == expected
+
+    def test_more_tests_need_more(self) -> None:
+        alone, one = {"a": pair(0.05, 0.0, 0.1, 0.03)}, pair(0.05, 0.0, 0.1, 0.04)
+        decided = imported("claims").decided
+        assert decided(alone) == "held"
+        assert decided({**alone, "b": one}) == "not decidable"
+
+
+def test_the_least_difference_found_is_found_four_times_in_five() -> None:
+    tables = imported("tables")
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=7)
+    least = tables.paired(pd.Series(first), pd.Series(np.zeros(7))).least
+    sem = first.std(ddof=1) / np.sqrt(7)
+    drawn = rng.normal(least / sem / np.sqrt(7), 1, size=(40_000, 7))
+    ratios = drawn.mean(1) / (drawn.std(1, ddof=1) / np.sqrt(7))
+    assert (ratios > student.ppf(0.975, 6)).mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_best_trial_is_that_with_the_best_mean_over_all_seeds() -> None:
+    table = pd.DataFrame(
+        [
+            ("A", "A 0", 100, 0.9),  # diverges with another seed
+            ("A", "A 0", 101, 0.0),
+            ("A", "A 0", 102, 0.9),
+            ("A", "A 1", 100, 0.7),
+            ("A", "A 1", 101, 0.7),
+            ("A", "A 1", 102, 0.7),
+            ("A", "A 2", 100, 0.8),  # was not run again
+        ],
+        columns=["method", "trial", "seed", "score"],
+    )
+    assert set(imported("tuning").best(table, "score")["trial"]) == {"A 1"}
+
+
+def test_an_axis_of_several_keys_changes_them_together() -> None:
+    axes = {"lr": (1, 2), "a,b": ((3, 4), (5, 6))}
+    found = list(imported("tuning").trials(({"name": "x"}, axes)))
+    assert found == [
+        {"name": "x", "lr": lr, "a": a, "b": b} for lr in (1, 2) for a, b in ((3, 4), (5, 6))
+    ]
+
+
+@pytest.mark.parametrize(("folder", "file"), [("fedxds", "heterogeneity")])
+def test_the_best_trials_are_in_the_grid(folder: str, file: str) -> None:
+    table = pd.read_csv(ROOT / "experiments" / folder / "results" / "tuning.csv")
+    metric = table.columns[-2]
+    path = ROOT / "experiments" / folder / "small" / f"{file}.yaml"
+    grid, sheet = RawConfig.read(path).take("grid")
+    best = imported("tuning").best(table, metric).drop_duplicates("trial")
+    assert set(best["method"]) == set(table["method"])
+    assert (table.groupby("method")["trial"].nunique() == 8).all()
+    for method, changes in zip(best["method"], best["changes"], strict=True):
+        cell, trial = (
+            sheet.changed(changes, "a test").build(Experiment)
+            for changes in (grid["axes"]["method"][method], json.loads(changes))
+        )
+        assert (cell.method, cell.train) == (trial.method, trial.train), method
