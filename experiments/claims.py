@@ -118,7 +118,7 @@ def decided(tests: dict[str, Paired], size: float = 0.0) -> str:
     """What became of a claim that all of these differences are above 0.
 
     Held if all of them surely are. Not held if one is surely below, or if it is not surely above
-    and `size`, what the paper reports, is above its interval.
+    and `size`, what the paper reports, is above its 95 % interval (which is not corrected).
     """
     above, below = surely(tests)
     if len(above) == len(tests):
@@ -404,18 +404,24 @@ BASELINES += ["FedGen", "FedAUX", "FedDF", "FedFed"]
 
 @claim("D1", "fedxds", "Tables 2, 3", "beats eleven methods significantly, FedFed mostly")
 def best_of_all() -> Verdict:
-    tests = leads("fedxds/heterogeneity", "FedXLRP", BASELINES, alpha=0.1)
+    name = "fedxds/heterogeneity"
+    tests = leads(name, "FedXLRP", [m for m in BASELINES if m != "FedFed"], alpha=0.1)
+    skewed = leads(name, "FedXLRP", ["FedAvg", "FedDyn"], alpha=0.05)
+    tests |= {f"{key} at α 0.05": each for key, each in skewed.items()}
+    mostly = {f"α {a}": less(name, "FedXLRP", "FedFed", alpha=a) for a in (0.1, 0.05)}
     above, below = surely(tests)
     return Verdict(
         decided(tests),
-        f"ten seeds, all methods tuned with the same budget; FedXLRP is surely above "
-        f"{len(above)} of {len(tests)} and surely below {len(below)}: {listed(tests)}",
+        f"ten seeds, all methods tuned with the same budget (at α 0.1). Surely above in "
+        f"{len(above)} of {len(tests)} tests, surely below in {len(below)}: {listed(tests)}; "
+        f"FedXLRP − FedFed: {listed(mostly)}",
     )
 
 
-@claim("D2", "fedxds", "Table 1, §6", "LRP beats IG, gradients and SmoothGrad, by 6 to 8 points")
+@claim("D2", "fedxds", "Table 1, §6", "LRP beats IG beats gradients, by 6 to 8 points")
 def which_map() -> Verdict:
-    tests = leads("fedxds/maps", "FedXLRP", ["FedXIG", "FedXGrad", "FedXSG"])
+    tests = leads("fedxds/maps", "FedXLRP", ["FedXIG"])
+    tests |= leads("fedxds/maps", "FedXIG", ["FedXGrad", "FedXSG"])
     control = leads("fedxds/control", "FedXLRP", ["random map"], data__spurious=0)
     random = leads("fedxds/maps", "FedXLRP", ["random map"])
     (sound,) = control.values()  # the code can tell maps apart
@@ -440,6 +446,7 @@ def fraction() -> Verdict:
 
 @claim("D4", "fedxds", "§6", "stable from 60 to 85 % removed, LRP most")
 def sparsification() -> Verdict:
+    """Not held if LRP surely falls by a point; stable if a fall of two points is ruled out."""
     name, point = "fedxds/sparsification", 0.01
     change = {
         m: of(name, method__removed=85, method=m) - of(name, method__removed=60, method=m)
@@ -487,7 +494,7 @@ def inversion() -> Verdict:
 
 @claim("D7", "fedxds", "§7", "training is faster and smoother")
 def smoother() -> Verdict:
-    never = 45  # the evaluation after the last one
+    never = 44  # the evaluation after the last one
     name = "fedxds/heterogeneity"
     reached = [
         of(name, "round_reached", alpha=0.1, method=m).fillna(never) for m in ("FedAvg", "FedXLRP")

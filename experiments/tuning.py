@@ -52,7 +52,10 @@ def scores(grid: Grid, metric: str) -> pd.DataFrame:
     rows = []
     for entry in grid.manifest["cells"]:
         score, hash = 0.0, None
-        if entry["status"] == "finished":
+        if entry["status"] == "failed":
+            assert "diverged" in entry["error"], entry
+        else:
+            assert entry["status"] == "finished", entry
             run = fedsim.load(grid.path / entry["folder"])
             score, hash = run.rounds[metric].dropna().iloc[-5:].mean(), run.result_hash
         rows.append([entry["cell"]["trial"], entry["seed"], score, hash])
@@ -89,7 +92,7 @@ def tune(
         metric: column of `rounds`, higher is better.
     """
     cells = {f"{name} {k}": c for name, s in spaces.items() for k, c in enumerate(trials(s))}
-    assert len(cells) % len(spaces) == 0
+    assert len({len(list(trials(space))) for space in spaces.values()}) == 1
     command = argparse.ArgumentParser(description=about)
     command.add_argument("overrides", nargs="*", help="KEY=VALUE, for all trials")
     command.add_argument("--out", type=Path, default=Path("runs"), help="where runs lie")

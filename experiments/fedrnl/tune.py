@@ -2,7 +2,7 @@
 
 Each method gets eight trials, those of `SPACES`: learning rates of the clients, and a setting of
 its own. Training and test reviews are others than those of the tables. Writes results/tuning.csv
-and prints the best trial of each method; --done FOLDER: of a finished grid.
+and prints the best trial of each method; --done FIRST SECOND: of both finished grids.
 """
 
 from __future__ import annotations

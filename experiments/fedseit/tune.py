@@ -1,8 +1,8 @@
 """Tune FedWeIT and FedSeIT with the same budget: python tune.py data.vectors=FILE [--out runs]
 
 Each method gets eight trials, those of `SPACES`, on tasks of TREC50, scored on its test documents
-after the last task. Writes results/tuning.csv and prints the best trial of each method; --done
-FOLDER: of a finished grid.
+(which are TREC6's, too) after the last task. Writes results/tuning.csv and prints the best trial
+of each method; --done FIRST SECOND: of both finished grids.
 """
 
 from __future__ import annotations

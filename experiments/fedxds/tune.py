@@ -2,8 +2,8 @@
 
 Each method gets eight trials, those of `SPACES`: learning rates of the clients, and a setting of
 its own. They are scored on a tenth of the training examples, held out before clients get theirs.
-Writes results/tuning.csv and prints the best trial of each method; --done FOLDER: of a finished
-grid.
+Writes results/tuning.csv and prints the best trial of each method; --done FIRST SECOND: of both
+finished grids.
 """
 
 from __future__ import annotations

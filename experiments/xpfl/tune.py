@@ -1,8 +1,9 @@
-"""Tune the methods of small/skew.yaml with the same budget: python tune.py [--out runs]
+"""Tune the methods of small/skew.yaml, and SemiFL: python tune.py [--out runs]
 
-Each method gets nine trials, those of `SPACES`, on Fashion-MNIST at Dir(0.3). They are scored on a
-tenth of the training images, held out before clients get theirs. Writes results/tuning.csv and
-prints the best trial of each method; --done FOLDER: of a finished grid.
+Each method gets nine trials, those of `SPACES`, on Fashion-MNIST at Dir(0.3); XPFL gets twice as
+many, and the learning rate of its paper. They are scored on a tenth of the training images, held
+out before clients get theirs. Writes results/tuning.csv and prints the best trial of each method;
+--done FIRST SECOND: of both finished grids.
 """
 
 from __future__ import annotations
