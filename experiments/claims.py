@@ -447,17 +447,13 @@ def fraction() -> Verdict:
 @claim("D4", "fedxds", "§6", "stable from 60 to 85 % removed, LRP most")
 def sparsification() -> Verdict:
     """Not held if LRP surely falls by a point; stable if a fall of two points is ruled out."""
-    name, point = "fedxds/sparsification", 0.01
+    name, axis, point = "fedxds/sparsification", "method__removed", 0.01
+    others = ["FedXIG", "FedXGrad", "random map"]
+    falls = {m: less(name, 85, 60, axis, method=m) for m in ["FedXLRP", *others]}
     change = {
-        m: of(name, method__removed=85, method=m) - of(name, method__removed=60, method=m)
-        for m in ("FedXLRP", "FedXIG", "FedXGrad", "random map")
+        m: of(name, method=m, **{axis: 85}) - of(name, method=m, **{axis: 60}) for m in falls
     }
-    falls = {m: paired(own, 0 * own) for m, own in change.items()}
-    most = {
-        f"{m}'s fall − FedXLRP's": paired(change["FedXLRP"], own)
-        for m, own in change.items()
-        if m != "FedXLRP"
-    }
+    most = {f"{m}'s fall − FedXLRP's": paired(change["FedXLRP"], change[m]) for m in others}
     if falls["FedXLRP"].high < -point:
         verdict = NOT_HELD
     else:
