@@ -15,8 +15,8 @@ from tuning import Space, tune
 
 HERE = Path(__file__).parent
 LR = "train.optimizer.lr"
-ALL_RATES = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.01)
-RATES = (0.001, 0.002, 0.004, 0.006)
+ALL_RATES = (0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015)
+RATES = (0.002, 0.004, 0.006, 0.01)
 SPACES: dict[str, Space] = {
     "FedAvg": ({"method.name": "fedavg"}, {LR: ALL_RATES}),
     "FedProx": ({"method.name": "fedprox"}, {LR: RATES, "method.mu": (0.0001, 0.001)}),
