@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 FEDXDS = "FedXLRP"
 TARGET = 0.7  # an accuracy to be reached
+OF_MAPS = ("FedAvg", FEDXDS, f"{FEDXDS}, local", "random map")  # beside the released code
 GUESSES = ("mean_image", "class_mean")  # of an attacker without the shared images
 # Runs that LiRA attacks as well; four shadow models each take as long as the run.
 LIRA = ("FedAvg", "FedAvg clipped, z 0.1", "raw, σ 0.15", "FedXLRP, σ 0.15", "FedXLRP, σ 1.5")
@@ -214,15 +215,31 @@ def privacy(results: pd.DataFrame) -> Iterator[str]:
     yield "\n" + table(["at equal σ", "SSIM above FedXLRP's by", TESTED[0]], rows)
 
 
+def with_maps(
+    results: pd.DataFrame, methods: Sequence[str], axis: str = "method", value: object = None
+) -> pd.DataFrame:
+    """With runs of maps.csv that belong to a grid's table, and their value of its axis."""
+    maps = pd.read_csv(RESULTS / "maps.csv")
+    maps = maps[maps["method"].isin(methods) & maps["seed"].isin(results["seed"])]
+    if value is None:
+        return pd.concat([maps, results], ignore_index=True)
+    both = pd.concat([results, maps.assign(**{axis: value})], ignore_index=True)
+    return both.sort_values(axis, kind="stable")
+
+
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "control": control,
     "heterogeneity": heterogeneity,
     "maps": lambda results: iter([compared(results)]),
     "cifar": lambda results: iter([compared(results)]),
-    "released": lambda results: iter([compared(results)]),
-    "attribution": lambda results: along(results, "method.fraction"),
+    "released": lambda results: iter([compared(with_maps(results, OF_MAPS))]),
+    "attribution": lambda results: along(
+        with_maps(results, list(results["method"]), "method.fraction", 1.0), "method.fraction"
+    ),
     "sparsification": lambda results: along(results, "method.removed"),
-    "warmup": lambda results: steps(results, "warm-up rounds"),
+    "warmup": lambda results: steps(
+        with_maps(results, [FEDXDS], "warm-up rounds", 10), "warm-up rounds"
+    ),
     "privacy": privacy,
 }
 
@@ -297,9 +314,9 @@ def cost(out: Path, turns: int = 5) -> pd.DataFrame:
             cell = sheet.changed({**methods[name], "seed": turn, "train.rounds": 16}, "cost")
             cell = cell.changed({"evaluate.every": 16}, "cost")
             rounds = fedsim.run(cell.build(fedsim.Experiment), out).rounds
-            training = rounds["seconds"].iloc[-5:-1].median()  # the last one evaluates
+            training = float(rounds["seconds"].iloc[-5:-1].median())  # the last one evaluates
             phases = rounds.get("phase", pd.Series("train", rounds.index))
-            before = rounds["seconds"][phases != phases.iloc[-1]].sum()
+            before = float(rounds["seconds"][phases != phases.iloc[-1]].sum())
             rows.append({"method": name, "seed": turn, "training": training, "before": before})
             print(rows[-1], flush=True)
     return pd.DataFrame(rows)
@@ -337,9 +354,10 @@ def main() -> None:
         return
     for name, folders in grids(arguments, HERE, TABLES).items():
         results, rounds = collect(name, folders)
-        results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
+        file = RESULTS / f"{name}.csv"
+        results.to_csv(file, index=False, float_format="%.6g")
         print(f"\n### {name}\n")
-        print("\n".join(TABLES[name](results)))
+        print("\n".join(TABLES[name](pd.read_csv(file))))
         if name == "heterogeneity":
             for alpha, part in rounds.groupby("alpha"):
                 draw(part, RESULTS / f"progression-{alpha}.png")
