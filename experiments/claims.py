@@ -418,31 +418,36 @@ def best_of_all() -> Verdict:
     )
 
 
-@claim("D2", "fedxds", "Table 1, §6", "LRP beats IG beats gradients, by 6 to 8 points")
+@claim("D2", "fedxds", "Table 1, §6", "LRP beats IG by six points, and IG beats gradients")
 def which_map() -> Verdict:
-    tests, random = {}, {}
+    first, second, random = {}, {}, {}
     for data, name in {"Fashion-MNIST": "fedxds/maps", "CIFAR-10": "fedxds/cifar"}.items():
-        own = leads(name, "FedXLRP", ["FedXIG"]) | leads(name, "FedXIG", ["FedXGrad", "FedXSG"])
-        tests |= {f"{data} {key}": each for key, each in own.items()}
-        random[f"on {data}"] = less(name, "FedXLRP", "random map")
+        first[f"LRP − IG, {data}"] = less(name, "FedXLRP", "FedXIG")
+        for other in ("FedXGrad", "FedXSG"):
+            second[f"IG − {other}, {data}"] = less(name, "FedXIG", other)
+        random[data] = less(name, "FedXLRP", "random map")
     sound = less("fedxds/control", "FedXLRP", "random map", data__spurious=0)
-    random["where small digits lie on photographs"] = sound  # the code can tell maps apart
+    random["small digits on photographs"] = sound  # the code can tell maps apart
+    verdict = decided(first, 0.064)
+    if verdict == HELD:
+        verdict = decided(first | second)
     return Verdict(
-        decided(tests, 0.06) if sound.low > 0 else UNDECIDED,
-        f"ten and five seeds: {listed(tests)}. FedXLRP − random map {listed(random)}",
+        verdict if sound.low > 0 else UNDECIDED,
+        "ten seeds of Fashion-MNIST, five of CIFAR-10: "
+        f"{listed(first | second)}. LRP − random map: {listed(random)}",
     )
 
 
-@claim("D3", "fedxds", "Table 1", "accuracy grows with the share of images that is sent")
+@claim("D3", "fedxds", "Table 1", "accuracy grows with the share that is sent, LRP's by 6 points")
 def fraction() -> Verdict:
     tests = {
         m: paired(of("fedxds/maps", method=m), of("fedxds/attribution", method=m))
         for m in ("FedXLRP", "FedXIG", "FedXGrad")
     }
-    return Verdict(
-        decided(tests, 0.06),
-        f"all images − half (six points for LRP in the paper), ten seeds: {listed(tests)}",
-    )
+    verdict = decided(tests)
+    if verdict == UNDECIDED and tests["FedXLRP"].high < 0.06:
+        verdict = NOT_HELD
+    return Verdict(verdict, f"all images − half, ten seeds: {listed(tests)}")
 
 
 @claim("D4", "fedxds", "§6", "stable from 60 to 85 % removed, LRP most")
@@ -465,12 +470,12 @@ def sparsification() -> Verdict:
 
 @claim("D5", "fedxds", "§11.1", "warm-up helps sharply up to 10 rounds, little after")
 def warm_up() -> Verdict:
-    """Held if the second ten rounds surely help less than the first, which surely help."""
-    none, twenty = (of("fedxds/warmup", **{"warm-up rounds": k}) for k in (0, 20))
-    ten = of("fedxds/maps", method="FedXLRP")
+    """Held if the second ten rounds surely help less than half as much as the first."""
+    none, twenty = (of("fedxds/warmup", "late", **{"warm-up rounds": k}) for k in (0, 20))
+    ten = of("fedxds/maps", "late", method="FedXLRP")
     tests = {
         "10 − 0 rounds": paired(ten, none),
-        "that − (20 − 10 rounds)": paired(ten - none, twenty - ten),
+        "half of that − (20 − 10 rounds)": paired((ten - none) / 2, twenty - ten),
     }
     after = {"20 − 10 rounds": paired(twenty, ten)}
     return Verdict(decided(tests), f"ten seeds: {listed(tests | after)}")
@@ -478,7 +483,7 @@ def warm_up() -> Verdict:
 
 @claim("D6", "fedxds", "Fig. 1-3", "inversion fails where it succeeds on raw images and FedFed's")
 def inversion() -> Verdict:
-    """Not held if its reconstructions are surely closer than the mean image of the class."""
+    """Not held if its reconstructions surely are closer than the class's mean, at every σ."""
     name, ssim, sigmas = "fedxds/privacy", "reconstructed_ssim", ("0.15", "0.5", "1.5")
     others = {
         run: less(name, run, f"FedXLRP, σ {sigma}", column=ssim)
@@ -491,10 +496,12 @@ def inversion() -> Verdict:
         floor[f"σ {sigma}"] = paired(of(name, ssim, **ours), of(name, "class_mean_ssim", **ours))
     above, _ = surely(others)
     succeeds, _ = surely(floor)
+    mask = less(name, "FedXLRP, σ 0.15", "mask alone, σ 0.15", column=ssim)
     return Verdict(
-        NOT_HELD if succeeds else decided(others),
-        f"SSIM, five seeds. What is shared shows an image better than the mean of its class: "
-        f"{listed(floor)}. Others leak more, surely in {len(above)} of {len(others)} tests: "
+        NOT_HELD if len(succeeds) == len(sigmas) else UNDECIDED,
+        "SSIM of reconstructions, five seeds. FedXLRP − the mean image of a class: "
+        f"{listed(floor)}; − the reconstructions from mask and label alone: σ 0.15 {mask}. "
+        f"Others leak more, surely in {len(above)} of {len(others)} tests: "
         f"theirs − FedXLRP's {listed(others)}",
     )
 
@@ -518,7 +525,10 @@ def cheaper() -> Verdict:
     name, seconds = "fedxds/cost", {"column": "training"}
     tests = {f"{m} − FedXLRP": less(name, m, "FedXLRP", **seconds) for m in ("FedFed", "FedFTG")}
     near = {"FedGen − FedXLRP": less(name, "FedGen", "FedXLRP", **seconds)}
-    return Verdict(decided(tests), f"seconds a round, five turns: {listed(tests | near)}")
+    return Verdict(
+        decided(tests),
+        f"seconds a round, five turns: {listed(tests)}; {listed(near)} (near is not tested)",
+    )
 
 
 # -- the table ---------------------------------------------------------------------------------
@@ -556,8 +566,9 @@ results in these folders. A − B is a difference in the metric of the claim, ov
 the same seed (the same partition and initial weights), with its 95 % confidence interval, which is
 not corrected. "Sure" is p < 0.05 in a two-tailed paired t-test, corrected for the tests of the
 claim (Holm). "Three seeds find 0.05" means that a difference of 0.05 would have been found with a
-probability of 0.8. A claim is "not decidable" where a control or a rival's tuning is missing, or
-where nothing shows that the task leaves room for a difference; the experiment's README says more.
+probability of 0.8. A claim is "not decidable" where a control or a rival's tuning is missing,
+where nothing shows that the task leaves room for a difference, or where intervals are too wide;
+the experiment's README says more.
 
 {table(["claim", "paper", "in our words", "verdict", "figures"], rows)}
 

@@ -8,10 +8,11 @@ grids.
 
 from __future__ import annotations
 
-import os
 import sys
+import tempfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
+
+from fedsim.data import files
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tuning import Space, tune
@@ -33,15 +34,16 @@ SPACES: dict[str, Space] = {
 
 def hold_out(folder: Path) -> None:
     """Write TREC's training set as a smaller one and a test set."""
-    file = Path(os.environ["FEDSIM_DATA"]) / "trec" / "train_5500.label"
+    file = files.find(["train_5500.label"], "trec", None)
     lines = file.read_bytes().splitlines(keepends=True)
+    folder.mkdir(exist_ok=True)
     (folder / "TREC_10.label").write_bytes(b"".join(lines[::8]))
     del lines[::8]
     (folder / file.name).write_bytes(b"".join(lines))
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as folder:
-        hold_out(Path(folder))
-        changes = {"name": "fedseit-tuning", "data.root": folder, "evaluate.every": 15}
-        tune(__doc__, HERE / "small" / "transfer.yaml", changes, SPACES, "accuracy")
+    held_out = Path(tempfile.gettempdir()) / "fedseit-tuning"
+    hold_out(held_out)
+    changes = {"name": "fedseit-tuning", "data.root": str(held_out), "evaluate.every": 15}
+    tune(__doc__, HERE / "small" / "transfer.yaml", changes, SPACES, "accuracy")

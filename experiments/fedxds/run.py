@@ -45,15 +45,20 @@ LIRA = ("FedAvg", "FedAvg clipped, z 0.1", "raw, σ 0.15", "FedXLRP, σ 0.15", "
 
 
 def row_of(run: fedsim.Run) -> dict[str, Any]:
-    """What is reported of a run; bytes are megabytes of one client, both ways."""
+    """What is reported of a run; bytes are megabytes of one client, both ways.
+
+    `late` is the mean of the last sixteen rounds, interpolated where there is no evaluation.
+    """
     rounds, clients = run.rounds, run.manifest["clients"]
     scores = rounds["accuracy"].dropna()
     late = scores[rounds["round"] > 12].diff().dropna()  # after the pool is shared
     reached = rounds["round"][scores.index[scores >= TARGET]]
+    last = np.arange(len(rounds) - 15, len(rounds) + 1)
     once = sum(rounds[c].sum() for c in ("one_off_up", "one_off_down") if c in rounds)
     found = of_run(rounds, run.primary_metric)
     return {
         "accuracy": found["last5"],
+        "late": np.interp(last, rounds["round"][scores.index], scores).mean(),
         "best": found["best"],
         "roughness": late.std(),
         "round_reached": reached.iloc[0] if len(reached) else np.nan,
@@ -175,11 +180,11 @@ def along(results: pd.DataFrame, axis: str) -> Iterator[str]:
 
 
 def steps(results: pd.DataFrame, axis: str) -> Iterator[str]:
-    """An axis in rows, each value against the one before, by pairs."""
+    """An axis in rows, each value against the one before, by pairs; of the last sixteen rounds."""
     of = {v: own.set_index("seed") for v, own in results.groupby(axis, sort=False)}
-    tests = tested({v: paired(of[v]["accuracy"], of[u]["accuracy"]) for u, v in pairwise(of)})
+    tests = tested({v: paired(of[v]["late"], of[u]["late"]) for u, v in pairwise(of)})
     rows = [
-        [str(v), spread(own["accuracy"]), spread(own["best"]), *tests.get(v, [""] * 3)]
+        [str(v), spread(own["late"]), spread(own["best"]), *tests.get(v, [""] * 3)]
         for v, own in of.items()
     ]
     yield table([axis, "accuracy", "best", "above the row before by", *TESTED], rows)
@@ -218,13 +223,24 @@ def privacy(results: pd.DataFrame) -> Iterator[str]:
 def with_maps(
     results: pd.DataFrame, methods: Sequence[str], axis: str = "method", value: object = None
 ) -> pd.DataFrame:
-    """With runs of maps.csv that belong to a grid's table, and their value of its axis."""
+    """With runs of results/maps.csv that belong to a grid's table, and their value of its axis."""
     maps = pd.read_csv(RESULTS / "maps.csv")
     maps = maps[maps["method"].isin(methods) & maps["seed"].isin(results["seed"])]
+    assert len(maps) == len(set(methods)) * results["seed"].nunique()
+    assert value is None or value not in set(results[axis])
     if value is None:
         return pd.concat([maps, results], ignore_index=True)
     both = pd.concat([results, maps.assign(**{axis: value})], ignore_index=True)
     return both.sort_values(axis, kind="stable")
+
+
+def released(results: pd.DataFrame) -> Iterator[str]:
+    yield compared(with_maps(results, OF_MAPS))
+    yield "\nWith all of it\n"
+    whole = results[results["method"].str.endswith(" as released")]
+    tests = against(whole, f"{FEDXDS} as released")
+    rows = [[method, *cells] for method, cells in tests.items()]
+    yield table(["method", f"{FEDXDS} as released above by", *TESTED], rows)
 
 
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
@@ -232,7 +248,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "heterogeneity": heterogeneity,
     "maps": lambda results: iter([compared(results)]),
     "cifar": lambda results: iter([compared(results)]),
-    "released": lambda results: iter([compared(with_maps(results, OF_MAPS))]),
+    "released": released,
     "attribution": lambda results: along(
         with_maps(results, list(results["method"]), "method.fraction", 1.0), "method.fraction"
     ),
