@@ -25,8 +25,8 @@ CONTEXT.set_forkserver_preload(["fedsim.launch", "fedsim.sweep", *forked_workers
 class Command:
     """`python -m fedsim`, forked from a process that has imported its modules.
 
-    It has what tests use of `subprocess.Popen`, and heeds SIGINT, also where those who started the
-    tests ignore it. As in the tests, it does not wait for the disk.
+    It has what tests use of `subprocess.Popen`, and heeds SIGINT and SIGHUP, also where those who
+    started the tests ignore them, as `nohup` does. As in the tests, it does not wait for the disk.
 
     Attributes:
         stdout: what it prints; complaints as well, unless they are kept apart.
@@ -136,6 +136,7 @@ def _carry_out(
     sys.argv = [module, *words]
     os.fsync = lambda fd: None
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if workers:
         forked_workers.fork_server = lambda folder: nullcontext(workers)  # type: ignore[assignment]
     try:
