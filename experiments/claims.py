@@ -2,8 +2,8 @@
 
 Each claim is «held», «not held», or «not decidable» for a reason. Figures, and verdicts where the
 results can decide, are computed from the results in the experiments' folders. A difference is of
-pairs of runs with the same seed, with its 95 % confidence interval; it counts as sure at p < 0.05
-in a two-tailed paired t-test, corrected for the tests of a claim (Holm).
+pairs of runs with the same seed, with its 95 % confidence interval; it is significant at
+p < 0.05 in a two-tailed paired t-test, corrected for the tests of a claim (Holm).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def of(name: str, column: str = "accuracy", **where: object) -> pd.Series:
     return found.set_index("seed")[column]
 
 
-def less(
+def difference(
     name: str,
     one: object,
     other: object,
@@ -101,26 +101,28 @@ def leads(
 ) -> dict[str, Paired]:
     """Ours less each other method."""
     return {
-        f"{ours} − {other}": less(name, ours, other, column=column, **where) for other in others
+        f"{ours} − {other}": difference(name, ours, other, column=column, **where)
+        for other in others
     }
 
 
-def surely(tests: dict[str, Paired]) -> tuple[list[str], list[str]]:
+def significant(tests: dict[str, Paired]) -> tuple[list[str], list[str]]:
     """The names of differences that are above 0 and below 0, at p < 0.05 by Holm."""
     corrected = holm(each.p for each in tests.values())
-    sure = [
+    found = [
         (name, each) for (name, each), p in zip(tests.items(), corrected, strict=True) if p < 0.05
     ]
-    return [n for n, each in sure if each.mean > 0], [n for n, each in sure if each.mean < 0]
+    return [n for n, each in found if each.mean > 0], [n for n, each in found if each.mean < 0]
 
 
 def decided(tests: dict[str, Paired], size: float = 0.0) -> str:
     """What became of a claim that all of these differences are above 0.
 
-    Held if all of them surely are. Not held if one is surely below, or if it is not surely above
-    and `size`, what the paper reports, is above its 95 % interval (which is not corrected).
+    Held if all of them significantly are. Not held if one is significantly below, or if one is not
+    significantly above and `size`, what the paper reports, is above its 95 % interval (which is
+    not corrected).
     """
-    above, below = surely(tests)
+    above, below = significant(tests)
     if len(above) == len(tests):
         return HELD
     ruled_out = [name for name, each in tests.items() if name not in above and each.high < size]
@@ -140,8 +142,8 @@ def no_room(name: str, columns: dict[str, str]) -> Verdict:
     for what, column in columns.items():
         tests = leads(name, "centralised FR", ["FedAvg"], column)
         tests |= leads(name, "FedRNL", ["FedAvg", "FedBABU"], column)
-        least = tests["FedRNL − FedAvg"].least
-        found.append(f"{what} (three seeds find {least:.3f}): {listed(tests)}")
+        detectable = tests["FedRNL − FedAvg"].detectable
+        found.append(f"{what} (three seeds find {detectable:.3f}): {listed(tests)}")
     return Verdict(
         UNDECIDED,
         "not even centralised training is shown to be better than FedAvg; " + "; ".join(found),
@@ -177,9 +179,9 @@ def clients() -> Verdict:
 
 @claim("R5", "fedrnl", "Fig. 4", "soft sharing beats hard sharing, most with 4 clients")
 def soft_and_hard() -> Verdict:
-    tests = {"4 clients": less("fedrnl/table1", "FedRNL", "FR")}
+    tests = {"4 clients": difference("fedrnl/table1", "FedRNL", "FR")}
     for count in (12, 40):
-        tests[f"{count}"] = less("fedrnl/clients", "FedRNL", "FR", partition__clients=count)
+        tests[f"{count}"] = difference("fedrnl/clients", "FedRNL", "FR", partition__clients=count)
     return Verdict(UNDECIDED, f"as R1; FedRNL − FR: {listed(tests)}")
 
 
@@ -201,17 +203,19 @@ def distances() -> Verdict:
 @claim("R7", "fedrnl", "Fig. 5", "accuracy and F1 fall slightly from 2 to 7 local epochs")
 def epochs() -> Verdict:
     tests = {
-        what: less("fedrnl/epochs", 2, 7, "train__local_epochs", column)
+        what: difference("fedrnl/epochs", 2, 7, "train__local_epochs", column)
         for what, column in {"accuracy": "accuracy", "F1": "rationale_f1"}.items()
     }
-    above, _ = surely(tests)
+    above, _ = significant(tests)
     verdict = HELD if len(above) == 2 else UNDECIDED
     return Verdict(verdict, f"2 epochs − 7, three seeds: {listed(tests)}")
 
 
 @claim("R8", "fedrnl", "Fig. 6", "accuracy peaks near λ = 2, F1 near λ = 0.5")
 def strength() -> Verdict:
-    tests = {f"λ {lam:g}": less("fedrnl/lambda", lam, 0, "method__lam") for lam in (0.03, 0.5, 2)}
+    tests = {
+        f"λ {lam:g}": difference("fedrnl/lambda", lam, 0, "method__lam") for lam in (0.03, 0.5, 2)
+    }
     return Verdict(
         UNDECIDED,
         "another regime: with λ = 2 both encoders are equal after a round of twenty; − λ = 0: "
@@ -227,10 +231,10 @@ def strength() -> Verdict:
 )
 def similarity() -> Verdict:
     tests = {
-        part: less("fedrnl/similarity-again", "FR", "FedAvg", column=part, round=20)
+        part: difference("fedrnl/similarity-again", "FR", "FedAvg", column=part, round=20)
         for part in ("predictor", "generator")
     }
-    above, below = surely(tests)
+    above, below = significant(tests)
     verdict = HELD if above == ["predictor"] and below == ["generator"] else UNDECIDED
     return Verdict(verdict, f"CKA between clients after round 20, FR − FedAvg: {listed(tests)}")
 
@@ -244,7 +248,7 @@ UNTRIED = "λ and ψ of the released code are not tried yet"
 @claim("X1", "xpfl", "Fig. 4-6", "the generative autoencoder reconstructs better")
 def autoencoders() -> Verdict:
     tests = {
-        data: less("xpfl/reconstruction", "GAE", "CAE", "autoencoder", "psnr", data=data)
+        data: difference("xpfl/reconstruction", "GAE", "CAE", "autoencoder", "psnr", data=data)
         for data in SETS
     }
     worst = of("xpfl/reconstruction", "psnr", data="mnist", autoencoder="CAE").min()
@@ -281,7 +285,7 @@ def more_labels() -> Verdict:
 @claim("X4", "xpfl", "Fig. 8", "beats FedAvgM, FedProx, SCAFFOLD at η 0.1, 0.3, 0.5")
 def skew() -> Verdict:
     found = [
-        less("xpfl/skew", "XPFL", m, data=d, eta=eta).mean
+        difference("xpfl/skew", "XPFL", m, data=d, eta=eta).mean
         for d in SETS
         for eta in (0.1, 0.3, 0.5)
         for m in ("FedAvgM", "FedProx", "SCAFFOLD")
@@ -327,7 +331,9 @@ NO_CONTROL = (
 
 def transfer(lam2: float, column: str = "tta") -> Verdict:
     tests = {
-        data: less(f"fedseit/{name}", "FedSeIT", "FedWeIT", column=column, data=data, lam2=lam2)
+        data: difference(
+            f"fedseit/{name}", "FedSeIT", "FedWeIT", column=column, data=data, lam2=lam2
+        )
         for data, name in {"TREC6": "table2", "R8": "table2", "TREC50": "trec50"}.items()
     }
     return Verdict(UNDECIDED, f"{NO_CONTROL}; FedSeIT − FedWeIT: {listed(tests)}")
@@ -347,7 +353,7 @@ def variants(ours: str, theirs: str) -> str:
     """One variant of FedSeIT less another, at λ₂ = 1."""
     return listed(
         {
-            data: less("fedseit/table2", ours, theirs, column="tta", data=data, lam2=1)
+            data: difference("fedseit/table2", ours, theirs, column="tta", data=data, lam2=1)
             for data in ("TREC6", "R8")
         }
     )
@@ -408,12 +414,12 @@ def best_of_all() -> Verdict:
     tests = leads(name, "FedXLRP", [m for m in BASELINES if m != "FedFed"], alpha=0.1)
     skewed = leads(name, "FedXLRP", ["FedAvg", "FedDyn"], alpha=0.05)
     tests |= {f"{key} at α 0.05": each for key, each in skewed.items()}
-    mostly = {f"α {a}": less(name, "FedXLRP", "FedFed", alpha=a) for a in (0.1, 0.05)}
-    above, below = surely(tests)
+    mostly = {f"α {a}": difference(name, "FedXLRP", "FedFed", alpha=a) for a in (0.1, 0.05)}
+    above, below = significant(tests)
     return Verdict(
         decided(tests),
-        f"ten seeds, all methods tuned with the same budget (at α 0.1). Surely above in "
-        f"{len(above)} of {len(tests)} tests, surely below in {len(below)}: {listed(tests)}; "
+        f"ten seeds, all methods tuned with the same budget (at α 0.1). Significantly above in "
+        f"{len(above)} of {len(tests)} tests, below in {len(below)}: {listed(tests)}; "
         f"FedXLRP − FedFed: {listed(mostly)}",
     )
 
@@ -422,11 +428,11 @@ def best_of_all() -> Verdict:
 def which_map() -> Verdict:
     first, second, random = {}, {}, {}
     for data, name in {"Fashion-MNIST": "fedxds/maps", "CIFAR-10": "fedxds/cifar"}.items():
-        first[f"LRP − IG, {data}"] = less(name, "FedXLRP", "FedXIG")
+        first[f"LRP − IG, {data}"] = difference(name, "FedXLRP", "FedXIG")
         for other in ("FedXGrad", "FedXSG"):
-            second[f"IG − {other}, {data}"] = less(name, "FedXIG", other)
-        random[data] = less(name, "FedXLRP", "random map")
-    sound = less("fedxds/control", "FedXLRP", "random map", data__spurious=0)
+            second[f"IG − {other}, {data}"] = difference(name, "FedXIG", other)
+        random[data] = difference(name, "FedXLRP", "random map")
+    sound = difference("fedxds/control", "FedXLRP", "random map", data__spurious=0)
     random["small digits on photographs"] = sound  # the code can tell maps apart
     verdict = decided(first, 0.064)
     if verdict == HELD:
@@ -452,10 +458,10 @@ def fraction() -> Verdict:
 
 @claim("D4", "fedxds", "§6", "stable from 60 to 85 % removed, LRP most")
 def sparsification() -> Verdict:
-    """Not held if LRP surely falls by a point; stable if a fall of two points is ruled out."""
+    """Not held if LRP falls by a point, significantly; stable if two points are ruled out."""
     name, axis, point = "fedxds/sparsification", "method__removed", 0.01
     others = ["FedXIG", "FedXGrad", "random map"]
-    falls = {m: less(name, 85, 60, axis, method=m) for m in ["FedXLRP", *others]}
+    falls = {m: difference(name, 85, 60, axis, method=m) for m in ["FedXLRP", *others]}
     change = {
         m: of(name, method=m, **{axis: 85}) - of(name, method=m, **{axis: 60}) for m in falls
     }
@@ -470,7 +476,7 @@ def sparsification() -> Verdict:
 
 @claim("D5", "fedxds", "§11.1", "warm-up helps sharply up to 10 rounds, little after")
 def warm_up() -> Verdict:
-    """Held if the second ten rounds surely help less than half as much as the first."""
+    """Held if the second ten rounds help significantly less than half as much as the first."""
     none, twenty = (of("fedxds/warmup", "late", **{"warm-up rounds": k}) for k in (0, 20))
     ten = of("fedxds/maps", "late", method="FedXLRP")
     tests = {
@@ -483,10 +489,10 @@ def warm_up() -> Verdict:
 
 @claim("D6", "fedxds", "Fig. 1-3", "inversion fails where it succeeds on raw images and FedFed's")
 def inversion() -> Verdict:
-    """Not held if its reconstructions surely are closer than the class's mean, at every σ."""
+    """Not held if its reconstructions are significantly closer than the mean, at every σ."""
     name, ssim, sigmas = "fedxds/privacy", "reconstructed_ssim", ("0.15", "0.5", "1.5")
     others = {
-        run: less(name, run, f"FedXLRP, σ {sigma}", column=ssim)
+        run: difference(name, run, f"FedXLRP, σ {sigma}", column=ssim)
         for sigma in sigmas
         for run in (f"raw, σ {sigma}", f"FedFed, σ {sigma}")
     }
@@ -494,14 +500,14 @@ def inversion() -> Verdict:
     for sigma in sigmas:
         ours = {"method": f"FedXLRP, σ {sigma}"}
         floor[f"σ {sigma}"] = paired(of(name, ssim, **ours), of(name, "class_mean_ssim", **ours))
-    above, _ = surely(others)
-    succeeds, _ = surely(floor)
-    mask = less(name, "FedXLRP, σ 0.15", "mask alone, σ 0.15", column=ssim)
+    above, _ = significant(others)
+    succeeds, _ = significant(floor)
+    mask = difference(name, "FedXLRP, σ 0.15", "mask alone, σ 0.15", column=ssim)
     return Verdict(
         NOT_HELD if len(succeeds) == len(sigmas) else UNDECIDED,
         "SSIM of reconstructions, five seeds. FedXLRP − the mean image of a class: "
         f"{listed(floor)}; − the reconstructions from mask and label alone: σ 0.15 {mask}. "
-        f"Others leak more, surely in {len(above)} of {len(others)} tests: "
+        f"Others leak more, significantly in {len(above)} of {len(others)} tests: "
         f"theirs − FedXLRP's {listed(others)}",
     )
 
@@ -514,7 +520,7 @@ def smoother() -> Verdict:
         of(name, "round_reached", alpha=0.1, method=m).fillna(never) for m in ("FedAvg", "FedXLRP")
     ]
     tests = {
-        "roughness": less(name, "FedAvg", "FedXLRP", column="roughness", alpha=0.1),
+        "roughness": difference(name, "FedAvg", "FedXLRP", column="roughness", alpha=0.1),
         "round of 70 %": paired(*reached),
     }
     return Verdict(decided(tests), f"FedAvg's − FedXLRP's, ten seeds: {listed(tests)}")
@@ -523,8 +529,10 @@ def smoother() -> Verdict:
 @claim("D8", "fedxds", "§11.2", "a round is cheaper than FedFed's and FedFTG's, near FedGen's")
 def cheaper() -> Verdict:
     name, seconds = "fedxds/cost", {"column": "training"}
-    tests = {f"{m} − FedXLRP": less(name, m, "FedXLRP", **seconds) for m in ("FedFed", "FedFTG")}
-    near = {"FedGen − FedXLRP": less(name, "FedGen", "FedXLRP", **seconds)}
+    tests = {
+        f"{m} − FedXLRP": difference(name, m, "FedXLRP", **seconds) for m in ("FedFed", "FedFTG")
+    }
+    near = {"FedGen − FedXLRP": difference(name, "FedGen", "FedXLRP", **seconds)}
     return Verdict(
         decided(tests),
         f"seconds a round, five turns: {listed(tests)}; {listed(near)} (near is not tested)",
@@ -564,11 +572,11 @@ def page() -> str:
 Thirty claims of the five papers whose methods fedsim has: {said}. Figures are computed from the
 results in these folders. A − B is a difference in the metric of the claim, over pairs of runs with
 the same seed (the same partition and initial weights), with its 95 % confidence interval, which is
-not corrected. "Sure" is p < 0.05 in a two-tailed paired t-test, corrected for the tests of the
-claim (Holm). "Three seeds find 0.05" means that a difference of 0.05 would have been found with a
-probability of 0.8. A claim is "not decidable" where a control or a rival's tuning is missing,
-where nothing shows that the task leaves room for a difference, or where intervals are too wide;
-the experiment's README says more.
+not corrected. "Significant" is p < 0.05 in a two-tailed paired t-test, corrected for the tests of
+the claim (Holm). "Three seeds find 0.05" means that a difference of 0.05 would have been found
+with a probability of 0.8. A claim is "not decidable" where a control or a rival's tuning is
+missing, where nothing shows that the task leaves room for a difference, or where intervals are too
+wide; the experiment's README says more.
 
 {table(["claim", "paper", "in our words", "verdict", "figures"], rows)}
 

@@ -79,14 +79,14 @@ class Paired(NamedTuple):
         mean: of the difference, ours less theirs.
         low, high: its 95 % confidence interval.
         p: of a two-tailed paired t-test that it is 0.
-        least: the difference that as many pairs find with a probability of 0.8 at p < 0.05.
+        detectable: the difference that as many pairs find with a probability of 0.8 at p < 0.05.
     """
 
     mean: float
     low: float
     high: float
     p: float
-    least: float
+    detectable: float
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
@@ -98,8 +98,8 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Paired:
     difference = together["ours"] - together["theirs"]
     test = ttest_rel(together["ours"], together["theirs"])
     low, high = test.confidence_interval(0.95)
-    least = _detectable(len(difference)) * difference.sem()
-    return Paired(difference.mean(), low, high, float(test.pvalue), least)
+    detectable = _detectable(len(difference)) * difference.sem()
+    return Paired(difference.mean(), low, high, float(test.pvalue), detectable)
 
 
 def _detectable(n: int) -> float:
@@ -120,16 +120,16 @@ def holm(p: Iterable[float]) -> list[float]:
 
 
 def tested(differences: Mapping[str, Paired]) -> dict[str, list[str]]:
-    """Cells of a table: each difference with its interval, p by Holm, the least found."""
+    """Cells of a table: each difference with its interval, p by Holm, what is detectable."""
     corrected = holm(each.p for each in differences.values())
     return {
-        name: [str(each), f"{p:.4f}", f"{each.least:.3f}"]
+        name: [str(each), f"{p:.4f}", f"{each.detectable:.3f}"]
         for (name, each), p in zip(differences.items(), corrected, strict=True)
     }
 
 
 def against(results: pd.DataFrame, ours: str, column: str = "accuracy") -> dict[str, list[str]]:
-    """Of each other method: ours less theirs with its interval, p by Holm, the least found.
+    """Of each other method: ours less theirs with its interval, p by Holm, what is detectable.
 
     Args:
         results: rows with `method`, `seed` and the column.

@@ -57,13 +57,13 @@ class TestDecided:
         assert decided({**alone, "b": one}) == "not decidable"
 
 
-def test_the_least_difference_found_is_found_four_times_in_five() -> None:
+def test_the_detectable_difference_is_detected_four_times_in_five() -> None:
     tables = imported("tables")
     rng = np.random.default_rng(0)
     first = rng.normal(size=7)
-    least = tables.paired(pd.Series(first), pd.Series(np.zeros(7))).least
+    detectable = tables.paired(pd.Series(first), pd.Series(np.zeros(7))).detectable
     sem = first.std(ddof=1) / np.sqrt(7)
-    drawn = rng.normal(least / sem / np.sqrt(7), 1, size=(40_000, 7))
+    drawn = rng.normal(detectable / sem / np.sqrt(7), 1, size=(40_000, 7))
     ratios = drawn.mean(1) / (drawn.std(1, ddof=1) / np.sqrt(7))
     assert (ratios > student.ppf(0.975, 6)).mean() == pytest.approx(0.8, abs=0.01)
 

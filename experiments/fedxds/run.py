@@ -121,7 +121,7 @@ def collect(name: str, grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
 # -- tables ------------------------------------------------------------------------------------
 
 
-TESTED = ("p, Holm", "least found")  # titles after that of a difference; see tables.tested
+TESTED = ("p, Holm", "detectable")  # titles after that of a difference; see tables.tested
 REACHED = f"round of {TARGET:.0%}"
 FURTHER = {
     "best": "best",
