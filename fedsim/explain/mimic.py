@@ -78,11 +78,20 @@ class Mimic:
             return None
         return fidelity(self.tree, self.images[rest], self.predicted[rest])
 
+    @property
+    def held_out_majority(self) -> float | None:
+        """The held-out fidelity of a tree of one leaf: always the commonest class."""
+        if self.known == len(self.images):
+            return None
+        commonest = np.bincount(self.predicted[: self.known]).argmax()
+        return float((self.predicted[self.known :] == commonest).mean())
+
     def measures(self) -> dict[str, float]:
         """As columns of explanations.parquet."""
         found = {"fidelity": self.fidelity}
-        if self.held_out_fidelity is not None:
+        if self.held_out_fidelity is not None and self.held_out_majority is not None:
             found["held_out_fidelity"] = self.held_out_fidelity
+            found["held_out_majority"] = self.held_out_majority
         return found | {"depth": self.tree.depth, "leaves": self.tree.leaves}
 
 
@@ -217,7 +226,10 @@ class Mimicked(Explanation):
         ]
         if mimic.held_out_fidelity is not None:
             unseen = len(mimic.images) - mimic.known
-            lines.append(f"of {unseen} that it has not seen {mimic.held_out_fidelity:.1%}")
+            lines.append(
+                f"of {unseen} that it has not seen {mimic.held_out_fidelity:.1%} "
+                f"({mimic.held_out_majority:.1%} if it always answered the commonest class)"
+            )
         for name, embedding in self.embeddings.items():
             lines.append(f"t-SNE, {name}: KL {embedding.divergence:.4f} nats")
         return "\n  ".join(lines)

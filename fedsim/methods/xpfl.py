@@ -196,7 +196,8 @@ class XPFL(Method[State]):
         xfed: explain personal models by trees (as trained, before fusion) and t-SNE (before and
             after fusion); by default they are not explained. The results are in
             explanations.parquet, one row per client: `fidelity` and `held_out_fidelity`, the
-            shares of images for which tree and model agree; `depth` and `leaves`;
+            shares of images for which tree and model agree; `held_out_majority`, the share of the
+            held-out ones for which a tree of one leaf would; `depth` and `leaves`;
             `divergence_before` and `divergence_after` fusion, in nats; and the two terms of QoX
             (Eq. 29), with |w| the number of parameters: `qox_tree` = fidelity·D_k/|w|, `qox_tsne`
             = χ·(before − after)·images/|w|.
