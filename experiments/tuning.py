@@ -3,7 +3,7 @@
 All trials of a method are run with one seed, and the best three of them with two further seeds;
 the best of these on average is chosen, where a run that diverged counts as 0. (With one seed, the
 best of many trials tends to be a lucky one, or close to diverging.) No table has these seeds. The
-score of a run is the mean of a metric over its last five evaluated rounds.
+score of a run is the mean of a metric over its last evaluated rounds, five unless stated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def search(
     return fedsim.grid({**sheet.content, "grid": grid}, out=out, progress=print)
 
 
-def scores(grid: Grid, metric: str) -> pd.DataFrame:
+def scores(grid: Grid, metric: str, last: int) -> pd.DataFrame:
     """A row for each run: trial, seed, score and hash; 0 and no hash if it diverged."""
     rows = []
     for entry in grid.manifest["cells"]:
@@ -57,7 +57,7 @@ def scores(grid: Grid, metric: str) -> pd.DataFrame:
         else:
             assert entry["status"] == "finished", entry
             run = fedsim.load(grid.path / entry["folder"])
-            score, hash = run.rounds[metric].dropna().iloc[-5:].mean(), run.result_hash
+            score, hash = run.rounds[metric].dropna().iloc[-last:].mean(), run.result_hash
         rows.append([entry["cell"]["trial"], entry["seed"], score, hash])
     return pd.DataFrame(rows, columns=["trial", "seed", metric, "result_hash"])
 
@@ -81,6 +81,7 @@ def tune(
     changes: Mapping[str, Any],
     spaces: Mapping[str, Space],
     metric: str,
+    last: int = 5,
 ) -> None:
     """The script: run the trials or open finished grids, write all scores, print the best.
 
@@ -90,6 +91,7 @@ def tune(
         changes: of the experiment, for all trials.
         spaces: of each method; the same number of trials for all.
         metric: column of `rounds`, higher is better.
+        last: number of evaluated rounds, at the end of a run, whose mean is its score.
     """
     cells = {f"{name} {k}": c for name, s in spaces.items() for k, c in enumerate(trials(s))}
     assert len({len(list(trials(space))) for space in spaces.values()}) == 1
@@ -102,12 +104,12 @@ def tune(
     sheet = sheet.changed(changes, "tune.py")
     done = [Grid.open(path) for path in arguments.done or ()]
 
-    first = scores(done[0] if done else search(sheet, cells, [SEED], arguments.out), metric)
+    first = scores(done[0] if done else search(sheet, cells, [SEED], arguments.out), metric, last)
     ranked = first.sort_values(metric, ascending=False, kind="stable")
     finalists = ranked.groupby(ranked["trial"].map(method_of)).head(FINALISTS)["trial"]
     again = {trial: cells[trial] for trial in cells if trial in set(finalists)}
     second = done[1] if done[1:] else search(sheet, again, FURTHER, arguments.out)
-    table = pd.concat([first, scores(second, metric)], ignore_index=True)
+    table = pd.concat([first, scores(second, metric, last)], ignore_index=True)
     table["method"] = table["trial"].map(method_of)
     table["changes"] = [json.dumps(cells[trial]) for trial in table["trial"]]
     table = table[["method", "trial", "changes", "seed", metric, "result_hash"]]

@@ -47,7 +47,7 @@ DATA = ("mnist", "fashion_mnist", "cifar10")
 # Of small/.
 TEACHER = {
     **{"width": 64, "depth": 4, "heads": 4},
-    **{"decoder_width": 32, "decoder_depth": 2, "decoder_heads": 4},
+    **{"decoder_width": 32, "decoder_depth": 2, "decoder_heads": 4, "batch_size": 32},
 }
 
 
