@@ -30,22 +30,27 @@ def pair(mean: float, low: float, high: float, p: float) -> Any:
 
 
 class TestDecided:
-    SURE, BELOW = (0.05, 0.02, 0.08, 0.001), (-0.05, -0.08, -0.02, 0.001)
+    ABOVE, BELOW = (0.05, 0.02, 0.08, 0.001), (-0.05, -0.08, -0.02, 0.001)
     OPEN = (0.01, -0.03, 0.05, 0.6)
 
     @pytest.mark.parametrize(
         ("differences", "size", "expected"),
         [
-            ([SURE, SURE], 0.0, "held"),
-            ([SURE, OPEN], 0.0, "not decidable"),
-            ([SURE, BELOW], 0.0, "not held"),
+            ([ABOVE, ABOVE], 0.0, "held"),
+            ([ABOVE, OPEN], 0.0, "not decidable"),
+            ([ABOVE, BELOW], 0.0, "not held"),
             ([OPEN], 0.04, "not decidable"),
             ([OPEN], 0.06, "not held"),  # as large a difference is ruled out
-            ([SURE], 0.1, "held"),  # smaller than in the paper, but there
+            ([ABOVE], 0.1, "held"),  # smaller than in the paper, but there
+            ([ABOVE, OPEN], {"0": 0.1, "1": 0.04}, "not decidable"),
+            ([ABOVE, OPEN], {"0": 0.0, "1": 0.06}, "not held"),
         ],
     )
-    def test_of_what_is_sure(
-        self, differences: list[tuple[float, ...]], size: float, expected: str
+    def test_of_significant_differences(
+        self,
+        differences: list[tuple[float, ...]],
+        size: float | dict[str, float],
+        expected: str,
     ) -> None:
         tests = {str(k): pair(*each) for k, each in enumerate(differences)}
         assert imported("claims").decided(tests, size) == expected
@@ -92,7 +97,7 @@ def test_an_axis_of_several_keys_changes_them_together() -> None:
     ]
 
 
-@pytest.mark.parametrize(("folder", "file"), [("fedxds", "heterogeneity")])
+@pytest.mark.parametrize(("folder", "file"), [("fedxds", "heterogeneity"), ("fedrnl", "methods")])
 def test_the_best_trials_are_in_the_grid(folder: str, file: str) -> None:
     table = pd.read_csv(ROOT / "experiments" / folder / "results" / "tuning.csv")
     metric = table.columns[-2]

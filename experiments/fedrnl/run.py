@@ -2,8 +2,8 @@
 
 NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished grids are
 tabulated instead. `real` needs real reviews below $FEDSIM_DATA (see real.py), and takes word
-vectors (--vectors FILE). With --similarity --done FOLDER, clients' models of table1's runs are
-made once more, to compare their encoders. Writes a row for each run to results/NAME.csv, one for
+vectors (--vectors FILE). With --similarity --done FOLDER, runs of `methods` on beer are replayed
+to compare the encoders of their clients. Writes a row for each run to results/NAME.csv, one for
 each round with scores to results/NAME-rounds.csv, and prints tables.
 """
 
@@ -23,7 +23,7 @@ from fedsim.explain.rationales import encoder_similarity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from real import write as write_real
-from tables import better, finished, grids, parser, spread, table
+from tables import against, finished, grids, paired, parser, spread, table, tested
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -66,42 +66,56 @@ def by(results: pd.DataFrame, axis: str) -> str:
     return table([*header, "‖θ_e − φ_e‖"], rows)
 
 
-def against(results: pd.DataFrame, own: str = "FedRNL") -> str:
-    """p that one method is above each other, in accuracy and F1."""
-    ours = results[results["method"] == own]
+def compared(results: pd.DataFrame, ours: str = "FedRNL") -> str:
+    """Each method's scores, and what FedRNL is above it, by pairs of runs with the same seed."""
+    tests = {score: against(results, ours, score) for score in ("accuracy", "rationale_f1")}
     rows = []
-    for method, runs in results[results["method"] != own].groupby("method", sort=False):
-        ps = [better(ours[name], runs[name]) for name in ("accuracy", "rationale_f1")]
-        rows.append([str(method), *(f"{p:.3f}" for p in ps)])
-    return table([f"p: {own} above", "accuracy", "F1"], rows)
+    for method, runs in results.groupby("method", sort=False):
+        cells = [str(method)]
+        for score, by_method in tests.items():
+            cells += [spread(runs[score]), *by_method.get(str(method), [""] * 3)]
+        rows.append(cells)
+    above = [f"{ours} above by", "p, Holm", "detectable"]
+    return table(["method", "accuracy", *above, "F1", *above], rows)
 
 
 def methods(results: pd.DataFrame) -> Iterator[str]:
-    yield by(results, "method")
-    yield "\n" + against(results)
-    aspects = sorted(c.partition("/")[2] for c in results if c.startswith("accuracy/"))
-    rows = [
-        [str(method), *(spread(runs[f"{score}/{a}"]) for a in aspects)]
-        for score in ("accuracy", "rationale_f1")
-        for method, runs in results.groupby("method", sort=False)
-    ]
-    half = len(rows) // 2
-    yield "\n" + table(["accuracy on", *aspects], rows[:half])
-    yield "\n" + table(["F1 on", *aspects], rows[half:])
+    for domain, part in results.groupby("domain", sort=False):
+        yield f"\n{domain}\n"
+        yield compared(part)
+        yield "\n" + by(part, "method")
+
+
+def along(results: pd.DataFrame, axis: str) -> Iterator[str]:
+    """An axis in rows, each value less the first, by pairs of runs with the same seed."""
+    values = list(dict.fromkeys(results[axis]))
+    of = {value: results[results[axis] == value].set_index("seed") for value in values}
+    cells = {str(value): [str(value)] for value in values}
+    for score in ("accuracy", "rationale_f1"):
+        tests = tested({str(v): paired(of[v][score], of[values[0]][score]) for v in values[1:]})
+        for value in values:
+            cells[str(value)] += [spread(of[value][score]), *tests.get(str(value), [""] * 3)]
+    above = [f"above {values[0]} by", "p, Holm", "detectable"]
+    yield table([axis, "accuracy", *above, "F1", *above], list(cells.values()))
+    yield "\n" + by(results, axis)
 
 
 def losses(results: pd.DataFrame) -> Iterator[str]:
-    axis = "method.lam" if "method.lam" in results else "partition.clients"  # as in paper/
-    for value, part in results.groupby(axis, sort=False):
-        yield f"\n{axis} = {value:g}\n"
-        yield by(part, "method.encoder_loss")
+    for lam, part in results.groupby("lam", sort=False):
+        yield f"\nλ = {lam}\n"
+        yield from along(part, "method.encoder_loss")
 
 
 def clients(results: pd.DataFrame) -> Iterator[str]:
     for count, part in results.groupby("partition.clients", sort=False):
         yield f"\n{count} clients\n"
-        yield by(part, "method")
-        yield "\n" + against(part)
+        yield compared(part)
+
+
+def strength(results: pd.DataFrame) -> Iterator[str]:
+    for schedule, part in results.groupby("schedule", sort=False):
+        yield f"\n{schedule}\n"
+        yield from along(part, "method.lam")
 
 
 def real(results: pd.DataFrame) -> Iterator[str]:
@@ -116,24 +130,24 @@ def real(results: pd.DataFrame) -> Iterator[str]:
 
 
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
-    "table1": methods,
-    "table2": methods,
-    "table3": losses,
+    "methods": methods,
+    "distances": losses,
     "clients": clients,
-    "epochs": lambda results: iter([by(results, "train.local_epochs")]),
-    "lambda": lambda results: iter([by(results, "method.lam")]),
+    "epochs": lambda results: along(results, "train.local_epochs"),
+    "lambda": strength,
+    "mixed": methods,
     "real": real,
 }
 
 
 def similarity(grids: list[Grid]) -> pd.DataFrame:
-    """How alike the encoders of clients are after local training, in some rounds (Fig. 2)."""
+    """How alike the encoders of clients are after their first and last local training (Fig. 2)."""
     rows = []
     for cell, run in finished(grids):
-        if cell["method"] not in ("FedAvg", "FR", "FedRNL"):
+        if cell["domain"] != "beer" or cell["method"] not in ("FedAvg", "FR", "FedRNL"):
             continue
         K, T = run.manifest["clients"], run.experiment.train.rounds
-        for t in (1, T // 2, T):
+        for t in (1, T):
             clients = ModelSnapshot.of_clients(run, range(K), t)
             networks = [client.network() for client in clients]
             again = clients[0].again
@@ -153,15 +167,15 @@ def similar(results: pd.DataFrame) -> str:
 
 def main() -> None:
     command = parser(__doc__)
-    command.add_argument("--similarity", action="store_true", help="encoders of table1, no more")
+    command.add_argument("--similarity", action="store_true", help="compare encoders, no more")
     command.add_argument("--vectors", type=Path, help="of words of real reviews; else random ones")
     arguments = command.parse_args()
     RESULTS.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     if arguments.similarity:
         if not arguments.done:
-            command.error("--similarity: give the grid of table1 with --done")
-        found = similarity(grids(arguments, HERE, ["table1"])["table1"])
+            command.error("--similarity: give the grid `methods` with --done")
+        found = similarity(grids(arguments, HERE, ["methods"])["methods"])
         found.to_csv(RESULTS / "similarity.csv", index=False, float_format="%.6g")
         print(similar(found))
         return
