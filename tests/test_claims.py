@@ -111,4 +111,5 @@ def test_the_best_trials_are_in_the_grid(folder: str, file: str) -> None:
             sheet.changed(changes, "a test").build(Experiment)
             for changes in (grid["axes"]["method"][method], json.loads(changes))
         )
-        assert (cell.method, cell.train) == (trial.method, trial.train), method
+        found = (cell.method, cell.model, cell.train)
+        assert found == (trial.method, trial.model, trial.train), method

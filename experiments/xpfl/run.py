@@ -44,7 +44,7 @@ from tables import better, finished, grids, parser, spread, table
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DATA = ("mnist", "fashion_mnist", "cifar10")
-# Of small/.
+# As in small/, but with smaller batches.
 TEACHER = {
     **{"width": 64, "depth": 4, "heads": 4},
     **{"decoder_width": 32, "decoder_depth": 2, "decoder_heads": 4, "batch_size": 32},

@@ -80,7 +80,7 @@ class Mimic:
 
     @property
     def held_out_majority(self) -> float | None:
-        """The held-out fidelity of a tree of one leaf: always the commonest class."""
+        """The held-out fidelity of a tree of one leaf: always the commonest class of `known`."""
         if self.known == len(self.images):
             return None
         commonest = np.bincount(self.predicted[: self.known]).argmax()
