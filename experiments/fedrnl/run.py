@@ -10,7 +10,8 @@ each round with scores to results/NAME-rounds.csv, and prints tables.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -28,6 +29,7 @@ from tables import against, finished, grids, paired, parser, spread, table, test
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 SCORES = ("accuracy", "rationale_f1", "chance_f1", "chosen", "comprehensiveness", "sufficiency")
+COMPARED = ("accuracy", "rationale_f1")
 PROBED = 200  # test reviews on which encoders are compared
 
 
@@ -66,56 +68,60 @@ def by(results: pd.DataFrame, axis: str) -> str:
     return table([*header, "‖θ_e − φ_e‖"], rows)
 
 
-def compared(results: pd.DataFrame, ours: str = "FedRNL") -> str:
-    """Each method's scores, and what FedRNL is above it, by pairs of runs with the same seed."""
-    tests = {score: against(results, ours, score) for score in ("accuracy", "rationale_f1")}
+def scored(
+    results: pd.DataFrame, axis: str, tests: Mapping[str, Mapping[str, list[str]]], above: str
+) -> str:
+    """Accuracy and F1 of each value of an axis, each beside its test.
+
+    Args:
+        tests: cells of `tables.tested` by score and value; those of a value may be missing.
+        above: title of their differences.
+    """
     rows = []
-    for method, runs in results.groupby("method", sort=False):
-        cells = [str(method)]
-        for score, by_method in tests.items():
-            cells += [spread(runs[score]), *by_method.get(str(method), [""] * 3)]
+    for value, runs in results.groupby(axis, sort=False):
+        cells = [str(value)]
+        for score, by_value in tests.items():
+            cells += [spread(runs[score]), *by_value.get(str(value), [""] * 3)]
         rows.append(cells)
-    above = [f"{ours} above by", "p, Holm", "detectable"]
-    return table(["method", "accuracy", *above, "F1", *above], rows)
+    tested = [above, "p, Holm", "detectable"]
+    return table([axis, "accuracy", *tested, "F1", *tested], rows)
 
 
-def methods(results: pd.DataFrame) -> Iterator[str]:
-    for domain, part in results.groupby("domain", sort=False):
-        yield f"\n{domain}\n"
-        yield compared(part)
-        yield "\n" + by(part, "method")
+def compared(results: pd.DataFrame, ours: str = "FedRNL") -> str:
+    """Each method, and what FedRNL is above it, by pairs of runs with the same seed."""
+    tests = {score: against(results, ours, score) for score in COMPARED}
+    return scored(results, "method", tests, f"{ours} above by")
 
 
 def along(results: pd.DataFrame, axis: str) -> Iterator[str]:
-    """An axis in rows, each value less the first, by pairs of runs with the same seed."""
-    values = list(dict.fromkeys(results[axis]))
-    of = {value: results[results[axis] == value].set_index("seed") for value in values}
-    cells = {str(value): [str(value)] for value in values}
-    for score in ("accuracy", "rationale_f1"):
-        tests = tested({str(v): paired(of[v][score], of[values[0]][score]) for v in values[1:]})
-        for value in values:
-            cells[str(value)] += [spread(of[value][score]), *tests.get(str(value), [""] * 3)]
-    above = [f"above {values[0]} by", "p, Holm", "detectable"]
-    yield table([axis, "accuracy", *above, "F1", *above], list(cells.values()))
+    """Each value of an axis less the first, by pairs of runs with the same seed."""
+    of = {value: runs.set_index("seed") for value, runs in results.groupby(axis, sort=False)}
+    first, *others = of
+    tests = {
+        score: tested({str(v): paired(of[v][score], of[first][score]) for v in others})
+        for score in COMPARED
+    }
+    yield scored(results, axis, tests, f"above {first} by")
     yield "\n" + by(results, axis)
 
 
-def losses(results: pd.DataFrame) -> Iterator[str]:
-    for lam, part in results.groupby("lam", sort=False):
-        yield f"\nλ = {lam}\n"
-        yield from along(part, "method.encoder_loss")
+def methods(results: pd.DataFrame) -> Iterator[str]:
+    yield compared(results)
+    yield "\n" + by(results, "method")
 
 
-def clients(results: pd.DataFrame) -> Iterator[str]:
-    for count, part in results.groupby("partition.clients", sort=False):
-        yield f"\n{count} clients\n"
-        yield compared(part)
+Tables = Callable[[pd.DataFrame], Iterator[str]]
 
 
-def strength(results: pd.DataFrame) -> Iterator[str]:
-    for schedule, part in results.groupby("schedule", sort=False):
-        yield f"\n{schedule}\n"
-        yield from along(part, "method.lam")
+def each(axis: str, title: str, made: Tables) -> Tables:
+    """Tables for each value of an axis, below a title with the value."""
+
+    def tables(results: pd.DataFrame) -> Iterator[str]:
+        for value, part in results.groupby(axis, sort=False):
+            yield f"\n{title.format(value)}\n"
+            yield from made(part)
+
+    return tables
 
 
 def real(results: pd.DataFrame) -> Iterator[str]:
@@ -129,13 +135,13 @@ def real(results: pd.DataFrame) -> Iterator[str]:
         yield "\n" + table(header, rows)
 
 
-TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
-    "methods": methods,
-    "distances": losses,
-    "clients": clients,
-    "epochs": lambda results: along(results, "train.local_epochs"),
-    "lambda": strength,
-    "mixed": methods,
+TABLES: dict[str, Tables] = {
+    "methods": each("domain", "{}", methods),
+    "distances": each("lam", "λ = {}", partial(along, axis="method.encoder_loss")),
+    "clients": each("partition.clients", "{} clients", lambda results: iter([compared(results)])),
+    "epochs": partial(along, axis="train.local_epochs"),
+    "lambda": each("schedule", "{}", partial(along, axis="method.lam")),
+    "mixed": each("domain", "{}", methods),
     "real": real,
 }
 

@@ -89,9 +89,9 @@ class Mimic:
     def measures(self) -> dict[str, float]:
         """As columns of explanations.parquet."""
         found = {"fidelity": self.fidelity}
-        if self.held_out_fidelity is not None and self.held_out_majority is not None:
-            found["held_out_fidelity"] = self.held_out_fidelity
-            found["held_out_majority"] = self.held_out_majority
+        unseen, majority = self.held_out_fidelity, self.held_out_majority
+        if unseen is not None and majority is not None:
+            found |= {"held_out_fidelity": unseen, "held_out_majority": majority}
         return found | {"depth": self.tree.depth, "leaves": self.tree.leaves}
 
 
@@ -224,10 +224,11 @@ class Mimicked(Explanation):
             f"{self.title}: a tree of {mimic.tree.leaves} leaves, {mimic.tree.depth} deep, "
             f"mimics its predictions for {mimic.known} inputs: {mimic.fidelity:.1%} agree"
         ]
-        if mimic.held_out_fidelity is not None:
+        agree = mimic.held_out_fidelity
+        if agree is not None:
             unseen = len(mimic.images) - mimic.known
             lines.append(
-                f"of {unseen} that it has not seen {mimic.held_out_fidelity:.1%} "
+                f"of {unseen} that it has not seen {agree:.1%} "
                 f"({mimic.held_out_majority:.1%} if it always answered the commonest class)"
             )
         for name, embedding in self.embeddings.items():
