@@ -242,7 +242,15 @@ def local_epochs() -> Verdict:
 
 @claim("R8", "fedrnl", "Fig. 6", "accuracy peaks near λ = 2, F1 near λ = 0.5")
 def strength() -> Verdict:
-    return Verdict(UNDECIDED, f"{NOT_RUN} (`lambda`)")
+    """Above λ = 0, which is FedAvg, at a learning rate for few rounds and one for many."""
+    name, axis = "fedrnl/lambda", "method.lam"
+    tests = {}
+    for schedule in results(name)["schedule"].unique():
+        peaks = {f"accuracy, λ 2 − 0, {schedule}": (2, "accuracy")}
+        peaks[f"F1, λ 0.5 − 0, {schedule}"] = (0.5, "rationale_f1")
+        for what, (lam, column) in peaks.items():
+            tests[what] = difference(name, lam, 0, axis, column, schedule=schedule)
+    return Verdict(decided(tests), f"five seeds: {listed(tests)}")
 
 
 @claim(

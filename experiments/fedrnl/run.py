@@ -57,13 +57,18 @@ def course(grids: list[Grid]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def label(value: object) -> str:
+    """Numbers as they are in the grid's file."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def by(results: pd.DataFrame, axis: str) -> str:
     """A line for each value of an axis."""
     rows = []
     for value, runs in results.groupby(axis, sort=False):
         cells = [spread(runs[name]) for name in SCORES]
         distance = runs.get("encoder_distance")
-        rows.append([str(value), *cells, "" if distance is None else spread(distance, 2)])
+        rows.append([label(value), *cells, "" if distance is None else spread(distance, 2)])
     header = [axis, "accuracy", "F1", "chance", "chosen", "comprehensiveness", "sufficiency"]
     return table([*header, "‖θ_e − φ_e‖"], rows)
 
@@ -79,9 +84,9 @@ def scored(
     """
     rows = []
     for value, runs in results.groupby(axis, sort=False):
-        cells = [str(value)]
+        cells = [label(value)]
         for score, by_value in tests.items():
-            cells += [spread(runs[score]), *by_value.get(str(value), [""] * 3)]
+            cells += [spread(runs[score]), *by_value.get(label(value), [""] * 3)]
         rows.append(cells)
     tested = [above, "p, Holm", "detectable"]
     return table([axis, "accuracy", *tested, "F1", *tested], rows)
@@ -98,10 +103,10 @@ def along(results: pd.DataFrame, axis: str) -> Iterator[str]:
     of = {value: runs.set_index("seed") for value, runs in results.groupby(axis, sort=False)}
     first, *others = of
     tests = {
-        score: tested({str(v): paired(of[v][score], of[first][score]) for v in others})
+        score: tested({label(v): paired(of[v][score], of[first][score]) for v in others})
         for score in COMPARED
     }
-    yield scored(results, axis, tests, f"above {first} by")
+    yield scored(results, axis, tests, f"above {label(first)} by")
     yield "\n" + by(results, axis)
 
 
@@ -118,7 +123,7 @@ def each(axis: str, title: str, made: Tables) -> Tables:
 
     def tables(results: pd.DataFrame) -> Iterator[str]:
         for value, part in results.groupby(axis, sort=False):
-            yield f"\n{title.format(value)}\n"
+            yield f"\n{title.format(label(value))}\n"
             yield from made(part)
 
     return tables
