@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,21 @@ def test_the_best_trial_is_that_with_the_best_mean_over_all_seeds() -> None:
         columns=["method", "trial", "seed", "score"],
     )
     assert set(imported("tuning").best(table, "score")["trial"]) == {"A 1"}
+
+
+def test_a_trial_is_scored_by_its_last_evaluated_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = imported("tuning")
+    cells = [
+        {"cell": {"trial": "A 0"}, "seed": 100, "status": "finished", "folder": "a"},
+        {"cell": {"trial": "A 1"}, "seed": 100, "status": "failed", "error": "training diverged"},
+    ]
+    grid = SimpleNamespace(path=Path("grid"), manifest={"cells": cells})
+    rounds = pd.DataFrame({"accuracy": [0.9, None, 0.5, None, 0.7]})
+    runs = {Path("grid/a"): SimpleNamespace(rounds=rounds, result_hash="f00")}
+    monkeypatch.setattr(tuning.fedsim, "load", runs.__getitem__)
+    found = tuning.scores(grid, "accuracy", last=2)
+    assert found["accuracy"].tolist() == [pytest.approx(0.6), 0.0]
+    assert found["result_hash"].isna().tolist() == [False, True]
 
 
 def test_an_axis_of_several_keys_changes_them_together() -> None:
