@@ -114,19 +114,33 @@ def test_an_axis_of_several_keys_changes_them_together() -> None:
     ]
 
 
-@pytest.mark.parametrize(("folder", "file"), [("fedxds", "heterogeneity"), ("fedrnl", "methods")])
-def test_the_best_trials_are_in_the_grid(folder: str, file: str) -> None:
+OF_LABELS = {"XPFL": "XPFL 0.2"} | {  # XPFL 0.1 is explained as well
+    name: f"{name} 0.1" for name in ("FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "SemiFL")
+}
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "trials", "names"),
+    [
+        ("fedxds", "heterogeneity", 8, {}),
+        ("fedrnl", "methods", 8, {}),
+        ("xpfl", "labels", 12, OF_LABELS),
+    ],
+)
+def test_the_best_trials_are_in_the_grid(
+    folder: str, file: str, trials: int, names: dict[str, str]
+) -> None:
     table = pd.read_csv(ROOT / "experiments" / folder / "results" / "tuning.csv")
     metric = table.columns[-2]
     path = ROOT / "experiments" / folder / "small" / f"{file}.yaml"
     grid, sheet = RawConfig.read(path).take("grid")
     best = imported("tuning").best(table, metric).drop_duplicates("trial")
     assert set(best["method"]) == set(table["method"])
-    assert (table.groupby("method")["trial"].nunique() == 8).all()
+    assert (table.groupby("method")["trial"].nunique() == trials).all()
     for method, changes in zip(best["method"], best["changes"], strict=True):
         cell, trial = (
             sheet.changed(changes, "a test").build(Experiment)
-            for changes in (grid["axes"]["method"][method], json.loads(changes))
+            for changes in (grid["axes"]["method"][names.get(method, method)], json.loads(changes))
         )
         found = (cell.method, cell.model, cell.train)
         assert found == (trial.method, trial.model, trial.train), method

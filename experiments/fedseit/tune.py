@@ -1,9 +1,9 @@
 """Tune FedWeIT and FedSeIT with the same budget: python tune.py data.vectors=FILE [--out runs]
 
-Each method gets eight trials, those of `SPACES`, on tasks of TREC6, scored after the last task on
-every eighth document of its training set, which is held out (TREC lies below $FEDSIM_DATA). Writes
-results/tuning.csv and prints the best trial of each method; --done FIRST SECOND: of both finished
-grids.
+Each method gets six trials at each λ₂, those of `SPACES`, on tasks of TREC6, scored after the last
+task on every eighth document of its training set, which is held out (TREC lies below
+$FEDSIM_DATA). Writes results/tuning.csv and prints the best trial of each method; --done FIRST
+SECOND: of both finished grids.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from tuning import Space, tune
 
 HERE = Path(__file__).parent
 AXES = {
-    "train.optimizer.lr": (0.0005, 0.001, 0.002, 0.004),
+    "train.optimizer.lr": (0.0005, 0.001, 0.002),
     "method.lam1": (0.0001, 0.001),
 }
+METHODS = {
+    "FedWeIT": {"method.name": "fedweit"},
+    "FedWeIT + dense": {"method.name": "fedweit", "method.dense_layer": True},
+    "without others": {"method.top_k": 0},
+    "FedSeIT": {},
+    "DLS": {"method.share_dense": True},
+}
 SPACES: dict[str, Space] = {
-    "FedWeIT": ({"method.name": "fedweit"}, AXES),
-    "FedWeIT + dense": ({"method.name": "fedweit", "method.dense_layer": True}, AXES),
-    "without others": ({"method.top_k": 0}, AXES),
-    "FedSeIT": ({}, AXES),
-    "SIT3": ({"method.top_k": 3}, AXES),
-    "DLS": ({"method.share_dense": True}, AXES),
+    f"{name}, λ₂ {lam2}": ({**fixed, "method.lam2": lam2}, AXES)
+    for lam2 in (1, 0.1)
+    for name, fixed in METHODS.items()
 }
 
 
