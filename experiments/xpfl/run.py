@@ -1,11 +1,11 @@
 """Run XPFL's grids and tabulate them: python run.py [NAME ...] [--out runs] [--done FOLDER ...]
 
 NAMEs are files of small/ without their ending; with --done, finished grids are tabulated instead
-(of several of one name the later runs count).
-Needs MNIST, Fashion-MNIST and CIFAR-10 below $FEDSIM_DATA. Writes a row for each run to
-results/NAME.csv and prints the tables of the README. Further, each by itself: --reconstruction
-compares autoencoders, --trees ours with scikit-learn's, --clients shows the memory of 100 clients
-that keep teachers.
+(of several of one name the later runs count). Needs Fashion-MNIST and CIFAR-10 below $FEDSIM_DATA.
+Writes a row for each run to results/NAME.csv, one for each client that was explained or tested to
+results/NAME-clients.csv, and prints the tables of the README. Further, each by itself:
+--reconstruction compares autoencoders, --trees ours with scikit-learn's (both need MNIST as well),
+--clients shows the memory of 100 clients that keep teachers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tables import against, finished, grids, paired, parser, spread, table, test
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DATA = ("mnist", "fashion_mnist", "cifar10")
-# Of small/.
+# The teacher in small/*.yaml.
 TEACHER = {
     **{"width": 64, "depth": 4, "heads": 4},
     **{"decoder_width": 32, "decoder_depth": 2, "decoder_heads": 4, "batch_size": 32},
@@ -59,8 +59,9 @@ def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row for each run; and one for each client that was explained or tested, and round."""
     rows, clients = [], []
     for cell, run in finished(grids):
-        scores = run.rounds.set_index("round")["accuracy"].dropna()
-        found = {"accuracy": scores[list(LAST)].mean(), "last": scores.iloc[-1]}
+        cell = {"data": run.experiment.data.name, **cell}
+        scores = run.rounds.set_index("round")["accuracy"]
+        found = {"accuracy": scores[list(LAST)].mean()}
         for mean in ("teacher_loss", "psi"):
             if mean in run.clients:
                 by_round = run.clients.groupby("round")[mean].mean()
@@ -69,7 +70,7 @@ def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
         for row in run.explanations.to_dict("records"):
             clients.append({**cell, "what": "explanation", **row})
         if "test_accuracy" in run.clients:
-            own = ["round", "client", "test_accuracy", "global_accuracy", "psi"]
+            own = ["round", "client", "test_accuracy", "global_accuracy"]
             tests = run.clients.dropna(subset="test_accuracy").reindex(columns=own)
             for row in tests[tests["round"] == tests["round"].max()].to_dict("records"):
                 clients.append({**cell, "what": "own test", **row})
@@ -91,9 +92,23 @@ def compared(results: pd.DataFrame, ours: str) -> Iterator[str]:
         yield f"\n{data}\n\n" + table(header, rows)
 
 
+def room(results: pd.DataFrame) -> str:
+    """What more labels and another method are worth, above FedAvg with a tenth of the labels."""
+    rows = []
+    for data, part in results.groupby("data", sort=False):
+        of = part.pivot(index="seed", columns="method", values="accuracy")
+        above = {m: paired(of[m], of["FedAvg 0.1"]) for m in ("FedAvg", "CL", "SemiFL 0.1")}
+        rows += [[str(data), method, *cells] for method, cells in tested(above).items()]
+    return table(["data", "method", "above FedAvg 0.1 by", "p, Holm", "detectable"], rows)
+
+
 def labels(results: pd.DataFrame) -> Iterator[str]:
+    yield room(results)
+    # The two have no global model of their own.
+    results = results[~results["method"].isin(["FedAvg fine-tuned 0.1", "alone 0.1"])]
     yield from compared(results, "XPFL 0.1")
-    yield from compared(results[results["method"].isin(["XPFL 0.2", "FedAvg", "CL"])], "XPFL 0.2")
+    more = ["XPFL 0.2", "SemiFL 0.2", "FedAvg", "CL"]
+    yield from compared(results[results["method"].isin(more)], "XPFL 0.2")
     shown = results[results["method"].str.startswith(("XPFL", "no teacher"))]
     columns = ("first_psi", "psi", "first_teacher_loss", "teacher_loss")
     rows = [
@@ -108,8 +123,11 @@ def released(results: pd.DataFrame) -> Iterator[str]:
     beside = pd.read_csv(RESULTS / "labels.csv")
     beside = beside[beside["data"] == "fashion_mnist"]
     beside = beside[beside["method"].isin(["XPFL 0.1", "FedAvg 0.1", "no teacher 0.1"])]
-    together = pd.concat([results.assign(data="fashion_mnist"), beside], ignore_index=True)
+    together = pd.concat([beside, results], ignore_index=True)
     yield from compared(together, "XPFL 0.1")
+    yield from compared(together, "FedAvg 0.1")
+    small = results[results["method"].str.endswith("batches of 4")]
+    yield from compared(small, "XPFL, batches of 4")
 
 
 def explained(clients: pd.DataFrame) -> Iterator[str]:
@@ -119,23 +137,38 @@ def explained(clients: pd.DataFrame) -> Iterator[str]:
     columns = ("fidelity", "held_out_fidelity", "held_out_majority", "depth", "leaves")
     columns += ("qox_tree", "qox_tsne")
     digits = {"depth": 0, "leaves": 0, "qox_tree": 4, "qox_tsne": 5}
-    rows, fused = [], []
-    for key, part in by_run.groupby(["data", "method", "round"], sort=False):
-        rows.append([*map(str, key), *(spread(part[c], digits.get(c, 3)) for c in columns)])
-        before, after = part["divergence_before"], part["divergence_after"]
-        difference = paired(before, after)
-        cells = [spread(before), spread(after), str(difference), f"{difference.p:.4f}"]
-        fused.append([*map(str, key), *cells, f"{difference.detectable:.3f}"])
     header = ["data", "method", "round"]
+    rows, fused, falls = [], [], {}
+    for key, part in by_run.groupby(["data", "method", "round"], sort=False):
+        cells = [*map(str, key)]
+        rows.append([*cells, *(spread(part[c], digits.get(c, 3)) for c in columns)])
+        before, after = part["divergence_before"], part["divergence_after"]
+        fused.append([*cells, spread(before), spread(after)])
+        falls[" ".join(cells)] = paired(before, after)
     trees = ["fidelity", "held out", "one leaf", "depth", "leaves", "QoX tree", "QoX t-SNE"]
     yield table([*header, *trees], rows)
-    divergences = ["KL before fusion", "after", "falls by", "p", "detectable"]
+    fused = [[*row, *cells] for row, cells in zip(fused, tested(falls).values(), strict=True)]
+    divergences = ["KL before fusion", "after", "falls by", "p, Holm", "detectable"]
     yield "\n" + table([*header, *divergences], fused)
     tests = clients[clients["what"] == "own test"]
-    if tests.empty:
-        return
+    if not tests.empty:
+        yield from personal(tests)
+
+
+def personal(tests: pd.DataFrame) -> Iterator[str]:
+    """Accuracy of clients' models on their own test images, beside that of their average."""
+    scores = ["test_accuracy", "global_accuracy"]
+    rows, gains = [], {}
+    for key, part in tests.dropna().groupby(["data", "method"], sort=False):
+        by_seed = part.groupby("seed")[scores].mean()
+        gains[" ".join(key)] = paired(by_seed["test_accuracy"], by_seed["global_accuracy"])
+        better = (part["test_accuracy"] > part["global_accuracy"]).mean()
+        rows.append([*key, *(spread(by_seed[c]) for c in scores), f"{better:.0%}"])
+    rows = [[*row, *cells] for row, cells in zip(rows, tested(gains).values(), strict=True)]
+    header = ["data", "method", "own model", "average", "clients better off", "above by"]
+    yield "\non clients' own test images, round 40\n"
+    yield table([*header, "p, Holm", "detectable"], rows)
     by_run = tests.groupby(["data", "method", "seed"], sort=False)["test_accuracy"].mean()
-    yield "\non clients' own test images, round 40"
     yield from compared(by_run.rename("accuracy").reset_index(), "XPFL 0.1")
 
 

@@ -66,7 +66,7 @@ if __name__ == "__main__":
         "name": "xpfl-tuning",
         "data": {"name": "fashion_mnist"},
         "partition.alpha": 0.3,
-        "partition.test_fraction": 0.2,  # as in explained.yaml
+        "partition.test_fraction": 0.2,  # as in labels.yaml
         "train.rounds": 20,
         "evaluate": {"every": 4, "validation": 0.1},
     }
