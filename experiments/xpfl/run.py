@@ -159,7 +159,7 @@ def personal(tests: pd.DataFrame) -> Iterator[str]:
     """Accuracy of clients' models on their own test images, beside that of their average."""
     scores = ["test_accuracy", "global_accuracy"]
     rows, gains = [], {}
-    for key, part in tests.dropna().groupby(["data", "method"], sort=False):
+    for key, part in tests.dropna(subset=scores).groupby(["data", "method"], sort=False):
         by_seed = part.groupby("seed")[scores].mean()
         gains[" ".join(key)] = paired(by_seed["test_accuracy"], by_seed["global_accuracy"])
         better = (part["test_accuracy"] > part["global_accuracy"]).mean()
