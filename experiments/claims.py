@@ -285,10 +285,6 @@ SETS = ("fashion_mnist", "cifar10")
 POINTS = 0.02  # what counts as beating, where a figure of the paper has no numbers
 
 
-def of_labels(method: str, data: str) -> pd.Series:
-    return of("xpfl/labels", method=method, data=data)
-
-
 @claim("X1", "xpfl", "Fig. 4-6", "the generative autoencoder reconstructs better")
 def autoencoders() -> Verdict:
     tests = {
@@ -306,7 +302,7 @@ def autoencoders() -> Verdict:
 @claim("X2", "xpfl", "Fig. 7", "with 10 % of the labels it beats SemiFL with 10 and 20 %")
 def few_labels() -> Verdict:
     tests = {
-        f"XPFL − {other}, {data}": paired(of_labels("XPFL 0.1", data), of_labels(other, data))
+        f"XPFL − {other}, {data}": difference("xpfl/labels", "XPFL 0.1", other, data=data)
         for data in SETS
         for other in ("SemiFL 0.1", "SemiFL 0.2")
     }
@@ -315,11 +311,10 @@ def few_labels() -> Verdict:
 
 @claim("X3", "xpfl", "Fig. 7", "with 20 % it beats FedAvg with all labels")
 def more_labels() -> Verdict:
-    tests, room = {}, {}
-    for data in SETS:
-        full = of_labels("FedAvg", data)
-        tests[data] = paired(of_labels("XPFL 0.2", data), full)
-        room[data] = paired(full, of_labels("FedAvg 0.1", data))
+    tests, room = (
+        {data: difference("xpfl/labels", one, other, data=data) for data in SETS}
+        for one, other in (("XPFL 0.2", "FedAvg"), ("FedAvg", "FedAvg 0.1"))
+    )
     return Verdict(
         decided(tests, POINTS),
         f"five seeds: {listed(tests)}; FedAvg with all labels − with 10 %: {listed(room)}",
@@ -330,7 +325,7 @@ def more_labels() -> Verdict:
 def skew() -> Verdict:
     """At 0.5, the least skewed."""
     tests = {
-        f"XPFL − {m}, {data}": paired(of_labels("XPFL 0.1", data), of_labels(f"{m} 0.1", data))
+        f"XPFL − {m}, {data}": difference("xpfl/labels", "XPFL 0.1", f"{m} 0.1", data=data)
         for data in SETS
         for m in ("FedAvgM", "FedProx", "SCAFFOLD")
     }
