@@ -114,7 +114,7 @@ def test_an_axis_of_several_keys_changes_them_together() -> None:
     ]
 
 
-OF_LABELS = {"XPFL": "XPFL 0.2"} | {  # XPFL 0.1 is explained as well
+OF_LABELS: dict[str, str | None] = {"XPFL": "XPFL 0.2"} | {  # XPFL 0.1 is explained as well
     name: f"{name} 0.1" for name in ("FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "SemiFL")
 }
 
@@ -125,11 +125,13 @@ OF_LABELS = {"XPFL": "XPFL 0.2"} | {  # XPFL 0.1 is explained as well
         ("fedxds", "heterogeneity", 8, {}),
         ("fedrnl", "methods", 8, {}),
         ("xpfl", "labels", 12, OF_LABELS),
+        ("xpfl", "skew", 12, {"SemiFL": None}),
     ],
 )
 def test_the_best_trials_are_in_the_grid(
-    folder: str, file: str, trials: int, names: dict[str, str]
+    folder: str, file: str, trials: int, names: dict[str, str | None]
 ) -> None:
+    """Under the names of their methods, or these; a method without a name is not in the grid."""
     table = pd.read_csv(ROOT / "experiments" / folder / "results" / "tuning.csv")
     metric = table.columns[-2]
     path = ROOT / "experiments" / folder / "small" / f"{file}.yaml"
@@ -138,9 +140,33 @@ def test_the_best_trials_are_in_the_grid(
     assert set(best["method"]) == set(table["method"])
     assert (table.groupby("method")["trial"].nunique() == trials).all()
     for method, changes in zip(best["method"], best["changes"], strict=True):
+        if (name := names.get(method, method)) is None:
+            continue
         cell, trial = (
             sheet.changed(changes, "a test").build(Experiment)
-            for changes in (grid["axes"]["method"][names.get(method, method)], json.loads(changes))
+            for changes in (grid["axes"]["method"][name], json.loads(changes))
         )
         found = (cell.method, cell.model, cell.train)
         assert found == (trial.method, trial.model, trial.train), method
+
+
+@pytest.mark.parametrize(
+    ("method", "psi_on", "weigh"),
+    [("as described", "weights", "loss"), ("the code's weight and ψ", "tensors", "code")],
+)
+def test_xpfl_is_explained_with_the_best_trial_of_either_kind(
+    method: str, psi_on: str, weigh: str
+) -> None:
+    folder = ROOT / "experiments" / "xpfl"
+    table = pd.read_csv(folder / "results" / "tuning.csv")
+    grid, sheet = RawConfig.read(folder / "small" / "fusion.yaml").take("grid")
+    trials = table[(table["method"] == "XPFL") & (table["seed"] == 100)].sort_values(
+        table.columns[-2], ascending=False
+    )
+    tried = (sheet.changed(json.loads(c), "a test").build(Experiment) for c in trials["changes"])
+    best = next(t for t in tried if (t.method.psi_on, t.method.weigh) == (psi_on, weigh))
+    settings = grid["axes"]["method"][method]["method"]
+    unexplained = {"method": {k: v for k, v in settings.items() if k != "xfed"}}
+    cell = sheet.changed(unexplained, "a test").build(Experiment)
+    assert cell.method == best.method
+    assert cell.train.optimizer == best.train.optimizer

@@ -13,6 +13,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +112,18 @@ def labels(results: pd.DataFrame) -> Iterator[str]:
     more = ["XPFL 0.2", "SemiFL 0.2", "FedAvg", "CL"]
     yield from compared(results[results["method"].isin(more)], "XPFL 0.2")
     shown = results[results["method"].str.startswith(("XPFL", "no teacher"))]
+    yield "\n" + mixing(shown)
+
+
+def mixing(results: pd.DataFrame) -> str:
+    """ψ and teachers' loss L^U, means over clients."""
     columns = ("first_psi", "psi", "first_teacher_loss", "teacher_loss")
     rows = [
         [*map(str, key), *(spread(runs[c]) for c in columns)]
-        for key, runs in shown.groupby(["data", "method"], sort=False)
+        for key, runs in results.groupby(["data", "method"], sort=False)
     ]
     header = ["data", "method", "ψ, round 1", "ψ, round 40", "L^U, round 1", "L^U, round 40"]
-    yield "\n" + table(header, rows)
+    return table(header, rows)
 
 
 def released(results: pd.DataFrame) -> Iterator[str]:
@@ -172,10 +179,19 @@ def personal(tests: pd.DataFrame) -> Iterator[str]:
     yield from compared(by_run.rename("accuracy").reset_index(), "XPFL 0.1")
 
 
+def fusion(results: pd.DataFrame) -> Iterator[str]:
+    """Beside XPFL and FedAvg of `labels`."""
+    beside = pd.read_csv(RESULTS / "labels.csv")
+    beside = beside[beside["method"].isin(["XPFL 0.1", "FedAvg 0.1"])]
+    yield from compared(pd.concat([beside, results], ignore_index=True), "as described")
+    yield "\n" + mixing(results)
+
+
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "labels": labels,
     "skew": lambda results: compared(results, "XPFL"),
     "released": released,
+    "fusion": fusion,
 }
 
 
@@ -223,50 +239,63 @@ def autoencoders(
 
 
 @torch.no_grad()
-def reconstruction() -> pd.DataFrame:
-    """PSNR and SSIM of test images, and pictures of some."""
+def reconstruct(data: str, seed: int) -> list[dict[str, Any]]:
+    """PSNR and SSIM of test images by each autoencoder; seed 0 draws some."""
+    torch.set_num_threads(1)
     _, sheet = RawConfig.read(HERE / "small" / "skew.yaml").take("grid")
+    settings = {
+        "seed": seed,
+        "data.name": data,
+        "partition.train_fraction": 1 if data == "cifar10" else 4000 / 60_000,
+        "partition.test_fraction": 0,
+    }
+    cell = sheet.changed(settings, "reconstruction").build(fedsim.Experiment)
+    dataset, splits, _ = prepare(cell)
+    mean, std = (torch.tensor(v)[:, None, None] for v in (dataset.mean, dataset.std))
+    used = np.sort(np.concatenate([splits.train.values, splits.unlabelled.values]))
+    x = (torch.from_numpy(dataset.x[used]).float() / 255 - mean) / std
+    pixels = torch.from_numpy(dataset.test_x[: 2 * TESTED]).float() / 255
+    test = (pixels - mean) / std
     teacher = Teacher(**TEACHER)
     rows = []
-    for data in DATA:
-        share = 1 if data == "cifar10" else 4000 / 60_000
-        settings = {
-            "data.name": data,
-            "partition.train_fraction": share,
-            "partition.test_fraction": 0,
-        }
-        for seed in range(SEEDS):
-            cell = sheet.changed({**settings, "seed": seed}, "reconstruction")
-            dataset, splits, _ = prepare(cell.build(fedsim.Experiment))
-            mean, std = (torch.tensor(v)[:, None, None] for v in (dataset.mean, dataset.std))
-            used = np.sort(np.concatenate([splits.train.values, splits.unlabelled.values]))
-            x = (torch.from_numpy(dataset.x[used]).float() / 255 - mean) / std
-            pixels = torch.from_numpy(dataset.test_x[: 2 * TESTED]).float() / 255
-            test = (pixels - mean) / std
-            drawn: dict[str, Tensor] = {"original": pixels[:8]}
-            for lr in RATES:
-                torch.manual_seed(seed)
-                with torch.enable_grad():
-                    made = list(autoencoders(x, -mean / std, (1 - mean) / std, teacher, lr))
-                for name, network in made:
-                    found = (network(test) * std + mean).clamp(0, 1)
-                    chosen_on = closeness(pixels[:TESTED], found[:TESTED])
-                    close = closeness(pixels[TESTED:], found[TESTED:])
-                    rows.append(
-                        {"data": data, "seed": seed, "autoencoder": name, "lr": lr}
-                        | {"chosen_on": chosen_on.psnr, "psnr": close.psnr, "ssim": close.ssim}
-                    )
-                    print(rows[-1], flush=True)
-                    if lr != RATES[0]:
-                        continue
-                    if name == GAE and isinstance(network, MaskedAutoencoder):
-                        shown, filled = masked_and_filled(network, test[:8], teacher.mask_ratio)
-                        drawn["masked"] = (shown * std + mean).clamp(0, 1)
-                        drawn["GAE, of the masked"] = (filled * std + mean).clamp(0, 1)
-                    drawn[name] = found[:8]
-            if seed == 0:
-                draw(drawn, RESULTS / f"reconstruction-{data}.png")
-    return pd.DataFrame(rows)
+    drawn: dict[str, Tensor] = {"original": pixels[:8]}
+    for lr in RATES:
+        torch.manual_seed(seed)
+        with torch.enable_grad():
+            made = list(autoencoders(x, -mean / std, (1 - mean) / std, teacher, lr))
+        for name, network in made:
+            found = (network(test) * std + mean).clamp(0, 1)
+            chosen_on = closeness(pixels[:TESTED], found[:TESTED])
+            close = closeness(pixels[TESTED:], found[TESTED:])
+            rows.append(
+                {"data": data, "seed": seed, "autoencoder": name, "lr": lr}
+                | {"chosen_on": chosen_on.psnr, "psnr": close.psnr, "ssim": close.ssim}
+            )
+            print(rows[-1], flush=True)
+            if lr != RATES[0]:
+                continue
+            if name == GAE and isinstance(network, MaskedAutoencoder):
+                shown, filled = masked_and_filled(network, test[:8], teacher.mask_ratio)
+                drawn["masked"] = (shown * std + mean).clamp(0, 1)
+                drawn["GAE, of the masked"] = (filled * std + mean).clamp(0, 1)
+            drawn[name] = found[:8]
+    if seed == 0:
+        draw(drawn, RESULTS / f"reconstruction-{data}.png")
+    return rows
+
+
+def reconstruction() -> pd.DataFrame:
+    """Rows of all data sets and seeds, as many at a time as there are cores.
+
+    Of each kind of autoencoder one row of a seed is chosen, of two learning rates and of CAE's
+    two losses, by PSNR on images that the autoencoders are not compared on.
+    """
+    with Pool() as pool:
+        made = pool.starmap(reconstruct, product(DATA, range(SEEDS)), chunksize=1)
+    found = pd.DataFrame([row for rows in made for row in rows])
+    found["kind"] = found["autoencoder"].replace(f"{CAE}, squared error", CAE)
+    best = found.groupby(["data", "kind", "seed"])["chosen_on"].idxmax()
+    return found.assign(chosen=found.index.isin(best))
 
 
 def masked_and_filled(
@@ -295,16 +324,6 @@ def draw(rows: dict[str, Tensor], path: Path) -> None:
     save(figure, path)
 
 
-def best_of(results: pd.DataFrame) -> pd.DataFrame:
-    """The best run of each autoencoder for each seed, of two learning rates and CAE's two losses.
-
-    It is chosen by PSNR on images that the autoencoders are not compared on.
-    """
-    kind = results["autoencoder"].replace(f"{CAE}, squared error", CAE)
-    results = results.assign(kind=kind)
-    return results.loc[results.groupby(["data", "kind", "seed"], sort=False)["chosen_on"].idxmax()]
-
-
 def reconstructed(results: pd.DataFrame) -> Iterator[str]:
     rows = []
     for key, runs in results.groupby(["data", "autoencoder", "lr"], sort=False):
@@ -314,7 +333,7 @@ def reconstructed(results: pd.DataFrame) -> Iterator[str]:
     yield "\nGAE above the better CAE\n"
     for score in ("psnr", "ssim"):
         tests = {}
-        for data, runs in best_of(results).groupby("data", sort=False):
+        for data, runs in results[results["chosen"]].groupby("data", sort=False):
             of = {kind: own.set_index("seed")[score] for kind, own in runs.groupby("kind")}
             tests[str(data)] = paired(of[GAE], of[CAE])
         header = ["data", f"{score.upper()} above by", "p, Holm", "detectable"]
@@ -409,7 +428,7 @@ def main() -> None:
         print(clients(arguments.out))
     else:
         made = grids(arguments, HERE, TABLES)
-        for name in TABLES:  # in this order: `released` reads what `labels` has written
+        for name in TABLES:  # in this order: others read what `labels` has written
             if name in made:
                 results, by_client = collect(made[name])
                 results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
