@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
-from scipy.stats import nct, t, ttest_ind, ttest_rel
+from scipy.stats import nct, t, ttest_ind
 
 import fedsim
 from fedsim import Grid
@@ -77,35 +77,45 @@ class Paired(NamedTuple):
 
     Attributes:
         mean: of the difference, ours less theirs.
-        low, high: its 95 % confidence interval.
-        p: of a two-tailed paired t-test that it is 0.
-        detectable: the difference that as many pairs find with a probability of 0.8 at p < 0.05.
+        sem: the standard error of the mean.
+        pairs: their number.
     """
 
     mean: float
-    low: float
-    high: float
-    p: float
-    detectable: float
+    sem: float
+    pairs: int
+
+    @property
+    def low(self) -> float:
+        """The lower end of the 95 % confidence interval."""
+        return self.mean - float(t.ppf(0.975, self.pairs - 1)) * self.sem
+
+    @property
+    def high(self) -> float:
+        """The upper end of the 95 % confidence interval."""
+        return self.mean + float(t.ppf(0.975, self.pairs - 1)) * self.sem
+
+    @property
+    def detectable(self) -> float:
+        """The difference that as many pairs find with a probability of 0.8 at p < 0.05."""
+        freedom = self.pairs - 1
+        critical = t.ppf(0.975, freedom)
+        in_errors = brentq(lambda x: nct.sf(critical, freedom, x) - 0.8, 0.1, 50)
+        return float(in_errors) * self.sem
+
+    def p(self, size: float = 0.0) -> float:
+        """Of a two-tailed paired t-test that the difference is of this size."""
+        return float(2 * t.sf(abs(self.mean - size) / self.sem, self.pairs - 1))
 
     def __str__(self) -> str:
-        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+        text = f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+        return text.replace("-", "−")
 
 
 def paired(ours: pd.Series, theirs: pd.Series) -> Paired:
     """Compare two series of figures with the same index, such as the seed."""
-    together = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
-    difference = together["ours"] - together["theirs"]
-    test = ttest_rel(together["ours"], together["theirs"])
-    low, high = test.confidence_interval(0.95)
-    detectable = _detectable(len(difference)) * difference.sem()
-    return Paired(difference.mean(), low, high, float(test.pvalue), detectable)
-
-
-def _detectable(n: int) -> float:
-    """What n pairs find with a probability of 0.8 at p < 0.05, in standard errors."""
-    critical = t.ppf(0.975, n - 1)
-    return float(brentq(lambda x: nct.sf(critical, n - 1, x) - 0.8, 0.1, 50))
+    difference = (ours - theirs).dropna()
+    return Paired(difference.mean(), difference.sem(), len(difference))
 
 
 def holm(p: Iterable[float]) -> list[float]:
@@ -121,9 +131,13 @@ def holm(p: Iterable[float]) -> list[float]:
 
 def tested(differences: Mapping[str, Paired]) -> dict[str, list[str]]:
     """Cells of a table: each difference with its interval, p by Holm, what is detectable."""
-    corrected = holm(each.p for each in differences.values())
+    corrected = holm(each.p() for each in differences.values())
     return {
-        name: [str(each), f"{p:.4f}", f"{each.detectable:.3f}"]
+        name: [
+            str(each),
+            "< 0.0001" if p < 0.0001 else f"{p:.4f}",
+            f"{each.detectable:.3f}",
+        ]
         for (name, each), p in zip(differences.items(), corrected, strict=True)
     }
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t as student
+from scipy.stats import ttest_rel
 from snippets import ROOT
 
 from fedsim import Experiment
@@ -27,41 +28,59 @@ def imported(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def pair(mean: float, low: float, high: float, p: float) -> Any:
-    return imported("tables").Paired(mean, low, high, p, 0.01)
+def pair(mean: float, sem: float) -> Any:
+    return imported("tables").Paired(mean, sem, 5)
 
 
 class TestDecided:
-    ABOVE, BELOW = (0.05, 0.02, 0.08, 0.001), (-0.05, -0.08, -0.02, 0.001)
-    OPEN = (0.01, -0.03, 0.05, 0.6)
+    ABOVE, BELOW, OPEN = (0.05, 0.005), (-0.05, 0.005), (0.01, 0.01)
 
     @pytest.mark.parametrize(
-        ("differences", "size", "expected"),
+        ("differences", "sizes", "expected"),
         [
-            ([ABOVE, ABOVE], 0.0, "held"),
-            ([ABOVE, OPEN], 0.0, "not decidable"),
-            ([ABOVE, BELOW], 0.0, "not held"),
-            ([OPEN], 0.04, "not decidable"),
-            ([OPEN], 0.06, "not held"),  # as large a difference is ruled out
-            ([ABOVE], 0.1, "held"),  # smaller than in the paper, but there
-            ([ABOVE, OPEN], {"0": 0.1, "1": 0.04}, "not decidable"),
-            ([ABOVE, OPEN], {"0": 0.0, "1": 0.06}, "not held"),
+            ([ABOVE, ABOVE], {}, "held"),
+            ([ABOVE, OPEN], {}, "not decidable"),
+            ([ABOVE, BELOW], {}, "not held"),
+            ([OPEN], {"0": 0.03}, "not decidable"),
+            ([OPEN], {"0": 0.04}, "not held"),  # as large a difference is ruled out
+            ([OPEN, OPEN], {"0": 0.04, "1": 0.03}, "not decidable"),  # but not by two tests
+            ([ABOVE], {"0": 0.1}, "held"),  # smaller than in the paper, but there
+            ([ABOVE, OPEN], {"0": 0.1}, "not decidable"),
+            ([ABOVE, OPEN], {"1": 0.06}, "not held"),
         ],
     )
     def test_of_significant_differences(
         self,
-        differences: list[tuple[float, ...]],
-        size: float | dict[str, float],
+        differences: list[tuple[float, float]],
+        sizes: dict[str, float],
         expected: str,
     ) -> None:
         tests = {str(k): pair(*each) for k, each in enumerate(differences)}
-        assert imported("claims").decided(tests, size) == expected
+        assert imported("claims").decided(tests, sizes) == expected
 
     def test_more_tests_need_more(self) -> None:
-        alone, one = {"a": pair(0.05, 0.0, 0.1, 0.03)}, pair(0.05, 0.0, 0.1, 0.04)
+        alone, one = {"a": pair(0.032, 0.01)}, pair(0.031, 0.01)
         decided = imported("claims").decided
         assert decided(alone) == "held"
         assert decided({**alone, "b": one}) == "not decidable"
+
+
+def test_a_paired_difference_is_that_of_scipy() -> None:
+    rng = np.random.default_rng(1)
+    ours, theirs = pd.Series(rng.normal(1, 1, 6)), pd.Series(rng.normal(size=6))
+    found = imported("tables").paired(ours, theirs)
+    expected = ttest_rel(ours, theirs)
+    assert found.p() == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    shifted = ttest_rel(ours, theirs + 0.5)
+    assert found.p(0.5) == pytest.approx(shifted.pvalue)
+
+
+def test_pairs_are_of_what_both_have() -> None:
+    found = imported("tables").paired(
+        pd.Series({1: 1.0, 2: 2.0, 3: 4.0, 4: None}), pd.Series({2: 1.0, 3: 1.0, 4: 5.0})
+    )
+    assert (found.mean, found.pairs) == (2.0, 2)
 
 
 def test_the_detectable_difference_is_detected_four_times_in_five() -> None:
