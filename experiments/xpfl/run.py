@@ -163,7 +163,10 @@ def explained(clients: pd.DataFrame) -> Iterator[str]:
 
 
 def personal(tests: pd.DataFrame) -> Iterator[str]:
-    """Accuracy of clients' models on their own test images, beside that of their average."""
+    """Accuracy of clients' models on their own test images, beside that of their average.
+
+    The first method is compared with the others.
+    """
     scores = ["test_accuracy", "global_accuracy"]
     rows, gains = [], {}
     for key, part in tests.dropna(subset=scores).groupby(["data", "method"], sort=False):
@@ -176,7 +179,8 @@ def personal(tests: pd.DataFrame) -> Iterator[str]:
     yield "\non clients' own test images, round 40\n"
     yield table([*header, "p, Holm", "detectable"], rows)
     by_run = tests.groupby(["data", "method", "seed"], sort=False)["test_accuracy"].mean()
-    yield from compared(by_run.rename("accuracy").reset_index(), "XPFL 0.1")
+    first = str(tests["method"].iloc[0])
+    yield from compared(by_run.rename("accuracy").reset_index(), first)
 
 
 def fusion(results: pd.DataFrame) -> Iterator[str]:
