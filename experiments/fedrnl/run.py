@@ -142,6 +142,7 @@ def real(results: pd.DataFrame) -> Iterator[str]:
 
 TABLES: dict[str, Tables] = {
     "methods": each("domain", "{}", methods),
+    "sixty": methods,
     "distances": each("lam", "λ = {}", partial(along, axis="method.encoder_loss")),
     "clients": each("partition.clients", "{} clients", lambda results: iter([compared(results)])),
     "epochs": partial(along, axis="train.local_epochs"),
