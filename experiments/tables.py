@@ -108,7 +108,7 @@ class Paired(NamedTuple):
         return float(2 * t.sf(abs(self.mean - size) / self.sem, self.pairs - 1))
 
     def __str__(self) -> str:
-        text = f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+        text = f"{self.mean:+z.3f} ({self.low:+z.3f} to {self.high:+z.3f})"
         return text.replace("-", "−")
 
 
@@ -129,15 +129,16 @@ def holm(p: Iterable[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
+def digits(p: float) -> str:
+    """A p-value as tables have it."""
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
 def tested(differences: Mapping[str, Paired]) -> dict[str, list[str]]:
     """Cells of a table: each difference with its interval, p by Holm, what is detectable."""
     corrected = holm(each.p() for each in differences.values())
     return {
-        name: [
-            str(each),
-            "< 0.0001" if p < 0.0001 else f"{p:.4f}",
-            f"{each.detectable:.3f}",
-        ]
+        name: [str(each), digits(p), f"{each.detectable:.3f}"]
         for (name, each), p in zip(differences.items(), corrected, strict=True)
     }
 

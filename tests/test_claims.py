@@ -58,6 +58,11 @@ class TestDecided:
         tests = {str(k): pair(*each) for k, each in enumerate(differences)}
         assert imported("claims").decided(tests, sizes) == expected
 
+    def test_without_room_nothing_is_decided(self) -> None:
+        judged, tests = imported("claims").judged, {"a": pair(*self.BELOW)}
+        assert judged(tests, "").verdict == "not held"
+        assert judged(tests, "", room=False).verdict == "not decidable"
+
     def test_more_tests_need_more(self) -> None:
         alone, one = {"a": pair(0.032, 0.01)}, pair(0.031, 0.01)
         decided = imported("claims").decided
@@ -74,6 +79,11 @@ def test_a_paired_difference_is_that_of_scipy() -> None:
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
     shifted = ttest_rel(ours, theirs + 0.5)
     assert found.p(0.5) == pytest.approx(shifted.pvalue)
+
+
+def test_a_difference_is_printed_without_a_negative_zero() -> None:
+    assert str(imported("tables").Paired(-0.0001, 0.0001, 5)) == "+0.000 (+0.000 to +0.000)"
+    assert str(imported("tables").Paired(-0.1, 0.01, 5)) == "−0.100 (−0.128 to −0.072)"
 
 
 def test_pairs_are_of_what_both_have() -> None:

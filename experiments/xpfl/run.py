@@ -126,10 +126,15 @@ def mixing(results: pd.DataFrame) -> str:
     return table(header, rows)
 
 
+def of_labels(file: str, *methods: str) -> pd.DataFrame:
+    """Rows of `labels`, to compare with."""
+    found = pd.read_csv(RESULTS / f"{file}.csv")
+    return found[found["method"].isin(methods)]
+
+
 def released(results: pd.DataFrame) -> Iterator[str]:
-    beside = pd.read_csv(RESULTS / "labels.csv")
+    beside = of_labels("labels", "XPFL 0.1", "FedAvg 0.1", "no teacher 0.1")
     beside = beside[beside["data"] == "fashion_mnist"]
-    beside = beside[beside["method"].isin(["XPFL 0.1", "FedAvg 0.1", "no teacher 0.1"])]
     together = pd.concat([beside, results], ignore_index=True)
     yield from compared(together, "XPFL 0.1")
     yield from compared(together, "FedAvg 0.1")
@@ -184,10 +189,10 @@ def personal(tests: pd.DataFrame) -> Iterator[str]:
 
 
 def fusion(results: pd.DataFrame) -> Iterator[str]:
-    """Beside XPFL and FedAvg of `labels`."""
-    beside = pd.read_csv(RESULTS / "labels.csv")
-    beside = beside[beside["method"].isin(["XPFL 0.1", "FedAvg 0.1"])]
-    yield from compared(pd.concat([beside, results], ignore_index=True), "as described")
+    beside = of_labels("labels", "XPFL 0.1", "FedAvg 0.1")
+    together = pd.concat([beside, results], ignore_index=True)
+    yield from compared(together, "as described")
+    yield from compared(together, "FedAvg 0.1")
     yield "\n" + mixing(results)
 
 
@@ -440,6 +445,9 @@ def main() -> None:
                 if not by_client.empty:
                     path = RESULTS / f"{name}-clients.csv"
                     by_client.to_csv(path, index=False, float_format="%.6g")
+                    if name == "fusion":
+                        fine_tuned = of_labels("labels-clients", "FedAvg fine-tuned 0.1")
+                        by_client = pd.concat([by_client, fine_tuned], ignore_index=True)
                     print(f"\n## {name}, clients\n", *explained(by_client), sep="\n")
 
 
