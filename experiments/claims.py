@@ -327,8 +327,6 @@ def similarity() -> Verdict:
 SETS = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 POINTS = 0.02  # what counts as beating, where a figure of the paper has no numbers
 CHOSEN = "Accuracy, five seeds. XPFL with ψ of the updates, the best variant of the search."
-
-
 DESCRIBED = "as described"
 OTHERS = {
     "the released code's λ, weight and ψ": "the code's weight and ψ",
