@@ -160,7 +160,7 @@ def spread(values: pd.Series, digits: int = 3) -> str:
     if not len(values):
         return "–"
     std = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
-    return f"{values.mean():.{digits}f}{std}"
+    return f"{values.mean():z.{digits}f}{std}".replace("-", "−")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

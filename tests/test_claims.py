@@ -56,7 +56,8 @@ class TestDecided:
         expected: str,
     ) -> None:
         tests = {str(k): pair(*each) for k, each in enumerate(differences)}
-        assert imported("claims").decided(tests, sizes) == expected
+        every = dict.fromkeys(tests, 0.0) | sizes
+        assert imported("claims").decided(tests, every) == expected
 
     def test_without_room_nothing_is_decided(self) -> None:
         judged, tests = imported("claims").judged, {"a": pair(*self.BELOW)}
@@ -66,8 +67,8 @@ class TestDecided:
     def test_more_tests_need_more(self) -> None:
         alone, one = {"a": pair(0.032, 0.01)}, pair(0.031, 0.01)
         decided = imported("claims").decided
-        assert decided(alone) == "held"
-        assert decided({**alone, "b": one}) == "not decidable"
+        assert decided(alone, {"a": 0}) == "held"
+        assert decided({**alone, "b": one}, {"a": 0, "b": 0}) == "not decidable"
 
 
 def test_a_paired_difference_is_that_of_scipy() -> None:
@@ -91,6 +92,17 @@ def test_pairs_are_of_what_both_have() -> None:
         pd.Series({1: 1.0, 2: 2.0, 3: 4.0, 4: None}), pd.Series({2: 1.0, 3: 1.0, 4: 5.0})
     )
     assert (found.mean, found.pairs) == (2.0, 2)
+
+
+def test_a_section_has_what_was_tested_and_what_was_not() -> None:
+    claims = imported("claims")
+    found = claims.judged({"a": pair(0.01, 0.01)}, "Five seeds.", 0.04, {"b": pair(0.1, 0.01)})
+    each = claims.Claim("Z1", "xpfl", "Fig. 1", "is better", lambda: found)
+    first, second = claims.section(each, found).splitlines()[-2:]
+    assert "is better. **Not held.** Five seeds." in claims.section(each, found)
+    assert first == "| a | +0.010 (−0.018 to +0.038) | 0.3739 | 0.040 | 0.0399 | 0.038 |"
+    assert second == "| b | +0.100 (+0.072 to +0.128) |  |  |  |  |"
+    assert claims.outcome(found) == "0 of 1 above 0, 1 below size"
 
 
 def test_the_detectable_difference_is_detected_four_times_in_five() -> None:
