@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from tables import Paired, digits, holm, paired, table, tested
+from tables import Paired, holm, paired, shown_p, table, tested
 
 HERE = Path(__file__).parent
 FILE = HERE / "README.md"
@@ -685,7 +685,7 @@ def section(claim: Claim, found: Verdict) -> str:
     rows = []
     for name, (interval, p, detectable) in tested(found.tests).items():
         size = found.sizes[name]
-        against = [f"{size:.3f}", digits(of_size[name])] if size else ["", ""]
+        against = [f"{size:.3f}", shown_p(of_size[name])] if size else ["", ""]
         rows.append([name, interval, p, *against, detectable])
     rows += [[name, str(each), "", "", "", ""] for name, each in found.beside.items()]
     header = ["difference", "mean, 95 % interval", "p", "size", "p, vs. size", "detectable"]

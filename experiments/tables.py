@@ -129,7 +129,7 @@ def holm(p: Iterable[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def digits(p: float) -> str:
+def shown_p(p: float) -> str:
     """A p-value as tables have it."""
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
@@ -138,7 +138,7 @@ def tested(differences: Mapping[str, Paired]) -> dict[str, list[str]]:
     """Cells of a table: each difference with its interval, p by Holm, what is detectable."""
     corrected = holm(each.p() for each in differences.values())
     return {
-        name: [str(each), digits(p), f"{each.detectable:.3f}"]
+        name: [str(each), shown_p(p), f"{each.detectable:.3f}"]
         for (name, each), p in zip(differences.items(), corrected, strict=True)
     }
 
