@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -206,9 +206,42 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
 
 # -- reconstruction ----------------------------------------------------------------------------
 
-STEPS, SEEDS, RATES = 1500, 5, (0.001, 0.003)
-TESTED = 500  # images to choose the learning rate and loss on, and as many others to compare on
-GAE, CAE = "GAE", "CAE"
+STEPS, RATES = 1500, (0.001, 0.003)
+SEARCHED, SEEDS = 100, range(5)  # seeds of the search and of the comparison
+TESTED = 500  # images that settings are chosen on, and as many others to compare on
+GAE, ALONE, CAE, SQUARED = "GAE", "GAE, masked patches alone", "CAE", "CAE, squared error"
+CANDIDATES = {GAE: (GAE,), CAE: (CAE, SQUARED)}
+
+
+class Images(NamedTuple):
+    """Images to train on, normalised; others, pixels in [0, 1]; and how they are normalised."""
+
+    x: Tensor
+    pixels: Tensor
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(cls, data: str, seed: int) -> Images:
+        _, sheet = RawConfig.read(HERE / "small" / "skew.yaml").take("grid")
+        settings = {
+            "seed": seed,
+            "data.name": data,
+            "partition.train_fraction": 1 if data == "cifar10" else 4000 / 60_000,
+            "partition.test_fraction": 0,
+        }
+        cell = sheet.changed(settings, "reconstruction").build(fedsim.Experiment)
+        dataset, splits, _ = prepare(cell)
+        mean, std = (torch.tensor(v)[:, None, None] for v in (dataset.mean, dataset.std))
+        used = np.sort(np.concatenate([splits.train.values, splits.unlabelled.values]))
+        x = (torch.from_numpy(dataset.x[used]).float() / 255 - mean) / std
+        return cls(x, torch.from_numpy(dataset.test_x[: 2 * TESTED]).float() / 255, mean, std)
+
+    @torch.no_grad()
+    def reconstructed(self, network: nn.Module, rows: slice) -> Tensor:
+        """Pixels that a network makes of some of the images that it was not trained on."""
+        found: Tensor = network((self.pixels[rows] - self.mean) / self.std)
+        return (found * self.std + self.mean).clamp(0, 1)
 
 
 def fit(network: nn.Module, loss: Callable[[Tensor], Tensor], x: Tensor, lr: float) -> None:
@@ -225,98 +258,102 @@ def fit(network: nn.Module, loss: Callable[[Tensor], Tensor], x: Tensor, lr: flo
     network.eval()
 
 
-def autoencoders(
-    x: Tensor, low: Tensor, high: Tensor, teacher: Teacher, lr: float
-) -> Iterator[tuple[str, nn.Module]]:
-    """The generative one, as teachers are trained and on masked patches alone; and the other.
+def autoencoder(kind: str, images: Images, seed: int, lr: float) -> nn.Module:
+    """A trained one: generative, as teachers are trained or on masked patches alone, or the other.
 
     The released code trains the convolutional one on the absolute error; PSNR is of the squared.
     """
-    shape = tuple(x.shape[1:])
-    mae = teacher.build(shape)
-    fit(mae, lambda batch: teacher.loss(mae, batch), x, lr)
-    yield GAE, mae
-    masked = teacher.build(shape)
-    fit(masked, lambda batch: masked.loss(batch, teacher.mask_ratio), x, lr)
-    yield f"{GAE}, masked patches alone", masked
-    cae = ConvolutionalAutoencoder(shape, low, high)
-    fit(cae, cae.loss, x, lr)
-    yield CAE, cae
-    squared = ConvolutionalAutoencoder(shape, low, high)
-    fit(squared, lambda batch: (squared(batch) - batch).square(), x, lr)
-    yield f"{CAE}, squared error", squared
+    torch.manual_seed(seed)
+    x, shape, teacher = images.x, tuple(images.x.shape[1:]), Teacher(**TEACHER)
+    if kind in (GAE, ALONE):
+        masked = teacher.build(shape)
+        losses = {
+            GAE: lambda batch: teacher.loss(masked, batch),
+            ALONE: lambda batch: masked.loss(batch, teacher.mask_ratio),
+        }
+        fit(masked, losses[kind], x, lr)
+        return masked
+    low, high = -images.mean / images.std, (1 - images.mean) / images.std
+    network = ConvolutionalAutoencoder(shape, low, high)
+    squared = kind == SQUARED
+    fit(network, lambda b: (network(b) - b).square() if squared else network.loss(b), x, lr)
+    return network
 
 
-@torch.no_grad()
-def reconstruct(data: str, seed: int) -> list[dict[str, Any]]:
-    """PSNR and SSIM of test images by each autoencoder; seed 0 draws some."""
+def candidate(data: str, kind: str, lr: float) -> dict[str, Any]:
+    """PSNR of one that may be chosen, on the images that settings are chosen on."""
     torch.set_num_threads(1)
-    _, sheet = RawConfig.read(HERE / "small" / "skew.yaml").take("grid")
-    settings = {
-        "seed": seed,
-        "data.name": data,
-        "partition.train_fraction": 1 if data == "cifar10" else 4000 / 60_000,
-        "partition.test_fraction": 0,
-    }
-    cell = sheet.changed(settings, "reconstruction").build(fedsim.Experiment)
-    dataset, splits, _ = prepare(cell)
-    mean, std = (torch.tensor(v)[:, None, None] for v in (dataset.mean, dataset.std))
-    used = np.sort(np.concatenate([splits.train.values, splits.unlabelled.values]))
-    x = (torch.from_numpy(dataset.x[used]).float() / 255 - mean) / std
-    pixels = torch.from_numpy(dataset.test_x[: 2 * TESTED]).float() / 255
-    test = (pixels - mean) / std
-    teacher = Teacher(**TEACHER)
-    rows = []
-    drawn: dict[str, Tensor] = {"original": pixels[:8]}
-    for lr in RATES:
-        torch.manual_seed(seed)
-        with torch.enable_grad():
-            made = list(autoencoders(x, -mean / std, (1 - mean) / std, teacher, lr))
-        for name, network in made:
-            found = (network(test) * std + mean).clamp(0, 1)
-            chosen_on = closeness(pixels[:TESTED], found[:TESTED])
-            close = closeness(pixels[TESTED:], found[TESTED:])
-            rows.append(
-                {"data": data, "seed": seed, "autoencoder": name, "lr": lr}
-                | {"chosen_on": chosen_on.psnr, "psnr": close.psnr, "ssim": close.ssim}
-            )
-            print(rows[-1], flush=True)
-            if lr != RATES[0]:
-                continue
-            if name == GAE and isinstance(network, MaskedAutoencoder):
-                shown, filled = masked_and_filled(network, test[:8], teacher.mask_ratio)
-                drawn["masked"] = (shown * std + mean).clamp(0, 1)
-                drawn["GAE, of the masked"] = (filled * std + mean).clamp(0, 1)
-            drawn[name] = found[:8]
+    images = Images.of(data, SEARCHED)
+    network = autoencoder(kind, images, SEARCHED, lr)
+    rows = slice(TESTED)
+    psnr = closeness(images.pixels[rows], images.reconstructed(network, rows)).psnr
+    return {"data": data, "autoencoder": kind, "lr": lr, "seed": SEARCHED, "psnr": psnr}
+
+
+def reconstruct(
+    data: str, seed: int, chosen: dict[str, tuple[str, float]]
+) -> list[dict[str, Any]]:
+    """PSNR and SSIM of test images by the chosen autoencoder of each kind; seed 0 draws some."""
+    torch.set_num_threads(1)
+    images = Images.of(data, seed)
+    made = dict(chosen)
+    if seed == 0:
+        made[ALONE] = (ALONE, chosen[GAE][1])
+    rows, tested = [], slice(TESTED, None)
+    drawn: dict[str, Tensor] = {"original": images.pixels[tested][:8]}
+    for name, (kind, lr) in made.items():
+        network = autoencoder(kind, images, seed, lr)
+        found = images.reconstructed(network, tested)
+        close = closeness(images.pixels[tested], found)
+        settings = {"data": data, "seed": seed, "autoencoder": name, "settings": kind, "lr": lr}
+        rows.append(settings | {"psnr": close.psnr, "ssim": close.ssim})
+        if name == GAE and isinstance(network, MaskedAutoencoder):
+            hidden = masked_and_filled(network, images, tested)
+            drawn |= dict(zip(("masked", "GAE, of the masked"), hidden, strict=True))
+        drawn[name] = found[:8]
     if seed == 0:
         draw(drawn, RESULTS / f"reconstruction-{data}.png")
     return rows
 
 
-def reconstruction() -> pd.DataFrame:
-    """Rows of all data sets and seeds, as many at a time as there are cores.
+def reconstruction() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The search, and the comparison of the chosen; as many at a time as there are cores.
 
-    Of each kind of autoencoder one row of a seed is chosen, of two learning rates and of CAE's
-    two losses, by PSNR on images that the autoencoders are not compared on.
+    The learning rate of both and the convolutional one's loss are chosen by PSNR, with a seed and
+    on images that nothing is compared with.
     """
+    kinds = [kind for several in CANDIDATES.values() for kind in several]
     with Pool() as pool:
-        made = pool.starmap(reconstruct, product(DATA, range(SEEDS)), chunksize=1)
-    found = pd.DataFrame([row for rows in made for row in rows])
-    found["kind"] = found["autoencoder"].replace(f"{CAE}, squared error", CAE)
-    best = found.groupby(["data", "kind", "seed"])["chosen_on"].idxmax()
-    return found.assign(chosen=found.index.isin(best))
+        tried = pool.starmap(candidate, product(DATA, kinds, RATES), chunksize=1)
+        search = pd.DataFrame(tried)
+        best: dict[str, dict[str, tuple[str, float]]] = {data: {} for data in DATA}
+        for data, (name, several) in product(DATA, CANDIDATES.items()):
+            own = search[(search["data"] == data) & search["autoencoder"].isin(several)]
+            first = own.loc[own["psnr"].idxmax()]
+            best[data][name] = (first["autoencoder"], float(first["lr"]))
+        print(best, flush=True)
+        compared = [(data, seed, best[data]) for data, seed in product(DATA, SEEDS)]
+        made = pool.starmap(reconstruct, compared, chunksize=1)
+    return search, pd.DataFrame([row for rows in made for row in rows])
 
 
+@torch.no_grad()
 def masked_and_filled(
-    network: MaskedAutoencoder, x: Tensor, ratio: float
+    network: MaskedAutoencoder, images: Images, rows: slice
 ) -> tuple[Tensor, Tensor]:
-    """Images with masked patches at the mean, and with these as the network fills them."""
-    tokens, mask, restore = network.encode(x, ratio)
+    """Eight images with masked patches at the mean, and with these as the network fills them."""
+    torch.manual_seed(0)
+    x = ((images.pixels[rows] - images.mean) / images.std)[:8]
+    tokens, mask, restore = network.encode(x, Teacher(**TEACHER).mask_ratio)
     patches, side = patchify(x, network.patch), network.patch
     hidden = mask[..., None]
     made = torch.where(hidden, network.decode(tokens, restore), patches)
     blank = patches.masked_fill(hidden, 0)
-    return (unpatchify(blank, side, network.shape), unpatchify(made, side, network.shape))
+    shown, filled = (
+        (unpatchify(each, side, network.shape) * images.std + images.mean).clamp(0, 1)
+        for each in (blank, made)
+    )
+    return shown, filled
 
 
 def draw(rows: dict[str, Tensor], path: Path) -> None:
@@ -333,19 +370,22 @@ def draw(rows: dict[str, Tensor], path: Path) -> None:
     save(figure, path)
 
 
-def reconstructed(results: pd.DataFrame) -> Iterator[str]:
+def reconstructed(search: pd.DataFrame, results: pd.DataFrame) -> Iterator[str]:
+    rows = [
+        [row["data"], row["autoencoder"], str(row["lr"]), f"{row['psnr']:.2f}"]
+        for row in search.to_dict("records")
+    ]
+    yield table(["data", "autoencoder", "lr", "PSNR to choose by, dB"], rows) + "\n"
     rows = []
-    for key, runs in results.groupby(["data", "autoencoder", "lr"], sort=False):
-        cells = [spread(runs["chosen_on"], 2), spread(runs["psnr"], 2), spread(runs["ssim"])]
-        rows.append([*map(str, key), *cells])
-    yield table(["data", "autoencoder", "lr", "PSNR to choose by", "PSNR, dB", "SSIM"], rows)
-    yield "\nGAE above the better CAE\n"
+    for key, runs in results.groupby(["data", "autoencoder", "settings", "lr"], sort=False):
+        rows.append([*map(str, key), spread(runs["psnr"], 2), spread(runs["ssim"])])
+    yield table(["data", "autoencoder", "chosen", "lr", "PSNR, dB", "SSIM"], rows) + "\n"
     for score in ("psnr", "ssim"):
         tests = {}
-        for data, runs in results[results["chosen"]].groupby("data", sort=False):
-            of = {kind: own.set_index("seed")[score] for kind, own in runs.groupby("kind")}
+        for data, runs in results.groupby("data", sort=False):
+            of = {kind: own.set_index("seed")[score] for kind, own in runs.groupby("autoencoder")}
             tests[str(data)] = paired(of[GAE], of[CAE])
-        header = ["data", f"{score.upper()} above by", "p, Holm", "detectable"]
+        header = ["data", f"GAE's {score.upper()} above by", "p, Holm", "detectable"]
         yield table(header, [[data, *cells] for data, cells in tested(tests).items()]) + "\n"
 
 
@@ -428,9 +468,10 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     if arguments.reconstruction:
-        found = reconstruction()
+        search, found = reconstruction()
+        search.to_csv(RESULTS / "reconstruction-search.csv", index=False, float_format="%.6g")
         found.to_csv(RESULTS / "reconstruction.csv", index=False, float_format="%.6g")
-        print("\n".join(reconstructed(found)))
+        print(*reconstructed(search, found), sep="\n")
     elif arguments.trees:
         print(trees())
     elif arguments.clients:
