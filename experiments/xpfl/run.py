@@ -55,6 +55,7 @@ TEACHER = {
 # -- grids -------------------------------------------------------------------------------------
 
 LAST = (24, 32, 40)  # rounds whose mean accuracy is a run's score
+FINE_TUNED = "FedAvg fine-tuned 0.1"
 
 
 def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -107,7 +108,7 @@ def room(results: pd.DataFrame) -> str:
 def labels(results: pd.DataFrame) -> Iterator[str]:
     yield room(results)
     # The two have no global model of their own.
-    results = results[~results["method"].isin(["FedAvg fine-tuned 0.1", "alone 0.1"])]
+    results = results[~results["method"].isin([FINE_TUNED, "alone 0.1"])]
     yield from compared(results, "XPFL 0.1")
     more = ["XPFL 0.2", "SemiFL 0.2", "FedAvg", "CL"]
     yield from compared(results[results["method"].isin(more)], "XPFL 0.2")
@@ -143,7 +144,7 @@ def released(results: pd.DataFrame) -> Iterator[str]:
 
 
 def explained(clients: pd.DataFrame) -> Iterator[str]:
-    """Trees, t-SNE, and accuracy on clients' own test images; means of a run's clients."""
+    """Trees and t-SNE; means of a run's clients."""
     found = clients[clients["what"] == "explanation"]
     by_run = found.groupby(["data", "method", "round", "seed"], sort=False).mean(numeric_only=True)
     columns = ("fidelity", "held_out_fidelity", "held_out_majority", "depth", "leaves")
@@ -162,16 +163,16 @@ def explained(clients: pd.DataFrame) -> Iterator[str]:
     fused = [[*row, *cells] for row, cells in zip(fused, tested(falls).values(), strict=True)]
     divergences = ["KL before fusion", "after", "falls by", "p, Holm", "detectable"]
     yield "\n" + table([*header, *divergences], fused)
-    tests = clients[clients["what"] == "own test"]
-    if not tests.empty:
-        yield from personal(tests)
 
 
-def personal(tests: pd.DataFrame) -> Iterator[str]:
+def personal(clients: pd.DataFrame, ours: str) -> Iterator[str]:
     """Accuracy of clients' models on their own test images, beside that of their average.
 
-    The first method is compared with the others.
+    One method is compared with the others, and with fine-tuned averaging in `labels`.
     """
+    tests = clients[clients["what"] == "own test"]
+    if not (tests["method"] == FINE_TUNED).any():
+        tests = pd.concat([tests, of_labels("labels-clients", FINE_TUNED)], ignore_index=True)
     scores = ["test_accuracy", "global_accuracy"]
     rows, gains = [], {}
     for key, part in tests.dropna(subset=scores).groupby(["data", "method"], sort=False):
@@ -184,8 +185,7 @@ def personal(tests: pd.DataFrame) -> Iterator[str]:
     yield "\non clients' own test images, round 40\n"
     yield table([*header, "p, Holm", "detectable"], rows)
     by_run = tests.groupby(["data", "method", "seed"], sort=False)["test_accuracy"].mean()
-    first = str(tests["method"].iloc[0])
-    yield from compared(by_run.rename("accuracy").reset_index(), first)
+    yield from compared(by_run.rename("accuracy").reset_index(), ours)
 
 
 def fusion(results: pd.DataFrame) -> Iterator[str]:
@@ -202,6 +202,9 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "released": released,
     "fusion": fusion,
 }
+
+# Grids with clients' own tests, and whose personal models are compared with the others'.
+PERSONAL = {"labels": "XPFL 0.1", "fusion": "as described"}
 
 
 # -- reconstruction ----------------------------------------------------------------------------
@@ -486,10 +489,9 @@ def main() -> None:
                 if not by_client.empty:
                     path = RESULTS / f"{name}-clients.csv"
                     by_client.to_csv(path, index=False, float_format="%.6g")
-                    if name == "fusion":
-                        fine_tuned = of_labels("labels-clients", "FedAvg fine-tuned 0.1")
-                        by_client = pd.concat([by_client, fine_tuned], ignore_index=True)
                     print(f"\n## {name}, clients\n", *explained(by_client), sep="\n")
+                    if name in PERSONAL:
+                        print(*personal(by_client, PERSONAL[name]), sep="\n")
 
 
 if __name__ == "__main__":
