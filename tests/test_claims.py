@@ -159,6 +159,9 @@ OF_LABELS: dict[str, str | None] = {"XPFL": "XPFL 0.2"} | {  # XPFL 0.1 is expla
     name: f"{name} 0.1" for name in ("FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "SemiFL")
 }
 
+OTHERS = ("FedWeIT", "FedWeIT + dense", "without others", "FedSeIT", "DLS")
+OF_SELECTION = dict.fromkeys(OTHERS) | {"FedSeIT": "all", "without others": "without others"}
+
 
 @pytest.mark.parametrize(
     ("folder", "file", "trials", "names"),
@@ -167,6 +170,8 @@ OF_LABELS: dict[str, str | None] = {"XPFL": "XPFL 0.2"} | {  # XPFL 0.1 is expla
         ("fedrnl", "methods", 8, {}),
         ("xpfl", "labels", 12, OF_LABELS),
         ("xpfl", "skew", 12, {"SemiFL": None}),
+        ("fedseit", "transfer", 10, {}),
+        ("fedseit", "selection", 10, OF_SELECTION),
     ],
 )
 def test_the_best_trials_are_in_the_grid(
