@@ -1,7 +1,7 @@
 """Run FedSeIT's grids and tabulate them: python run.py [NAME ...] [--vectors FILE] [--out runs]
 
 NAMEs are grids of small/ without their ending; with --done FOLDER ..., finished grids are
-tabulated instead. Needs TREC and R8 below $FEDSIM_DATA. Writes a row for each run to
+tabulated instead. Needs TREC, R8 and TMN below $FEDSIM_DATA. Writes a row for each run to
 results/NAME.csv, pictures beside it, and prints the tables of the README. With --clients, it shows
 memory of 20 clients with ten tasks each, and what clients are sent as they become more.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
-from scipy.stats import ttest_rel
 
 import fedsim
 from fedsim import Grid
@@ -27,12 +27,18 @@ from fedsim.results.summary import of_run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.memory import own_megabytes, stored_megabytes
-from tables import better, finished, grids, parser, spread, table
+from tables import against, finished, grids, parser, spread, table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-KINDS = ("adaptive", "adaptive_dense", "selected", "selected_dense", "centres")
-CLIENT = 2  # whose tasks are drawn: the paper's third
+KINDS = {  # of what is sent, and the titles of their columns
+    "adaptive": "A",
+    "adaptive_dense": "if dense",
+    "selected": "A's of others",
+    "selected_dense": "if dense",
+    "centres": "centres",
+}
+CLIENT, DRAWN = 2, ("FedWeIT", "without others", "FedSeIT")  # drawn: the paper's third client
 
 
 def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -55,58 +61,58 @@ def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(rows), pd.concat(curves, ignore_index=True)
 
 
-def pairs(results: pd.DataFrame, a: str, b: str, measure: str = "tta") -> str:
-    """p of Welch's test that a is above b, and of pairs of one seed: the same tasks."""
-    one, other = (
-        results[results["method"] == m].set_index("seed")[measure].sort_index() for m in (a, b)
-    )
-    if len(one) < 2 or not one.index.equals(other.index):
-        return "–"
-    paired = ttest_rel(one, other, alternative="greater").pvalue
-    return f"{better(one, other):.3f}, {paired:.3f}"
+SCORES = {  # and the titles of their columns
+    "tta": "TTA",
+    "first_round": "first round",
+    "forgetting": "forgetting",
+    "backward": "backward",
+    "of_best_choice": "choice",
+}
 
 
-def table2(results: pd.DataFrame) -> Iterator[str]:
-    for (data, lam2), part in results.groupby(["data", "lam2"], sort=False):
-        yield f"\n{data}, λ₂ = {lam2}\n"
-        rows = []
+def parts(results: pd.DataFrame) -> Iterator[tuple[list[str], pd.DataFrame]]:
+    """The rows of each data set and, if there are several, each λ₂, with their names."""
+    keys = [key for key in ("data", "lam2") if key in results]
+    for values, part in results.groupby(keys, sort=False):
+        yield [*map(str, values)], part
+
+
+def compared(results: pd.DataFrame, ours: str, column: str) -> str:
+    """Each method's mean of a column, and what one of them is above it, by pairs of one seed."""
+    rows = []
+    for names, part in parts(results):
+        tests = against(part, ours, column)
         for method, runs in part.groupby("method", sort=False):
-            columns = ("tta", "first_round", "forgetting", "backward", "of_best_choice")
-            cells = [spread(runs[c]) for c in columns]
-            released = " as released" if str(method).endswith(" as released") else ""
-            beside = "FedWeIT" + released
-            p = "" if method == beside else pairs(part, str(method), beside)
-            rows.append([str(method), cells[0], p, *cells[1:], f"{runs['megabytes'].mean():.1f}"])
-        header = ["method", "TTA", "p, p of pairs (FedWeIT below)", "first round", "forgetting"]
-        yield table([*header, "backward", "choice", "MB a client"], rows)
-        claims = [("SIT3", "FedSeIT"), ("SIT5", "SIT3"), ("FedSeIT", "DLS"), ("SIT3", "DLS3")]
-        yield ""
-        for a, b in claims:
-            yield f"{a} above {b}: p = {pairs(part, a, b)}; {b} above {a}: {pairs(part, b, a)}"
-        first = pairs(part, "FedSeIT", "FedWeIT", "first_round")
-        yield f"FedSeIT above FedWeIT after a first round: p = {first}"
-        rows = [
-            [str(method), *(spread(runs[kind], 2) for kind in KINDS)]
-            for method, runs in part.groupby("method", sort=False)
+            cells = [spread(runs[column]), *tests.get(str(method), [""] * 3)]
+            rows.append([*names, str(method), *cells])
+    header = ["method", SCORES[column], f"{ours} above by", "p, Holm", "detectable"]
+    return table(["data", "λ₂"][: len(rows[0]) - len(header)] + header, rows)
+
+
+def further(results: pd.DataFrame) -> str:
+    """Forgetting and the like, and what a client sends and is sent."""
+    columns = [c for c in ("forgetting", "backward", "of_best_choice") if c in results]
+    kinds = [kind for kind in KINDS if kind in results]
+    rows = [
+        [
+            *names,
+            str(method),
+            *(spread(runs[c]) for c in columns),
+            f"{runs['megabytes'].mean():.1f}",
+            *("" if runs[kind].isna().all() else f"{runs[kind].mean():.2f}" for kind in kinds),
         ]
-        header = ["MB a client", "A", "if dense", "selected A", "if dense", "centres"]
-        yield "\n" + table(header, rows)
-    yield from gains(results)
+        for names, part in parts(results)
+        for method, runs in part.groupby("method", sort=False)
+    ]
+    header = ["method", *(SCORES[c] for c in columns), "MB a client"]
+    header += [KINDS[kind] for kind in kinds]
+    return table(["data", "λ₂"][: len(rows[0]) - len(header)] + header, rows)
 
 
-def gains(results: pd.DataFrame) -> Iterator[str]:
-    """By how much FedSeIT is better, relatively, at either λ₂."""
-    of = results.set_index(["data", "lam2", "method", "seed"])["tta"].sort_index()
-    yield ""
-    for data, part in results.groupby("data", sort=False):
-        found = {
-            str(lam2): of[data, lam2, "FedSeIT"] / of[data, lam2, "FedWeIT"] - 1
-            for lam2 in part["lam2"].unique()
-        }
-        for lam2, gain in found.items():
-            yield f"{data}, λ₂ = {lam2}: FedSeIT's gain {spread(100 * gain, 1)} %"
-        if {"1", "0.1"} <= set(found):
-            yield f"{data}: by more at λ₂ = 0.1, p = {better(found['0.1'], found['1']):.3f}"
+def methods(results: pd.DataFrame, ours: str) -> Iterator[str]:
+    for column in ("tta", "first_round"):
+        yield compared(results, ours, column) + "\n"
+    yield further(results)
 
 
 def bounds(results: pd.DataFrame) -> Iterator[str]:
@@ -120,15 +126,18 @@ def bounds(results: pd.DataFrame) -> Iterator[str]:
 
 
 TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
-    "table2": table2,
-    "trec50": table2,
+    "transfer": partial(methods, ours="FedSeIT"),
+    "selection": partial(methods, ours="K = 3"),
+    "released": partial(methods, ours="FedSeIT as released"),
+    "table2": partial(methods, ours="FedSeIT"),
+    "trec50": partial(methods, ours="FedSeIT"),
     "bounds": bounds,
 }
 
 
 def draw(curves: pd.DataFrame, path: Path) -> None:
     """The paper's Fig. 5: accuracy of one client on each of its tasks, mean over seeds."""
-    methods = [m for m in ("FedWeIT", "FedSeIT", "SIT3") if (curves["method"] == m).any()]
+    methods = [m for m in DRAWN if (curves["method"] == m).any()]
     own = curves[(curves["client"] == CLIENT) & curves["seen"] & curves["method"].isin(methods)]
     mean = own.groupby(["task", "method", "round"])["accuracy"].mean()
     tasks = sorted(own["task"].unique())
@@ -152,7 +161,7 @@ def draw(curves: pd.DataFrame, path: Path) -> None:
 
 def clients(out: Path) -> Iterator[str]:
     """Memory over ten tasks of 20 clients on two actors; traffic of 5, 10 and 20 clients."""
-    _, sheet = RawConfig.read(HERE / "small" / "table2.yaml").take("grid")
+    _, sheet = RawConfig.read(HERE / "small" / "transfer.yaml").take("grid")
     common: dict[str, Any] = {
         "partition": {"kind": "tasks", "tasks": 10},
         "data.dimension": 300,  # as of the paper's vectors, for the size of A
@@ -206,7 +215,7 @@ def main() -> None:
         results, curves = collect(made)
         results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
         print(f"\n## {name}\n", *TABLES[name](results), sep="\n")
-        if TABLES[name] is table2:
+        if name in ("transfer", "table2"):
             for (data, lam2), part in curves.groupby(["data", "lam2"], sort=False):
                 draw(part, RESULTS / f"rounds-{data}-{lam2}.png")
 
