@@ -41,6 +41,7 @@ from fedsim.privacy.inversion import fidelity as closeness
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.memory import own_megabytes, stored_megabytes
 from tables import against, finished, grids, paired, parser, spread, table, tested
+from tuning import SEED
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -203,17 +204,21 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "fusion": fusion,
 }
 
-# Grids with clients' own tests, and whose personal models are compared with the others'.
+# Of grids with clients' own tests, the method that is compared with the others.
 PERSONAL = {"labels": "XPFL 0.1", "fusion": "as described"}
 
 
 # -- reconstruction ----------------------------------------------------------------------------
 
-STEPS, RATES = 1500, (0.001, 0.003)
-SEARCHED, SEEDS = 100, range(5)  # seeds of the search and of the comparison
-TESTED = 500  # images that settings are chosen on, and as many others to compare on
+STEPS = 1500
+SEEDS = range(5)  # of the comparison; the search has that of tuning.py
+TESTED = 500  # images to choose settings on, and as many others to compare on
 GAE, ALONE, CAE, SQUARED = "GAE", "GAE, masked patches alone", "CAE", "CAE, squared error"
-CANDIDATES = {GAE: (GAE,), CAE: (CAE, SQUARED)}
+# Four settings each: variants and learning rates.
+CANDIDATES = {
+    GAE: list(product([GAE], (0.0003, 0.001, 0.003, 0.01))),
+    CAE: list(product([CAE, SQUARED], (0.001, 0.003))),
+}
 
 
 class Images(NamedTuple):
@@ -261,55 +266,62 @@ def fit(network: nn.Module, loss: Callable[[Tensor], Tensor], x: Tensor, lr: flo
     network.eval()
 
 
-def autoencoder(kind: str, images: Images, seed: int, lr: float) -> nn.Module:
-    """A trained one: generative, as teachers are trained or on masked patches alone, or the other.
+def autoencoder(variant: str, images: Images, seed: int, lr: float) -> nn.Module:
+    """Train one: the masked one with the teachers' loss or on masked patches alone, or the CAE.
 
     The released code trains the convolutional one on the absolute error; PSNR is of the squared.
     """
     torch.manual_seed(seed)
     x, shape, teacher = images.x, tuple(images.x.shape[1:]), Teacher(**TEACHER)
-    if kind in (GAE, ALONE):
+    if variant in (GAE, ALONE):
         masked = teacher.build(shape)
         losses = {
             GAE: lambda batch: teacher.loss(masked, batch),
             ALONE: lambda batch: masked.loss(batch, teacher.mask_ratio),
         }
-        fit(masked, losses[kind], x, lr)
+        fit(masked, losses[variant], x, lr)
         return masked
     low, high = -images.mean / images.std, (1 - images.mean) / images.std
     network = ConvolutionalAutoencoder(shape, low, high)
-    squared = kind == SQUARED
+    squared = variant == SQUARED
     fit(network, lambda b: (network(b) - b).square() if squared else network.loss(b), x, lr)
     return network
 
 
-def candidate(data: str, kind: str, lr: float) -> dict[str, Any]:
-    """PSNR of one that may be chosen, on the images that settings are chosen on."""
+def candidate(data: str, variant: str, lr: float) -> dict[str, Any]:
+    """PSNR with one setting, on the images to choose settings on."""
     torch.set_num_threads(1)
-    images = Images.of(data, SEARCHED)
-    network = autoencoder(kind, images, SEARCHED, lr)
+    images = Images.of(data, SEED)
+    network = autoencoder(variant, images, SEED, lr)
     rows = slice(TESTED)
     psnr = closeness(images.pixels[rows], images.reconstructed(network, rows)).psnr
-    return {"data": data, "autoencoder": kind, "lr": lr, "seed": SEARCHED, "psnr": psnr}
+    return {"data": data, "variant": variant, "lr": lr, "seed": SEED, "validation_psnr": psnr}
 
 
-def reconstruct(
-    data: str, seed: int, chosen: dict[str, tuple[str, float]]
-) -> list[dict[str, Any]]:
-    """PSNR and SSIM of test images by the chosen autoencoder of each kind; seed 0 draws some."""
+def chosen(search: pd.DataFrame, data: str) -> dict[str, tuple[str, float]]:
+    """The best variant and learning rate of each autoencoder."""
+    found = {}
+    for name, settings in CANDIDATES.items():
+        own = search[(search["data"] == data) & search["variant"].isin([v for v, _ in settings])]
+        best = own.loc[own["validation_psnr"].idxmax()]
+        found[name] = (str(best["variant"]), float(best["lr"]))
+    return found
+
+
+def scores(data: str, seed: int, settings: dict[str, tuple[str, float]]) -> list[dict[str, Any]]:
+    """PSNR and SSIM of test images by each autoencoder; seed 0 draws some of the images."""
     torch.set_num_threads(1)
     images = Images.of(data, seed)
-    made = dict(chosen)
     if seed == 0:
-        made[ALONE] = (ALONE, chosen[GAE][1])
+        settings = settings | {ALONE: (ALONE, settings[GAE][1])}
     rows, tested = [], slice(TESTED, None)
     drawn: dict[str, Tensor] = {"original": images.pixels[tested][:8]}
-    for name, (kind, lr) in made.items():
-        network = autoencoder(kind, images, seed, lr)
+    for name, (variant, lr) in settings.items():
+        network = autoencoder(variant, images, seed, lr)
         found = images.reconstructed(network, tested)
         close = closeness(images.pixels[tested], found)
-        settings = {"data": data, "seed": seed, "autoencoder": name, "settings": kind, "lr": lr}
-        rows.append(settings | {"psnr": close.psnr, "ssim": close.ssim})
+        row = {"data": data, "seed": seed, "autoencoder": name, "variant": variant, "lr": lr}
+        rows.append(row | {"psnr": close.psnr, "ssim": close.ssim})
         if name == GAE and isinstance(network, MaskedAutoencoder):
             hidden = masked_and_filled(network, images, tested)
             drawn |= dict(zip(("masked", "GAE, of the masked"), hidden, strict=True))
@@ -320,23 +332,12 @@ def reconstruct(
 
 
 def reconstruction() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The search, and the comparison of the chosen; as many at a time as there are cores.
-
-    The learning rate of both and the convolutional one's loss are chosen by PSNR, with a seed and
-    on images that nothing is compared with.
-    """
-    kinds = [kind for several in CANDIDATES.values() for kind in several]
+    """The search for settings, and the comparison; as many runs at a time as there are cores."""
     with Pool() as pool:
-        tried = pool.starmap(candidate, product(DATA, kinds, RATES), chunksize=1)
-        search = pd.DataFrame(tried)
-        best: dict[str, dict[str, tuple[str, float]]] = {data: {} for data in DATA}
-        for data, (name, several) in product(DATA, CANDIDATES.items()):
-            own = search[(search["data"] == data) & search["autoencoder"].isin(several)]
-            first = own.loc[own["psnr"].idxmax()]
-            best[data][name] = (first["autoencoder"], float(first["lr"]))
-        print(best, flush=True)
-        compared = [(data, seed, best[data]) for data, seed in product(DATA, SEEDS)]
-        made = pool.starmap(reconstruct, compared, chunksize=1)
+        tried = [(data, *each) for data in DATA for own in CANDIDATES.values() for each in own]
+        search = pd.DataFrame(pool.starmap(candidate, tried, chunksize=1))
+        compared = [(data, seed, chosen(search, data)) for data, seed in product(DATA, SEEDS)]
+        made = pool.starmap(scores, compared, chunksize=1)
     return search, pd.DataFrame([row for rows in made for row in rows])
 
 
@@ -373,20 +374,20 @@ def draw(rows: dict[str, Tensor], path: Path) -> None:
     save(figure, path)
 
 
-def reconstructed(search: pd.DataFrame, results: pd.DataFrame) -> Iterator[str]:
+def reconstruction_tables(search: pd.DataFrame, results: pd.DataFrame) -> Iterator[str]:
     rows = [
-        [row["data"], row["autoencoder"], str(row["lr"]), f"{row['psnr']:.2f}"]
+        [row["data"], row["variant"], str(row["lr"]), f"{row['validation_psnr']:.2f}"]
         for row in search.to_dict("records")
     ]
-    yield table(["data", "autoencoder", "lr", "PSNR to choose by, dB"], rows) + "\n"
+    yield table(["data", "variant", "lr", "validation PSNR, dB"], rows) + "\n"
     rows = []
-    for key, runs in results.groupby(["data", "autoencoder", "settings", "lr"], sort=False):
+    for key, runs in results.groupby(["data", "autoencoder", "variant", "lr"], sort=False):
         rows.append([*map(str, key), spread(runs["psnr"], 2), spread(runs["ssim"])])
-    yield table(["data", "autoencoder", "chosen", "lr", "PSNR, dB", "SSIM"], rows) + "\n"
+    yield table(["data", "autoencoder", "variant", "lr", "PSNR, dB", "SSIM"], rows) + "\n"
     for score in ("psnr", "ssim"):
         tests = {}
         for data, runs in results.groupby("data", sort=False):
-            of = {kind: own.set_index("seed")[score] for kind, own in runs.groupby("autoencoder")}
+            of = runs.pivot(index="seed", columns="autoencoder", values=score)
             tests[str(data)] = paired(of[GAE], of[CAE])
         header = ["data", f"GAE's {score.upper()} above by", "p, Holm", "detectable"]
         yield table(header, [[data, *cells] for data, cells in tested(tests).items()]) + "\n"
@@ -474,7 +475,7 @@ def main() -> None:
         search, found = reconstruction()
         search.to_csv(RESULTS / "reconstruction-search.csv", index=False, float_format="%.6g")
         found.to_csv(RESULTS / "reconstruction.csv", index=False, float_format="%.6g")
-        print(*reconstructed(search, found), sep="\n")
+        print(*reconstruction_tables(search, found), sep="\n")
     elif arguments.trees:
         print(trees())
     elif arguments.clients:
