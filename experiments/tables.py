@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
-from scipy.stats import nct, t, ttest_ind
+from scipy.stats import nct, t
 
 import fedsim
 from fedsim import Grid
@@ -65,11 +65,6 @@ def finished(grids: Iterable[Grid]) -> Iterator[tuple[dict[str, Any], fedsim.Run
                 cells[(*entry["cell"].items(), entry["seed"])] = (grid, entry)
     for grid, entry in cells.values():
         yield {**entry["cell"], "seed": entry["seed"]}, fedsim.load(grid.path / entry["folder"])
-
-
-def better(a: pd.Series, b: pd.Series) -> float:
-    """p of a one-tailed Welch's t-test that a's mean is not above b's."""
-    return float(ttest_ind(a, b, equal_var=False, alternative="greater").pvalue)
 
 
 class Paired(NamedTuple):

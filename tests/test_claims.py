@@ -159,8 +159,7 @@ OF_LABELS: dict[str, str | None] = {"XPFL": "XPFL 0.2"} | {  # XPFL 0.1 is expla
     name: f"{name} 0.1" for name in ("FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "SemiFL")
 }
 
-OTHERS = ("FedWeIT", "FedWeIT + dense", "without others", "FedSeIT", "DLS")
-OF_SELECTION = dict.fromkeys(OTHERS) | {"FedSeIT": "all", "without others": "without others"}
+OF_SELECTION = dict.fromkeys(("FedWeIT", "FedWeIT + dense", "DLS")) | {"FedSeIT": "all"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,12 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 KINDS = {  # of what is sent, and the titles of their columns
     "adaptive": "A",
-    "adaptive_dense": "if dense",
+    "adaptive_dense": "A, if dense",
     "selected": "A's of others",
     "selected_dense": "if dense",
     "centres": "centres",
 }
-CLIENT, DRAWN = 2, ("FedWeIT", "without others", "FedSeIT")  # drawn: the paper's third client
+CLIENT = 2  # whose tasks are drawn: the paper's third
 
 
 def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -47,6 +48,8 @@ def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
     for cell, run in finished(grids):
         clients = run.manifest["clients"]
         row = {**cell, **asdict(continual(run.tasks))}
+        if run.experiment.evaluate.every > 1:
+            row["first_round"] = float("nan")  # that of the first round with scores
         row["megabytes"] = of_run(run.rounds, run.primary_metric)["total_bytes"] / clients / 1e6
         for kind in KINDS:  # of one client
             if f"{kind}_bytes" in run.clients:
@@ -70,58 +73,71 @@ SCORES = {  # and the titles of their columns
 }
 
 
-def parts(results: pd.DataFrame) -> Iterator[tuple[list[str], pd.DataFrame]]:
-    """The rows of each data set and, if there are several, each λ₂, with their names."""
-    keys = [key for key in ("data", "lam2") if key in results]
+def by_task_set(results: pd.DataFrame) -> Iterator[tuple[dict[str, str], pd.DataFrame]]:
+    """The rows of each data set and, if the grid varies it, each λ₂; with the cells of both."""
+    columns = {"data": "data", "lam2": "λ₂"}
+    keys = [key for key in columns if key in results]
     for values, part in results.groupby(keys, sort=False):
-        yield [*map(str, values)], part
+        yield {columns[k]: str(v) for k, v in zip(keys, values, strict=True)}, part
 
 
-def compared(results: pd.DataFrame, ours: str, column: str) -> str:
+def compared(results: pd.DataFrame, ours: str, column: str = "tta") -> str:
     """Each method's mean of a column, and what one of them is above it, by pairs of one seed."""
-    rows = []
-    for names, part in parts(results):
+    rows, header = [], ["method", SCORES[column], f"{ours} above by", "p, Holm", "detectable"]
+    for cells, part in by_task_set(results):
         tests = against(part, ours, column)
         for method, runs in part.groupby("method", sort=False):
-            cells = [spread(runs[column]), *tests.get(str(method), [""] * 3)]
-            rows.append([*names, str(method), *cells])
-    header = ["method", SCORES[column], f"{ours} above by", "p, Holm", "detectable"]
-    return table(["data", "λ₂"][: len(rows[0]) - len(header)] + header, rows)
+            row = [str(method), spread(runs[column]), *tests.get(str(method), [""] * 3)]
+            rows.append(cells | dict(zip(header, row, strict=True)))
+    return table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def further(results: pd.DataFrame) -> str:
-    """Forgetting and the like, and what a client sends and is sent."""
+    """Forgetting, backward transfer, choice of tasks, and traffic of a client."""
     columns = [c for c in ("forgetting", "backward", "of_best_choice") if c in results]
     kinds = [kind for kind in KINDS if kind in results]
-    rows = [
-        [
-            *names,
-            str(method),
-            *(spread(runs[c]) for c in columns),
-            f"{runs['megabytes'].mean():.1f}",
-            *("" if runs[kind].isna().all() else f"{runs[kind].mean():.2f}" for kind in kinds),
-        ]
-        for names, part in parts(results)
-        for method, runs in part.groupby("method", sort=False)
-    ]
-    header = ["method", *(SCORES[c] for c in columns), "MB a client"]
-    header += [KINDS[kind] for kind in kinds]
-    return table(["data", "λ₂"][: len(rows[0]) - len(header)] + header, rows)
+    rows = []
+    for cells, part in by_task_set(results):
+        for method, runs in part.groupby("method", sort=False):
+            row = cells | {"method": str(method)}
+            row |= {SCORES[c]: spread(runs[c]) for c in columns}
+            row |= {"MB a client": f"{runs['megabytes'].mean():.1f}"}
+            sent = {KINDS[kind]: runs[kind].mean() for kind in kinds}
+            rows.append(
+                row | {k: "–" if isnan(mean) else f"{mean:.2f}" for k, mean in sent.items()}
+            )
+    return table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def methods(results: pd.DataFrame, ours: str) -> Iterator[str]:
-    for column in ("tta", "first_round"):
-        yield compared(results, ours, column) + "\n"
+    yield compared(results, ours) + "\n"
+    scored = results.dropna(subset="first_round")
+    if len(scored):
+        yield compared(scored, ours, "first_round") + "\n"
     yield further(results)
 
 
+def table2(results: pd.DataFrame) -> Iterator[str]:
+    """As described, and as released; selections of three are compared with all others too."""
+    released = results["method"].str.endswith("as released")
+    described = results[~released]
+    yield from methods(described, "FedSeIT")
+    yield "\n" + compared(described, "SIT3") + "\n"
+    yield compared(results[released], "FedSeIT as released")
+
+
 def bounds(results: pd.DataFrame) -> Iterator[str]:
+    """Beside FedSeIT at λ₂ = 1: tuned, or where it was not run so, as in `table2`."""
+    both = pd.concat([pd.read_csv(RESULTS / f"{name}.csv") for name in ("transfer", "table2")])
+    ours = both[(both["method"] == "FedSeIT") & (both["lam2"] == 1)].drop(columns="lam2")
+    ours = ours.drop_duplicates(["data", "seed"])
+    yield compared(pd.concat([ours, results], ignore_index=True), "FedSeIT") + "\n"
     rows = []
     for (data, method), runs in results.groupby(["data", "method"], sort=False):
-        columns = ("tta", "first_round", "forgetting", "backward", "forward")
+        columns = ("first_round", "forgetting", "backward", "forward")
         cells = [spread(runs[c]) for c in columns]
         rows.append([str(data), str(method), *cells, f"{runs['megabytes'].mean():.1f}"])
-    header = ["data", "method", "TTA", "first round", "forgetting", "backward", "forward"]
+    header = ["data", "method", "first round", "forgetting", "backward", "forward"]
     yield table([*header, "MB a client"], rows)
 
 
@@ -129,7 +145,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
     "transfer": partial(methods, ours="FedSeIT"),
     "selection": partial(methods, ours="K = 3"),
     "released": partial(methods, ours="FedSeIT as released"),
-    "table2": partial(methods, ours="FedSeIT"),
+    "table2": table2,
     "trec50": partial(methods, ours="FedSeIT"),
     "bounds": bounds,
 }
@@ -137,7 +153,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], Iterator[str]]] = {
 
 def draw(curves: pd.DataFrame, path: Path) -> None:
     """The paper's Fig. 5: accuracy of one client on each of its tasks, mean over seeds."""
-    methods = [m for m in DRAWN if (curves["method"] == m).any()]
+    methods = ("FedWeIT", "without others", "FedSeIT")
     own = curves[(curves["client"] == CLIENT) & curves["seen"] & curves["method"].isin(methods)]
     mean = own.groupby(["task", "method", "round"])["accuracy"].mean()
     tasks = sorted(own["task"].unique())
@@ -215,7 +231,7 @@ def main() -> None:
         results, curves = collect(made)
         results.to_csv(RESULTS / f"{name}.csv", index=False, float_format="%.6g")
         print(f"\n## {name}\n", *TABLES[name](results), sep="\n")
-        if name in ("transfer", "table2"):
+        if name == "transfer":
             for (data, lam2), part in curves.groupby(["data", "lam2"], sort=False):
                 draw(part, RESULTS / f"rounds-{data}-{lam2}.png")
 

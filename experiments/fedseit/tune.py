@@ -1,4 +1,4 @@
-"""Tune FedWeIT and FedSeIT with the same budget: python tune.py data.vectors=FILE [--out runs]
+"""Tune FedSeIT, FedWeIT and their controls: python tune.py data.vectors=FILE [--out runs]
 
 Each method gets ten trials at λ₂ = 1, those of `SPACES`, on tasks of TREC6, scored after the last
 task on every eighth document of its training set, which is held out (TREC lies below
