@@ -527,19 +527,16 @@ def at_a_tenth() -> Verdict:
     return judged(tests, about, sizes, controls(ABOVE_FEDWEIT[0.1], 0.1))
 
 
-def variants(ours: str, theirs: str) -> Differences:
-    """One variant of FedSeIT less another, at λ₂ = 1."""
-    return {
+def selection(ours: str, theirs: str) -> Verdict:
+    """One number of selected tasks less another, at λ₂ = 1."""
+    found = {
         f"{ours} − {theirs}, {data}": difference(
             "fedseit/table2", ours, theirs, column="tta", data=data, lam2=1
         )
         for data in ("TREC6", "R8")
     }
-
-
-def selection(ours: str, theirs: str) -> Verdict:
     about = "Not tuned, three seeds. Three clients leave little to select from."
-    return Verdict(UNDECIDED, about, beside=variants(ours, theirs))
+    return Verdict(UNDECIDED, about, beside=found)
 
 
 @claim("S3", "fedseit", "Table 2", "a selection of three costs nothing")
@@ -569,8 +566,7 @@ def first_round() -> Verdict:
     about = (
         "Accuracy on a task after its first round, mean of all tasks, also of first tasks, for "
         f"which nothing of others exists; λ₂ = 1, five seeds, {TUNED} TMN is scored only at the "
-        "end of tasks. "
-        "The paper's figure has no numbers; the size is ours."
+        "end of tasks. The paper's figure has no numbers; the size is ours."
     )
     return judged(tests, about, POINTS, controls(["TREC6"], 1, "first_round"))
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def collect(grids: list[Grid]) -> tuple[pd.DataFrame, pd.DataFrame]:
         clients = run.manifest["clients"]
         row = {**cell, **asdict(continual(run.tasks))}
         if run.experiment.evaluate.every > 1:
-            row["first_round"] = float("nan")  # that of the first round with scores
+            row["first_round"] = nan  # that of the first round with scores
         row["megabytes"] = of_run(run.rounds, run.primary_metric)["total_bytes"] / clients / 1e6
         for kind in KINDS:  # of one client
             if f"{kind}_bytes" in run.clients:
@@ -102,10 +102,9 @@ def further(results: pd.DataFrame) -> str:
             row = cells | {"method": str(method)}
             row |= {SCORES[c]: spread(runs[c]) for c in columns}
             row |= {"MB a client": f"{runs['megabytes'].mean():.1f}"}
-            sent = {KINDS[kind]: runs[kind].mean() for kind in kinds}
-            rows.append(
-                row | {k: "–" if isnan(mean) else f"{mean:.2f}" for k, mean in sent.items()}
-            )
+            sent = runs[kinds].mean()
+            row |= {KINDS[k]: "–" if isnan(sent[k]) else f"{sent[k]:.2f}" for k in kinds}
+            rows.append(row)
     return table(list(rows[0]), [list(row.values()) for row in rows])
 
 
