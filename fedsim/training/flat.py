@@ -52,6 +52,16 @@ def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
     return found
 
 
+def _overruns(convolution: nn.Conv2d) -> bool:
+    """Whether torch's backward pass may write beyond its buffer if channels are last.
+
+    With oneDNN on processors without AVX-512, strided 1×1 convolutions of fewer than eight input
+    channels corrupt the heap (torch 2.13).
+    """
+    strided = convolution.stride != (1, 1)
+    return convolution.kernel_size == (1, 1) and strided and convolution.in_channels < 8
+
+
 class WithLoss(nn.Module):
     """A network and its loss in one module, for `functional_call`."""
 
@@ -190,7 +200,8 @@ class FlatModel:
 
         On a CPU, this is channels last for images and convolutions, whose pooling then takes a
         third of the time. Inputs stay unchanged for networks that do not support it, for example
-        because of `x.view(len(x), -1)`, and on other devices.
+        because of `x.view(len(x), -1)`, for those with a strided 1×1 convolution of few channels,
+        and on other devices.
 
         Args:
             x: (n, ...) inputs.
@@ -206,7 +217,8 @@ class FlatModel:
 
     @torch.no_grad()
     def _try_channels_last(self, x: Tensor) -> bool:
-        if not any(isinstance(module, nn.Conv2d) for module in self.module.modules()):
+        convolutions = [m for m in self.module.modules() if isinstance(m, nn.Conv2d)]
+        if not convolutions or any(_overruns(convolution) for convolution in convolutions):
             return False
         was_training, drawn = self.module.training, generator_state(self.device)
         self.module.eval()

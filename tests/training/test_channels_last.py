@@ -76,6 +76,21 @@ def test_other_inputs_stay_as_they_are() -> None:
     assert images.arranged(none) is none
 
 
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "last"),
+    [(7, 1, 2, False), (8, 1, 2, True), (2, 1, 1, True), (2, 3, 2, True)],
+)
+def test_images_stay_as_they_are_where_the_backward_pass_would_overrun(
+    channels: int, kernel: int, stride: int, last: bool
+) -> None:
+    first = nn.Conv2d(3, channels, 3, padding=1)
+    second = nn.Conv2d(channels, 4, kernel, stride, padding=kernel // 2)
+    network = nn.Sequential(first, second, nn.Flatten(), nn.LazyLinear(3))
+    network(torch.zeros(1, 3, 4, 4))
+    x = FlatModel(network, CPU).arranged(torch.zeros(2, 3, 4, 4))
+    assert x.is_contiguous(memory_format=torch.channels_last) is last
+
+
 def test_trying_leaves_no_trace() -> None:
     network = convolutions(nn.Flatten(), dropout=0.5)
     model = FlatModel(network, CPU)
