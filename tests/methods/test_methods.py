@@ -153,8 +153,11 @@ class TestEquivalences:
         common: dict[str, Any] = {"model": model, "train": train}
         plain = server_states(small_experiment(**common))
         without = server_states(small_experiment(**common, method=method))
-        for a, b in zip(plain, without, strict=True):
-            np.testing.assert_allclose(b.weights, a.weights, atol=2e-5)
+        np.testing.assert_array_equal(without[0].weights, plain[0].weights)
+        for a, b in zip(plain[1:], without[1:], strict=True):
+            # Rounding may take an example over a ReLU's kink, so by the distance covered.
+            covered = np.linalg.norm(a.weights - plain[0].weights)
+            assert np.linalg.norm(b.weights - a.weights) < 1e-3 * covered
 
     def test_the_first_step_of_feddyn_on_all_data_is_plain(self) -> None:
         """With h = 0, at w = w_server, the linear and the quadratic term cancel."""
