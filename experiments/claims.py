@@ -239,14 +239,14 @@ def on_hotels() -> Verdict:
 @claim("R4", "fedrnl", "Fig. 3", "leads FedAvg by more with fewer clients, from 40 to 4")
 def clients() -> Verdict:
     """The lead with four clients, the largest of the paper: its Table 1's."""
-    lead = leads("fedrnl/methods", "FedRNL", ["FedAvg"], domain="beer")
+    four = leads("fedrnl/methods", "FedRNL", ["FedAvg"], domain="beer")
     longer = leads("fedrnl/sixty", "FedRNL", ["FedAvg"])
     about = (
         "Accuracy with four clients, eight seeds, 20 rounds: a lead of the paper's size is ruled "
         "out. Whether FedRNL is further behind with 12 and 40 was not run."
     )
     beside = named("four clients, 60 rounds, five seeds, ", longer)
-    return judged(named("four clients, ", lead), about, 0.072, beside)
+    return judged(named("four clients, ", four), about, 0.072, beside)
 
 
 @claim("R5", "fedrnl", "Fig. 4", "soft sharing beats hard sharing, most with 4 clients")
@@ -281,7 +281,10 @@ def distances() -> Verdict:
 
 @claim("R7", "fedrnl", "Fig. 5", "accuracy and F1 fall slightly from 2 to 7 local epochs")
 def local_epochs() -> Verdict:
-    """After as many rounds; beside, after about as many epochs in all: 2 · 100 and 7 · 28."""
+    """After as many rounds; beside, after about as many epochs in all: 2 · 100 and 7 · 28.
+
+    Without a size, as the paper's figure has no numbers and "slightly" may be less than `POINTS`.
+    """
 
     def above(rounds_of_two: int, rounds_of_seven: int) -> Differences:
         name, axis = "fedrnl/epochs-rounds", "train.local_epochs"
@@ -296,7 +299,11 @@ def local_epochs() -> Verdict:
     tests = named("after 100 rounds, ", above(100, 100))
     beside = named("after 20 rounds, ", above(20, 20))
     beside |= named("after 200 and 196 epochs, ", above(100, 28))
-    return judged(tests, "Five seeds. After 100 rounds accuracy is level.", beside=beside)
+    about = (
+        "Five seeds, 100 rounds, not the paper's 500. Accuracy is level, F1 still rises with two "
+        "epochs; the intervals are too wide for a slight fall."
+    )
+    return judged(tests, about, beside=beside)
 
 
 @claim("R8", "fedrnl", "Fig. 6", "accuracy peaks near λ = 2, F1 near λ = 0.5")
@@ -468,12 +475,14 @@ def fusion() -> Verdict:
 
 # -- FedSeIT -----------------------------------------------------------------------------------
 
-# FedSeIT − FedWeIT in the paper's Table 2, by λ₂.
-ABOVE_FEDWEIT = {1: {"TREC6": 0.054, "TMN": 0.040}, 0.1: {"TREC6": 0.076}}
+# FedSeIT − FedWeIT by λ₂, from the paper's Table 2, but for TMN, where its 0.040 is more than
+# training jointly gains here.
+ABOVE_FEDWEIT = {1: {"TREC6": 0.054, "TMN": POINTS}, 0.1: {"TREC6": 0.076}}
 TUNED = (
     "three clients with five tasks each, all methods tuned on TREC6 at λ₂ = 1 with the same "
-    "budget. R8 and TREC50 were run only before tuning, with three seeds."
+    "budget."
 )
+UNTUNED = "R8 and TREC50 were run only before tuning, with three seeds."
 MARGIN = 0.01  # task-averaged accuracy that counts as nothing
 
 
@@ -506,7 +515,10 @@ def above_fedweit(lam2: float) -> tuple[Differences, dict[str, float]]:
 @claim("S1", "fedseit", "Table 2", "beats FedWeIT at λ₂ = 1")
 def at_one() -> Verdict:
     tests, sizes = above_fedweit(1)
-    about = f"Task-averaged accuracy, five seeds, {TUNED}"
+    about = (
+        f"Task-averaged accuracy, five seeds, {TUNED} {UNTUNED} TMN's size is ours: the paper's "
+        "0.040 is more than training jointly gains here."
+    )
     room = {
         f"jointly − FedSeIT, {data}": paired(
             of("fedseit/bounds", "tta", method="jointly", data=data),
@@ -521,16 +533,18 @@ def at_one() -> Verdict:
 @claim("S2", "fedseit", "Table 2", "beats FedWeIT at λ₂ = 0.1, by more than at 1")
 def at_a_tenth() -> Verdict:
     tests, sizes = above_fedweit(0.1)
-    for data, size in ABOVE_FEDWEIT[0.1].items():
-        found = {
-            (method, lam2): of("fedseit/transfer", "tta", method=method, data=data, lam2=lam2)
+
+    def ahead(lam2: float) -> pd.Series:
+        ours, theirs = (
+            of("fedseit/transfer", "tta", method=method, data="TREC6", lam2=lam2)
             for method in ("FedSeIT", "FedWeIT")
-            for lam2 in ABOVE_FEDWEIT
-        }
-        one, tenth = (found["FedSeIT", k] - found["FedWeIT", k] for k in ABOVE_FEDWEIT)
-        name = f"FedSeIT − FedWeIT at λ₂ 0.1, less that at 1, {data}"
-        tests[name], sizes[name] = paired(tenth, one), size - ABOVE_FEDWEIT[1][data]
-    about = f"Task-averaged accuracy, five seeds, {TUNED} TMN was not run at λ₂ = 0.1."
+        )
+        return ours - theirs
+
+    name = "FedSeIT − FedWeIT at λ₂ 0.1, less that at 1, TREC6"
+    tests[name] = paired(ahead(0.1), ahead(1))
+    sizes[name] = ABOVE_FEDWEIT[0.1]["TREC6"] - ABOVE_FEDWEIT[1]["TREC6"]
+    about = f"Task-averaged accuracy, five seeds, {TUNED} {UNTUNED} TMN was not run at λ₂ = 0.1."
     return judged(tests, about, sizes, controls(ABOVE_FEDWEIT[0.1], 0.1))
 
 
@@ -548,10 +562,10 @@ def selection(ours: str, theirs: str) -> Verdict:
             for data in ("TREC6", "TMN")
         }
 
-    without = "without others"
-    exact, gains = less(ours, theirs), less("all", without)
-    for number in ("K = 3", "K = 5"):
-        gains |= less(number, without)
+    exact = less(ours, theirs)
+    gains: Differences = {}
+    for selected in ("all", "K = 3", "K = 5"):
+        gains |= less(selected, "without others")
     tests = {
         f"{name} + {MARGIN}": each._replace(mean=each.mean + MARGIN)
         for name, each in exact.items()
@@ -560,10 +574,10 @@ def selection(ours: str, theirs: str) -> Verdict:
         "Task-averaged accuracy, λ₂ = 1, eight clients with five tasks each, five seeds, settings "
         "as for S1. A point is our margin."
     )
-    gained = any(p < 0.05 for p in corrected(gains, dict.fromkeys(gains, 0.0)).values())
+    gained, _ = significant(gains, dict.fromkeys(gains, 0.0))
     if not gained:
         about += " FedSeIT gains nothing measurable from others' tasks: a selection cannot cost."
-    return judged(tests, about, beside=exact | gains, room=gained)
+    return judged(tests, about, beside=exact | gains, room=bool(gained))
 
 
 @claim("S3", "fedseit", "Table 2", "a selection of three costs nothing")
@@ -581,8 +595,8 @@ def dense_layers() -> Verdict:
     tests = {"FedSeIT − DLS, TREC6": lead("DLS", "TREC6", 1)}
     beside = {"FedSeIT − DLS, R8, not tuned": lead("DLS", "R8", 1)}
     about = (
-        f"Task-averaged accuracy, λ₂ = 1, four seeds, {TUNED} DLS was not run at λ₂ = 0.1 and on "
-        "TMN."
+        f"Task-averaged accuracy, λ₂ = 1, four seeds, {TUNED} R8 was run only before tuning, with "
+        "three seeds; DLS neither on TMN and TREC50 nor at λ₂ = 0.1."
     )
     return judged(tests, about, 0.054, beside)
 
@@ -592,10 +606,11 @@ def first_round() -> Verdict:
     tests = {"FedSeIT − FedWeIT, TREC6": lead("FedWeIT", "TREC6", 1, "first_round")}
     about = (
         "Accuracy on a task after its first round, mean of all tasks, also of first tasks, for "
-        f"which nothing of others exists; λ₂ = 1, five seeds, {TUNED} TMN is scored only at the "
-        "end of tasks. The paper's figure has no numbers; the size is ours."
+        f"which nothing of others exists; λ₂ = 1, five seeds, {TUNED} {UNTUNED} TMN is scored "
+        "only at the end of tasks. The paper's figure has no numbers; the size is ours."
     )
-    return judged(tests, about, POINTS, controls(["TREC6"], 1, "first_round"))
+    beside = {"FedSeIT − FedWeIT, TREC6, λ₂ 0.1": lead("FedWeIT", "TREC6", 0.1, "first_round")}
+    return judged(tests, about, POINTS, beside | controls(["TREC6"], 1, "first_round"))
 
 
 # -- OpenFL-XAI --------------------------------------------------------------------------------
