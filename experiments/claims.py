@@ -1,20 +1,21 @@
 """Write the page of the papers' claims, README.md beside this file: python experiments/claims.py
 
-Each claim is that some differences are above 0, and «held», «not held», or «not decidable» for a
-reason. Figures, and verdicts where the results can decide, are computed from the results in the
-experiments' folders. A difference is of pairs of runs with the same seed.
+Each claim is that some differences are above 0, and held, not held or not decidable. Figures and
+verdicts are computed from the results in the experiments' folders. A difference is of pairs of
+runs with the same seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from tables import Paired, holm, paired, shown_p, table, tested
+from tables import Paired, holm, paired, shown_p, table
 
 HERE = Path(__file__).parent
 FILE = HERE / "README.md"
@@ -25,25 +26,25 @@ Differences = dict[str, Paired]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a claim.
+class Evidence:
+    """What decides a claim.
 
     Attributes:
-        verdict: one of the three.
-        about: the set-up, and what bounds the verdict.
-        tests: the differences that the claim has above 0.
+        about: the set-up, and what limits the verdict.
+        tests: the differences that the claim has above 0; none if a test of fedsim's own decides.
         sizes: by how much the claim has each above 0; 0 if it does not say.
         beside: further differences, which are not tested.
+        room: whether a better method is shown to be able to score higher; or nothing is decided.
     """
 
-    verdict: str
     about: str
     tests: Differences = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
     beside: Differences = field(default_factory=dict)
+    room: bool = True
 
 
-Decide = Callable[[], Verdict]
+Gather = Callable[[], Evidence]
 
 
 class Claim(NamedTuple):
@@ -54,25 +55,25 @@ class Claim(NamedTuple):
         system: whose paper it is in, and the folder of the experiment.
         where: in the paper.
         text: the claim, in our words.
-        decide: its verdict, from the results.
+        gather: its evidence, from the results.
     """
 
     id: str
     system: str
     where: str
     text: str
-    decide: Decide
+    gather: Gather
 
 
 CLAIMS: list[Claim] = []
 
 
-def claim(id: str, system: str, where: str, text: str) -> Callable[[Decide], Decide]:
-    """Add a claim that the decorated function decides; arguments as of `Claim`."""
+def claim(id: str, system: str, where: str, text: str) -> Callable[[Gather], Gather]:
+    """Add a claim that the decorated function gathers evidence for; arguments as of `Claim`."""
 
-    def add(decide: Decide) -> Decide:
-        CLAIMS.append(Claim(id, system, where, text, decide))
-        return decide
+    def add(gather: Gather) -> Gather:
+        CLAIMS.append(Claim(id, system, where, text, gather))
+        return gather
 
     return add
 
@@ -125,57 +126,77 @@ def named(prefix: str, differences: Differences) -> Differences:
     return {f"{prefix}{name}": each for name, each in differences.items()}
 
 
-def corrected(tests: Differences, sizes: dict[str, float]) -> dict[str, float]:
-    """p by Holm that each difference is of its size."""
-    p = holm(each.p(sizes[name]) for name, each in tests.items())
-    return dict(zip(tests, p, strict=True))
-
-
-def significant(tests: Differences, sizes: dict[str, float]) -> tuple[list[str], list[str]]:
-    """Which differences are above 0, and which others below their sizes, at p < 0.05."""
-    of_zero, of_size = corrected(tests, dict.fromkeys(tests, 0.0)), corrected(tests, sizes)
-    above = [name for name, each in tests.items() if of_zero[name] < 0.05 and each.mean > 0]
-    below = [
-        name
-        for name, each in tests.items()
-        if name not in above and of_size[name] < 0.05 and each.mean < sizes[name]
-    ]
-    return above, below
-
-
-def decided(tests: Differences, sizes: dict[str, float]) -> str:
-    """What became of a claim that all of these differences are above 0.
-
-    Held if all of them significantly are (conservatively: all at once need no correction). Not
-    held if one of the others is significantly below its size.
-
-    Args:
-        sizes: by how much the claim has each above 0; 0 if it does not say.
-    """
-    assert tests
-    above, below = significant(tests, sizes)
-    if len(above) == len(tests):
-        return HELD
-    return NOT_HELD if below else UNDECIDED
-
-
-def judged(
+def evidence(
     tests: Differences,
     about: str,
     size: float | dict[str, float] = 0.0,
     beside: Differences | None = None,
     *,
     room: bool = True,
-) -> Verdict:
-    """The verdict on differences that a claim has above 0.
-
-    Args:
-        size: by how much the claim has all or each of them above 0.
-        room: whether the task is shown to leave room for a difference; undecided if not.
-    """
+) -> Evidence:
+    """`Evidence`, with the same size for all tests or one for each."""
     sizes = size if isinstance(size, dict) else dict.fromkeys(tests, size)
-    verdict = decided(tests, sizes) if room else UNDECIDED
-    return Verdict(verdict, about, tests, sizes, beside or {})
+    return Evidence(about, tests, sizes, beside or {}, room)
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+
+class Tested(NamedTuple):
+    """A difference and its p-values, corrected by Holm for all tests of a paper's claims.
+
+    Attributes:
+        difference: of pairs.
+        size: by how much the claim has it above 0.
+        p: that it is 0.
+        p_size: that it is of that size.
+    """
+
+    difference: Paired
+    size: float
+    p: float
+    p_size: float
+
+    @property
+    def above(self) -> bool:
+        return self.p < 0.05 and self.difference.mean > 0
+
+    @property
+    def too_small(self) -> bool:
+        return not self.above and self.p_size < 0.05 and self.difference.mean < self.size
+
+
+def tested(found: Mapping[str, Evidence]) -> dict[str, dict[str, Tested]]:
+    """The tests of one paper's claims, by the claim's id and the test's name."""
+    flat = [(id, name) for id, each in found.items() for name in each.tests]
+    paired = [found[id].tests[name] for id, name in flat]
+    sizes = [found[id].sizes[name] for id, name in flat]
+    of_zero = holm(each.p() for each in paired)
+    of_size = holm(each.p(size) for each, size in zip(paired, sizes, strict=True))
+    outcomes: dict[str, dict[str, Tested]] = {id: {} for id in found}
+    for (id, name), *values in zip(flat, paired, sizes, of_zero, of_size, strict=True):
+        outcomes[id][name] = Tested(*values)
+    return outcomes
+
+
+def verdict(tests: Iterable[Tested], room: bool) -> str:
+    """What became of a claim that all of these differences are above 0.
+
+    Held if all of them are, significantly; without tests, too. Not held if one of the others is
+    significantly below its size. Without room nothing is decided.
+    """
+    others = [each for each in tests if not each.above]
+    if not room:
+        return UNDECIDED
+    if not others:
+        return HELD
+    return NOT_HELD if any(each.too_small for each in others) else UNDECIDED
+
+
+def above_zero(differences: Differences) -> list[bool]:
+    """Which of them are, at p < 0.05, corrected for their number."""
+    p = holm(each.p() for each in differences.values())
+    return [of < 0.05 and each.mean > 0 for each, of in zip(differences.values(), p, strict=True)]
 
 
 POINTS = 0.02  # what counts as beating, where a figure of the paper has no numbers
@@ -187,11 +208,10 @@ LONGER = ["FedAvg", "FedBABU", "MOON"]  # of these 60 rounds were run, five seed
 SCORES = {"accuracy": "accuracy", "F1": "rationale_f1"}  # columns by what they are called
 
 
-def on_reviews(domain: str, size: dict[str, float]) -> Verdict:
+def on_reviews(domain: str, size: dict[str, float]) -> Evidence:
     """FedRNL above its rivals in each score.
 
-    Undecided where nothing shows that there is room: centralised training is not above FedAvg, and
-    FedRNL does not differ from a rival.
+    There is room if FedRNL differs from a rival, or centralised training is above FedAvg.
 
     Args:
         size: by how much the paper's FedRNL is above its best rival, by score.
@@ -205,16 +225,17 @@ def on_reviews(domain: str, size: dict[str, float]) -> Verdict:
         column = SCORES[score]
         found = named(f"{score}, ", leads(name, "FedRNL", RIVALS, column, domain=domain))
         central = difference(name, "centralised", "FedAvg", column=column, domain=domain)
-        room = room and (any(significant(found, dict.fromkeys(found, 0.0))) or central.low > 0)
+        differs = min(holm(each.p() for each in found.values())) < 0.05
+        room = room and (differs or central.low > 0)
         tests |= found
         sizes |= dict.fromkeys(found, of_score)
         beside[f"{score}, centralised − FedAvg"] = central
     about = "Eight seeds, tuned on beer with the same budget, 20 rounds, before methods converge."
-    return judged(tests, about, sizes, beside, room=room)
+    return evidence(tests, about, sizes, beside, room=room)
 
 
 @claim("R1", "fedrnl", "Table 1", "is the most accurate of six methods on beer reviews")
-def accurate_on_beer() -> Verdict:
+def accurate_on_beer() -> Evidence:
     """On reviews that mention one aspect; beside it on those that mention all, which level off."""
     found = on_reviews("beer", {"accuracy": 0.03})
     level = leads("fedrnl/mixed", "FedRNL", ["FedAvg", "MOON"])
@@ -223,7 +244,7 @@ def accurate_on_beer() -> Verdict:
 
 
 @claim("R2", "fedrnl", "Table 1", "has the best rationales (F1) of the six on beer reviews")
-def rationales_on_beer() -> Verdict:
+def rationales_on_beer() -> Evidence:
     found = on_reviews("beer", {"F1": 0.01})
     longer = leads("fedrnl/sixty", "FedRNL", LONGER, SCORES["F1"])
     return replace(found, beside=found.beside | named("60 rounds, five seeds, ", longer))
@@ -232,26 +253,26 @@ def rationales_on_beer() -> Verdict:
 @claim(
     "R3", "fedrnl", "Table 2", "is the most accurate, with the best rationales, on hotel reviews"
 )
-def on_hotels() -> Verdict:
-    return on_reviews("hotel", {"accuracy": 0.023, "F1": 0.005})
+def on_hotels() -> Evidence:
+    return on_reviews("hotel", {"accuracy": 0.024, "F1": 0.005})
 
 
 @claim("R4", "fedrnl", "Fig. 3", "leads FedAvg by more with fewer clients, from 40 to 4")
-def clients() -> Verdict:
+def clients() -> Evidence:
     """The lead with four clients, the largest of the paper: its Table 1's."""
     four = leads("fedrnl/methods", "FedRNL", ["FedAvg"], domain="beer")
     longer = leads("fedrnl/sixty", "FedRNL", ["FedAvg"])
     about = (
         "Accuracy with four clients, eight seeds, 20 rounds: a lead of the paper's size is ruled "
-        "out. Whether FedRNL is further behind with 12 and 40 was not run."
+        "out. Twelve and 40 clients were not run."
     )
     beside = named("four clients, 60 rounds, five seeds, ", longer)
-    return judged(named("four clients, ", four), about, 0.072, beside)
+    return evidence(named("four clients, ", four), about, 0.072, beside)
 
 
 @claim("R5", "fedrnl", "Fig. 4", "soft sharing beats hard sharing, most with 4 clients")
-def soft_and_hard() -> Verdict:
-    """With four clients, where the paper's FedRNL is eight points above FR."""
+def soft_and_hard() -> Evidence:
+    """With four clients, where the paper's FedRNL is 0.081 above FR."""
     reviews = {"one aspect in a review": "fedrnl/methods", "all aspects": "fedrnl/mixed"}
     tests, beside = (
         {
@@ -263,12 +284,15 @@ def soft_and_hard() -> Verdict:
     for score, column in SCORES.items():
         longer = difference("fedrnl/sixty", "FedRNL", "FR", column=column)
         beside[f"{score}, one aspect in a review, 60 rounds, five seeds"] = longer
-    about = "FedRNL − FR (hard sharing) with four clients, eight seeds; 12 and 40 were not run."
-    return judged(tests, about, 0.082, beside)
+    about = (
+        "FedRNL − FR (hard sharing) with four clients, eight seeds. Twelve and 40 clients were "
+        "not run. The size is ours: the paper's 0.081 would be an accuracy above 1."
+    )
+    return evidence(tests, about, POINTS, beside)
 
 
 @claim("R6", "fedrnl", "Table 3", "Frobenius is the best of four distances")
-def distances() -> Verdict:
+def distances() -> Evidence:
     """At the λ that is best for Frobenius, and at the paper's λ = 2."""
     name, axis = "fedrnl/distances", "method.encoder_loss"
     tests = {
@@ -276,11 +300,12 @@ def distances() -> Verdict:
         for lam in sorted(results(name)["lam"].unique())
         for kind in ("l2", "l1", "cos")
     }
-    return judged(tests, "Accuracy, five seeds.", 0.018)
+    about = "Accuracy, five seeds. λ = 0.0003 was chosen for Frobenius, and no λ for the others."
+    return evidence(tests, about, 0.018)
 
 
 @claim("R7", "fedrnl", "Fig. 5", "accuracy and F1 fall slightly from 2 to 7 local epochs")
-def local_epochs() -> Verdict:
+def local_epochs() -> Evidence:
     """After as many rounds; beside, after about as many epochs in all: 2 · 100 and 7 · 28.
 
     Without a size, as the paper's figure has no numbers and "slightly" may be less than `POINTS`.
@@ -303,11 +328,11 @@ def local_epochs() -> Verdict:
         "Five seeds, 100 rounds, not the paper's 500. Accuracy is level, F1 still rises with two "
         "epochs; the intervals are too wide for a slight fall."
     )
-    return judged(tests, about, beside=beside)
+    return evidence(tests, about, beside=beside)
 
 
 @claim("R8", "fedrnl", "Fig. 6", "accuracy peaks near λ = 2, F1 near λ = 0.5")
-def strength() -> Verdict:
+def strength() -> Evidence:
     """Above λ = 0, which is FedAvg, after few rounds and after more with a lower rate."""
     name, axis = "fedrnl/lambda", "method.lam"
     tests = {}
@@ -319,7 +344,7 @@ def strength() -> Verdict:
     longer = "lr 0.002, 60 rounds"
     least = difference(name, 0.004, 0, axis, schedule=longer)
     about = "Five seeds, before methods with λ > 0 converge."
-    return judged(tests, about, beside={f"accuracy, λ 0.004 − 0, {longer}": least})
+    return evidence(tests, about, beside={f"accuracy, λ 0.004 − 0, {longer}": least})
 
 
 @claim(
@@ -328,7 +353,7 @@ def strength() -> Verdict:
     "Fig. 2",
     "hard sharing makes clients' predictors more alike, and generators less",
 )
-def similarity() -> Verdict:
+def similarity() -> Evidence:
     def alike(one: str, other: str, part: str) -> Paired:
         at = {"domain": "beer", "round": 20}
         return difference("fedrnl/similarity", one, other, column=part, **at)
@@ -337,17 +362,29 @@ def similarity() -> Verdict:
         "predictors, FR − FedAvg": alike("FR", "FedAvg", "predictor"),
         "generators, FedAvg − FR": alike("FedAvg", "FR", "generator"),
     }
-    about = "CKA between clients after round 20, eight seeds; FR is hard sharing."
-    return judged(tests, about)
+    about = (
+        "CKA between clients after round 20, beer, eight seeds; FR is hard sharing. That it does "
+        "not raise accuracy, as the paper has it, is not shown either."
+    )
+    beside = {
+        f"accuracy, FR − FedAvg, {domain}": difference(
+            "fedrnl/methods", "FR", "FedAvg", domain=domain
+        )
+        for domain in ("beer", "hotel")
+    }
+    return evidence(tests, about, beside=beside)
 
 
 # -- XPFL --------------------------------------------------------------------------------------
 
 SETS = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-CHOSEN = "Accuracy, five seeds. XPFL with ψ of the updates, the best variant of the search."
+CHOSEN = (
+    "Accuracy, five seeds. XPFL with ψ of the updates, the best variant of the search; all "
+    "methods tuned on Fashion-MNIST, none on CIFAR-10."
+)
 DESCRIBED = "as described"
 OTHERS = {
-    "the released code's λ, weight and ψ": "the code's weight and ψ",
+    "released λ, weight and ψ": "the code's weight and ψ",
     "best variant": "XPFL 0.1",
 }
 
@@ -361,7 +398,7 @@ def on_sets(name: str, one: str, other: str) -> Differences:
 
 
 @claim("X1", "xpfl", "Fig. 4-6", "the generative autoencoder reconstructs better")
-def autoencoders() -> Verdict:
+def autoencoders() -> Evidence:
     found = {
         f"PSNR, dB, {called}": difference(
             "xpfl/reconstruction", "GAE", "CAE", "autoencoder", "psnr", data=data
@@ -370,38 +407,49 @@ def autoencoders() -> Verdict:
     }
     worst = of("xpfl/reconstruction", "psnr", data="mnist", autoencoder="CAE").min()
     about = f"The convolutional one did not converge on MNIST (down to {worst:.1f} dB)."
-    return Verdict(UNDECIDED, about, beside=found)
+    return Evidence(about, beside=found, room=False)
 
 
 @claim("X2", "xpfl", "Fig. 7", "with 10 % of the labels it beats SemiFL with 10 and 20 %")
-def few_labels() -> Verdict:
+def few_labels() -> Evidence:
     tests = on_sets("xpfl/labels", "XPFL 0.1", "SemiFL 0.1")
     tests |= on_sets("xpfl/labels", "XPFL 0.1", "SemiFL 0.2")
-    lower = {
+    described = {
         f"XPFL as described − XPFL 0.1, {called}": paired(
             of("xpfl/fusion", method=DESCRIBED, data=data),
             of("xpfl/labels", method="XPFL 0.1", data=data),
         )
         for data, called in SETS.items()
     }
-    return judged(tests, CHOSEN, POINTS, lower)
+    about = f"{CHOSEN} SemiFL's labels are on the server."
+    return evidence(tests, about, POINTS, described)
 
 
 @claim("X3", "xpfl", "Fig. 7", "with 20 % of the labels it beats FedAvg with all")
-def more_labels() -> Verdict:
+def more_labels() -> Evidence:
     tests = on_sets("xpfl/labels", "XPFL 0.2", "FedAvg")
-    room = on_sets("xpfl/labels", "FedAvg", "FedAvg 0.1")
-    return judged(tests, f"{CHOSEN} FedAvg without a number has all labels.", POINTS, room)
+    beside = on_sets("xpfl/labels", "FedAvg", "FedAvg 0.1")
+    beside |= on_sets("xpfl/labels", "CL", "XPFL 0.2")
+    about = (
+        f"{CHOSEN} FedAvg and CL (centralised training) have all labels. On CIFAR-10 FedAvg's "
+        "learning rate is too high for them, so that the verdict rests on Fashion-MNIST. That "
+        "XPFL stays below centralised training, as in the paper, is so."
+    )
+    return evidence(tests, about, POINTS, beside)
 
 
 @claim("X4", "xpfl", "Fig. 8", "beats FedAvgM, FedProx and SCAFFOLD at η = 0.1, 0.3 and 0.5")
-def skew() -> Verdict:
+def skew() -> Evidence:
     tests: Differences = {}
     for m in ("FedAvgM", "FedProx", "SCAFFOLD"):
         tests |= named("η 0.5, ", on_sets("xpfl/labels", "XPFL 0.1", f"{m} 0.1"))
         tests |= named("η 0.1, ", on_sets("xpfl/skew", "XPFL", m))
-    about = f"{CHOSEN} A tenth of the labels; η = 0.3 was not run."
-    return judged(tests, about, POINTS)
+    about = (
+        f"{CHOSEN} A tenth of the labels. η = 0.3 was not run. As there is no lead, whether it "
+        "grows with the difficulty of the data, as in the paper, does not arise."
+    )
+    room = named("η 0.5, ", on_sets("xpfl/labels", "SemiFL 0.1", "FedAvg 0.1"))
+    return evidence(tests, about, POINTS, room)
 
 
 def of_others(found: Callable[[str], Differences]) -> Differences:
@@ -421,7 +469,7 @@ def explained(method: str, column: str, data: str, t: int) -> pd.Series:
 
 
 @claim("X5", "xpfl", "Fig. 9", "the tree reproduces the model's outputs")
-def trees() -> Verdict:
+def trees() -> Evidence:
     """On images that it was not grown on: fidelity above 0.9, and above a tree of one leaf's."""
 
     def above(method: str) -> Differences:
@@ -445,14 +493,14 @@ def trees() -> Verdict:
         grown.append(f"{fidelity.mean():.2f} ({called})")
     about = (
         "As described, five seeds, round 40, on images that a tree of up to 400 images was not "
-        "grown on; 0.9 is our bar. On the others, as in the paper, any unpruned tree agrees: "
-        f"{' and '.join(grown)}."
+        "grown on; 0.9 is our bar. On the images that it was grown on, as in the paper, an "
+        f"unpruned tree almost always agrees: {' and '.join(grown)}."
     )
-    return judged(tests, about, beside=of_others(above))
+    return evidence(tests, about, beside=of_others(above))
 
 
-@claim("X6", "xpfl", "Fig. 10", "fusion lowers the t-SNE divergence of the features")
-def fusion() -> Verdict:
+@claim("X6", "xpfl", "Fig. 10", "fusion lowers the t-SNE divergence of features at all times")
+def fusion() -> Evidence:
     when = {f"round {t}, {called}": (d, t) for d, called in SETS.items() for t in (1, 20, 40)}
 
     def falls(method: str) -> Differences:
@@ -470,7 +518,7 @@ def fusion() -> Verdict:
         "KL divergence before − after fusion, as described, five seeds. The size is ours, a "
         "hundredth of the divergence before."
     )
-    return judged(falls(DESCRIBED), about, sizes, of_others(falls))
+    return evidence(falls(DESCRIBED), about, sizes, of_others(falls))
 
 
 # -- FedSeIT -----------------------------------------------------------------------------------
@@ -480,7 +528,7 @@ def fusion() -> Verdict:
 ABOVE_FEDWEIT = {1: {"TREC6": 0.054, "TMN": POINTS}, 0.1: {"TREC6": 0.076}}
 TUNED = (
     "three clients with five tasks each, all methods tuned on TREC6 at λ₂ = 1 with the same "
-    "budget."
+    "budget. The paper's SUBJ was not available."
 )
 UNTUNED = "R8 and TREC50 were run only before tuning, with three seeds."
 MARGIN = 0.01  # task-averaged accuracy that counts as nothing
@@ -513,7 +561,7 @@ def above_fedweit(lam2: float) -> tuple[Differences, dict[str, float]]:
 
 
 @claim("S1", "fedseit", "Table 2", "beats FedWeIT at λ₂ = 1")
-def at_one() -> Verdict:
+def at_one() -> Evidence:
     tests, sizes = above_fedweit(1)
     about = (
         f"Task-averaged accuracy, five seeds, {TUNED} {UNTUNED} TMN's size is ours: the paper's "
@@ -527,11 +575,11 @@ def at_one() -> Verdict:
         for data in ABOVE_FEDWEIT[1]
     }
     beside = controls(ABOVE_FEDWEIT[1], 1) | room
-    return judged(tests, about, sizes, beside, room=all(each.low > 0 for each in room.values()))
+    return evidence(tests, about, sizes, beside, room=all(each.low > 0 for each in room.values()))
 
 
 @claim("S2", "fedseit", "Table 2", "beats FedWeIT at λ₂ = 0.1, by more than at 1")
-def at_a_tenth() -> Verdict:
+def at_a_tenth() -> Evidence:
     tests, sizes = above_fedweit(0.1)
 
     def ahead(lam2: float) -> pd.Series:
@@ -541,87 +589,92 @@ def at_a_tenth() -> Verdict:
         )
         return ours - theirs
 
-    name = "FedSeIT − FedWeIT at λ₂ 0.1, less that at 1, TREC6"
+    name = "lead over FedWeIT at λ₂ = 0.1 − lead at λ₂ = 1, TREC6"
     tests[name] = paired(ahead(0.1), ahead(1))
     sizes[name] = ABOVE_FEDWEIT[0.1]["TREC6"] - ABOVE_FEDWEIT[1]["TREC6"]
     about = f"Task-averaged accuracy, five seeds, {TUNED} {UNTUNED} TMN was not run at λ₂ = 0.1."
-    return judged(tests, about, sizes, controls(ABOVE_FEDWEIT[0.1], 0.1))
+    return evidence(tests, about, sizes, controls(ABOVE_FEDWEIT[0.1], 0.1))
 
 
-def selection(ours: str, theirs: str) -> Verdict:
+def selection(ours: str, theirs: str) -> Evidence:
     """One number of selected tasks is worse than another by less than `MARGIN`.
 
     Undecided if FedSeIT gains nothing from others' tasks: then no selection of them can cost.
     """
 
-    def less(one: str, other: str) -> Differences:
+    def less(one: str, other: str, more: str = "") -> Differences:
         return {
-            f"{one} − {other}, {data}": difference(
+            f"{one} − {other}{more}, {data}": difference(
                 "fedseit/selection", one, other, column="tta", data=data
             )
             for data in ("TREC6", "TMN")
         }
 
-    exact = less(ours, theirs)
-    gains: Differences = {}
+    transfer: Differences = {}
     for selected in ("all", "K = 3", "K = 5"):
-        gains |= less(selected, "without others")
+        transfer |= less(selected, "without others")
     tests = {
-        f"{name} + {MARGIN}": each._replace(mean=each.mean + MARGIN)
-        for name, each in exact.items()
+        name: each._replace(mean=each.mean + MARGIN)
+        for name, each in less(ours, theirs, f" + {MARGIN}").items()
     }
     about = (
         "Task-averaged accuracy, λ₂ = 1, eight clients with five tasks each, five seeds, settings "
         "as for S1. A point is our margin."
     )
-    gained, _ = significant(gains, dict.fromkeys(gains, 0.0))
+    gained = any(above_zero(transfer))
     if not gained:
-        about += " FedSeIT gains nothing measurable from others' tasks: a selection cannot cost."
-    return judged(tests, about, beside=exact | gains, room=bool(gained))
+        about += (
+            " FedSeIT gains nothing measurable from others' tasks, so leaving some out cannot "
+            "cost anything."
+        )
+    return evidence(tests, about, beside=less(ours, theirs) | transfer, room=gained)
 
 
 @claim("S3", "fedseit", "Table 2", "a selection of three costs nothing")
-def three() -> Verdict:
+def three() -> Evidence:
     return selection("K = 3", "all")
 
 
 @claim("S4", "fedseit", "Table 2", "five are at least as good as three")
-def five() -> Verdict:
+def five() -> Evidence:
     return selection("K = 5", "K = 3")
 
 
 @claim("S5", "fedseit", "Table 2", "local dense layers are better than shared ones")
-def dense_layers() -> Verdict:
+def dense_layers() -> Evidence:
     tests = {"FedSeIT − DLS, TREC6": lead("DLS", "TREC6", 1)}
     beside = {"FedSeIT − DLS, R8, not tuned": lead("DLS", "R8", 1)}
     about = (
         f"Task-averaged accuracy, λ₂ = 1, four seeds, {TUNED} R8 was run only before tuning, with "
         "three seeds; DLS neither on TMN and TREC50 nor at λ₂ = 0.1."
     )
-    return judged(tests, about, 0.054, beside)
+    return evidence(tests, about, 0.054, beside)
 
 
 @claim("S6", "fedseit", "Fig. 5", "is ahead of FedWeIT from a task's first round on")
-def first_round() -> Verdict:
+def first_round() -> Evidence:
     tests = {"FedSeIT − FedWeIT, TREC6": lead("FedWeIT", "TREC6", 1, "first_round")}
     about = (
-        "Accuracy on a task after its first round, mean of all tasks, also of first tasks, for "
-        f"which nothing of others exists; λ₂ = 1, five seeds, {TUNED} {UNTUNED} TMN is scored "
+        "Accuracy on a task after its first round, mean of all tasks, including first tasks, when "
+        f"there is nothing to transfer yet; λ₂ = 1, five seeds, {TUNED} {UNTUNED} TMN is scored "
         "only at the end of tasks. The paper's figure has no numbers; the size is ours."
     )
     beside = {"FedSeIT − FedWeIT, TREC6, λ₂ 0.1": lead("FedWeIT", "TREC6", 0.1, "first_round")}
-    return judged(tests, about, POINTS, beside | controls(["TREC6"], 1, "first_round"))
+    beside["jointly − FedSeIT, TREC6"] = paired(
+        of("fedseit/bounds", "first_round", method="jointly", data="TREC6"),
+        of("fedseit/transfer", "first_round", method="FedSeIT", data="TREC6", lam2=1),
+    )
+    return evidence(tests, about, POINTS, beside | controls(["TREC6"], 1, "first_round"))
 
 
 # -- OpenFL-XAI --------------------------------------------------------------------------------
 
 
 @claim("F1", "openfl_xai", "released model", "finds the published global rule base exactly")
-def published_rules() -> Verdict:
-    return Verdict(
-        HELD,
+def published_rules() -> Evidence:
+    return Evidence(
         "All antecedents, and weights and consequents up to float32's rounding of sums in another "
-        "order of clients (tests/models/test_tsk.py, where the data are present).",
+        "order of clients: tests/models/test_tsk.py, which is skipped without the data."
     )
 
 
@@ -632,44 +685,58 @@ BASELINES += ["FedGen", "FedAUX", "FedDF"]
 
 
 @claim("D1", "fedxds", "Tables 2, 3", "beats ten methods significantly, FedFed mostly")
-def best_of_all() -> Verdict:
+def best_of_all() -> Evidence:
     name = "fedxds/heterogeneity"
     tests = leads(name, "FedXLRP", BASELINES, alpha=0.1)
     tests |= named("α 0.05, ", leads(name, "FedXLRP", ["FedAvg", "FedDyn"], alpha=0.05))
     mostly = leads(name, "FedXLRP", ["FedFed"], alpha=0.1)
     mostly |= named("α 0.05, ", leads(name, "FedXLRP", ["FedFed"], alpha=0.05))
-    about = "Accuracy, ten seeds, all methods tuned with the same budget (at α = 0.1)."
-    return judged(tests, about, beside=mostly)
+    best = leads(name, "FedXLRP", BASELINES, "best", alpha=0.1)
+    beside = mostly | named("best round, ", best)
+    beside["raw + noise − FedAvg"] = difference(name, "raw + noise", "FedAvg", alpha=0.1)
+    about = (
+        "Mean accuracy of the last five evaluations, ten seeds, all methods tuned with the same "
+        f"budget (at α = 0.1). By best rounds it is significantly above {sum(above_zero(best))} "
+        "of the ten (p corrected for these)."
+    )
+    return evidence(tests, about, beside=beside)
 
 
 @claim("D2", "fedxds", "Table 1, §6", "LRP beats IG by six points, and IG beats gradients")
-def which_map() -> Verdict:
-    """Undecided unless a task where maps matter shows that the code can tell them apart."""
+def which_map() -> Evidence:
+    """There is room if LRP beats a random map where maps matter: the code can tell them apart."""
     first, second, random = {}, {}, {}
     for data, name in {"Fashion-MNIST": "fedxds/maps", "CIFAR-10": "fedxds/cifar"}.items():
         first[f"LRP − IG, {data}"] = difference(name, "FedXLRP", "FedXIG")
         for other in ("FedXGrad", "FedXSG"):
             second[f"IG − {other}, {data}"] = difference(name, "FedXIG", other)
+        random[f"raw + noise − IG, {data}"] = difference(name, "raw + noise", "FedXIG")
         random[f"LRP − random map, {data}"] = difference(name, "FedXLRP", "random map")
     sound = difference("fedxds/control", "FedXLRP", "random map", data__spurious=0)
     random["LRP − random map, small digits on photographs"] = sound
-    about = "Accuracy, ten seeds of Fashion-MNIST, five of CIFAR-10."
-    sizes = dict.fromkeys(first, 0.064) | dict.fromkeys(second, 0.0)
-    return judged(first | second, about, sizes, random, room=sound.low > 0)
+    about = (
+        "Accuracy, ten seeds of Fashion-MNIST, five of CIFAR-10, where the size of LRP − IG is "
+        "ours: the paper's is more than sharing all pixels gains over IG."
+    )
+    sizes = {each: POINTS if "CIFAR" in each else 0.064 for each in first}
+    sizes |= {each: 0.011 if "Grad" in each else 0.013 for each in second}
+    return evidence(first | second, about, sizes, random, room=sound.low > 0)
 
 
-@claim("D3", "fedxds", "Table 1", "accuracy grows with the share that is sent, LRP's by 6 points")
-def fraction() -> Verdict:
+@claim("D3", "fedxds", "Table 1", "accuracy grows with the share that is sent, by 6 points")
+def fraction() -> Evidence:
     tests = {
-        m: paired(of("fedxds/maps", method=m), of("fedxds/attribution", method=m))
+        f"{m}, all images − half": paired(
+            of("fedxds/maps", method=m), of("fedxds/attribution", method=m)
+        )
         for m in ("FedXLRP", "FedXIG", "FedXGrad")
     }
-    sizes = dict.fromkeys(tests, 0.0) | {"FedXLRP": 0.06}
-    return judged(tests, "Accuracy with all images − with half, ten seeds.", sizes)
+    room = {"raw + noise − FedXLRP": difference("fedxds/maps", "raw + noise", "FedXLRP")}
+    return evidence(tests, "Accuracy, ten seeds.", 0.06, room)
 
 
 @claim("D4", "fedxds", "§6", "is stable from 60 to 85 % removed, LRP most")
-def sparsification() -> Verdict:
+def sparsification() -> Evidence:
     """Stable if a fall of two points is ruled out, most if other maps fall by more."""
     name, axis, margin = "fedxds/sparsification", "method__removed", 0.02
     ours, others = "FedXLRP", ["FedXIG", "FedXGrad", "random map"]
@@ -686,24 +753,24 @@ def sparsification() -> Verdict:
         f"Accuracy with 85 % removed − with 60 %, {len(none)} seeds. Stable means that a fall of "
         "two points, our margin, is ruled out."
     )
-    return judged(tests, about, beside=beside)
+    return evidence(tests, about, beside=beside)
 
 
 @claim("D5", "fedxds", "§11.1", "warm-up helps sharply up to 10 rounds, little after")
-def warm_up() -> Verdict:
+def warm_up() -> Evidence:
     """Held if the second ten rounds help significantly less than half as much as the first."""
     none, twenty = (of("fedxds/warmup", "late", **{"warm-up rounds": k}) for k in (0, 20))
     ten = of("fedxds/maps", "late", method="FedXLRP")
     tests = {
         "10 − 0 rounds": paired(ten, none),
-        "half of that − (20 − 10 rounds)": paired((ten - none) / 2, twenty - ten),
+        "½ · (10 − 0 rounds) − (20 − 10 rounds)": paired((ten - none) / 2, twenty - ten),
     }
-    about = "Mean accuracy of the last sixteen rounds, ten seeds."
-    return judged(tests, about, beside={"20 − 10 rounds": paired(twenty, ten)})
+    about = 'Mean accuracy of the last sixteen rounds, ten seeds. "Little" is half, our bar.'
+    return evidence(tests, about, beside={"20 − 10 rounds": paired(twenty, ten)})
 
 
 @claim("D6", "fedxds", "Fig. 1-3", "inversion fails where it succeeds on raw images and FedFed's")
-def inversion() -> Verdict:
+def inversion() -> Evidence:
     """To succeed is to be closer than the mean image of a class, at every σ; to fail is not to."""
     name, ssim = "fedxds/privacy", "reconstructed_ssim"
     tests, beside = {}, {}
@@ -718,31 +785,27 @@ def inversion() -> Verdict:
             beside[f"{called} − FedXLRP, σ {sigma}"] = found
     mask = difference(name, "FedXLRP, σ 0.15", "mask alone, σ 0.15", column=ssim)
     beside["FedXLRP − from mask and label alone, σ 0.15"] = mask
-    return judged(tests, "SSIM of reconstructions, five seeds.", beside=beside)
+    return evidence(tests, "SSIM of reconstructions, five seeds.", beside=beside)
 
 
 @claim("D7", "fedxds", "§7", "training is faster and smoother")
-def smoother() -> Verdict:
-    never = 44  # the evaluation after the last one
+def smoother() -> Evidence:
     name = "fedxds/heterogeneity"
-    reached = [
-        of(name, "round_reached", alpha=0.1, method=m).fillna(never) for m in ("FedAvg", "FedXLRP")
-    ]
     tests = {
-        "roughness, FedAvg − FedXLRP": difference(
-            name, "FedAvg", "FedXLRP", column="roughness", alpha=0.1
-        ),
-        "round of 70 %, FedAvg − FedXLRP": paired(*reached),
+        f"{called}, FedAvg − FedXLRP": difference(
+            name, "FedAvg", "FedXLRP", column=column, alpha=0.1
+        )
+        for called, column in {"roughness": "roughness", "round of 70 %": "round_reached"}.items()
     }
     about = (
         "Ten seeds. Roughness is the standard deviation of accuracy's change from one evaluation "
-        f"to the next; the round of 70 % is the first with that accuracy, {never} if none has."
+        "to the next; the round of 70 % is the first with that accuracy."
     )
-    return judged(tests, about)
+    return evidence(tests, about)
 
 
-@claim("D8", "fedxds", "§11.2", "a round is cheaper than FedFed's and FedFTG's, near FedGen's")
-def cheaper() -> Verdict:
+@claim("D8", "fedxds", "§11.2", "a round is cheaper than FedFed's and FedFTG's")
+def cheaper() -> Evidence:
     tests, near = (
         {
             f"{m} − FedXLRP": difference("fedxds/cost", m, "FedXLRP", column="training")
@@ -750,87 +813,156 @@ def cheaper() -> Verdict:
         }
         for others in (("FedFed", "FedFTG"), ("FedGen",))
     )
-    about = 'Seconds a round, five turns. "Near" is not tested: the paper does not say how near.'
-    return judged(tests, about, beside=near)
+    about = (
+        "Seconds a round, pairs of one turn each of five. The paper's is cheaper than FedGen's, "
+        "too, by 6 %; here it is dearer."
+    )
+    return evidence(tests, about, beside=near)
 
 
 # -- the page ----------------------------------------------------------------------------------
 
-NAMES = {
-    "fedrnl": "FedRNL",
-    "xpfl": "XPFL",
-    "fedseit": "FedSeIT",
-    "openfl_xai": "OpenFL-XAI",
-    "fedxds": "FedXDS",
+PAPERS = {
+    "fedrnl": (
+        "FedRNL",
+        "A generator selects words of a review, and a predictor decides by them alone. F1 is "
+        "that of the selected words. FedRNL keeps the encoders of the two close; with FR they "
+        "share one.",
+    ),
+    "xpfl": (
+        "XPFL",
+        "Each client has an autoencoder as teacher: the paper's is masked (GAE), the rival's "
+        "convolutional (CAE). The server fuses each client's model with the average, in "
+        "proportions that ψ sets. A number after a method is the fraction of labels that it "
+        "has; η is the Dirichlet distribution's.",
+    ),
+    "fedseit": (
+        "FedSeIT",
+        "Each client learns five text tasks, one after another, from TREC6, TREC50, TMN or R8 "
+        "(a part of Reuters-21578), and gets the weights of K of others' tasks. λ₂ penalises "
+        "drift of the weights of past tasks. DLS shares dense layers; jointly is one model for "
+        "all tasks.",
+    ),
+    "openfl_xai": ("OpenFL-XAI", "Clients' fuzzy rules are merged in one round."),
+    "fedxds": (
+        "FedXDS",
+        "Clients share the pixels that an attribution selects: FedXLRP, FedXIG, FedXGrad and "
+        "FedXSG are FedXDS with layer-wise relevance propagation, integrated gradients, "
+        "gradients and SmoothGrad. A random map selects as many at random, raw + noise shares "
+        "all pixels. α is the Dirichlet distribution's, σ the noise's.",
+    ),
+}
+
+# What the released code does that the paper does not say, and which figures it accounts for.
+RELEASED = {
+    "FedRNL": "No code was released.",
+    "[XPFL](xpfl/README.md#teacher-alone-personal-models-alone-and-the-released-code)": (
+        "The paper's figures have no numbers. The released code draws the labelled images anew "
+        "in each round, so that most are used with their labels; it records accuracy on the "
+        "clients' own training images; and it scores a tree on the 256 images that it was grown "
+        "on. If the figures come from it, Fig. 7 and 8 are not of test images, and Fig. 9 is "
+        "what any unpruned tree has. Scored on test images, as released and as described are "
+        "both below FedAvg here."
+    ),
+    "[FedSeIT](fedseit/README.md#what-the-released-code-does)": (
+        "In the released code others' weights do not reach the model, and neither masks nor "
+        "heads are trained, so Table 2's leads over FedWeIT cannot be transfer. FedSeIT has a "
+        "trained dense layer before the untrained head, FedWeIT has none. Selecting tasks "
+        "changes nothing, as in Table 2, where SIT3, SIT5 and FedSeIT differ by less than a "
+        "point on R8, TMN, TREC6 and TREC50. A task is tested on some of its classes only."
+    ),
+    "[OpenFL-XAI](openfl_xai/README.md)": (
+        "The published model is that of the released code (F1). The paper does not say that the "
+        "weights of merged rules are averaged. The code adds clients up in an order that "
+        "changes from run to run, so that last digits do, too."
+    ),
+    "[FedXDS](fedxds/README.md#what-the-released-code-does-differently)": (
+        "Its SmoothGrad does not run, so that row of Table 1 comes from other code. In the "
+        "released code integrated gradients and gradients start from all outputs, and LRP from "
+        "all classes of a batch; clients attribute with their own models; the mask is soft. "
+        "With all of it, LRP and integrated gradients are still level here, so this does not "
+        "account for the six points between them in Table 1."
+    ),
 }
 
 
-def outcome(found: Verdict) -> str:
-    """How many differences are significantly above 0, and of the others below their sizes."""
-    if not found.tests:
-        return ""
-    above, below = map(len, significant(found.tests, found.sizes))
-    return f"{above} of {len(found.tests)} above 0, {below} below size"
+def outcome(tests: Iterable[Tested]) -> str:
+    """How many differences are significantly above 0, and how many others below their sizes."""
+    every = list(tests)
+    above, small = sum(each.above for each in every), sum(each.too_small for each in every)
+    return f"{above} of {len(every)} above 0, {small} too small" if every else ""
 
 
-def section(claim: Claim, found: Verdict) -> str:
+def section(claim: Claim, found: Evidence, tests: Mapping[str, Tested]) -> str:
     """The claim, its verdict, the differences that decide, with p, and those beside, without."""
-    account = f"[{NAMES[claim.system]}]({claim.system}/README.md), {claim.where}"
-    text = f"{account}: {claim.text}. **{found.verdict.capitalize()}.** {found.about}"
-    of_size = corrected(found.tests, found.sizes)
+    account = f"[{PAPERS[claim.system][0]}]({claim.system}/README.md), {claim.where}"
+    decided = verdict(tests.values(), found.room).capitalize()
+    text = f"{account}: {claim.text}. **{decided}.** {found.about}"
     rows = []
-    for name, (interval, p, detectable) in tested(found.tests).items():
-        size = found.sizes[name]
-        against = [f"{size:.3f}", shown_p(of_size[name])] if size else ["", ""]
-        rows.append([name, interval, p, *against, detectable])
+    for name, each in tests.items():
+        against = [f"{each.size:.3f}", shown_p(each.p_size)] if each.size else ["", ""]
+        detectable = f"{each.difference.detectable:.3f}"
+        rows.append([name, str(each.difference), shown_p(each.p), *against, detectable])
     rows += [[name, str(each), "", "", "", ""] for name, each in found.beside.items()]
     header = ["difference", "mean, 95 % interval", "p", "size", "p, vs. size", "detectable"]
     return "\n\n".join([f"## {claim.id}", text, *([table(header, rows)] if rows else [])])
 
 
+def listed(texts: Mapping[str, str]) -> str:
+    """A list in Markdown, with names first."""
+    wrapped = partial(textwrap.fill, width=100, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(wrapped(f"- {name}: {text}") for name, text in texts.items())
+
+
 def page() -> str:
-    verdicts = {each: each.decide() for each in CLAIMS}
-    counts = {
-        v: sum(found.verdict == v for found in verdicts.values())
-        for v in (HELD, NOT_HELD, UNDECIDED)
-    }
-    rows = [
-        [
-            f"[{each.id}](#{each.id.lower()})",
-            f"**{found.verdict}**",
-            each.text,
-            f"{NAMES[each.system]}, {each.where}",
-            outcome(found),
-        ]
-        for each, found in verdicts.items()
-    ]
-    sections = "\n\n".join(section(each, found) for each, found in verdicts.items())
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    rows, sections, counts = [], [], dict.fromkeys((HELD, NOT_HELD, UNDECIDED), 0)
+    for system in PAPERS:
+        claims = [each for each in CLAIMS if each.system == system]
+        found = {each.id: each.gather() for each in claims}
+        of_paper = tested(found)
+        for each in claims:
+            evidence, tests = found[each.id], of_paper[each.id]
+            decided = verdict(tests.values(), evidence.room)
+            counts[decided] += 1
+            account = f"{PAPERS[system][0]}, {each.where}"
+            link = f"[{each.id}](#{each.id.lower()})"
+            rows.append([link, f"**{decided}**", each.text, account, outcome(tests.values())])
+            sections.append(section(each, evidence, tests))
+    said = ", ".join(f"{count} {decided}" for decided, count in counts.items())
+    every = "\n\n".join(sections)
+    papers = listed(dict(PAPERS.values()))
     return f"""# What became of the papers' claims
 
 {len(CLAIMS)} claims of the five papers whose methods fedsim has:
 {said}.
 Each claim predicts that certain differences are positive. The last column counts those that are
-significantly above 0 and, of the others, those that are significantly below the predicted size.
-They are listed below the table. Figures, and verdicts where the results can decide, are computed
-from the results in these folders; the experiments' READMEs say more.
+significantly above 0, and those of the others that are significantly smaller than predicted. They
+are listed below. Figures and verdicts are computed from the results in these folders; the
+experiments' READMEs say more.
+
+{table(["claim", "verdict", "in our words", "paper", "differences"], rows)}
+
+{papers}
 
 A − B is a difference in the metric of the claim, over pairs of runs with the same seed (the same
 partition and initial weights), with its 95 % confidence interval, which is not corrected. p is of
 two-tailed paired t-tests that the difference is 0, and that it is of the predicted size, corrected
-for the tests of the claim (Holm); below 0.05 is "significant". "Detectable" is the difference that
-as many pairs detect with a probability of 0.8 in a single test. Rows without p are not tested;
-some show whether the task leaves room.
+for all tests of the paper's claims (Holm); below 0.05 is "significant". The size is the paper's,
+of several rivals its lead over the best, or ours, where the paper gives no number or we say so; it
+is 0 where the column is empty. "Detectable" is the true difference that as many pairs find
+significant four times in five, in a single test. Rows without p are not tested; some of them show
+whether the task leaves room, which means that a better method could score higher.
 
-A claim is "held" if all differences are significantly above 0, however small. It is "not held" if
-one of the others is significantly below its size: the paper's or, where the paper gives no number,
-ours; 0 where the column is empty. It is "not decidable" where a setting, a control or a rival's
-tuning was not run, where nothing shows that the task leaves room for a difference, or where
-intervals are too wide.
+A claim is "not decidable", whatever the differences, if nothing shows that the task leaves room.
+Otherwise it is "held" if all differences are significantly above 0, however small; "not held" if
+one of the others is significantly below its size in the settings that were run; and else "not
+decidable", as intervals are too wide. Each section says which settings were not run.
 
-{table(["claim", "verdict", "in our words", "paper", "differences"], rows)}
+## Released code against paper
 
-{sections}
+{listed(RELEASED)}
+
+{every}
 
 `python experiments/claims.py` writes this page from the results, and a test compares the two.
 """

@@ -32,7 +32,7 @@ def pair(mean: float, sem: float) -> Any:
     return imported("tables").Paired(mean, sem, 5)
 
 
-class TestDecided:
+class TestVerdict:
     ABOVE, BELOW, OPEN = (0.05, 0.005), (-0.05, 0.005), (0.01, 0.01)
 
     @pytest.mark.parametrize(
@@ -55,20 +55,30 @@ class TestDecided:
         sizes: dict[str, float],
         expected: str,
     ) -> None:
+        claims = imported("claims")
         tests = {str(k): pair(*each) for k, each in enumerate(differences)}
-        every = dict.fromkeys(tests, 0.0) | sizes
-        assert imported("claims").decided(tests, every) == expected
+        found = claims.evidence(tests, "", dict.fromkeys(tests, 0.0) | sizes)
+        assert claims.verdict(claims.tested({"Z1": found})["Z1"].values(), room=True) == expected
 
     def test_without_room_nothing_is_decided(self) -> None:
-        judged, tests = imported("claims").judged, {"a": pair(*self.BELOW)}
-        assert judged(tests, "").verdict == "not held"
-        assert judged(tests, "", room=False).verdict == "not decidable"
+        claims = imported("claims")
+        for mean, sem in (self.ABOVE, self.BELOW):
+            tests = claims.tested({"Z1": claims.evidence({"a": pair(mean, sem)}, "")})["Z1"]
+            assert claims.verdict(tests.values(), room=False) == "not decidable"
 
-    def test_more_tests_need_more(self) -> None:
-        alone, one = {"a": pair(0.032, 0.01)}, pair(0.031, 0.01)
-        decided = imported("claims").decided
-        assert decided(alone, {"a": 0}) == "held"
-        assert decided({**alone, "b": one}, {"a": 0, "b": 0}) == "not decidable"
+    def test_more_tests_of_a_paper_need_more(self) -> None:
+        claims = imported("claims")
+        found = {"Z1": claims.evidence({"a": pair(0.032, 0.01)}, "")}
+        assert claims.verdict(claims.tested(found)["Z1"].values(), room=True) == "held"
+        found["Z2"] = claims.evidence({"a": pair(0.031, 0.01)}, "")
+        for tests in claims.tested(found).values():
+            assert claims.verdict(tests.values(), room=True) == "not decidable"
+
+    def test_a_claim_without_tests_is_held(self) -> None:
+        claims = imported("claims")
+        found = {"Z1": claims.Evidence("Equal."), "Z2": claims.evidence({"a": pair(1, 0.1)}, "")}
+        assert claims.tested(found)["Z1"] == {}
+        assert claims.verdict([], room=True) == "held"
 
 
 def test_a_paired_difference_is_that_of_scipy() -> None:
@@ -96,13 +106,15 @@ def test_pairs_are_of_what_both_have() -> None:
 
 def test_a_section_has_what_was_tested_and_what_was_not() -> None:
     claims = imported("claims")
-    found = claims.judged({"a": pair(0.01, 0.01)}, "Five seeds.", 0.04, {"b": pair(0.1, 0.01)})
+    found = claims.evidence({"a": pair(0.01, 0.01)}, "Five seeds.", 0.04, {"b": pair(0.1, 0.01)})
     each = claims.Claim("Z1", "xpfl", "Fig. 1", "is better", lambda: found)
-    first, second = claims.section(each, found).splitlines()[-2:]
-    assert "is better. **Not held.** Five seeds." in claims.section(each, found)
+    tests = claims.tested({"Z1": found})["Z1"]
+    text = claims.section(each, found, tests)
+    first, second = text.splitlines()[-2:]
+    assert "is better. **Not held.** Five seeds." in text
     assert first == "| a | +0.010 (−0.018 to +0.038) | 0.3739 | 0.040 | 0.0399 | 0.038 |"
     assert second == "| b | +0.100 (+0.072 to +0.128) |  |  |  |  |"
-    assert claims.outcome(found) == "0 of 1 above 0, 1 below size"
+    assert claims.outcome(tests.values()) == "0 of 1 above 0, 1 too small"
 
 
 def test_the_detectable_difference_is_detected_four_times_in_five() -> None:
