@@ -272,23 +272,22 @@ def clients() -> Evidence:
 
 @claim("R5", "fedrnl", "Fig. 4", "soft sharing beats hard sharing, most with 4 clients")
 def soft_and_hard() -> Evidence:
-    """With four clients, where the paper's FedRNL is 0.081 above FR."""
+    """With four clients, where the paper's FedRNL is above FR by 0.081, and by 0.010 in F1."""
     reviews = {"one aspect in a review": "fedrnl/methods", "all aspects": "fedrnl/mixed"}
-    tests, beside = (
-        {
-            f"{score}, {what}": difference(name, "FedRNL", "FR", column=column, domain="beer")
-            for what, name in reviews.items()
-        }
-        for score, column in SCORES.items()
-    )
+    size = {"accuracy": POINTS, "F1": 0.01}
+    tests, beside, sizes = {}, {}, {}
     for score, column in SCORES.items():
+        for what, grid in reviews.items():
+            name = f"{score}, {what}"
+            tests[name] = difference(grid, "FedRNL", "FR", column=column, domain="beer")
+            sizes[name] = size[score]
         longer = difference("fedrnl/sixty", "FedRNL", "FR", column=column)
         beside[f"{score}, one aspect in a review, 60 rounds, five seeds"] = longer
     about = (
         "FedRNL − FR (hard sharing) with four clients, eight seeds. Twelve and 40 clients were "
-        "not run. The size is ours: the paper's 0.081 would be an accuracy above 1."
+        "not run. The size of accuracy is ours: with the paper's 0.081 it would be above 1."
     )
-    return evidence(tests, about, POINTS, beside)
+    return evidence(tests, about, sizes, beside)
 
 
 @claim("R6", "fedrnl", "Table 3", "Frobenius is the best of four distances")
