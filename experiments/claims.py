@@ -169,12 +169,12 @@ class Tested(NamedTuple):
 def tested(found: Mapping[str, Evidence]) -> dict[str, dict[str, Tested]]:
     """The tests of one paper's claims, by the claim's id and the test's name."""
     flat = [(id, name) for id, each in found.items() for name in each.tests]
-    paired = [found[id].tests[name] for id, name in flat]
+    differences = [found[id].tests[name] for id, name in flat]
     sizes = [found[id].sizes[name] for id, name in flat]
-    of_zero = holm(each.p() for each in paired)
-    of_size = holm(each.p(size) for each, size in zip(paired, sizes, strict=True))
+    of_zero = holm(each.p() for each in differences)
+    of_size = holm(each.p(size) for each, size in zip(differences, sizes, strict=True))
     outcomes: dict[str, dict[str, Tested]] = {id: {} for id in found}
-    for (id, name), *values in zip(flat, paired, sizes, of_zero, of_size, strict=True):
+    for (id, name), *values in zip(flat, differences, sizes, of_zero, of_size, strict=True):
         outcomes[id][name] = Tested(*values)
     return outcomes
 
@@ -195,8 +195,8 @@ def verdict(tests: Iterable[Tested], room: bool) -> str:
 
 def above_zero(differences: Differences) -> list[bool]:
     """Which of them are, at p < 0.05, corrected for their number."""
-    p = holm(each.p() for each in differences.values())
-    return [of < 0.05 and each.mean > 0 for each, of in zip(differences.values(), p, strict=True)]
+    each = differences.values()
+    return [p < 0.05 and d.mean > 0 for d, p in zip(each, holm(d.p() for d in each), strict=True)]
 
 
 POINTS = 0.02  # what counts as beating, where a figure of the paper has no numbers
