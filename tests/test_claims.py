@@ -57,27 +57,32 @@ class TestVerdict:
     ) -> None:
         claims = imported("claims")
         tests = {str(k): pair(*each) for k, each in enumerate(differences)}
-        found = claims.evidence(tests, "", dict.fromkeys(tests, 0.0) | sizes)
-        assert claims.verdict(claims.tested({"Z1": found})["Z1"].values(), room=True) == expected
+        found = claims.Evidence(tests, "", dict.fromkeys(tests, 0.0) | sizes)
+        assert (
+            claims.verdict(claims.corrected({"Z1": found})["Z1"].values(), room=True) == expected
+        )
 
     def test_without_room_nothing_is_decided(self) -> None:
         claims = imported("claims")
         for mean, sem in (self.ABOVE, self.BELOW):
-            tests = claims.tested({"Z1": claims.evidence({"a": pair(mean, sem)}, "")})["Z1"]
+            tests = claims.corrected({"Z1": claims.Evidence({"a": pair(mean, sem)}, "")})["Z1"]
             assert claims.verdict(tests.values(), room=False) == "not decidable"
 
     def test_more_tests_of_a_paper_need_more(self) -> None:
         claims = imported("claims")
-        found = {"Z1": claims.evidence({"a": pair(0.032, 0.01)}, "")}
-        assert claims.verdict(claims.tested(found)["Z1"].values(), room=True) == "held"
-        found["Z2"] = claims.evidence({"a": pair(0.031, 0.01)}, "")
-        for tests in claims.tested(found).values():
+        found = {"Z1": claims.Evidence({"a": pair(0.032, 0.01)}, "")}
+        assert claims.verdict(claims.corrected(found)["Z1"].values(), room=True) == "held"
+        found["Z2"] = claims.Evidence({"a": pair(0.031, 0.01)}, "")
+        for tests in claims.corrected(found).values():
             assert claims.verdict(tests.values(), room=True) == "not decidable"
 
     def test_a_claim_without_tests_is_held(self) -> None:
         claims = imported("claims")
-        found = {"Z1": claims.Evidence("Equal."), "Z2": claims.evidence({"a": pair(1, 0.1)}, "")}
-        assert claims.tested(found)["Z1"] == {}
+        found = {
+            "Z1": claims.Evidence({}, "Equal."),
+            "Z2": claims.Evidence({"a": pair(1, 0.1)}, ""),
+        }
+        assert claims.corrected(found)["Z1"] == {}
         assert claims.verdict([], room=True) == "held"
 
 
@@ -106,10 +111,10 @@ def test_pairs_are_of_what_both_have() -> None:
 
 def test_a_section_has_what_was_tested_and_what_was_not() -> None:
     claims = imported("claims")
-    found = claims.evidence({"a": pair(0.01, 0.01)}, "Five seeds.", 0.04, {"b": pair(0.1, 0.01)})
+    found = claims.Evidence({"a": pair(0.01, 0.01)}, "Five seeds.", 0.04, {"b": pair(0.1, 0.01)})
     each = claims.Claim("Z1", "xpfl", "Fig. 1", "is better", lambda: found)
-    tests = claims.tested({"Z1": found})["Z1"]
-    text = claims.section(each, found, tests)
+    tests = claims.corrected({"Z1": found})["Z1"]
+    text = claims.section(each, found, tests, claims.verdict(tests.values(), found.room))
     first, second = text.splitlines()[-2:]
     assert "is better. **Not held.** Five seeds." in text
     assert first == "| a | +0.010 (−0.018 to +0.038) | 0.3739 | 0.040 | 0.0399 | 0.038 |"
