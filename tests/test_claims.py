@@ -86,6 +86,10 @@ class TestVerdict:
         assert claims.verdict([], room=True) == "held"
 
 
+def test_only_the_published_rule_base_is_decided_by_a_test_of_fedsims_own() -> None:
+    assert [e.id for e in imported("claims").CLAIMS if not e.gather().tests] == ["F1"]
+
+
 def test_a_paired_difference_is_that_of_scipy() -> None:
     rng = np.random.default_rng(1)
     ours, theirs = pd.Series(rng.normal(1, 1, 6)), pd.Series(rng.normal(size=6))
