@@ -25,7 +25,7 @@ from fedsim.federation import (
     SecureAggregation,
     cohort_size,
 )
-from fedsim.federation.context import scaled
+from fedsim.federation.context import WorkerContext, scaled
 from fedsim.federation.federation import RESERVED
 from fedsim.methods.learns import Problem
 from fedsim.objectives import VALIDATION, Objective
@@ -34,7 +34,7 @@ from fedsim.records import TESTED, check_stopping
 from fedsim.registry import MAIN, Config
 from fedsim.results.loggers import check_loggers
 from fedsim.rng import keyed_rng, keyed_torch_rng
-from fedsim.training import lacks_memory
+from fedsim.training import Hooks, TrainingJob, has_batch_norm, lacks_memory
 from fedsim.training.private import check_examples_apart
 
 
@@ -115,8 +115,11 @@ def prepare(
         attack=None if experiment.adversaries is None else experiment.adversaries.attack,
     )
     network = _try_model(spec)
-    if privacy is not None and of_clients is None:
+    if spec.privacy is not None:
         check_examples_apart(network)
+    if any(p.requires_grad for p in network.parameters()):
+        _check_batch_norm(experiment, splits, network)
+        _try_training(spec, dataset, splits)
     if of_clients is not None:
         _check_no_running_stats(network, experiment.model.name)
     experiment.method.check_data(dataset, splits, network)
@@ -338,6 +341,63 @@ def _try_model(spec: RunSpec) -> nn.Module:
             f"objective.name={spec.objective.name} needs {(1, spec.outputs)}"
         )
     return network
+
+
+def _check_batch_norm(experiment: Experiment, splits: ClientSplits, network: nn.Module) -> None:
+    """Refuse batches, and clients, of a single example where there is batch norm."""
+    train, method = experiment.train, experiment.method
+    if not has_batch_norm(network):
+        return
+    if train.batch_size == 1:
+        raise ExperimentError(
+            f"train.batch_size=1: model.name={experiment.model.name} has batch norm, which needs "
+            "two examples in a batch"
+        )
+    if train.on_client_error == "skip" or not (method.trains_clients and method.needs_labels):
+        return
+    few = np.flatnonzero(splits.train.lengths < 2)
+    if len(few):
+        raise ExperimentError(
+            f"partition: client {few[0]} has one labelled training example, and batch norm needs "
+            f"two ({len(few)} of {len(splits)} clients have one); raise partition.min_samples or "
+            "lower partition.clients, or set train.on_client_error=skip"
+        )
+
+
+def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None:
+    """Make a local step on a few examples, as the `train` and `privacy` sections say.
+
+    Raises:
+        ExperimentError: the network cannot be trained so.
+    """
+    rows = splits.train.values[: min(4, spec.train.batch_size)]
+    name = f"model.name={spec.model.name}"
+    with keyed_torch_rng(spec.seed, "try training"):
+        try:
+            context = WorkerContext(spec, dataset, splits, torch.device("cpu"))
+            if len(rows) < 1 + context.model.has_batch_norm:
+                return
+            few, privacy = context.examples(rows), spec.privacy
+            job = TrainingJob(
+                *(context.model.vector.clone(), few.x, few.y, spec.train.lr(1), 1),
+                *(np.random.default_rng(0), Hooks(spec.objective.loss)),
+                most_steps=1,
+                privacy=None if privacy is None else (privacy.clip, privacy.noise_multiplier),
+            )
+            context.train(job)
+        except (FedsimError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # of the user's own code
+            what = (
+                "there is not enough memory to train it"
+                if lacks_memory(error)
+                else (
+                    "it has no gradient of a single example, which privacy.level=example needs"
+                    if spec.privacy is not None
+                    else f"it cannot be trained by objective.name={spec.objective.name}"
+                )
+            )
+            raise ExperimentError(f"{name}: {what}: {in_own_code(error)}") from error
 
 
 def _check_no_running_stats(network: nn.Module, name: str) -> None:

@@ -31,6 +31,31 @@ def normalised(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return Classifier(hidden, nn.Linear(32, outputs))
 
 
+def only_evaluates(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A network that raises in training."""
+
+    class OnlyEvaluates(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                raise RuntimeError("not in training")
+            return super().forward(x.flatten(1))
+
+    return OnlyEvaluates(math.prod(shape), outputs)
+
+
+def looks_at_others(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A network whose outputs depend on the other examples of a batch, of which it needs two."""
+
+    class LooksAtOthers(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and len(x) < 2:
+                raise ValueError("one example")
+            x = x.flatten(1)
+            return super().forward(x - x.mean(dim=0))
+
+    return LooksAtOthers(math.prod(shape), outputs)
+
+
 class LinearLoss(Classification):
     """A loss that is linear in the logits: of a linear network, gradients are always the same."""
 

@@ -19,6 +19,7 @@ from fedsim.objectives import Batch, Objective, evaluate, of_validation, scores_
 from fedsim.rng import keyed_rng
 from fedsim.training import (
     Context,
+    Draw,
     FlatModel,
     Hooks,
     Loss,
@@ -242,6 +243,7 @@ class Client:
         quadratic: float = 0.0,
         perturb: Perturbation | None = None,
         part: slice | None = None,
+        draw: Draw | None = None,
         context: Context | None = None,
         data: Examples | None = None,
         epochs: int | None = None,
@@ -267,6 +269,11 @@ class Client:
             perturb: (g, w, context) -> ε: the gradient is taken at w + ε, and the step made from
                 w.
             part: range of the flat vector that is trained, by default all; see `FlatModel.part`.
+            draw: (x, y) -> (rows, whole): what the loss finds in its context for this batch, by
+                name: tensors with a row for each example, and tensors for the whole batch. Random
+                draws, and counts of batches, belong here: it is called once for each batch, while
+                the loss is called for each of its parts (`train.accumulate`). Its clients are
+                trained one by one.
             context: vectors that these functions need, (P,) or (size,) each.
             data: examples to train on; by default the client's labelled examples.
             epochs: passes over the examples; by default those of `train.local_epochs`, or
@@ -277,7 +284,7 @@ class Client:
             (size,) the trained weights.
         """
         examples = self.data if data is None else data
-        hooks = Hooks(loss or self.objective.loss, perturb, part or slice(None))
+        hooks = Hooks(loss or self.objective.loss, perturb, part or slice(None), draw)
         rng = self.rng("batches")
         most_steps = None
         if epochs is None:

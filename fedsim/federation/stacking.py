@@ -123,6 +123,8 @@ def _different(jobs: Sequence[TrainingJob]) -> str | None:
     first = jobs[0]
     if not all(job.hooks.same_as(first.hooks) for job in jobs):
         return "clients have different functions (loss, perturb) or parts"
+    if first.hooks.draw is not None:
+        return "the loss draws something for each batch"
     if first.privacy is not None:
         return "privacy.level=example takes a gradient of each example"
     if any(job.context.keys() != first.context.keys() for job in jobs):

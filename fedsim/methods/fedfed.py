@@ -30,7 +30,7 @@ from fedsim.methods.sharing import PoolMethod, label_type
 from fedsim.models.autoencoder import Autoencoder
 from fedsim.objectives import Classification
 from fedsim.registry import Config
-from fedsim.training import FlatModel, Loss, Train
+from fedsim.training import Context, Draw, FlatModel, Train
 
 SCARCE = 0.2  # of the mean number of examples; a client with less has few examples
 SKEWED = 0.7  # of a client's examples; with more in one class, its labels are skewed
@@ -320,8 +320,10 @@ class FedFed(PoolMethod[FedFedState]):
         pixels: Tensor,
     ) -> Update:
         """(client) As in FedAvg, on local data and the pool."""
-        loss = self.mixed(client, (shared1, shared2), labels, pixels) if len(labels) else None
-        trained = client.train(weights, loss=loss)
+        loss, draw = None, None
+        if len(labels):
+            loss, draw = with_pool, self.mixed(client, (shared1, shared2), labels, pixels)
+        trained = client.train(weights, loss=loss, draw=draw)
         weight = client.num_samples if self.average == "samples" else 1
         return Update(weights=trained, weight=weight)
 
@@ -411,25 +413,27 @@ class FedFed(PoolMethod[FedFedState]):
 
     def mixed(
         self, client: Client, pools: tuple[Tensor, Tensor], labels: Tensor, pixels: Tensor
-    ) -> Loss:
-        """The loss of local examples, each with one item of either pool, in one forward pass.
-
-        It differs between clients, because each draws from the pool in its own order.
-        """
+    ) -> Draw:
+        """One item of either pool beside each local example, in an order of the client's own."""
         n, held = client.num_samples, labels.cpu().numpy()
         draws = [balanced(held, n, client.rng(f"pool/{i}")) for i in range(len(pools))]
 
-        def loss(network: nn.Module, x: Tensor, y: Tensor, _: Mapping[str, Tensor]) -> Tensor:
-            inputs, targets = [x], [y]
-            for pool, drawn in zip(pools, draws, strict=True):
+        def draw(x: Tensor, y: Tensor) -> tuple[Context, Context]:
+            found = {}
+            for i, (pool, drawn) in enumerate(zip(pools, draws, strict=True), start=1):
                 rows = torch.tensor(list(islice(drawn, len(y))), device=x.device)
-                inputs.append(to_network(pool[rows], pixels))
-                targets.append(labels[rows].long())
-            logits = network(torch.cat(inputs))
-            losses = cross_entropy(logits, torch.cat(targets), reduction="none")
-            return losses.view(len(inputs), -1).mean(dim=0)
+                found[f"x{i}"] = to_network(pool[rows], pixels)
+                found[f"y{i}"] = labels[rows].long()
+            return found, {}
 
-        return loss
+        return draw
+
+
+def with_pool(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+    """(B,) mean cross-entropy of each local example and its two items, in one forward pass."""
+    logits = network(torch.cat([x, context["x1"], context["x2"]]))
+    targets = torch.cat([y, context["y1"], context["y2"]])
+    return cross_entropy(logits, targets, reduction="none").view(3, -1).mean(dim=0)
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.models import Classifier
 from fedsim.objectives import Classification
-from fedsim.training import Context, FlatModel, Loss
+from fedsim.training import Context, Draw, FlatModel, Loss
 
 Noise = Literal["uniform", "gaussian"]
 Counts = NDArray[np.int32]
@@ -158,11 +158,12 @@ class FedGen(Method[FedGenState]):
         if generator is None or classes is None:
             trained = client.train(weights)
         else:
-            trained = client.train(weights, loss=self.taught(client, generator, classes))
+            loss, draw = self.taught(client, generator, classes)
+            trained = client.train(weights, loss=loss, draw=draw)
         return {"weights": trained, "counts": label_counts(client)}
 
-    def taught(self, client: Client, generator: Tensor, classes: Tensor) -> Loss:
-        """(client) The loss of each example, with G's two terms."""
+    def taught(self, client: Client, generator: Tensor, classes: Tensor) -> tuple[Loss, Draw]:
+        """(client) The loss of each example, with G's two terms, and what these draw."""
         G = client.network("generator", self.build(client.model))
         G.load(generator)
         G.module.eval()
@@ -178,23 +179,29 @@ class FedGen(Method[FedGenState]):
         taught_steps = self.teaching_epochs * (math.ceil(n / B) - alone)
         step, objective = itertools.count(), classification(client)
 
+        @torch.no_grad()
+        def draw(x: Tensor, y: Tensor) -> tuple[Context, Context]:
+            if next(step) >= taught_steps:
+                return {}, {}
+            drawn = torch.from_numpy(rng.choice(held, self.generator_batch_size)).to(y.device)
+            labels = torch.cat([y, drawn])
+            z = G.module(self.draw_noise(rng, len(labels), y.device), labels)
+            return {"z": z[: len(y)]}, {"free": z[len(y) :], "drawn": drawn}
+
         def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
             assert isinstance(network, Classifier)
             losses, _, logits = objective.forward(network, x, y)
-            if next(step) >= taught_steps:
+            if "drawn" not in context:
                 return losses
-            drawn = torch.from_numpy(rng.choice(held, self.generator_batch_size)).to(y.device)
-            labels = torch.cat([y, drawn])
-            with torch.no_grad():
-                z = G.module(self.draw_noise(rng, len(labels), y.device), labels)
-            generated = head(network)(z)
+            drawn = context["drawn"]
+            generated = head(network)(torch.cat([context["z"], context["free"]]))
             target, free = generated[: len(y)].detach(), generated[len(y) :]
             p = logits.log_softmax(dim=1), target.log_softmax(dim=1)
             divergence = kl_div(*p, reduction="none", log_target=True).sum(dim=1)
             ratio = self.generator_batch_size / B
             return losses + a * ratio * cross_entropy(free, drawn) + b * divergence
 
-        return loss
+        return loss, draw
 
     def train_generator(
         self, fed: Federation, state: FedGenState, models: Sequence[Vector], counts: Counts

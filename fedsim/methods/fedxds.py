@@ -35,7 +35,7 @@ from fedsim.methods.pixels import pixel_range, to_pixels
 from fedsim.methods.sharing import PoolMethod, label_type
 from fedsim.objectives import Classification
 from fedsim.privacy.gaussian import analytic_sigma, clip, guarantee
-from fedsim.training import Loss, Train, logits
+from fedsim.training import Context, Draw, Train, logits
 
 Pool = NDArray[Any]  # float32, or uint8 levels
 AUGMENTATIONS: Mapping[str, Callable[[Tensor, np.random.Generator], Tensor]] = {
@@ -283,12 +283,13 @@ class FedXDS(PoolMethod[FedXDSState]):
         self, client: Client, weights: Tensor, shared: Tensor, labels: Tensor, levels: Tensor
     ) -> Update:
         """(client) As in FedAvg, on local data and the pool."""
-        loss: Loss | None = None  # the objective's
+        loss, draw = None, None  # the objective's
         if len(labels):
-            loss = self.both(client, shared, labels, levels)
+            loss, draw = local_and_pool, self.both(client, shared, labels, levels)
         elif self.augment != "none":
-            loss = self.local(client)
-        return Update(weights=client.train(weights, loss=loss), weight=client.num_samples)
+            loss, draw = augmented_loss, self.local(client)
+        trained = client.train(weights, loss=loss, draw=draw)
+        return Update(weights=trained, weight=client.num_samples)
 
     # -- within --------------------------------------------------------------------------------
 
@@ -392,33 +393,34 @@ class FedXDS(PoolMethod[FedXDSState]):
                 "convolutional model"
             )
 
-    def both(self, client: Client, shared: Tensor, labels: Tensor, levels: Tensor) -> Loss:
-        """Cross-entropy of each local example, plus the mean of a batch of the pool.
-
-        It differs between clients, because each has its own order of the pool.
-        """
+    def both(self, client: Client, shared: Tensor, labels: Tensor, levels: Tensor) -> Draw:
+        """A batch of the pool beside each local one; each client has its own order of the pool."""
         rows = cycle(len(labels), client.rng("pool"))
         size = min(client.settings.batch_size, len(labels))
         local = self.local(client)
 
-        def loss(
-            network: nn.Module, x: Tensor, y: Tensor, context: Mapping[str, Tensor]
-        ) -> Tensor:
+        def draw(x: Tensor, y: Tensor) -> tuple[Context, Context]:
             drawn = torch.tensor(list(islice(rows, size)), device=x.device)
-            images = decode(shared[drawn], levels)
-            of_pool = cross_entropy(network(images), labels[drawn].long())
-            return local(network, x, y, context) + of_pool
+            pool = {"pool": decode(shared[drawn], levels), "labels": labels[drawn].long()}
+            return local(x, y)[0], pool
 
-        return loss
+        return draw
 
-    def local(self, client: Client) -> Loss:
-        """Cross-entropy of local images, augmented anew in each batch."""
+    def local(self, client: Client) -> Draw:
+        """Local images, augmented anew in each batch."""
         augmented, rng = AUGMENTATIONS[self.augment], client.rng("augment")
+        return lambda x, y: ({"x": augmented(x, rng)}, {})
 
-        def loss(network: nn.Module, x: Tensor, y: Tensor, _: Mapping[str, Tensor]) -> Tensor:
-            return cross_entropy(network(augmented(x, rng)), y, reduction="none")
 
-        return loss
+def augmented_loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+    """(B,) cross-entropy of augmented images."""
+    return cross_entropy(network(context["x"]), y, reduction="none")
+
+
+def local_and_pool(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+    """(B,) cross-entropy of each local example, plus the mean of a batch of the pool."""
+    of_pool = cross_entropy(network(context["pool"]), context["labels"])
+    return augmented_loss(network, x, y, context) + of_pool
 
 
 def label_table(sent: Mapping[int, Mapping[str, Any]]) -> list[dict[str, int]]:

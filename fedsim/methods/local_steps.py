@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.federation import Client, Examples
 from fedsim.objectives.objective import EVALUATION_BATCH
-from fedsim.training import epoch_order, in_precision
+from fedsim.training import epoch_order, in_precision, part_sizes
 
 
 def batches_of(client: Client) -> Iterator[Examples]:
@@ -49,8 +49,8 @@ def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, f
     model.load(weights)
     model.train()
     g, total = torch.zeros(model.num_parameters, device=client.device), 0.0
-    size = min(EVALUATION_BATCH, -(-len(data) // settings.accumulate))
-    parts = (torch.split(part, size) for part in (data.x, data.y))
+    sizes = part_sizes(model, len(data), settings.accumulate, EVALUATION_BATCH)
+    parts = (torch.split(part, sizes) for part in (data.x, data.y))
     for x, y in zip(*parts, strict=True):
         with in_precision(settings, client.device):
             losses = client.objective.loss(model.module, model.arranged(x), y, {})

@@ -54,6 +54,7 @@ class Method(Component, ABC, Generic[S]):
         learns: the models, objectives and sequences of tasks that it can learn.
         has_global_model: whether the server obtains a global model.
         trains_clients: whether clients train the experiment's model.
+        needs_labels: whether clients train on their labelled examples alone.
         averages: whether the server averages clients' updates (`Federation.mean`), which is what
             the sections `aggregation` and `adversaries` are about.
         private_by_example: whether DP-SGD in `Client.train` covers all that clients compute from
@@ -66,6 +67,7 @@ class Method(Component, ABC, Generic[S]):
     learns: ClassVar[Learns] = Learns()
     has_global_model: ClassVar[bool] = True
     trains_clients: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     averages: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = True

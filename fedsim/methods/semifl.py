@@ -27,7 +27,7 @@ from fedsim.methods.learns import Learns
 from fedsim.methods.method import Method, State, methods
 from fedsim.objectives import Classification
 from fedsim.registry import Config
-from fedsim.training import Context, Hooks, Loss, Optimizer, TrainingJob, train
+from fedsim.training import Context, Draw, Hooks, Optimizer, TrainingJob, train
 
 BATCH = 250  # images at once in inference
 
@@ -98,6 +98,7 @@ class SemiFL(Method[SemiFLState]):
     learns: ClassVar[Learns] = Learns(
         objectives=(Classification,), task_sequences="no", dp_compatible=False
     )
+    needs_labels: ClassVar[bool] = False
     threshold: float = Field(0.95, ge=0, le=1)
     alpha: float = Field(0.75, gt=0)
     momentum: float = Field(0.5, ge=0, lt=1)
@@ -156,8 +157,11 @@ class SemiFL(Method[SemiFLState]):
         )
         rng = fed.rng("augment")
 
+        def draw(x: Tensor, y: Tensor) -> tuple[Context, Context]:
+            return {"weak": weak(x, rng)}, {}
+
         def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-            return cross_entropy(network(weak(x, rng)), y, reduction="none")
+            return cross_entropy(network(context["weak"]), y, reduction="none")
 
         job = TrainingJob(
             weights=fed.tensor(weights),
@@ -166,7 +170,7 @@ class SemiFL(Method[SemiFLState]):
             lr=settings.lr(fed.round),
             epochs=self.server.epochs,
             rng=fed.rng("batches"),
-            hooks=Hooks(loss),
+            hooks=Hooks(loss, draw=draw),
         )
         trained = train(fed.model, job, settings)
         fed.log(server_loss=trained.loss)
@@ -186,8 +190,9 @@ class SemiFL(Method[SemiFLState]):
         client.report(pseudo_labels=kept)
         if kept == 0 or (kept == 1 and client.model.has_batch_norm):
             return Update()  # excluded from the mean
-        loss = self.loss(x, y, client.rng("augment"))
-        trained = client.train(weights, loss=loss, data=Examples(x[sure], y[sure]))
+        draw = self.draw(x, y, client.rng("augment"))
+        data = Examples(x[sure], y[sure])
+        trained = client.train(weights, loss=fix_and_mix, draw=draw, data=data)
         return Update(delta=client.parameters(trained - weights))
 
     @torch.no_grad()
@@ -199,22 +204,28 @@ class SemiFL(Method[SemiFLState]):
         probability, y = torch.cat([network(batch).softmax(dim=1) for batch in batches]).max(dim=1)
         return y, probability >= self.threshold
 
-    def loss(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Loss:
-        """The loss of «fix» examples; «mix» examples are drawn from the same client's images."""
+    def draw(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Draw:
+        """Augmented `fix` examples, and `mix` examples from the same client's images."""
 
-        def loss(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+        def draw(x: Tensor, y: Tensor) -> tuple[Context, Context]:
             drawn: NDArray[np.int64] = rng.integers(len(images), size=len(x))
             others = torch.from_numpy(drawn).to(x.device)
             lam = rng.beta(self.alpha, self.alpha)
             mixed = lam * weak(x, rng) + (1 - lam) * weak(images[others], rng)
-            logits = network(mixed)
-            return (
-                cross_entropy(network(strong(x, rng)), y, reduction="none")
-                + lam * cross_entropy(logits, y, reduction="none")
-                + (1 - lam) * cross_entropy(logits, labels[others], reduction="none")
-            )
+            rows = {"mixed": mixed, "strong": strong(x, rng), "others": labels[others]}
+            return rows, {"lam": torch.tensor(lam)}
 
-        return loss
+        return draw
+
+
+def fix_and_mix(network: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
+    """(B,) CE of `fix` examples, and λ·CE(y) + (1 − λ)·CE(y') of `mix` examples."""
+    lam, logits = context["lam"], network(context["mixed"])
+    return (
+        cross_entropy(network(context["strong"]), y, reduction="none")
+        + lam * cross_entropy(logits, y, reduction="none")
+        + (1 - lam) * cross_entropy(logits, context["others"], reduction="none")
+    )
 
 
 def _batches(x: Tensor) -> tuple[Tensor, ...]:

@@ -1,9 +1,10 @@
 """Local training on a flat vector of weights."""
 
-from fedsim.training.flat import FlatModel, WithLoss, representation
+from fedsim.training.flat import FlatModel, WithLoss, has_batch_norm, lacks_memory, representation
 from fedsim.training.initial import load_weights
 from fedsim.training.local import (
     Context,
+    Draw,
     Hooks,
     Loss,
     Optimizer,
@@ -15,17 +16,18 @@ from fedsim.training.local import (
     epoch_order,
     in_precision,
     logits,
+    part_sizes,
     train,
     with_terms,
 )
 from fedsim.training.stack import (
     Stack,
     choose_stack_size,
-    lacks_memory,
 )
 
 __all__ = [
     "Context",
+    "Draw",
     "FlatModel",
     "Hooks",
     "Loss",
@@ -39,10 +41,12 @@ __all__ = [
     "WithLoss",
     "choose_stack_size",
     "epoch_order",
+    "has_batch_norm",
     "in_precision",
     "lacks_memory",
     "load_weights",
     "logits",
+    "part_sizes",
     "representation",
     "train",
     "with_terms",

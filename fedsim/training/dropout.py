@@ -1,4 +1,4 @@
-"""Dropout that draws the same masks for a client alone and in a stack."""
+"""Dropout under `vmap`: the same masks for a client alone and in a stack; one for each example."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 @dataclass
 class Draws:
-    """The sources of a stack's masks.
+    """The sources of masks under `vmap`, over a stack's clients or the examples of a batch.
 
     Args:
-        generators: one for each client of the stack.
-        counts: number of each client's rows in the batch that are not padding.
+        generators: one for each client of the stack, or None for torch's global one.
+        counts: number of each one's rows in the batch that are not padding.
     """
 
-    generators: Sequence[torch.Generator]
+    generators: Sequence[torch.Generator | None]
     counts: Sequence[int]
 
 
@@ -29,7 +29,7 @@ _draws: Draws | None = None  # of the current stack in this process
 
 @contextmanager
 def drawing(draws: Draws) -> Iterator[None]:
-    """Context in which dropout under `vmap` draws each client's masks from its own generator."""
+    """Context in which dropout under `vmap` draws the masks of each from its own generator."""
     global _draws
     _draws = draws
     try:

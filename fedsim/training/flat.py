@@ -95,6 +95,19 @@ class _Among:
         return self
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error means out of memory, which must not change what is computed."""
+    words = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        word in words for word in ("out of memory", "can't allocate", "alloc_failed")
+    )
+
+
+def has_batch_norm(network: nn.Module) -> bool:
+    """Whether a network has batch norm, which mixes the examples of a batch and takes two."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
+
+
 class FlatModel:
     """A module whose trainable parameters and float buffers are views of one vector.
 
@@ -147,9 +160,7 @@ class FlatModel:
         self._modules = list(self.module.modules())
         self._among: _Among | None = None
         self._takes_channels_last: bool | None = None  # not tried yet
-        self.has_batch_norm = any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules()
-        )
+        self.has_batch_norm = has_batch_norm(self.module)
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of a vector of `size` (or, without the buffers, of P) entries, by layer name."""

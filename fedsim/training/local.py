@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,9 @@ from fedsim.training.private import PerExample, draw_batch, noise, sampling_rate
 Context = Mapping[str, Tensor]
 # (network, inputs (B, ...), labels or targets (B,), context) -> losses (B,), one per example.
 Loss = Callable[[nn.Module, Tensor, Tensor, Context], Tensor]
+# (inputs (B, ...), labels (B,)) -> what the losses of a batch need: by name, tensors with a row
+# for each example, and tensors for the whole batch.
+Draw = Callable[[Tensor, Tensor], tuple[Context, Context]]
 # (gradient g (P,), parameters w (P,), context) -> ε (P,). It must work over the last axis only, so
 # that it also serves a stack of clients (V, P): `g.norm(dim=-1, keepdim=True)`, not `g.norm()`.
 Perturbation = Callable[[Tensor, Tensor, Context], Tensor]
@@ -151,7 +154,10 @@ class Train(Config):
             `balanced`, as many draws with replacement, in which each of the client's classes is
             equally likely.
         accumulate: number of parts in which the gradient of a batch is computed, one after
-            another, to save memory; the steps are the same up to rounding, except with batch norm.
+            another, to save memory; the steps are the same up to rounding, except with batch norm
+            and losses over whole batches (`rationales`), which see each part by itself, and with
+            networks that draw random numbers, such as dropout's, for each part anew. With batch
+            norm, parts have two examples or more.
         precision: `float32`, or `bfloat16` for forward and backward passes in training (weights,
             optimiser and evaluation stay in float32).
         clip_norm: largest L2 norm of a local step's gradient, including the terms that the method
@@ -222,15 +228,18 @@ class Hooks:
         perturb: (g, w, context) -> ε; the step's gradient is then taken at w + ε, and the step
             itself made from w (sharpness-aware minimisation).
         part: the parameters that are trained, if not all: a range of the flat vector.
+        draw: called once for each batch, however many parts its gradient is computed in: random
+            draws and counts of batches. What it returns is added to the loss's context.
     """
 
     loss: Loss
     perturb: Perturbation | None = None
     part: slice = field(default_factory=lambda: slice(None))
+    draw: Draw | None = None
 
     def same_as(self, other: Hooks) -> bool:
         """Whether these are the same functions, or partials of them with the same arguments."""
-        names = ("loss", "perturb")
+        names = ("loss", "perturb", "draw")
         pairs = ((_unwrapped(getattr(self, n)), _unwrapped(getattr(other, n))) for n in names)
         return self.part == other.part and all(a == b for a, b in pairs)
 
@@ -351,7 +360,8 @@ def _train_privately(model: FlatModel, job: TrainingJob, settings: Train) -> Tra
         rows = draw_batch(job, B)
         g = z * clip * noise(job, model.num_parameters, model.device)
         if len(rows):
-            found, losses = examples.clipped_sum(job, job.x[rows], job.y[rows])
+            batch = DrawnBatch.of(job, job.x[rows], job.y[rows])
+            found, losses = examples.clipped_sum(job.hooks.loss, batch)
             g += found
             total += losses.sum()
             visited += len(rows)
@@ -373,13 +383,51 @@ def epoch_order(y: Tensor, rng: np.random.Generator, settings: Train) -> NDArray
     return rng.choice(n, size=n, p=chances)
 
 
+@dataclass(frozen=True)
+class DrawnBatch:
+    """A batch, or a part of one, with what was drawn for it.
+
+    Args:
+        x, y: inputs and labels or targets of B examples.
+        rows: tensors with a row for each example, by name.
+        whole: tensors for the whole batch, and the job's context.
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Context
+    whole: Context
+
+    @classmethod
+    def of(cls, job: TrainingJob, x: Tensor, y: Tensor) -> DrawnBatch:
+        """Draw what the job's losses need for a batch."""
+        if job.hooks.draw is None:
+            return cls(x, y, {}, job.context)
+        rows, whole = job.hooks.draw(x, y)
+        return cls(x, y, rows, {**job.context, **whole})
+
+    @property
+    def context(self) -> Context:
+        """What the loss gets."""
+        return {**self.whole, **self.rows} if self.rows else self.whole
+
+    def split(self, sizes: Sequence[int]) -> Iterator[DrawnBatch]:
+        """The parts of these sizes."""
+        start = 0
+        for size in sizes:
+            part = slice(start, start + size)
+            rows = {name: tensor[part] for name, tensor in self.rows.items()}
+            yield DrawnBatch(self.x[part], self.y[part], rows, self.whole)
+            start += size
+
+
 # Makes a step from a batch; returns (B,) the losses before the step.
 _Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
     """The function that makes the job's steps: layer by layer where possible, which is faster."""
-    hooks, context, optimizer = job.hooks, job.context, settings.optimizer
+    hooks, optimizer = job.hooks, settings.optimizer
     decay = optimizer.weight_decay + job.quadratic
     by_layers = (
         (optimizer.name, optimizer.momentum, settings.clip_norm) == ("sgd", 0, None)
@@ -395,15 +443,16 @@ def _step_of(model: FlatModel, job: TrainingJob, settings: Train) -> _Step:
     def step(x: Tensor, y: Tensor) -> Tensor:
         nonlocal by_layers, flat_step
         g: Tensor | None
+        batch = DrawnBatch.of(job, x, y)
         if by_layers:
-            loss = partial(hooks.loss, model.module, x, y, context)
+            loss = partial(hooks.loss, model.module, x, y, batch.context)
             losses, g = model.layerwise.step(loss, job.lr, decay, job.linear)
         else:
-            losses, g = _gradient(model, job, settings, x, y)
+            losses, g = _gradient(model, job, settings, batch)
         if g is not None:
             by_layers = False
             flat_step = flat_step or _flat_step(model, job, settings)
-            flat_step(g, x, y)
+            flat_step(g, batch)
         return losses.detach()
 
     return step
@@ -418,23 +467,37 @@ def _written_out(loss: Loss) -> OutputGradient | None:
 
 
 def _gradient(
-    model: FlatModel, job: TrainingJob, settings: Train, x: Tensor, y: Tensor
+    model: FlatModel, job: TrainingJob, settings: Train, batch: DrawnBatch
 ) -> tuple[Tensor, Tensor]:
     """The losses (B,) of a batch, and the gradient (P,) of their mean."""
 
-    def of_part(x: Tensor, y: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
+    def of_part(part: DrawnBatch, share: float = 1.0) -> tuple[Tensor, Tensor]:
         with in_precision(settings, model.device):
-            losses = job.hooks.loss(model.module, x, y, job.context)
+            losses = job.hooks.loss(model.module, part.x, part.y, part.context)
         return losses.detach(), model.gradient(losses.mean() * share)
 
     if settings.accumulate == 1:
-        return of_part(x, y)
+        return of_part(batch)
     total, found = torch.zeros(model.num_parameters, device=model.device), []
-    for part in zip(x.chunk(settings.accumulate), y.chunk(settings.accumulate), strict=True):
-        losses, g = of_part(*part, share=len(part[1]) / len(y))
+    n = len(batch.y)
+    for part in batch.split(part_sizes(model, n, settings.accumulate)):
+        losses, g = of_part(part, share=len(part.y) / n)
         total += g
         found.append(losses)
     return torch.cat(found), total
+
+
+def part_sizes(model: FlatModel, n: int, parts: int, most: int | None = None) -> list[int]:
+    """Sizes of the parts in which a gradient of n examples is computed, `most` each.
+
+    With batch norm, which takes two examples, no part has one unless n is 1.
+    """
+    size = max(1, min(-(-n // parts), most or n))
+    count = -(-n // size)
+    if model.has_batch_norm and (size == 1 or n % size == 1):
+        count = max(1, min(count, n // 2))
+        return [n // count + (i < n % count) for i in range(count)]
+    return [min(size, n - start) for start in range(0, n, size)]
 
 
 def in_precision(settings: Train, device: torch.device) -> AbstractContextManager[object]:
@@ -446,18 +509,18 @@ def in_precision(settings: Train, device: torch.device) -> AbstractContextManage
 
 def _flat_step(
     model: FlatModel, job: TrainingJob, settings: Train
-) -> Callable[[Tensor, Tensor, Tensor], None]:
+) -> Callable[[Tensor, DrawnBatch], None]:
     """Makes a step from a flat gradient (P,) and its batch."""
-    hooks, context = job.hooks, job.context
+    hooks = job.hooks
     w = model.vector[: model.num_parameters]
     buffers = model.vector[model.num_parameters :]
     make = _optimizer_step(model, job, settings)
 
-    def step(g: Tensor, x: Tensor, y: Tensor) -> None:
+    def step(g: Tensor, batch: DrawnBatch) -> None:
         if hooks.perturb is not None:
             origin, statistics = w.clone(), buffers.clone()
-            w.add_(hooks.perturb(g, w, context))
-            g = _gradient(model, job, settings, x, y)[1]
+            w.add_(hooks.perturb(g, w, batch.whole))
+            g = _gradient(model, job, settings, batch)[1]
             w.copy_(origin)
             buffers.copy_(statistics)  # updated by this batch already
         make(g)

@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 
 from fedsim.rng import generator_state
 from fedsim.training.dropout import Draws, drawing
-from fedsim.training.flat import FlatModel, WithLoss
+from fedsim.training.flat import FlatModel, WithLoss, lacks_memory
 from fedsim.training.local import (
     Context,
     Hooks,
@@ -139,7 +139,8 @@ class Stack:
             quadratic = torch.tensor([[jobs[k].quadratic] for k in order], device=device)
         gradients = torch.empty(len(jobs), self._model.num_parameters, device=device)
         total = torch.zeros(len(jobs), device=device)
-        draws = Draws([_generator(states[k], device) for k in order], ())
+        generators = [_generator(states[k], device) for k in order]
+        draws = Draws(generators, ())
         active: _Active | None = None
         optimizer: torch.optim.Optimizer | Sgd | None = None
         with drawing(draws):
@@ -171,7 +172,7 @@ class Stack:
             Trained(vectors[v], int(steps[v]), int(counts[:, v].sum()), losses_of[v])
             for v in (place[k] for k in range(len(jobs)))
         ]
-        return results, [draws.generators[place[k]].get_state() for k in range(len(jobs))]
+        return results, [generators[place[k]].get_state() for k in range(len(jobs))]
 
     def _view(
         self,
@@ -347,14 +348,6 @@ def _carried_on(
                     value[: len(trained)] if per_client else value
                 )
     return optimizer
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Whether an error means out of memory, which must not change what is computed."""
-    words = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        word in words for word in ("out of memory", "can't allocate", "alloc_failed")
-    )
 
 
 def _generator(state: Tensor, device: torch.device) -> torch.Generator:

@@ -19,16 +19,26 @@ from experiments import (
     with_method,
 )
 from fedsim import Run, resume, run
-from fedsim.errors import BadInput, ClientError
+from fedsim.errors import BadInput
 from fedsim.objectives import Classification
 from fedsim.privacy.central import Privacy
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob
 from fedsim.training import train as train_job
+from fedsim.training.dropout import replace_dropout
+from fedsim.training.local import DrawnBatch
+from fedsim.training.private import PerExample
 
 Finish = Callable[..., Run]
 FEW = {"name": "digits", "test_fraction": 0.75}
 PRIVACY: dict[str, Any] = {"level": "example", "clip": 0.5, "noise_multiplier": 1.0}
 LOSS = Classification().loss
+TEXTS: dict[str, Any] = {
+    "data": {
+        "name": "planted_reviews",
+        **{"reviews": 60, "test_reviews": 20, "fillers": 3, "dimension": 5, "length": 10},
+    },
+    "partition": {"kind": "aspects", "clients": 4},
+}
 
 
 def network() -> FlatModel:
@@ -113,18 +123,66 @@ def test_other_methods(finish: Finish, name: str) -> None:
     assert done.clients["epsilon"].gt(0).all()
 
 
+class Branches(nn.Linear):
+    """A layer that does not run under vmap."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if float(x.detach().sum()) > -1e9 else x
+
+
+def test_each_example_has_a_dropout_mask_of_its_own() -> None:
+    """Equal examples have different gradients, and no two clients' masks are the same."""
+    torch.manual_seed(0)
+    model = FlatModel(nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3)), CPU)
+    replace_dropout(model.module)
+    model.train()
+    x, y = X[:1].expand(8, 5).contiguous(), Y[:1].expand(8)
+    batch = DrawnBatch(x, y, {}, {})
+    g, _ = PerExample(model, 1.0)._at_once(LOSS, batch)
+    assert len(torch.unique(g, dim=0)) == 8
+
+
+@pytest.mark.parametrize("z", [0.0, 1.3])
+def test_networks_beyond_vmap_take_one_example_after_another(z: float) -> None:
+    torch.manual_seed(0)
+    slow = FlatModel(nn.Sequential(Branches(5, 6), nn.Tanh(), nn.Linear(6, 3)), CPU)
+    expected = train_job(network(), job(network(), 0.1, z), Train(batch_size=4))
+    done = train_job(slow, job(slow, 0.1, z), Train(batch_size=4))
+    torch.testing.assert_close(done.weights, expected.weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": {"name": "networks:regularised"}},
+        {"model": {"name": "networks:regularised"}, "method": {"name": "moon"}},
+        {**TEXTS, "model": {"name": "text_cnn", "kernels": [1, 2], "filters": 4, "hidden": 6}},
+        {**TEXTS, "model": {"name": "rationale", "hidden": 4}},
+        {**TEXTS, "model": {"name": "rationale", "hidden": 4}, "method": {"name": "fedrnl"}},
+    ],
+)
+def test_networks_that_draw_random_numbers(finish: Finish, sections: dict[str, Any]) -> None:
+    done = finish(**sections, privacy=PRIVACY, train={"rounds": 1})
+    assert done.clients["epsilon"].gt(0).all()
+
+
 def test_what_it_does_not_cover() -> None:
-    for name in ("xpfl", "centralised", "fedfed", "mime_lite", "qfedavg", "ifca", "pfedme"):
+    for name in (
+        "xpfl",
+        "centralised",
+        "fedfed",
+        "mime_lite",
+        "qfedavg",
+        "ifca",
+        "pfedme",
+        "fedsam",
+    ):
         message = f"privacy.level=example: method.name={name} computes more from clients' examples"
         with pytest.raises(BadInput, match=message):
             small_experiment(**with_method(name, privacy=PRIVACY))
     for fields in ({"sampler": "balanced"}, {"accumulate": 2}, {"precision": "bfloat16"}):
         with pytest.raises(BadInput, match=f"train.{next(iter(fields))} has no effect on DP-SGD"):
             small_experiment(train=fields, privacy=PRIVACY)
-    fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
-    fed.begin_round(1)
-    with pytest.raises(ClientError, match="does not cover `perturb`, which gets gradients"):
-        fed.mean(fed._context.spec.functions.local_update, [0], weights=fed.initial_weights())
     made = small_experiment(model={"name": "resnet8", "width": 2}, privacy=PRIVACY)
     with pytest.raises(BadInput, match=r"privacy.level=example: batch norm mixes examples"):
         federation(made)

@@ -1,0 +1,132 @@
+"""Gradients in parts (`train.accumulate`), small batches, and what cannot be trained so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from experiments import NETWORK_METHODS, federation, small_experiment, with_method
+from fedsim import Run
+from fedsim.errors import BadInput
+from fedsim.prepare import prepare
+from fedsim.training import FlatModel, Hooks, Train, TrainingJob, part_sizes, train
+
+Finish = Callable[..., Run]
+CPU = torch.device("cpu")
+NORMALISED = {"name": "networks:normalised"}
+
+# Their teachers, generators and students draw random numbers in the network for each part anew.
+DRAW_IN_NETWORKS = {"xpfl"}
+ALIKE = [name for name in NETWORK_METHODS if name not in DRAW_IN_NETWORKS]
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 60), st.booleans())
+def test_parts_cover_a_batch(n: int, parts: int, most: int, normalised: bool) -> None:
+    layers = [nn.Linear(2, 2), *([nn.BatchNorm1d(2)] if normalised else [])]
+    sizes = part_sizes(FlatModel(nn.Sequential(*layers), CPU), n, parts, most)
+    assert sum(sizes) == n
+    assert len(sizes) <= max(parts, -(-n // min(most, -(-n // parts))))
+    if normalised:
+        assert min(sizes) >= 2 or n == 1
+    else:
+        assert max(sizes) <= most
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_method_does_not_depend_on_the_number_of_parts(finish: Finish, name: str) -> None:
+    """Four rounds of every method, batches of 16 in one part, in three and in eight."""
+    data = {"name": "digits", "subset": 0.3}
+
+    def weights(accumulate: int, **sections: Any) -> dict[str, np.ndarray]:
+        train = {**sections.pop("train", {}), "rounds": 4, "accumulate": accumulate}
+        return finish(**with_method(name, data=data, train=train, **sections)).weights()
+
+    # Distances that rounding alone opens up: what a change of 1e-7 of the rate comes to.
+    whole = weights(1)
+    rate = small_experiment(**with_method(name)).train.optimizer.lr * (1 + 1e-6)
+    other = weights(1, train={**with_method(name).get("train", {}), "optimizer": {"lr": rate}})
+    for accumulate in (3, 8):
+        parts = weights(accumulate)
+        for layer, w in whole.items():
+            bound = 10 * np.abs(other[layer] - w).max() + 1e-4 * np.abs(w).max() + 1e-6
+            assert np.abs(parts[layer] - w).max() <= bound, layer
+
+
+def test_what_a_loss_draws_is_drawn_once_for_a_batch() -> None:
+    asked: list[int] = []
+
+    def draw(x: torch.Tensor, y: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked.append(len(y))
+        row = torch.arange(len(y), dtype=torch.float32) + 100 * len(asked)
+        return {"row": row}, {"batch": torch.tensor(float(len(asked)))}
+
+    seen: list[tuple[list[float], float]] = []
+
+    def loss(network: nn.Module, x: Any, y: Any, context: Any) -> torch.Tensor:
+        seen.append((context["row"].tolist(), float(context["batch"])))
+        return network(x)[:, 0] * context["row"]
+
+    model = FlatModel(nn.Linear(3, 1), CPU)
+    x, y = torch.randn(7, 3), torch.zeros(7)
+    rng = np.random.default_rng(0)
+    job = TrainingJob(model.vector.clone(), x, y, 0.1, 1, rng, Hooks(loss, draw=draw))
+    train(model, job, Train(batch_size=4, accumulate=3))
+    assert asked == [4, 3]
+    assert seen == [
+        *(([100, 101], 1), ([102, 103], 1)),
+        *(([200], 2), ([201], 2), ([202], 2)),
+    ]
+
+
+@pytest.mark.parametrize("accumulate", [2, 5, 16])
+@pytest.mark.parametrize("name", ["fedavg", "perfedavg", "pfedme", "apfl", "fedsam", "mime_lite"])
+def test_batch_norm_gets_two_examples(finish: Finish, name: str, accumulate: int) -> None:
+    sections: dict[str, Any] = {"model": NORMALISED, "method": {"name": name}}
+    done = finish(**sections, train={"rounds": 1, "accumulate": accumulate, "batch_size": 11})
+    assert np.isfinite(done.rounds["loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"model": NORMALISED, "train": {"batch_size": 1}},
+            "train.batch_size=1: model.name=networks:normalised has batch norm, which needs two",
+        ),
+        (
+            {"model": NORMALISED, "partition": {"clients": 100, "alpha": 0.1, "min_samples": 1}},
+            "has one labelled training example, and batch norm needs two",
+        ),
+        (
+            {"model": {"name": "networks:only_evaluates"}},
+            "model.name=networks:only_evaluates: it cannot be trained by objective.name="
+            "classification: RuntimeError: not in training (networks.py, line ",
+        ),
+        (
+            {
+                "model": {"name": "networks:looks_at_others"},
+                "privacy": {"level": "example", "clip": 1.0, "noise_multiplier": 1.0},
+            },
+            "model.name=networks:looks_at_others: it has no gradient of a single example, which "
+            "privacy.level=example needs: ValueError: one example (networks.py, line ",
+        ),
+    ],
+)
+def test_is_refused_before_the_start(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)) as refusal:
+        prepare(small_experiment(**sections))
+    assert "\n" not in str(refusal.value)
+
+
+def test_small_clients_can_be_skipped() -> None:
+    partition = {"clients": 100, "alpha": 0.1, "min_samples": 1}
+    skip = {"on_client_error": "skip"}
+    federation(small_experiment(model=NORMALISED, partition=partition, train=skip))
