@@ -6,6 +6,7 @@ A virtual clock follows from the devices alone: a client takes
 
 seconds for a call of the server, and a synchronous round as long as the slowest client of its
 cohort. The clock decides nothing but who takes part, so results stay the same on any cluster.
+Whether a client meets a deadline follows from what the method makes it compute and send.
 """
 
 from __future__ import annotations
@@ -76,9 +77,7 @@ class Devices(Config):
     """Simulated devices: seconds and energy of every round, and who fails to finish it.
 
     `speed`, `download`, `upload`, and `power` are the same for all clients (a number), or drawn
-    for each (`{median: 100, sigma: 1}`). Time is planned before a round starts, from the size of
-    the model and the client's number of examples, to decide who would miss the deadline; what is
-    recorded is the time of what clients did.
+    for each (`{median: 100, sigma: 1}`). Time is that of what clients compute and send.
 
     Args:
         speed: examples per second that a client trains on.
@@ -96,11 +95,12 @@ class Devices(Config):
         dropout: chance that a sampled client fails after training, and sends nothing.
         packet_error: chance that an upload is lost; unlike `dropout`, the client keeps its own
             state.
-        deadline: seconds after which a round ends; clients that would need longer do not count.
+        deadline: seconds after which a round ends; clients that need longer do not count.
         partial_work: clients that would miss the deadline train on as many batches as they can
-            before it instead.
+            before it instead; each training of a method that has several gets the same share.
         over_selection: factor by which more clients are sampled than a round needs; the slowest do
-            not count.
+            not count. The order is that of plain local training in the first round, and follows
+            from the work of the round before in later ones.
         power: what a device consumes, in watts.
 
     Source:
@@ -152,16 +152,39 @@ class Selection:
     Attributes:
         kept: clients that take part, ascending.
         dropped: why others of the sample do not.
-        most_examples: how many examples at most those train on that must hurry (`partial_work`).
         lost: clients whose upload is lost.
         waited: seconds that the round lasts at least, because the server waits for somebody.
     """
 
     kept: NDArray[np.int64]
     dropped: Mapping[int, Reason]
-    most_examples: Mapping[int, int]
     lost: frozenset[int]
     waited: float = 0.0
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a client's device can do until the deadline of a round.
+
+    Attributes:
+        seconds: left when it has received what the server sends.
+        speed: examples per second.
+        upload: bytes per second.
+        partial: whether it trains on fewer batches rather than miss the deadline.
+    """
+
+    seconds: float
+    speed: float
+    upload: float
+    partial: bool
+
+    def examples(self, up: int = 0) -> int:
+        """On how many it can train and still send so many bytes; below 0 for none at all."""
+        return math.floor((self.seconds - up / self.upload) * self.speed * (1 + 1e-12))
+
+    def covers(self, examples: int, up: int) -> bool:
+        """Whether it can train on so many examples and send so many bytes."""
+        return examples / self.speed + up / self.upload <= self.seconds * (1 + 1e-12)
 
 
 class Fleet:
@@ -250,35 +273,22 @@ class Fleet:
         wanted: int,
         t: int,
         examples: NDArray[np.float64],
-        batch: int,
-        down: int,
-        up: int,
+        down: float,
+        up: float,
     ) -> Selection:
-        """Who of a round's sample takes part, by planned time.
+        """Who of a round's sample takes part: the fastest of those that do not fail.
 
         Args:
             sampled: (n,) clients, ascending.
             wanted: how many the round needs; the slowest beyond them are surplus.
-            examples: (n,) that each would train on.
-            batch: examples of a local step.
-            down, up: bytes of the model, and of an update.
+            examples: (n,) that each is expected to train on.
+            down, up: bytes that it is expected to receive and to send.
         """
         settings, dropped = self.settings, dict[int, Reason]()
         fails = self._happens("dropout", t, settings.dropout)[sampled]
         dropped |= dict.fromkeys(sampled[fails].tolist(), "dropout")
-        moving = self.seconds(sampled, 0.0, down, up)
-        planned = moving + examples / self.speed[sampled]
-        hurry: dict[int, int] = {}
+        planned = self.seconds(sampled, examples, down, up)
         waited = 0.0
-        if settings.deadline is not None:
-            late = planned > settings.deadline
-            if settings.partial_work:
-                within = np.floor((settings.deadline - moving) * self.speed[sampled])
-                can = late & (within >= np.minimum(batch, examples)) & (within > 0)
-                hurry = {int(k): int(n) for k, n in zip(sampled[can], within[can], strict=True)}
-                planned = np.where(can, settings.deadline, planned)
-                late &= ~can
-            dropped |= {k: "deadline" for k in sampled[late].tolist() if k not in dropped}
         kept = np.array([k not in dropped for k in sampled.tolist()], dtype=bool)
         by_time = np.lexsort((sampled, planned))
         surplus = by_time[kept[by_time]][wanted:]
@@ -290,10 +300,29 @@ class Fleet:
         return Selection(
             sampled[kept],
             dropped,
-            {k: n for k, n in hurry.items() if k not in dropped},
             frozenset(sampled[kept][lost].tolist()),
             waited,
         )
+
+    def allowances(
+        self, clients: Sequence[int], elapsed: float, down: Sequence[float]
+    ) -> dict[int, Allowance]:
+        """What clients can do until the deadline; empty if there is none.
+
+        Args:
+            elapsed: seconds of the round so far.
+            down: bytes that the server sends to each of them.
+        """
+        deadline, partial = self.settings.deadline, self.settings.partial_work
+        if deadline is None:
+            return {}
+        return {
+            k: Allowance(
+                deadline - elapsed - moved / float(self.download[k]),
+                *(float(self.speed[k]), float(self.upload[k]), partial),
+            )
+            for k, moved in zip(clients, down, strict=True)
+        }
 
     def _happens(self, purpose: str, t: int, chance: float) -> NDArray[np.bool_]:
         """(K,) whether it happens to each client in round t."""

@@ -158,7 +158,7 @@ class Experiment(Config):
         devices: simulated devices, with time, energy and dropout; by default none.
         secure_aggregation: simulated secure aggregation; by default none.
         uplink: compression of the updates that clients send; by default none.
-        downlink: compression of what the server sends to all clients; by default none.
+        downlink: compression of what the server sends to clients; by default none.
         checkpoint: when checkpoints are written.
         loggers: where to log each round in addition to the run's own tables: `tensorboard` (in the
             run's folder), `mlflow`, or `wandb` (Weights & Biases).

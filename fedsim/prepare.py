@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,13 @@ from torch import nn
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.data.subset import take_stratified
 from fedsim.devices import Fleet, check_deadline
-from fedsim.errors import ExperimentError, FedsimError, in_one_line, in_own_code
+from fedsim.errors import (
+    ExperimentError,
+    FedsimError,
+    FedsimWarning,
+    in_one_line,
+    in_own_code,
+)
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel
 from fedsim.explain.section import Explain
@@ -128,8 +135,9 @@ def prepare(
     if experiment.devices is not None:
         fleet = Fleet(experiment.devices, len(splits), experiment.seed)
         # A codec's messages are shorter by an amount that is not known yet.
+        sent = size if experiment.method.has_global_model else 0
         down, up = (
-            4 * size if codec is None else 0 for codec in (experiment.downlink, experiment.uplink)
+            4 * sent if codec is None else 0 for codec in (experiment.downlink, experiment.uplink)
         )
         check_deadline(fleet, experiment.train, splits.train.lengths, down, up)
     return dataset, splits, replace(spec, size=size, explain=explain)
@@ -201,6 +209,26 @@ def _check_aggregation(experiment: Experiment, splits: ClientSplits) -> None:
         raise ExperimentError(
             f"adversaries.share={adversaries.share:g}: about {expected} of the {n} clients of a "
             f"cohort are adversaries, and aggregation.name={rule.name} bears {most} ({rule.bound})"
+        )
+    if rule.weighted:
+        _warn_of_weights(rule.name, splits)
+
+
+def _warn_of_weights(rule: str, splits: ClientSplits) -> None:
+    """Warn if few clients hold so many examples that a rule that follows weights follows them."""
+    held = splits.train.lengths
+    most, hostile = int(held.argmax()), held[list(splits.adversaries)].sum() / held.sum()
+    share = held[most] / held.sum()
+    who = f"the adversaries hold {hostile:.0%}" if hostile >= 0.5 else ""
+    if not who and share >= 0.5:
+        who = f"client {most} holds {share:.0%}"
+    if who:
+        warnings.warn(
+            f"aggregation.name={rule} follows the weights of updates, and {who} of the training "
+            "examples: they decide alone where a method weighs clients by them; "
+            "aggregation.name=median counts clients",
+            FedsimWarning,
+            stacklevel=2,
         )
 
 
@@ -377,6 +405,7 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
             context = WorkerContext(spec, dataset, splits, torch.device("cpu"))
             if len(rows) < 1 + context.model.has_batch_norm:
                 return
+            _check_feedback(context)
             few, privacy = context.examples(rows), spec.privacy
             job = TrainingJob(
                 *(context.model.vector.clone(), few.x, few.y, spec.train.lr(1), 1),
@@ -398,6 +427,22 @@ def _try_training(spec: RunSpec, dataset: Dataset, splits: ClientSplits) -> None
                 )
             )
             raise ExperimentError(f"{name}: {what}: {in_own_code(error)}") from error
+
+
+def _check_feedback(context: WorkerContext) -> None:
+    """Refuse error feedback with a codec that loses more than it is given."""
+    link = context.uplink
+    if link is None or not link.codec.error_feedback:
+        return
+    rng = keyed_rng(0, "try codec")
+    v = rng.standard_normal(context.model.size).astype(np.float32)
+    lost = np.linalg.norm(link.code(v, rng)[0] - v) / np.linalg.norm(v)
+    if lost >= 1:
+        raise ExperimentError(
+            f"uplink.error_feedback: name={link.codec.name} loses {lost:.1f} times the norm of "
+            "what it is given, so that what clients keep would grow without bound; set "
+            "uplink.error_feedback=false, or take another codec"
+        )
 
 
 def _check_no_running_stats(network: nn.Module, name: str) -> None:

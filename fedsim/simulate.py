@@ -122,7 +122,7 @@ def simulate(
         else:
             begin, state, ledger = found.round, found.state, found.progress["ledger"]
             yield f"continuing after round {begin}"
-        fed.clock = ledger.get("simulated_seconds", 0.0)
+        fed.go_on_from(ledger)
         if lacking:
             folder.update(**halved(folder.manifest, begin))
             V = clients_per_step(folder.manifest, begin + 1)

@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from experiments import (
+    FEW,
+    NETWORK_METHODS,
     federation,
     grid_in_process,
     interrupted,
@@ -22,9 +26,10 @@ from experiments import (
     small_experiment,
     with_method,
 )
-from fedsim import Grid, Run, load, resume
+from fedsim import Client, Grid, Run, Update, load, resume
 from fedsim.devices import Devices, Fleet, read_availability, read_capacities
 from fedsim.errors import BadInput, DataError, RunError
+from fedsim.methods.fedavg import FedAvg
 from fedsim.results.report.curves import costs
 from fedsim.results.report.html import Report
 from fedsim.results.report.results import results
@@ -100,7 +105,6 @@ def select(devices: Fleet, clients: int = 10, wanted: int = 10, **changes: Any) 
         "wanted": wanted,
         "t": 1,
         "examples": np.full(clients, 100.0),
-        "batch": 10,
         "down": 125_000,
         "up": 125_000,
         **changes,
@@ -118,22 +122,18 @@ class TestSelection:
         within = finish(devices={**SPREAD, "deadline": 1e6, "partial_work": True}, **sections)
         assert within.result_hash == without.result_hash
 
-    def test_who_misses_the_deadline_is_left_out(self) -> None:
-        devices = fleet(deadline=2.0, download=8, upload=8, **SPREAD)
-        planned = 0.25 + 100 / devices.speed
-        found = select(devices)
-        assert set(found.kept) == set(np.flatnonzero(planned <= 2))
-        assert found.dropped == dict.fromkeys(np.flatnonzero(planned > 2).tolist(), "deadline")
-        assert 0 < len(found.kept) < 10
-        assert found.waited == 2.0  # for those that are late
-
-    def test_or_works_less(self) -> None:
-        devices = fleet(deadline=2.0, partial_work=True, download=8, upload=8, **SPREAD)
-        found = select(devices)
-        slow = np.flatnonzero(0.25 + 100 / devices.speed > 2)
-        assert found.most_examples == {int(k): int(1.75 * devices.speed[k]) for k in slow}
-        assert len(found.kept) == 10
-        assert all(n >= 10 for n in found.most_examples.values())
+    def test_who_misses_the_deadline_is_left_out(self, finish: Finish) -> None:
+        """As many as the formula says, of FedAvg, which neither trains nor sends more."""
+        devices = {**SPREAD, "download": 8, "upload": 8, "deadline": 2.0}
+        done = finish(partition=TEN, train={"rounds": 2, "batch_size": 10}, devices=devices)
+        fed = federation(small_experiment(partition=TEN))
+        needed = 2 * 4 * fed.model.size / 1e6 + fed.num_samples / fleet(**SPREAD).speed
+        late = set(np.flatnonzero(needed > 2).tolist())
+        assert 0 < len(late) < 10
+        for _, rows in done.clients.groupby("round"):
+            assert set(rows.loc[rows["dropped"] == "deadline", "client"]) == late
+            assert rows["steps"].notna().sum() == 10 - len(late)
+        assert (done.rounds["simulated_seconds"] == 2).all()  # for those that are late
 
     def test_the_slowest_beyond_those_wanted_are_surplus(self) -> None:
         devices = fleet(over_selection=2, **SPREAD)
@@ -151,24 +151,11 @@ class TestSelection:
         assert 15 < reasons.count("dropout") < 45
         assert reasons.count("dropout") + reasons.count("surplus") == 50
 
-    @given(
-        deadline=st.none() | st.floats(0.3, 5),
-        partial=st.booleans(),
-        dropout=st.floats(0, 0.9),
-        wanted=st.integers(1, 10),
-        t=st.integers(1, 5),
-    )
-    def test_everybody_is_kept_or_dropped(
-        self, deadline: float | None, partial: bool, dropout: float, wanted: int, t: int
-    ) -> None:
-        partial = partial and deadline is not None
-        devices = fleet(
-            **SPREAD, deadline=deadline, partial_work=partial, dropout=dropout, packet_error=0.5
-        )
-        found = select(devices, wanted=wanted, t=t)
+    @given(dropout=st.floats(0, 0.9), wanted=st.integers(1, 10), t=st.integers(1, 5))
+    def test_everybody_is_kept_or_dropped(self, dropout: float, wanted: int, t: int) -> None:
+        found = select(fleet(**SPREAD, dropout=dropout, packet_error=0.5), wanted=wanted, t=t)
         assert sorted([*found.kept.tolist(), *found.dropped]) == list(range(10))
         assert len(found.kept) <= wanted
-        assert found.most_examples.keys() <= set(found.kept.tolist())
         assert found.lost <= set(found.kept.tolist())
 
     def test_of_a_run(self, finish: Finish) -> None:
@@ -221,6 +208,115 @@ class TestSelection:
         offline = small_experiment(partition=TEN, train={"rounds": 2}, devices={"available": 1e-9})
         states = server_states(offline)
         np.testing.assert_array_equal(states[2].weights, states[0].weights)
+
+
+class TrainsThreeTimes(FedAvg):
+    """A method of a user's own, whose work is three times that of FedAvg."""
+
+    name: str = "test_devices:TrainsThreeTimes"
+
+    def local_update(self, client: Client, weights: Tensor) -> Update:
+        for _ in range(3):
+            weights = client.train(weights)
+        return Update(weights=weights, more=torch.cat([weights, weights]))
+
+
+OWN_LOOPS = {"apfl", "perfedavg", "pfedme", "xpfl"}
+ALL = [n for n in NETWORK_METHODS if n != "fedbuff"]
+SLOW: dict[str, Any] = {
+    "speed": {"median": 200, "sigma": 1.2},
+    "upload": {"median": 5, "sigma": 1},
+}
+
+
+class TestDeadlines:
+    """What a method computes and sends in a round is what its clients have time for."""
+
+    def run_of(self, finish: Finish, name: str, deadline: float, **devices: Any) -> Run:
+        own: dict[str, Any] = {
+            "data": FEW,
+            "train": {"rounds": 4, "local_epochs": 3},
+            "partition": {**TEN, "clients": 10},
+            "devices": {**SLOW, "deadline": deadline, **devices},
+        }
+        return finish(**with_method(name, **own))
+
+    @pytest.mark.parametrize("partial", [False, True], ids=["", "partial"])
+    @pytest.mark.parametrize("name", [*ALL, "test_devices:TrainsThreeTimes"])
+    def test_every_method_keeps_them(self, finish: Finish, name: str, partial: bool) -> None:
+        if partial and name in OWN_LOOPS:
+            with pytest.raises(BadInput, match="has a training loop of its own"):
+                self.run_of(finish, name, 0.7, partial_work=True)
+            return
+        done = self.run_of(finish, name, 0.7, partial_work=partial)
+        assert (done.rounds["simulated_seconds"] <= 0.7 * (1 + 1e-9)).all()
+        if "simulated_seconds" in done.clients:
+            assert (done.clients["simulated_seconds"].dropna() <= 0.7 * (1 + 1e-9)).all()
+        if done.rounds["dropped"].any():
+            dropped = done.clients.groupby("round")["dropped"].count()
+            assert dropped.tolist() == done.rounds["dropped"].tolist()
+
+    def test_partial_work_is_shared_out(self, finish: Finish) -> None:
+        """FedRep's head and features, and three trainings alike, get the same share each."""
+        own = {"name": "test_devices:TrainsThreeTimes"}
+        for method, parts in (({"name": "fedrep", "head_epochs": 3}, 2), (own, 3)):
+            done = finish(
+                method=method,
+                partition=TEN,
+                train={"rounds": 1, "local_epochs": 3, "batch_size": 4},
+                devices={**SLOW, "deadline": 1.5, "partial_work": True},
+            )
+            rows = done.clients[done.clients["steps"].notna()]
+            full = 3 * np.ceil(rows["samples"] / 4)
+            hurried = rows[rows["steps"] < full]
+            assert len(hurried)
+            seconds = hurried["simulated_seconds"]
+            assert (seconds <= 1.5).all()
+            # One part of so many takes its share of the time, within a step for each part.
+            speed = fleet(**SLOW).speed[hurried["client"]]
+            own = hurried["steps"] * 4 / speed
+            assert (abs(parts * own - seconds) <= (1 + parts) * 4 / speed + 0.1 * 1.5).all()
+
+    def test_what_takes_less_than_plain_training_is_not_dropped(self, finish: Finish) -> None:
+        """LG-FedAvg sends a head; the whole model would take too long."""
+        devices = {"speed": 1e6, "download": 100, "upload": 0.02, "deadline": 2.0}
+        done = finish(
+            method={"name": "lg_fedavg"}, partition=TEN, train={"rounds": 2}, devices=devices
+        )
+        assert (done.rounds["dropped"] == 0).all()
+
+    def test_clusters_of_clients_train_at_the_same_time(self, finish: Finish) -> None:
+        done = finish(
+            method={"name": "ifca"}, partition=TEN, train={"rounds": 2}, devices=SLOW, data=FEW
+        )
+        slowest = done.clients.groupby("round")["simulated_seconds"].max()
+        assert (done.rounds["simulated_seconds"].to_numpy() <= 1.2 * slowest.to_numpy()).all()
+
+    def test_what_was_learnt_is_kept_over_an_interruption(
+        self, finish: Finish, tmp_path: Path
+    ) -> None:
+        sections: dict[str, Any] = {
+            "method": {"name": "fedrep", "head_epochs": 3},
+            "data": FEW,
+            "partition": {**TEN, "clients": 20},
+            "train": {"rounds": 4, "participation": 0.5},
+            "devices": {**SLOW, "deadline": 0.5, "over_selection": 1.5},
+            "checkpoint": {"every": 1},
+        }
+        whole = finish(**sections)
+        folder = interrupted(small_experiment(**sections), tmp_path / "cut", 2)
+        assert resume(folder, progress=False).result_hash == whole.result_hash
+        assert (whole.clients["dropped"] == "deadline").any()
+
+    def test_a_round_that_nobody_finishes_changes_nothing(self) -> None:
+        made = small_experiment(
+            method={"name": "ditto"},
+            partition=TEN,
+            train={"rounds": 2},
+            devices={"speed": 100, "deadline": 1.8, "upload": 100, "download": 100},
+        )
+        states = server_states(made)  # 144 examples take 1.44 seconds, and are trained on twice
+        np.testing.assert_array_equal(states[-1].weights, states[0].weights)
 
 
 TIMES = {"active": [10, 50], "inactive": [20, 60], "finish_time": 100}
@@ -412,6 +508,19 @@ class TestFedBuff:
         )
         fed, states = federation(made), server_states(made)
         assert fed.evaluate(states[-1].weights)["accuracy"] > 0.8
+
+    def test_a_step_takes_as_many_updates_as_it_should(self, finish: Finish) -> None:
+        """With too few clients online updates wait for those of later rounds."""
+        done = finish(
+            method={"name": "fedbuff", "buffer": 4},
+            partition=TEN,
+            train={"rounds": 12},
+            devices={**SPREAD, "available": 0.3},
+        )
+        trained = done.clients[done.clients["steps"].notna()].groupby("round").size()
+        assert (trained == 4).all()
+        assert 0 < len(trained) < 12
+        assert done.rounds["staleness"].notna().sum() == len(trained)
 
     def test_bad_input(self) -> None:
         for devices in (None, {"deadline": 3.0}, {"over_selection": 2.0}):

@@ -22,6 +22,8 @@ class Aggregator(Component, ABC):
 
     Attributes:
         bound: how many adversaries f among n clients it withstands, in words.
+        weighted: whether it withstands adversaries with less than half of the weight, rather than
+            a number of them.
 
     Example:
         >>> class Midrange(Aggregator):
@@ -37,6 +39,7 @@ class Aggregator(Component, ABC):
 
     name: str
     bound: ClassVar[str] = "f < n/2"
+    weighted: ClassVar[bool] = False
 
     @abstractmethod
     def aggregate(self, changes: Changes, weights: NDArray[np.float64]) -> Changes:

@@ -88,6 +88,7 @@ class GeometricMedian(Aggregator):
     """
 
     name: str = "geometric_median"
+    weighted: ClassVar[bool] = True
     iterations: PositiveInt = 10
 
     def aggregate(self, changes: Changes, weights: NDArray[np.float64]) -> Changes:
@@ -195,6 +196,7 @@ class NormClipping(Aggregator):
     """
 
     name: str = "norm_clipping"
+    weighted: ClassVar[bool] = True
     clip: float | None = Field(None, gt=0)
 
     def aggregate(self, changes: Changes, weights: NDArray[np.float64]) -> Changes:

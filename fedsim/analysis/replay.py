@@ -226,7 +226,7 @@ def replay(
     begin, state, ledger = 0, initial, new_ledger()
     if found is not None:
         begin, state, ledger = found.round, found.state, found.progress["ledger"]
-    fed.clock = ledger.get("simulated_seconds", 0.0)
+    fed.go_on_from(ledger)
     again = Replay(run, fed, state, begin, dataset, splits, spec, engine, ledger)
     while again.after < after:
         on_round(again.after + 1)

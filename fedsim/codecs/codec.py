@@ -24,7 +24,9 @@ class Codec(Component, ABC):
 
     Args:
         error_feedback: each client keeps what its messages lost, v − decode(encode(v)), and adds
-            it to what it sends next (Karimireddy et al. 2019, Algorithm 2). For `uplink` only.
+            it to what it sends next (Karimireddy et al. 2019, Algorithm 2). For `uplink` only, and
+            for codecs that lose less than they are given: ‖v − decode(encode(v))‖ < ‖v‖ on
+            average. An unbiased codec has to shrink what it decodes.
 
     Attributes:
         for_models: whether it encodes a whole model well, and not only a change of one, so that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,10 @@ class Qsgd(Codec):
 
     An entry takes ⌈log₂(2s + 1)⌉ bits and a bucket 4 bytes for its norm. The paper's Elias code
     is shorter for sparse vectors, but then the length depends on the numbers.
+
+    With error feedback a bucket arrives multiplied by 1/(1 + ω), ω = min(d/s², √d/s), which bounds
+    the error relative to the square of the norm (Lemma 3.1): errors above the vector itself would
+    add up (Richtárik, Sokolov and Fatkhullin, EF21, NeurIPS 2021, section 2).
 
     Args:
         levels: s; 1, 3, 7, ... 127 make use of all values of 2, 3, 4, ... 8 bits but one.
@@ -53,6 +58,9 @@ class Qsgd(Codec):
         norms, bits = message
         n = size_of(shapes)
         norm = np.repeat(norms, self._bucket(n))[:n].astype(np.float64)
+        if self.error_feedback:
+            d, s = self._bucket(n), self.levels
+            norm /= 1 + min(d / s**2, math.sqrt(d) / s)
         return (norm * ((_of_bits(bits) - self.levels) / self.levels)).astype(np.float32)
 
     @property

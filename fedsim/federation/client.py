@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -12,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits
+from fedsim.devices import Allowance
 from fedsim.federation.context import Examples, WorkerContext
 from fedsim.federation.wire import PROTOCOL_COLUMNS
 from fedsim.models import Model
@@ -27,6 +29,7 @@ from fedsim.training import (
     Train,
     Trained,
     TrainingJob,
+    work_of,
 )
 from fedsim.training.private import sampling_rate
 
@@ -91,6 +94,16 @@ def check_table(table: str) -> None:
         raise ValueError(f"there is no table '{table}'; known: {', '.join(RECORDED)}")
 
 
+class DeadlineMissed(BaseException):
+    """A client's device cannot finish in time, with so many examples to train on.
+
+    Not an Exception, so that no client function catches it.
+    """
+
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
+
+
 class Trainer(Protocol):
     """Carries out a client's local training, alone or in a stack."""
 
@@ -112,7 +125,7 @@ class Client:
         trained: the model after the latest training; None before any. A client function that
             trains without `train` sets it.
         examples: number of examples trained on in this call, each pass counted; it determines
-            simulated time. A client function that trains without `train` adds to it.
+            simulated time. A client function that trains without `train` calls `visit`.
         releases: number of private steps (`privacy.level=example`) made in this call, by sampling
             rate.
         row: its columns of clients.parquet so far.
@@ -128,7 +141,8 @@ class Client:
         rng: str,
         state: Mapping[str, Any],
         trainer: Trainer,
-        most_examples: int | None = None,
+        allowance: Allowance | None = None,
+        share: tuple[int, int] | None = None,
     ) -> None:
         self.id, self.round = id, round
         self.state = dict(state)
@@ -142,7 +156,7 @@ class Client:
         self.splits: ClientSplits = context.splits_at(round)
         self._context = context
         self._trainer = trainer
-        self._most_examples = most_examples
+        self._allowance, self._share = allowance, share
         self._rng = rng
         self._asked: Counter[str] = Counter()
 
@@ -289,10 +303,6 @@ class Client:
         most_steps = None
         if epochs is None:
             epochs, most_steps = self.settings.most_epochs, self.settings.local_steps
-        if self._most_examples is not None:
-            batch = max(1, min(self.settings.batch_size, len(examples.y)))
-            left = (self._most_examples - self.examples) // batch
-            most_steps = max(1, left if most_steps is None else min(left, most_steps))
         context = {name: self._apart(vector) for name, vector in (context or {}).items()}
         start = self._apart(weights)
         linear = None if linear is None else self._apart(linear)
@@ -302,14 +312,44 @@ class Client:
             *(start, x, y, eta, epochs, rng, hooks, context, linear, quadratic, most_steps),
             None if privacy is None else (privacy.clip, privacy.noise_multiplier),
         )
+        if self._allowance is not None or self._share is not None:
+            job = self._in_time(job)
         trained = self._trainer.train(job)
         self.steps, self.trained = trained.steps, trained.weights
-        self.examples += trained.visited
+        self.visit(trained.visited)
         if privacy is not None:
             self.releases[sampling_rate(len(y), self.settings.batch_size)] += trained.steps
         if on_record:
             self.report(loss=trained.loss, steps=trained.steps)
         return trained.weights
+
+    def visit(self, examples: int) -> None:
+        """Count examples that the client has trained on.
+
+        Raises:
+            DeadlineMissed: its device cannot train on so many in time.
+        """
+        self.examples += examples
+        in_full = self._allowance is not None and self._share is None
+        if in_full and self.examples > self._allowance.examples():
+            raise DeadlineMissed(self.examples)
+
+    def _in_time(self, job: TrainingJob) -> TrainingJob:
+        """The job, with its share of the steps if the client must hurry.
+
+        Raises:
+            DeadlineMissed: it would not be finished in time.
+        """
+        _, visits = work_of(self.model, job, self.settings)
+        if self._share is None:
+            assert self._allowance is not None
+            if self.examples + visits > self._allowance.examples():
+                raise DeadlineMissed(self.examples + visits)
+            return job
+        allowed, total = self._share
+        batch = max(1, min(self.settings.batch_size, len(job.y)))
+        steps = max(1, allowed * visits // total // batch)
+        return replace(job, most_steps=min(steps, job.most_steps or steps))
 
     def _apart(self, vector: Tensor) -> Tensor:
         """The vector, copied if it shares memory with the network, which training changes."""

@@ -39,6 +39,7 @@ from fedsim.federation.reduction import (
     TooFewUpdates,
     Update,
     WeightedMean,
+    since_sent,
 )
 from fedsim.federation.sums import ExactSum, check_block
 from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS, NotCounted, PerClient, nbytes
@@ -115,7 +116,7 @@ class Federation:
         self._setup_traffic = False
         self._aggregation = spec.aggregation
         self._means: list[WeightedMean] = []
-        self._receives_updates = self._answered = False
+        self._receives_updates = self._encodes = self._answered = False
         self._record: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._tables: dict[str, list[dict[str, Any]]] = {}
@@ -128,7 +129,12 @@ class Federation:
             self._fleet = Fleet(spec.devices, self.num_clients, self.seed)
         self._selection: Selection | None = None
         self._elapsed: float | None = None  # set by the method
-        self._calls_took = 0.0
+        self._ended: dict[int, float] = {}  # seconds of the round, when clients' calls ended
+        self._late: dict[int, tuple[int, int]] = {}  # examples and bytes down of those too slow
+        # What clients did in this round: examples that they trained on, and bytes down and up.
+        self._worked: dict[int, NDArray[np.float64]] = {}
+        # As learnt from the round before: examples, as a multiple of plain training, and bytes.
+        self._expected: list[float] | None = None
         self.clock = 0.0
 
     # -- for methods ---------------------------------------------------------------------------
@@ -468,7 +474,13 @@ class Federation:
         self._tables, self._means = {}, []
         self._releases = {}
         self._explained = {}
-        self._selection, self._elapsed, self._calls_took = None, None, 0.0
+        self._selection, self._elapsed, self._ended = None, None, {}
+        self._late, self._worked = {}, {}
+
+    def go_on_from(self, ledger: Mapping[str, Any]) -> None:
+        """Take over the simulated time, and what was learnt of it, from a checkpoint's ledger."""
+        self.clock = ledger.get("simulated_seconds", 0.0)
+        self._expected = ledger.get("work")
 
     @contextmanager
     def during_round(self) -> Iterator[None]:
@@ -564,13 +576,19 @@ class Federation:
         Raises:
             RunError: there is an `uplink` section, and the method has no use for it.
         """
-        if self._context.uplink is not None:
-            ledger["updates"] = ledger.get("updates", False) or self._receives_updates
-        if self._answered and not ledger.get("updates", True):
-            raise RunError(
-                f"round {self.round}: clients send no updates, which are all that `uplink` "
-                "compresses; leave it out, or take another method"
-            )
+        for link, key, used, idle in (
+            (self._context.uplink, "updates", self._receives_updates, "clients send no updates"),
+            (self._context.downlink, "encodes", self._encodes, "the server sends no vectors"),
+        ):
+            if link is None:
+                continue
+            ledger[key] = ledger.get(key, False) or used
+            if self._answered and not ledger[key]:
+                section = "uplink" if link is self._context.uplink else "downlink"
+                raise RunError(
+                    f"round {self.round}: {idle}, which are all that `{section}` compresses; "
+                    "leave it out, or take another method"
+                )
         record = {**self._record, **self._aggregation.columns(self._means, ledger)}
         record |= self._record_explanations(ledger)
         if self._context.spec.privacy is not None:
@@ -617,16 +635,26 @@ class Federation:
 
     def _record_devices(self, fleet: Fleet, ledger: dict[str, Any]) -> dict[str, float]:
         """Add rows of clients that dropped out; returns simulated time and energy of the round."""
-        dropped = {} if self._selection is None else self._selection.dropped
-        moved, clients = self._planned_bytes[0], np.array(list(dropped), dtype=np.int64)
-        spent = fleet.joules(clients, self._planned_examples(clients), moved, 0)
-        for (k, reason), joules in zip(dropped.items(), spent.tolist(), strict=True):
+        dropped: dict[int, str] = {} if self._selection is None else {**self._selection.dropped}
+        clients = np.array(list(dropped), dtype=np.int64)
+        planned = self._planned_examples(clients).tolist()
+        wasted = {k: (n, self._planned_bytes[0]) for k, n in zip(dropped, planned, strict=True)}
+        wasted |= self._late
+        dropped |= dict.fromkeys(self._late, "deadline")
+        for k, reason in dropped.items():
+            examples, moved = wasted[k]
+            joules = float(fleet.joules([k], examples, moved, 0)[0])
             row = self._rows.setdefault(k, {})  # it may have been evaluated
             costs = {"bytes_up": 0, "bytes_down": moved, "seconds": 0.0, "energy_joules": joules}
             row |= {name: row.get(name, 0) + cost for name, cost in costs.items()}
             row["dropped"] = reason
         energy = math.fsum(row.get("energy_joules", 0.0) for row in self._rows.values())
         ledger["simulated_seconds"] = self.clock
+        if self._worked:
+            done = np.stack(list(self._worked.values()))
+            plain = self._planned_examples(np.array(list(self._worked), dtype=np.int64)).sum()
+            ratio = float(done[:, 0].sum() / plain) if plain else 0.0
+            self._expected = ledger["work"] = [ratio, *done[:, 1:].mean(axis=0).tolist()]
         ledger["energy_joules"] = ledger.get("energy_joules", 0.0) + energy
         return {
             "dropped": len(dropped),
@@ -641,12 +669,12 @@ class Federation:
         """Simulated seconds of this round."""
         if self._elapsed is not None:
             return self._elapsed
-        if self._selection is None:
-            return self._calls_took
-        waited = self._selection.waited
-        if not len(self._selection.kept):
+        waited = 0.0 if self._selection is None else self._selection.waited
+        if self._late:
+            waited = self._devices.settings.deadline or waited
+        elif self._selection is not None and not len(self._selection.kept):
             waited = waited or RETRY
-        return max(self._calls_took, waited)
+        return max([waited, *self._ended.values()])
 
     def states(self) -> dict[int, Handle]:
         """Handles of all kept client states. A changed state gets a new handle."""
@@ -675,9 +703,10 @@ class Federation:
         if self._aggregation.independent_draws:
             wanted = len(sampled)
         examples = self._planned_examples(sampled)
-        return fleet.select(
-            sampled, wanted, t, examples, self.settings.batch_size, *self._planned_bytes
-        )
+        if self._expected is not None:
+            ratio, *moved = self._expected
+            return fleet.select(sampled, wanted, t, ratio * examples, *moved)
+        return fleet.select(sampled, wanted, t, examples, *self._planned_bytes)
 
     def _planned_examples(self, clients: Cohort) -> NDArray[np.float64]:
         """(n,) number of examples that clients train on in a round, each pass counted."""
@@ -720,7 +749,7 @@ class Federation:
         if selection is None:
             return call
         lost = frozenset[int]() if isinstance(reduction, Discard) else selection.lost
-        return replace(call, lost=lost, most_examples=selection.most_examples)
+        return replace(call, lost=lost)
 
     def _reduce(
         self,
@@ -740,14 +769,22 @@ class Federation:
             explained = self._of_cohort.choose(cohort.tolist(), self.num_clients, self.seed)
         call = self._next_call(function.__name__, reduction, explained=frozenset(explained))
         _freeze(arguments)
-        arguments, saved = self._through_downlink(call.function, arguments)
+        sent = arguments
+        arguments, saved = self._through_downlink(call.function, sent)
         if len(cohort) or not reduction.probes:
             blocks = cut_blocks(cohort, self._samples[cohort], self.clients_per_step)
+            down = _bytes_down(arguments, saved)
+            if self._fleet is not None and self._in_round:
+                moved = [down(k) for k in cohort.tolist()]
+                allowances = self._fleet.allowances(cohort.tolist(), self._begun(cohort), moved)
+                call = replace(call, allowances=allowances)
             outcome = self._engine.run(call, blocks, arguments, self._states)
-            self._commit(outcome, arguments, saved)
+            self._commit(outcome, down, cohort)
             self._answered |= self._in_round and bool(outcome.rows)
             if self._lost_all(cohort, call, outcome):
-                raise NobodyAnswers(self.round, "the uploads of all clients are lost")
+                late = "no client finishes before the deadline"
+                lost = "the uploads of all clients are lost"
+                raise NobodyAnswers(self.round, lost if outcome.rows else late)
         else:
             outcome = self._engine.run(call, [[0]], arguments, self._states)
             outcome.partial.forget()
@@ -757,7 +794,8 @@ class Federation:
                 for name, a in arguments.items()
                 if not isinstance(a, PerClient)
             }
-            return outcome.partial.result(to_all, outcome.failures)
+            result = outcome.partial.result(to_all, outcome.failures)
+            return since_sent(result, sent, to_all) if saved else result
         except NothingToReduce as nothing:
             if self._fleet is not None and isinstance(nothing, TooFewUpdates):
                 raise NobodyAnswers(self.round, str(nothing)) from None
@@ -767,29 +805,40 @@ class Federation:
 
     def _lost_all(self, cohort: Cohort, call: Call, outcome: Outcome) -> bool:
         """Whether the uploads of all clients that take part in the round are lost."""
-        if not (call.lost and outcome.rows and self._selection):
+        gone = call.lost | outcome.late.keys()
+        answers = outcome.rows.keys() | outcome.failures.keys()
+        if isinstance(call.reduction, Discard) or not gone or not answers <= call.lost:
             return False
-        everybody = np.isin(self._selection.kept, cohort).all()
-        return bool(everybody) and outcome.rows.keys() <= call.lost
+        kept = cohort if self._selection is None else self._selection.kept
+        return bool(np.isin(kept, [*cohort.tolist(), *self._late]).all())
 
     def _through_downlink(
         self, function: str, arguments: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], int]:
-        """The arguments as they arrive at all clients, and how many bytes `downlink` saves."""
+    ) -> tuple[Mapping[str, Any], Counter[int | None]]:
+        """The arguments as they arrive, and how many bytes `downlink` saves; see `Link`."""
         link = self._context.downlink
         if link is None:
-            return arguments, 0
-        return link.arguments(arguments, lambda name: self.rng(f"downlink/{function}/{name}"))
+            return arguments, Counter()
+        arrived, saved = link.arguments(
+            arguments, lambda name: self.rng(f"downlink/{function}/{name}")
+        )
+        self._encodes |= self._in_round and bool(saved)
+        return arrived, saved
 
     def _take_explained(self, whose: Whose, outcome: Outcome) -> None:
         """Take over explanations; a client's latest model of the round counts."""
         self._explained |= {(whose, k): own for k, own in outcome.explained.items() if own}
 
-    def _commit(self, outcome: Outcome, arguments: Mapping[str, Any], saved: int) -> None:
+    def _begun(self, cohort: Cohort) -> float:
+        """When a call of these clients begins: all wait for each other since their last one."""
+        return max((self._ended.get(k, 0.0) for k in cohort.tolist()), default=0.0)
+
+    def _commit(self, outcome: Outcome, down: Callable[[int], int], cohort: Cohort) -> None:
         """Take over kept states and records of a call.
 
         Args:
-            saved: by how many bytes fewer the arguments are sent to each client.
+            down: the bytes of the arguments that a client receives.
+            cohort: whom the server has called.
         """
         self._states.update(outcome.states)
         self._take_explained("cohort", outcome)
@@ -798,23 +847,20 @@ class Federation:
         for id in sorted(outcome.records):
             for table, rows in outcome.records[id].items():
                 self.record(table, rows)
-        apart = NotCounted | PerClient
-        sent = sum(nbytes(v) for v in arguments.values() if not isinstance(v, apart)) - saved
-        own = [v.parts for v in arguments.values() if isinstance(v, PerClient)]
+        self._late |= {id: (examples, down(id)) for id, examples in outcome.late.items()}
         failed = {id: {"error": why} for id, why in outcome.failures.items()}
         answers, costs = {**outcome.rows, **failed}, dict[int, dict[str, float]]()
         for id, row in answers.items():
-            down = sent + sum(nbytes(parts.get(id)) for parts in own)
             added = dict(zip(("up", "down"), outcome.partial.overhead(id), strict=True))
             costs[id], protocol = {}, {}
-            for way, plain_bytes in {"up": row.get("bytes_up", 0), "down": down}.items():
+            for way, plain_bytes in {"up": row.get("bytes_up", 0), "down": down(id)}.items():
                 for kind in ("bytes", "one_off") if self._setup_traffic else ("bytes",):
                     costs[id][f"{kind}_{way}"] = plain_bytes + added[way]
                     protocol[PROTOCOL[f"{kind}_{way}"]] = added[way]
             costs[id] |= protocol if any(added.values()) else {}
             costs[id]["seconds"] = row.get("seconds", 0.0)
         if self._fleet is not None and self._in_round and costs:
-            self._add_simulated(self._fleet, costs, outcome.examples)
+            self._add_simulated(self._fleet, costs, outcome.examples, cohort)
         for id, row in answers.items():
             known = self._rows.setdefault(id, {})
             # A client may work several times in a round: costs add up, the rest is the latest.
@@ -822,7 +868,11 @@ class Federation:
             known.update({**row, **added_up})
 
     def _add_simulated(
-        self, fleet: Fleet, costs: dict[int, dict[str, float]], examples: Mapping[int, int]
+        self,
+        fleet: Fleet,
+        costs: dict[int, dict[str, float]],
+        examples: Mapping[int, int],
+        cohort: Cohort,
     ) -> None:
         """Add simulated time and energy to the costs of a call; the slowest client's time passes.
 
@@ -839,13 +889,34 @@ class Federation:
             costs.values(), seconds.tolist(), joules.tolist(), strict=True
         ):
             own |= {"simulated_seconds": took, "energy_joules": spent}
-        self._calls_took += float(seconds.max())
+        self._ended |= dict.fromkeys(cohort.tolist(), self._begun(cohort) + float(seconds.max()))
+        for id, done in zip(costs, np.stack(work, axis=1).astype(np.float64), strict=True):
+            self._worked[id] = self._worked.get(id, 0.0) + done
 
 
 def _in_order(key: Key) -> tuple[int, int]:
     """The global model first, then clients of the cohort, then those with personal models."""
     whose, client = key
     return list(PREFIXES).index(whose), -1 if client is None else client
+
+
+def _bytes_down(
+    arguments: Mapping[str, Any], saved: Mapping[int | None, int]
+) -> Callable[[int], int]:
+    """The bytes of a call's arguments that a client receives.
+
+    Args:
+        saved: by how many bytes fewer they are sent; see `Link.arguments`.
+    """
+    apart = NotCounted | PerClient
+    to_all = sum(nbytes(v) for v in arguments.values() if not isinstance(v, apart))
+    own = [v.parts for v in arguments.values() if isinstance(v, PerClient)]
+
+    def down(id: int) -> int:
+        parts = sum(nbytes(parts.get(id)) for parts in own)
+        return to_all + parts - saved.get(None, 0) - saved.get(id, 0)
+
+    return down
 
 
 def _first(outcome: Outcome) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -133,30 +134,34 @@ class Link:
 
     def arguments(
         self, arguments: Mapping[str, Any], rng: Callable[[str], np.random.Generator]
-    ) -> tuple[dict[str, Any], int]:
-        """What arrives of what the server sends to all clients.
+    ) -> tuple[dict[str, Any], Counter[int | None]]:
+        """What arrives of what the server sends.
 
         Args:
             rng: the random stream for an argument, by name.
 
         Returns:
-            The arguments as they arrive, and by how many bytes they are shorter.
+            The arguments as they arrive, and by how many bytes they are shorter: those to all
+            (None), and the parts of each client. It is empty if there was nothing to encode.
         """
-        saved = 0
+        saved = Counter[int | None]()
 
-        def through(stream: np.random.Generator, leaf: Any) -> Any:
-            nonlocal saved
+        def through(stream: np.random.Generator, to: int | None, leaf: Any) -> Any:
             array = leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf
-            if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+            if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.size < 2:
                 return leaf
             decoded, size = self.code(array.reshape(-1), stream)
-            saved += array.nbytes - size
+            saved[to] += array.nbytes - size
             return decoded.reshape(array.shape)
 
-        arrived = {}
+        arrived = dict(arguments)
         for name, value in arguments.items():
-            if isinstance(value, NotCounted | PerClient):
-                arrived[name] = value
-            else:
-                arrived[name] = each_leaf(value, partial(through, rng(name)))
+            if isinstance(value, PerClient):
+                parts = {
+                    k: each_leaf(part, partial(through, rng(f"{name}/{k}"), k))
+                    for k, part in value.parts.items()
+                }
+                arrived[name] = PerClient(parts)
+            elif not isinstance(value, NotCounted):
+                arrived[name] = each_leaf(value, partial(through, rng(name), None))
         return arrived, saved

@@ -60,6 +60,37 @@ class Update:
         self.vectors = vectors
 
 
+def since_sent(result: Any, sent: Mapping[str, Any], arrived: Mapping[str, Any]) -> Any:
+    """A reduced vector plus what a codec lost of that which clients started from.
+
+    One convention for all methods: the server takes w + (mean of w_k − what arrived of w), so that
+    an error of `downlink` is no step of the method.
+
+    Args:
+        result: of a reduction: a `Mean`, or nested dicts and tuples, with a vector under the name
+            of an argument.
+        sent, arrived: the arguments as the server has them, and as clients have received them.
+    """
+    if isinstance(result, Mean):
+        vectors = since_sent(result.vectors, sent, arrived)
+        return Mean(vectors, result.count, result.clients)
+    if isinstance(result, tuple):
+        return tuple(since_sent(part, sent, arrived) for part in result)
+    if not isinstance(result, Mapping):
+        return result
+    found = {}
+    for name, value in result.items():
+        before, after = sent.get(name), arrived.get(name)
+        known = all(isinstance(a, np.ndarray) for a in (value, before, after))
+        if known and before is not after and value.size == before.size:
+            lost = before.reshape(-1).astype(np.float64) - after.reshape(-1)
+            moved = value.reshape(-1) + lost
+            found[name] = moved.astype(value.dtype).reshape(value.shape)
+        else:
+            found[name] = since_sent(value, sent, arrived)
+    return found
+
+
 class Reduction(ABC):
     """Reduces a cohort's messages: they are checked and folded by the workers, then merged.
 
@@ -201,6 +232,7 @@ class Mean:
     """A cohort's weighted mean of each vector that its clients sent, as attributes.
 
     Attributes:
+        vectors: the means, by name.
         count: how many clients contributed: fewer than the cohort if some were skipped, or had
             nothing to send. With noise, which must not tell, the expected number.
         clients: who they are; empty with noise.
@@ -209,13 +241,13 @@ class Mean:
     def __init__(
         self, vectors: Mapping[str, Vector], count: float, clients: Iterable[int] = ()
     ) -> None:
-        self._vectors = vectors
+        self.vectors = vectors
         self.count = count
         self.clients = frozenset(clients)
 
     def __getattr__(self, name: str) -> Vector:
         try:
-            return self.__dict__["_vectors"][name]  # type: ignore[no-any-return]
+            return self.__dict__["vectors"][name]  # type: ignore[no-any-return]
         except KeyError:
             raise AttributeError(f"no client sent '{name}'") from None
 

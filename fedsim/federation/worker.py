@@ -13,9 +13,10 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 
+from fedsim.devices import Allowance
 from fedsim.errors import ClientError, Diverged, RunError, in_own_code
 from fedsim.explain.measure import Explained
-from fedsim.federation.client import Client
+from fedsim.federation.client import Client, DeadlineMissed, Trainer
 from fedsim.federation.context import TEST_SHARD, WorkerContext
 from fedsim.federation.explaining import explain_client, explain_global
 from fedsim.federation.link import RESIDUALS
@@ -32,7 +33,7 @@ from fedsim.federation.wire import (
 )
 from fedsim.objectives import Batch, Objective, Totals, evaluate
 from fedsim.rng import keyed_torch_rng
-from fedsim.training import choose_stack_size
+from fedsim.training import Trained, TrainingJob, choose_stack_size, work_of
 
 TRIGGERED = "attack/triggered"  # among totals by slice: test examples with an attack's trigger
 
@@ -51,7 +52,7 @@ class Call:
             set, or `explainers`.
         explained: clients whose models are explained after training.
         lost: clients whose messages are lost.
-        most_examples: limits to the number of examples that some clients train on.
+        allowances: what clients' devices can do before the round's deadline, if there is one.
     """
 
     function: str
@@ -62,7 +63,7 @@ class Call:
     unit: Literal["clients", "shards", "explainers"] = "clients"
     explained: frozenset[int] = frozenset()
     lost: frozenset[int] = frozenset()
-    most_examples: Mapping[int, int] = field(default_factory=dict)
+    allowances: Mapping[int, Allowance] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,6 +73,8 @@ class BlockResult:
     Attributes:
         rows: recorded columns.
         failures: why a client failed.
+        late: examples that clients would have trained on that miss the deadline; nothing else of
+            them is kept.
         states: kept states that changed.
         records: rows of further tables, by table.
         notices: lines for the user.
@@ -83,6 +86,7 @@ class BlockResult:
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    late: dict[int, int] = field(default_factory=dict)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     records: dict[int, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     notices: set[str] = field(default_factory=set)
@@ -108,6 +112,33 @@ class BlockResult:
 
 class SharedInputMutated(InvalidUpdate):
     """A client changed an argument that all clients share: the run cannot continue."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What arrives of a client's message, its bytes, and the client's state afterwards."""
+
+    message: Any
+    size: int
+    kept: dict[str, Any]
+
+
+class Rehearsal:
+    """Instead of training, counts on how many examples a client would train.
+
+    Attributes:
+        visited: how many so far.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self.visited = 0
+
+    def train(self, job: TrainingJob) -> Trained:
+        steps, visited = work_of(self._context.model, job, self._context.spec.train)
+        self._context.model.load(job.weights)
+        self.visited += visited
+        return Trained(job.weights.clone(), steps, visited, 0.0)
 
 
 class Worker:
@@ -252,6 +283,8 @@ class Worker:
                     )
                 except SuspendForStack as reached:
                     suspended[id] = reached
+                except DeadlineMissed as missed:
+                    result.late[id] = missed.examples
                 except Exception as error:
                     self._failed(id, call, error, result)
                 else:
@@ -277,14 +310,77 @@ class Worker:
         """Run the client function and store what it returns, keeps and reports.
 
         Nothing is stored of a client that fails.
+
+        Raises:
+            DeadlineMissed: the client is too slow.
         """
         started = time.perf_counter()
+        allowance, share = call.allowances.get(id), None
+        if allowance is not None and allowance.partial:
+            share = self._share_of(id, call, state, partial, allowance)
+        client, answer = self._call(id, call, state, trainer, partial, allowance, share)
+        if allowance is not None and not allowance.covers(client.examples, answer.size):
+            raise DeadlineMissed(client.examples)
+        self.on_client_done(client)
+        changed = not same(answer.kept, state)
+        if id in call.lost:
+            client.row["lost"] = 1
+        else:
+            partial.fold(id, answer.message, self._lent)
+        result.examples[id] = client.examples
+        if client.releases:
+            result.releases[id] = dict(client.releases)
+        if changed:
+            result.states[id] = answer.kept
+        if client.records:
+            result.records[id] = client.records
+        result.rows[id] = {
+            **client.row,
+            "samples": client.num_samples,
+            "bytes_up": answer.size,
+            "seconds": time.perf_counter() - started + trainer.seconds,
+        }
+        return client
+
+    def _share_of(
+        self,
+        id: int,
+        call: Call,
+        state: Mapping[str, Any],
+        partial: Reduction,
+        allowance: Allowance,
+    ) -> tuple[int, int] | None:
+        """How many of how many examples a client can train on; None if all.
+
+        It runs the client function without training, to see how much that is in all. What it
+        computes beside training, such as a gradient of all examples, cannot be less.
+        """
+        rehearsal = Rehearsal(self.context)
+        client, answer = self._call(id, call, state, rehearsal, partial)
+        left = allowance.examples(answer.size) - (client.examples - rehearsal.visited)
+        if rehearsal.visited <= left:
+            return None
+        if left < max(1, min(self.context.spec.train.batch_size, rehearsal.visited)):
+            raise DeadlineMissed(client.examples)
+        return left, rehearsal.visited
+
+    def _call(
+        self,
+        id: int,
+        call: Call,
+        state: Mapping[str, Any],
+        trainer: Trainer,
+        partial: Reduction,
+        allowance: Allowance | None = None,
+        share: tuple[int, int] | None = None,
+    ) -> tuple[Client, Answer]:
+        """The client after its function, and what arrives of what it returns."""
         context = self.context
         function = getattr(context.spec.functions, call.function)
         rng = getattr(function, "rng", call.function)
         own_state = {name: part for name, part in state.items() if name != RESIDUALS}
-        own_state, most = to_tensors(own_state, context.device), call.most_examples.get(id)
-        client = Client(context, id, call.round, rng, own_state, trainer, most)
+        own_state = to_tensors(own_state, context.device)
+        client = Client(context, id, call.round, rng, own_state, trainer, allowance, share)
         context.model.train()
         context.model.restrict_classes(client.labels)
         lent = each_leaf(self._lent)  # the client gets its own dicts and lists
@@ -299,7 +395,6 @@ class Worker:
                     raise SharedInputMutated(
                         "changes an argument, which all clients share; copy it first"
                     )
-        self.on_client_done(client)
         if not isinstance(client.state, dict):
             raise TypeError(f"client.state must be a dict, not {type(client.state).__name__}")
         kept = to_arrays(client.state)
@@ -314,25 +409,7 @@ class Worker:
             size -= saved
             if residuals or lost:
                 kept[RESIDUALS] = {**lost, call.function: residuals}
-        changed = not same(kept, state)
-        if id in call.lost:
-            client.row["lost"] = 1
-        else:
-            partial.fold(id, message, self._lent)
-        result.examples[id] = client.examples
-        if client.releases:
-            result.releases[id] = dict(client.releases)
-        if changed:
-            result.states[id] = kept
-        if client.records:
-            result.records[id] = client.records
-        result.rows[id] = {
-            **client.row,
-            "samples": client.num_samples,
-            "bytes_up": size,
-            "seconds": time.perf_counter() - started + trainer.seconds,
-        }
-        return client
+        return client, Answer(message, size, kept)
 
     def _spoilt(self) -> bool:
         """Whether arguments were changed through their arrays, which tensors do not notice."""

@@ -71,7 +71,7 @@ class APFL(PersonalBesideGlobal):
         mixed = torch.cat([alpha * v + (1 - alpha) * w, v_statistics])
         client.report(loss=trained.loss, steps=trained.steps, alpha=alpha)
         client.steps = trained.steps
-        client.examples += 2 * trained.visited
+        client.visit(2 * trained.visited)
         client.state["local"], client.state["alpha"] = torch.cat([v, v_statistics]), alpha
         client.trained = mixed
         self.keep_model(client, mixed)

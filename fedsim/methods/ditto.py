@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.federation import Client, Update, client_function
-from fedsim.methods.method import methods
+from fedsim.methods.method import check_pull, methods
 from fedsim.methods.personal import PersonalBesideGlobal
+from fedsim.training import Train
 
 
 @methods.register
@@ -29,6 +30,9 @@ class Ditto(PersonalBesideGlobal):
 
     name: str = "ditto"
     lam: float = Field(0.1, ge=0)
+
+    def check(self, train: Train) -> None:
+        check_pull("lam", self.lam, train)
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor, initial: Tensor) -> Update:

@@ -147,7 +147,8 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         cohort = fed.sample(t)
         if self.epochs:
             state = self.ask_for_scores(fed, state, cohort)
-        models = fed.gather(self.local_update, cohort, weights=state.weights)
+        messages = fed.gather(self.local_update, cohort, weights=state.weights)
+        models = {k: message["weights"] for k, message in messages.items()}
         weights = fed.average(models)
         place = {k: i for i, k in enumerate(state.scored.tolist())}
         teachers = [k for k in models if k in place]
@@ -210,9 +211,9 @@ class FedAUX(AuxiliaryMethod[FedAUXState]):
         )
 
     @client_function("local_update")
-    def local_update(self, client: Client, weights: Tensor) -> Tensor:
+    def local_update(self, client: Client, weights: Tensor) -> dict[str, Tensor]:
         """(client) w_k, as in FedAvg."""
-        return client.train(weights)
+        return {"weights": client.train(weights)}
 
     @client_function("score")
     def score(

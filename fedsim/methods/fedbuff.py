@@ -40,12 +40,16 @@ class FedBuffState(State):
         finish: (M,) when each finishes, in simulated seconds.
         versions: (M,) the step after which each started.
         models: the models that they started from, by version.
+        buffer: the step after which clients started whose updates have arrived, by client.
+        steps: how many steps the server has made.
     """
 
     clients: NDArray[np.int64]
     finish: NDArray[np.float64]
     versions: NDArray[np.int64]
     models: dict[str, Vector]
+    buffer: dict[str, int]
+    steps: int
 
 
 @methods.register
@@ -55,10 +59,11 @@ class FedBuff(Method[FedBuffState]):
     M clients are always at work (`train.participation` of all), each from the model that was
     current when it started. As soon as K updates have arrived, the server makes a step, which is
     what counts as a round: w ← w + η_g · Σ_{i ≤ K} s(τ_i)·Δ_i / K, with the staleness τ_i, the
-    number of steps since client i started. A client that finishes is replaced at once by another
-    that is online, drawn at random; no client contributes twice to a step. Who finishes when
-    follows from `devices`, so the result is the same on any cluster. An update is lost with the
-    chances `devices.dropout` and `devices.packet_error`.
+    number of steps since client i started. A round in which too few clients are online to send K
+    makes no step; its updates wait for the next round. A client that finishes is replaced at once
+    by another that is online, drawn at random; no client contributes twice to a step. Who finishes
+    when follows from `devices`, so the result is the same on any cluster. An update is lost with
+    the chances `devices.dropout` and `devices.packet_error`.
 
     Args:
         buffer: K, updates per step.
@@ -85,7 +90,7 @@ class FedBuff(Method[FedBuffState]):
 
     def init(self, fed: Federation) -> FedBuffState:
         weights, nobody = fed.initial_weights(), np.zeros(0, dtype=np.int64)
-        return FedBuffState(weights, nobody, np.zeros(0), nobody, {})
+        return FedBuffState(weights, nobody, np.zeros(0), nobody, {}, {}, 0)
 
     def round(self, fed: Federation, state: FedBuffState, t: int) -> FedBuffState:
         rng, clock = fed.rng("arrivals"), fed.clock
@@ -99,7 +104,8 @@ class FedBuff(Method[FedBuffState]):
             )
         ]
         heapq.heapify(at_work)
-        buffer: dict[int, int] = {}  # the version that each update refers to
+        steps, weights = state.steps, state.weights
+        buffer = {int(k): version for k, version in state.buffer.items()}
         while True:
             busy = {client for _, client, _ in at_work} | buffer.keys()
             idle = [int(k) for k in np.flatnonzero(fed.online(clock)) if k not in busy]
@@ -108,7 +114,7 @@ class FedBuff(Method[FedBuffState]):
                 starting = rng.choice(idle, size=count, replace=False).tolist()
                 seconds = fed.planned_seconds(starting).tolist()
                 for k, takes in zip(starting, seconds, strict=True):
-                    heapq.heappush(at_work, (clock + takes, k, t - 1))
+                    heapq.heappush(at_work, (clock + takes, k, steps))
             if not at_work:
                 clock += RETRY
                 break
@@ -118,11 +124,10 @@ class FedBuff(Method[FedBuffState]):
                 buffer[client] = version
             if len(buffer) == self.buffer:
                 break
-        models = {**state.models, str(t - 1): state.weights}
+        models = {**state.models, str(steps): weights}
         fed.take(clock - fed.clock)
-        weights = state.weights
-        if buffer:
-            staleness = {k: t - 1 - version for k, version in buffer.items()}
+        if len(buffer) == self.buffer:
+            staleness = {k: steps - version for k, version in buffer.items()}
             fed.log(staleness=sum(staleness.values()) / len(buffer))
             mean = fed.mean(
                 self.local_update,
@@ -131,13 +136,21 @@ class FedBuff(Method[FedBuffState]):
                 tau=PerClient(staleness),
             )
             weights = weights + np.float32(self.server_lr) * mean.change
-        used = {str(version) for _, _, version in at_work}
+            buffer, steps = {}, steps + 1
+        else:
+            fed.notice(
+                f"round {t} makes no step: {len(buffer)} updates have arrived, and nobody is "
+                f"online to send the rest of method.buffer={self.buffer}; they wait"
+            )
+        used = {str(version) for _, _, version in at_work} | {*map(str, buffer.values())}
         return FedBuffState(
             weights,
             np.array([client for _, client, _ in at_work], dtype=np.int64),
             np.array([finish for finish, _, _ in at_work]),
             np.array([version for _, _, version in at_work], dtype=np.int64),
             {version: model for version, model in models.items() if version in used},
+            {str(k): version for k, version in buffer.items()},
+            steps,
         )
 
     @client_function("local_update")

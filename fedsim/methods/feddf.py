@@ -52,7 +52,8 @@ class FedDF(AuxiliaryMethod[State]):
         return State(weights=fed.initial_weights())
 
     def round(self, fed: Federation, state: State, t: int) -> State:
-        models = fed.gather(self.local_update, fed.sample(t), weights=state.weights)
+        sent = fed.gather(self.local_update, fed.sample(t), weights=state.weights)
+        models = {k: message["weights"] for k, message in sent.items()}
         mean = fed.average(models)
         x = self.inputs(fed)
         rows = torch.arange(len(x), device=fed.device)
@@ -71,6 +72,6 @@ class FedDF(AuxiliaryMethod[State]):
         return self.final_lr + (self.lr - self.final_lr) * (1 + math.cos(math.pi * s / steps)) / 2
 
     @client_function("local_update")
-    def local_update(self, client: Client, weights: Tensor) -> Tensor:
+    def local_update(self, client: Client, weights: Tensor) -> dict[str, Tensor]:
         """(client) w_k, as in FedAvg."""
-        return client.train(weights)
+        return {"weights": client.train(weights)}

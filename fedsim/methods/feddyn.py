@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedsim.errors import ExperimentError
 from fedsim.federation import Client, Federation, Update, Vector, client_function
-from fedsim.methods.method import Method, State, methods
+from fedsim.methods.method import Method, State, check_pull, methods
+from fedsim.training import Train
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class FedDyn(Method[FedDynState]):
     name: str = "feddyn"
     alpha: float = Field(0.01, gt=0)
     scale: Literal["samples", "none"] = "samples"
+
+    def check(self, train: Train) -> None:
+        check_pull("alpha", self.alpha, train)
 
     def check_privacy(self) -> None:
         if self.scale == "samples":

@@ -280,7 +280,7 @@ class FedFed(PoolMethod[FedFedState]):
                 visited += len(labels)
         client.trained = classifier.vector.clone()
         client.report(steps=steps)
-        client.examples += 3 * visited
+        client.visit(3 * visited)
         if visited:
             client.report(loss=float(total) / visited)
         return Update(

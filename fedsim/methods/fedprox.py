@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedsim.federation import Client, Update, client_function
 from fedsim.methods.fedavg import FedAvg
-from fedsim.methods.method import methods
+from fedsim.methods.method import check_pull, methods
+from fedsim.training import Train
 
 
 @methods.register
@@ -24,6 +25,9 @@ class FedProx(FedAvg):
 
     name: str = "fedprox"
     mu: float = Field(0.01, ge=0)
+
+    def check(self, train: Train) -> None:
+        check_pull("mu", self.mu, train)
 
     @client_function("local_update")
     def local_update(self, client: Client, weights: Tensor) -> Update:

@@ -66,7 +66,9 @@ class IFCA(Method[IFCAState]):
         for j in sorted(set(chosen.values())):
             members = [k for k, of_k in chosen.items() if of_k == j]
             start = NotCounted(state.models[j])  # which they have been sent to choose from
-            models[j] = fed.mean(self.local_update, members, weights=start).weights
+            mean = fed.mean(self.local_update, members, weights=start)
+            if mean.count:  # otherwise all uploads are lost, or late
+                models[j] = mean.weights
         return self.state(models)
 
     def state(self, models: NDArray[np.float32]) -> IFCAState:

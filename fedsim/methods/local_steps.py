@@ -57,7 +57,7 @@ def gradient(client: Client, weights: Tensor, data: Examples) -> tuple[Tensor, f
         loss = losses.sum() / len(data)
         g += model.gradient(loss)
         total += float(loss.detach())
-    client.examples += len(data)
+    client.visit(len(data))
     return g, total
 
 

@@ -194,6 +194,26 @@ class Method(Component, ABC, Generic[S]):
         return []
 
 
+def check_pull(key: str, strength: float, train: Train) -> None:
+    """Reject a quadratic term (strength/2)·‖w − u‖² on which steps of SGD grow without bound.
+
+    Args:
+        key: the method's key that sets the strength.
+
+    Raises:
+        ExperimentError: they do; the message says which learning rate is too high.
+    """
+    optimizer = train.optimizer
+    beta = optimizer.momentum
+    least = 2 * (1 + beta) / (1 + 2 * beta if optimizer.nesterov else 1)
+    if optimizer.name == "sgd" and train.clip_norm is None and optimizer.lr * strength >= least:
+        raise ExperimentError(
+            f"method.{key}={strength:g} with train.optimizer.lr={optimizer.lr:g}: steps diverge "
+            f"where lr·{key} is {least:g} or more; set train.optimizer.lr below "
+            f"{least / strength:.3g}, or a smaller method.{key}"
+        )
+
+
 def check_rounds_left(key: str, before: int, train: Train) -> None:
     """Reject a number of rounds before sharing that leaves none for training the model.
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fedsim.federation import Client, Federation, Update, client_function
 from fedsim.methods.local_steps import batches_of, gradient
-from fedsim.methods.method import State, methods
+from fedsim.methods.method import State, check_pull, methods
 from fedsim.methods.personal import PersonalModels
-from fedsim.training import with_terms
+from fedsim.training import Train, with_terms
 
 
 @methods.register
@@ -48,6 +48,9 @@ class PFedMe(PersonalModels[State]):
     eta: float = Field(0.5, gt=0)
     steps: int = Field(5, ge=1)
     beta: float = Field(1.0, gt=0)
+
+    def check(self, train: Train) -> None:
+        check_pull("lam", self.lam, train)
 
     def init(self, fed: Federation) -> State:
         return State(weights=fed.initial_weights())

@@ -265,6 +265,7 @@ class XPFL(Method[State]):
         mean = fed.mean(
             self.local_update,
             cohort,
+            weights=NotCounted(state.weights),  # received in the last round
             fresh=NotCounted(self.fresh(fed, state)),
             all_unlabelled=bool(fed.num_unlabelled.all()),
         )
@@ -297,9 +298,17 @@ class XPFL(Method[State]):
 
     @client_function("local_update")
     def local_update(
-        self, client: Client, fresh: Mapping[str, Tensor], all_unlabelled: bool
+        self,
+        client: Client,
+        weights: Tensor,
+        fresh: Mapping[str, Tensor],
+        all_unlabelled: bool,
     ) -> Update:
-        """(client) w_k; keeps it, and its teacher and P_k."""
+        """(client) w_k; keeps it, and its teacher and P_k.
+
+        Args:
+            weights: w_g, from which its change is encoded (`uplink`).
+        """
         for name, vector in fresh.items():
             client.state.setdefault(name, vector)
         data, x = self.examples(client)
@@ -341,7 +350,7 @@ class XPFL(Method[State]):
         job = TrainingJob(start, x, y, own.optimizer.lr, own.epochs, rng, Hooks(loss))
         trained = train(teacher, job, settings)
         client.state["teacher"] = trained.weights
-        client.examples += trained.visited
+        client.visit(trained.visited)
         teacher.load(trained.weights)
         drawn = torch.from_numpy(client.rng("judged").permutation(len(x))[:MOST_JUDGED])
         judged = self.reconstruction_loss(teacher, x[drawn.to(x.device)])
@@ -371,7 +380,7 @@ class XPFL(Method[State]):
         )
         trained = train(model, job, settings)
         client.report(loss=trained.loss, steps=trained.steps)
-        client.examples += trained.visited
+        client.visit(trained.visited)
         client.state["projection"] = trained.weights[P : model.num_parameters]
         return torch.cat([trained.weights[:P], trained.weights[model.num_parameters :]])
 

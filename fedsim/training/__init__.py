@@ -19,6 +19,7 @@ from fedsim.training.local import (
     part_sizes,
     train,
     with_terms,
+    work_of,
 )
 from fedsim.training.stack import (
     Stack,
@@ -50,4 +51,5 @@ __all__ = [
     "representation",
     "train",
     "with_terms",
+    "work_of",
 ]

@@ -300,6 +300,24 @@ class Trained:
     loss: float
 
 
+def work_of(model: FlatModel, job: TrainingJob, settings: Train) -> tuple[int, int]:
+    """τ, the number of steps of a job, and the number of examples in all of them.
+
+    With DP-SGD, whose batches vary, the expected number.
+    """
+    n, size = len(job.y), settings.batch_size
+    if job.privacy is not None:
+        steps = steps_of(job, size) if n else 0
+        return steps, steps * min(n, size)
+    end = n - 1 if model.has_batch_norm and n % size == 1 else n
+    per_epoch = -(-end // size)
+    steps = job.epochs * per_epoch
+    if job.most_steps is not None:
+        steps = min(steps, job.most_steps)
+    epochs, rest = divmod(steps, max(1, per_epoch))
+    return steps, epochs * end + rest * size
+
+
 def train(model: FlatModel, job: TrainingJob, settings: Train) -> Trained:
     """Local training of one client.
 

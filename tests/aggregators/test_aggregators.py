@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from experiments import small_experiment
 from fedsim.aggregators import Aggregator, aggregators
+from fedsim.errors import FedsimWarning
+from fedsim.prepare import prepare
 
 NAMES = [name for name, _ in aggregators.items()]
 Array = NDArray[np.float64]
@@ -149,3 +153,20 @@ def test_shares_are_rounded_up_but_not_by_rounding_errors() -> None:
 def test_too_few_clients(name: str, keys: dict[str, Any], n: int, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         rule(name, **keys).check(n)
+
+
+@pytest.mark.parametrize("name", ["geometric_median", "norm_clipping"])
+@pytest.mark.parametrize("hostile", [True, False])
+def test_rules_that_follow_weights_warn_of_clients_that_decide_alone(
+    name: str, hostile: bool
+) -> None:
+    """One client of five holds more than half of the examples."""
+    partition = {"kind": "quantity", "clients": 5, "sigma": 3}
+    sections: dict[str, Any] = {"partition": partition, "aggregation": {"name": name}}
+    if hostile:  # with this seed, the client that holds so many
+        sections |= {"adversaries": {"share": 0.2, "attack": {"name": "sign_flip"}}, "seed": 10}
+    with pytest.warns(FedsimWarning, match="follows the weights of updates, and .* they decide"):
+        prepare(small_experiment(**sections))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(small_experiment(**{**sections, "aggregation": {"name": "median"}}))

@@ -12,10 +12,13 @@ import pytest
 from torch import Tensor
 
 from experiments import (
+    FEW,
+    NETWORK_METHODS,
     federation,
     interrupted,
     server_states,
     small_experiment,
+    with_method,
 )
 from fedsim import Client, Experiment, Federation, Run, State, Update, resume, run
 from fedsim.codecs import Codec, codecs
@@ -76,6 +79,61 @@ def test_bytes_are_those_of_the_messages(finish: Finish, codec: dict[str, Any], 
 
 
 # what is lost
+
+# The server trains from the clients' models, whose errors the downlink adds to; see XPFL's docs.
+TRAIN_ON = {"feddf", "fedaux", "fedftg", "semifl", "xpfl"}
+
+
+@pytest.mark.parametrize("codec", ["int8", "qsgd", "float16"])
+@pytest.mark.parametrize("name", [n for n in NETWORK_METHODS if n not in TRAIN_ON])
+def test_the_error_of_a_downlink_is_no_step(name: str, codec: str) -> None:
+    """With learning switched off, the server stays where it is, whatever its optimiser."""
+    own = with_method(name, data=FEW, train={"rounds": 4, "optimizer": {"lr": 1e-9}})
+    first, *_, last = server_states(small_experiment(**own, downlink={"name": codec}))
+    assert np.abs(last.weights - first.weights).max() < 1e-4  # int8 alone has 1e-3
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "feddyn", "scaffold"])
+def test_methods_learn_through_a_coarse_downlink(finish: Finish, name: str) -> None:
+    rates = {"fedavgm": {"server_lr": 0.3}}
+    sections: dict[str, Any] = {"method": {"name": name, **rates.get(name, {})}}
+    done = finish(**sections, train={"rounds": 20}, downlink={"name": "qsgd", "levels": 127})
+    plain = finish(**sections, train={"rounds": 20})
+    assert done.rounds["accuracy"].iloc[-1] > plain.rounds["accuracy"].iloc[-1] - 0.05
+
+
+def test_parts_for_single_clients_are_compressed_too(finish: Finish) -> None:
+    made = with_method("fedbuff", train={"rounds": 2}, downlink={"name": "int8"})
+    assert set(finish(**made).clients["bytes_down"]) == {4 * 4 + P}
+
+
+def test_a_downlink_without_anything_to_compress(finish: Finish) -> None:
+    with pytest.raises(RunError, match="the server sends no vectors, which are all that `downlin"):
+        finish(method={"name": "local"}, train={"rounds": 1}, downlink={"name": "int8"})
+
+
+def test_error_feedback_that_would_grow(finish: Finish) -> None:
+    """QSGD is scaled so that what it loses is less than what it is given; others are refused."""
+    done = finish(train={"rounds": 20}, uplink={"name": "qsgd", "error_feedback": True})
+    assert done.rounds["accuracy"].iloc[-1] > 0.8
+    uplink = {"name": "test_link:Doubles", "error_feedback": True}
+    message = r"uplink.error_feedback: name=test_link:Doubles loses 1.0 times .* without bound"
+    with pytest.raises(BadInput, match=message):
+        finish(uplink=uplink)
+
+
+class Doubles(Codec):
+    """Every other entry, doubled: right on average, and too far off for error feedback."""
+
+    name: str = "test_link:Doubles"
+
+    def encode(self, vector: Any, shapes: Any, rng: np.random.Generator) -> Any:
+        return vector[::2].copy()
+
+    def decode(self, message: Any, shapes: Any) -> Any:
+        found = np.zeros(2 * len(message), np.float32)
+        found[::2] = 2 * message * np.float32(1.01)
+        return found[: sum(map(math.prod, shapes))]
 
 
 def one_mean(fed: Federation, t: int, k: int) -> np.ndarray:
@@ -174,7 +232,9 @@ def test_running_statistics_are_sent_as_they_are() -> None:
     exact.begin_round(1)
     fed.begin_round(1)
     weights = fed.initial_weights()
-    echoed = fed.mean(Echoes().echo, [0], weights=weights).weights
+    through = federation(small_experiment(**resnet, downlink={"name": "int8"}))
+    through.begin_round(1)
+    echoed = through.mean(Echoes().echo, [0], weights=weights).seen
     np.testing.assert_array_equal(echoed[parameters:], weights[parameters:])
     assert not np.array_equal(echoed[:parameters], weights[:parameters])
     # From what arrived, so that training is the same.
@@ -183,19 +243,19 @@ def test_running_statistics_are_sent_as_they_are() -> None:
     np.testing.assert_allclose(found[parameters:], expected[parameters:], atol=1e-6)
     (row,) = fed.records({})[1]["clients"]
     short = 4 * round(0.1 * parameters) + -(-parameters // 8)
-    assert row["bytes_up"] == 2 * (short + 4 * (size - parameters))
+    assert row["bytes_up"] == short + 4 * (size - parameters)
 
 
 # the downlink
 
 
 class Echoes(FedAvg):
-    """Clients send back what they were sent."""
+    """Clients send back what they were sent, under another name: it is no change of a model."""
 
     name: str = "test_link:Echoes"
 
     def echo(self, client: Client, weights: Tensor) -> Update:
-        return Update(weights=weights)
+        return Update(seen=weights)
 
     def nest(self, client: Client, nest: dict[str, Any], count: Tensor) -> Update:
         return Update(weights=nest["weights"][0], count=count.float())
@@ -211,7 +271,7 @@ class TestDownlink:
         fed = federation(made)
         fed.begin_round(1)
         weights = fed.initial_weights()
-        echoed = fed.mean(Echoes().echo, [3], weights=weights).weights
+        echoed = fed.mean(Echoes().echo, [3], weights=weights).seen
         assert 0 < np.abs(echoed - weights).max() < 0.3
         if name == "float16":
             np.testing.assert_array_equal(echoed, weights.astype(np.float16))

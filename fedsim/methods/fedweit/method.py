@@ -201,7 +201,7 @@ class FedWeIT(Method[FedWeITState]):
         mean = fed.mean(self.local_update, cohort, base=state.weights, foreign=PerClient(parts))
         begun = state.begun.copy()
         begun[[k for k in new if k in mean.clients]] = task
-        state = replace(state, weights=mean.weights, begun=begun)
+        state = replace(state, weights=mean.base, begun=begun)
         return self.collect(fed, state) if ends_task(fed, t) else state
 
     def choose(self, fed: Federation, state: FedWeITState, new: list[int]) -> FedWeITState:
@@ -256,7 +256,7 @@ class FedWeIT(Method[FedWeITState]):
         memory["base"] = base
         self.learn(client)
         client.trained = memory["base"]
-        return Update(weights=memory["base"])
+        return Update(base=memory["base"])
 
     def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any]) -> None:
         """(client) Initialise A, m and the task's own parameters, and fix targets of past θ_i."""
@@ -323,7 +323,7 @@ class FedWeIT(Method[FedWeITState]):
             if plateau.reached(validation):
                 lr /= LR_FACTOR
                 adam = torch.optim.Adam(leaves, lr, train.optimizer.betas)
-        client.examples += visited
+        client.visit(visited)
         client.report(steps=steps, lr=lr)
         if visited:
             client.report(loss=total / visited)
