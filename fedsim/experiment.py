@@ -217,7 +217,7 @@ class Experiment(Config):
             self._check_secure_aggregation()
         self._check_aggregation()
         self._check_devices()
-        self._check_downlink()
+        self._check_links()
         if self.evaluate.clients and not self.partition.tests_clients:
             raise ExperimentError(
                 "evaluate.clients=true needs partition.test_fraction above 0: "
@@ -283,8 +283,14 @@ class Experiment(Config):
                     f"secure_aggregation: {reason}; leave out `{section}`, or `secure_aggregation`"
                 )
 
-    def _check_downlink(self) -> None:
-        codec = self.downlink
+    def _check_links(self) -> None:
+        codec, method = self.downlink, self.method
+        for section, given in (("uplink", self.uplink), ("downlink", codec)):
+            if given is not None and not method.exchanges_models:
+                raise ExperimentError(
+                    f"{section}: has no effect: with method.name={method.name} no weights of "
+                    "models are sent; leave it out, or take another method"
+                )
         if codec is None:
             return
         if not codec.for_models:

@@ -31,6 +31,13 @@ def normalised(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return Classifier(hidden, nn.Linear(32, outputs))
 
 
+def frozen(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A backbone that is not trained, and a head that is."""
+    features = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 16), nn.ReLU())
+    features.requires_grad_(False)
+    return Classifier(features, nn.Linear(16, outputs))
+
+
 def only_evaluates(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A network that raises in training."""
 

@@ -32,7 +32,6 @@ from fedsim.federation.reduction import (
     Gather,
     InvalidUpdate,
     Mean,
-    MeanAndMessages,
     MergeTotals,
     NothingToReduce,
     Reduction,
@@ -328,7 +327,6 @@ class Federation:
                 skipped.
         """
         self._aggregation.allow(f"receives what each client sends ({function.__name__})")
-        self._receives_updates |= isinstance(reduction, MeanAndMessages)
         return self._reduce(function, cohort, reduction, arguments)
 
     def mean(
@@ -347,7 +345,6 @@ class Federation:
         """
         reduction = self._aggregation.mean(self, cohort, self._means)
         self._means.append(reduction)
-        self._receives_updates = True
         mean: Mean = self._reduce(function, cohort, reduction, arguments)
         return mean
 
@@ -841,6 +838,7 @@ class Federation:
             cohort: whom the server has called.
         """
         self._states.update(outcome.states)
+        self._receives_updates |= bool(outcome.encoded)
         self._take_explained("cohort", outcome)
         for id, steps in outcome.releases.items():
             self._releases.setdefault(id, Counter()).update(steps)

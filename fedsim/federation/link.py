@@ -95,9 +95,10 @@ class Link:
         residuals: Mapping[str, Vector],
         rng: np.random.Generator,
     ) -> tuple[Any, int, dict[str, Vector]]:
-        """What arrives of what a client function returns, of whose parts an `Update` is encoded.
+        """What arrives of what a client function returns.
 
-        A vector is encoded as its change from what the server sent under its name.
+        The vectors of an `Update` are encoded, and those of a dict that have the name and the size
+        of something that the server sent: as their change from what it sent.
 
         Args:
             message: as returned.
@@ -105,15 +106,25 @@ class Link:
             residuals: what was lost of earlier updates, by the vectors' names.
 
         Returns:
-            The message as it arrives, by how many bytes it is shorter, and the new residuals.
+            The message as it arrives (itself if there was nothing to encode), by how many bytes it
+            is shorter, and the new residuals.
         """
         if isinstance(message, tuple) and message and isinstance(message[0], Update):
             first, saved, kept = self.message(message[0], arguments, residuals, rng)
-            return (first, *message[1:]), saved, kept
-        if not isinstance(message, Update):
-            return message, 0, dict(residuals)
-        arrived, saved, kept = dict(message.vectors), 0, dict(residuals)
-        for name, tensor in message.vectors.items():
+            return message if first is message[0] else (first, *message[1:]), saved, kept
+        if isinstance(message, Update):
+            vectors = message.vectors
+        elif isinstance(message, Mapping):
+            sized = {n: t for n, t in message.items() if isinstance(t, Tensor)}
+            vectors = {
+                name: tensor
+                for name, tensor in sized.items()
+                if isinstance(reference(arguments.get(name), tensor.numel()), Tensor)
+            }
+        else:
+            vectors = {}
+        arrived, saved, kept = dict(vectors), 0, dict(residuals)
+        for name, tensor in vectors.items():
             if tensor.dtype != torch.float32:
                 continue
             vector = tensor.detach().cpu().numpy().reshape(-1)
@@ -130,7 +141,9 @@ class Link:
             arrived[name] = torch.from_numpy(base + decoded).to(tensor.device).view(tensor.shape)
             if self.codec.error_feedback:
                 kept[name] = change - decoded
-        return Update(weight=message.weight, **arrived), saved, kept
+        if isinstance(message, Update):
+            return Update(weight=message.weight, **arrived), saved, kept
+        return {**message, **arrived} if arrived else message, saved, kept
 
     def arguments(
         self, arguments: Mapping[str, Any], rng: Callable[[str], np.random.Generator]

@@ -80,6 +80,7 @@ class BlockResult:
         notices: lines for the user.
         explained: explanations of clients' models, by explainer.
         examples: number of examples that clients trained on, each pass counted.
+        encoded: clients whose messages `uplink` has encoded.
         releases: private steps of clients, by the sampling rate of their batches.
         partial: the folded messages; None if they stay with the worker.
     """
@@ -92,6 +93,7 @@ class BlockResult:
     notices: set[str] = field(default_factory=set)
     explained: dict[int, dict[str, Explained]] = field(default_factory=dict)
     examples: dict[int, int] = field(default_factory=dict)
+    encoded: set[int] = field(default_factory=set)
     releases: dict[int, dict[float, int]] = field(default_factory=dict)
     partial: Reduction | None = None
 
@@ -116,11 +118,15 @@ class SharedInputMutated(InvalidUpdate):
 
 @dataclass(frozen=True)
 class Answer:
-    """What arrives of a client's message, its bytes, and the client's state afterwards."""
+    """What arrives of a client's message, its bytes, and the client's state afterwards.
+
+    `encoded` says whether `uplink` had anything to encode.
+    """
 
     message: Any
     size: int
     kept: dict[str, Any]
+    encoded: bool
 
 
 class Rehearsal:
@@ -328,6 +334,8 @@ class Worker:
         else:
             partial.fold(id, answer.message, self._lent)
         result.examples[id] = client.examples
+        if answer.encoded:
+            result.encoded.add(id)
         if client.releases:
             result.releases[id] = dict(client.releases)
         if changed:
@@ -399,17 +407,17 @@ class Worker:
             raise TypeError(f"client.state must be a dict, not {type(client.state).__name__}")
         kept = to_arrays(client.state)
         partial.check(message)
-        size = partial.size(message)
+        size, sent = partial.size(message), message
         if context.uplink is not None:
             lost = state.get(RESIDUALS, {})
             message, saved, residuals = context.uplink.message(
-                message, self._lent, lost.get(call.function, {}), client.rng("uplink")
+                sent, self._lent, lost.get(call.function, {}), client.rng("uplink")
             )
             partial.check(message)
             size -= saved
             if residuals or lost:
                 kept[RESIDUALS] = {**lost, call.function: residuals}
-        return client, Answer(message, size, kept)
+        return client, Answer(message, size, kept, message is not sent)
 
     def _spoilt(self) -> bool:
         """Whether arguments were changed through their arrays, which tensors do not notice."""

@@ -22,6 +22,7 @@ class Centralised(Method[State]):
     name: str = "centralised"
     private_by_example: ClassVar[bool] = False
     learns: ClassVar[Learns] = Learns(dp_compatible=False)
+    exchanges_models: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     trains_clients: ClassVar[bool] = False
 

@@ -20,6 +20,7 @@ class Local(PersonalModelsAlone[State]):
     """
 
     name: str = "local"
+    exchanges_models: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
     def init(self, fed: Federation) -> State:

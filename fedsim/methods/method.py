@@ -55,6 +55,8 @@ class Method(Component, ABC, Generic[S]):
         has_global_model: whether the server obtains a global model.
         trains_clients: whether clients train the experiment's model.
         needs_labels: whether clients train on their labelled examples alone.
+        exchanges_models: whether clients and server send each other weights of models, which
+            `uplink` and `downlink` compress.
         averages: whether the server averages clients' updates (`Federation.mean`), which is what
             the sections `aggregation` and `adversaries` are about.
         private_by_example: whether DP-SGD in `Client.train` covers all that clients compute from
@@ -68,6 +70,7 @@ class Method(Component, ABC, Generic[S]):
     has_global_model: ClassVar[bool] = True
     trains_clients: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
+    exchanges_models: ClassVar[bool] = True
     averages: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
     private_by_example: ClassVar[bool] = True

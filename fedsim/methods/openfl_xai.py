@@ -51,6 +51,7 @@ class RuleMethod(Method[RuleState]):
     learns: ClassVar[Learns] = Learns(
         models="rule model", objectives=(Regression,), dp_compatible=False
     )
+    exchanges_models: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
     def init(self, fed: Federation) -> RuleState:

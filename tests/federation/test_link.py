@@ -108,8 +108,12 @@ def test_parts_for_single_clients_are_compressed_too(finish: Finish) -> None:
 
 
 def test_a_downlink_without_anything_to_compress(finish: Finish) -> None:
-    with pytest.raises(RunError, match="the server sends no vectors, which are all that `downlin"):
-        finish(method={"name": "local"}, train={"rounds": 1}, downlink={"name": "int8"})
+    for name in ("local", "centralised"):
+        for section in ("uplink", "downlink"):
+            with pytest.raises(
+                BadInput, match=f"{section}: has no effect: with method.name={name}"
+            ):
+                small_experiment(method={"name": name}, **{section: {"name": "int8"}})
 
 
 def test_error_feedback_that_would_grow(finish: Finish) -> None:
