@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments import NEEDS
+from experiments import LATE, NEEDS
 from fedsim import Experiment, run
 from fedsim.errors import BadInput, FedsimError
 from fedsim.methods import methods
@@ -60,9 +60,6 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "partial work": {
         "devices": {"speed": {"median": 60, "sigma": 1}, "deadline": 2.0, "partial_work": True}
     },
-    "secure": {"secure_aggregation": {}},
-    "robust": {"aggregation": {"name": "median"}},
-    "explained": {"explain": {"every": 2}},
 }
 
 METHODS = [name for name, _ in methods.items()]
@@ -71,7 +68,11 @@ CELLS = list(product(METHODS, MODELS, CONDITIONS))
 
 def sections(method: str, model: str, condition: str) -> dict[str, Any]:
     """The sections of a cell's experiment: two rounds, or as many as the method's phases take."""
-    made: dict[str, Any] = {"train": {"rounds": 4, "batch_size": 5}, "method": {"name": method}}
+    rounds = 4 if method in LATE else 2
+    made: dict[str, Any] = {
+        "train": {"rounds": rounds, "batch_size": 5},
+        "method": {"name": method},
+    }
     for part in (MODELS[model], NEEDS.get(method, {}), CONDITIONS[condition]):
         for key, section in part.items():
             if key == "model" and "model" in made:  # the cell's own, not what the method needs

@@ -80,8 +80,8 @@ def test_bytes_are_those_of_the_messages(finish: Finish, codec: dict[str, Any], 
 
 # what is lost
 
-# The server trains from the clients' models, whose errors the downlink adds to; see XPFL's docs.
-TRAIN_ON = {"feddf", "fedaux", "fedftg", "semifl", "xpfl"}
+# Whose server trains, whose clients keep what they receive, or that send nothing.
+TRAIN_ON = {"feddf", "fedaux", "fedftg", "semifl", "xpfl", "local", "centralised"}
 
 
 @pytest.mark.parametrize("codec", ["int8", "qsgd", "float16"])
