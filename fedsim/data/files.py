@@ -27,10 +27,13 @@ from fedsim.errors import DataError
 from fedsim.registry import nearest
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from fedsim.data.stored import AnyArray
 
 COMPRESSIONS = ("", ".gz", ".xz")
 CIFAR_SHAPE = (3, 32, 32)
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class Layout(NamedTuple):
@@ -389,22 +392,87 @@ def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int6
 
 
 def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """An image in any format that Pillow reads, converted and resized to a shape.
+    """A picture as viewers show it, converted and resized to a shape; see `open_image`.
 
     Args:
         path: the file.
         shape: (channels, height, width); 3 channels for colour, 1 for gray.
 
     Raises:
-        DataError: unreadable.
+        DataError: unreadable, or not shown in one way.
+    """
+    return pixels(open_image(path)[0], shape)
+
+
+def pixels(picture: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A picture converted and resized to a shape (channels, height, width)."""
+    C, H, W = shape
+    found = picture.convert("RGB" if C == 3 else "L").resize((W, H), 2)  # bilinear
+    return np.asarray(found).reshape(H, W, C).transpose(2, 0, 1)
+
+
+def open_image(path: Path) -> tuple[Image, str]:
+    """A picture as viewers show it, see `as_shown`, and the mode in which Pillow opens its file.
+
+    Raises:
+        DataError: unreadable, or not shown in one way.
     """
     from PIL import Image
 
-    C, H, W = shape
     with reading(path), Image.open(path) as image:
-        found = image.convert("RGB" if C == 3 else "L")
-        pixels = np.asarray(found.resize((W, H), Image.Resampling.BILINEAR))
-    return pixels.reshape(H, W, C).transpose(2, 0, 1)
+        return as_shown(image), image.mode
+
+
+def as_shown(image: Image) -> Image:
+    """A picture as viewers show it: upright, on a white ground, in sRGB with 8 bits a channel.
+
+    Returns:
+        It in mode L or RGB.
+
+    Raises:
+        ValueError: it has several frames, or pixels whose black and white are unknown.
+    """
+    from PIL import Image, ImageOps
+
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # a phone's picture, and others made of it
+        raise ValueError(f"it has {frames} frames or pages; save one as a picture of its own")
+    shown, profile = ImageOps.exif_transpose(image), image.info.get("icc_profile")
+    if image.mode[0] in "IF":
+        # Of TIFF's tags, 258 are the bits, and 262 is 1 if 0 is black.
+        tags = getattr(image, "tag_v2", {258: (16,), 262: 1})
+        deep = image.mode.startswith("I;16") or image.format == "PPM"
+        deep &= (tags.get(258), tags.get(262)) == ((16,), 1)
+        if not deep or "transparency" in image.info:
+            raise ValueError(
+                f"it has pixels of type {image.mode}, for which black and white are not defined; "
+                "save it with 8 bits a channel"
+            )
+        shown = Image.fromarray((np.asarray(shown) >> 8).astype(np.uint8))
+    if shown.has_transparency_data:
+        ground = Image.new("RGBA", shown.size, "white")
+        shown = Image.alpha_composite(ground, shown.convert("RGBA")).convert("RGB")
+    elif shown.mode not in ("L", "CMYK"):
+        shown = shown.convert("L" if shown.mode == "1" else "RGB")
+    shown = _in_srgb(shown, profile) if profile else shown
+    return shown if shown.mode == "L" else shown.convert("RGB")
+
+
+def _in_srgb(picture: Image, profile: bytes) -> Image:
+    """A picture in another colour space, as its profile says, in sRGB."""
+    from PIL import ImageCms
+
+    try:
+        own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        same = "sRGB" in ImageCms.getProfileDescription(own)
+        known = {"L": "GRAY", "RGB": "RGB ", "CMYK": "CMYK"}[picture.mode]
+        if same or own.profile.xcolor_space != known:
+            return picture
+        srgb = ImageCms.createProfile("sRGB")
+        found = ImageCms.profileToProfile(picture, own, srgb, outputMode="RGB")
+    except (OSError, ImageCms.PyCMSError):  # damaged: viewers ignore it
+        return picture
+    return found or picture
 
 
 def read_leaf(

@@ -107,9 +107,6 @@ MEDMNIST = {
     "organsmnist": ORGANS,
 }
 
-# The same as torchvision.datasets.folder.IMG_EXTENSIONS.
-IMAGE_SUFFIXES = word_list(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp")
-
 OPENFL_COLLABORATORS, OPENFL_COLUMNS = 5, 15
 
 WHICH_COLUMNS = " (data.features names the columns to use)"
@@ -731,7 +728,7 @@ class Keel(Source):
 
 @datasets.register
 class Folder(Source):
-    """Your own images in folders, one folder per class, as torchvision's ImageFolder reads them.
+    """Your own images in folders, one folder per class, laid out as for torchvision's ImageFolder.
 
     If there are both `test/` and `val/`, `val/` is not used.
 
@@ -800,7 +797,7 @@ def _images(folder: Path) -> list[Path]:
         Path(below, name)
         for below, _, names in sorted(os.walk(folder))
         for name in sorted(names)
-        if name.lower().endswith(IMAGE_SUFFIXES)
+        if name.lower().endswith(files.PICTURES)
     ]
 
 
