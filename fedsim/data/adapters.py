@@ -14,7 +14,7 @@ from pydantic import Field
 from fedsim.data import files
 from fedsim.data.dataset import Dataset
 from fedsim.data.from_python import check
-from fedsim.data.sources import TestFraction, random_split, stratified_split
+from fedsim.data.sources import TestFraction, named_by_label, random_split, stratified_split
 from fedsim.errors import DataError
 from fedsim.registry import Config, nearest
 
@@ -255,15 +255,17 @@ def _classes(
     if "f" in kinds:
         return (), ys
     both = np.concatenate(ys)
+
+    def named(labels: NDArray[Any]) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
+        classes, y = named_by_label(labels)
+        return classes, np.split(y, [len(ys[0])])[: len(ys)]
+
     if "U" in kinds:
-        values, indices = np.unique(both, return_inverse=True)
-        return tuple(map(str, values)), np.split(indices, [len(ys[0])])[: len(ys)]
-    low, high = int(both.min()), int(both.max())
-    names = examples[0].names
-    if low < 0 or high >= (len(names) or len(both)):
-        known = f"{len(names)} classes" if names else f"{len(both)} examples"
+        return named(both)
+    low, high, names = int(both.min()), int(both.max()), examples[0].names
+    if low < 0 or (names and high >= len(names)):
+        known = f" with {len(names)} classes" if names else ""
         raise DataError(
-            f"{where}: labels are class indices from 0 on, and range from {low} to {high} with "
-            f"{known}"
+            f"{where}: labels are class indices from 0 on, and range from {low} to {high}{known}"
         )
-    return names or tuple(str(c) for c in range(high + 1)), ys
+    return (names, ys) if names else named(both)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +14,20 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.data import doubts
 from fedsim.data.stored import AnyArray, StoredArray, select
 from fedsim.data.subset import Indices, take_stratified
-from fedsim.errors import DataError, FedsimError, in_own_code
+from fedsim.errors import DataError, FedsimError, FedsimWarning, in_own_code
 from fedsim.registry import Component, Registry, called, check_keywords, import_object
 from fedsim.rng import keyed_rng
 
 if TYPE_CHECKING:
     from fedsim.data.adapters import Reading
     from fedsim.data.partition import ClientSplits
+
+
+INSPECTED = 10_000  # training inputs in memory, for what is doubtful about them
+INSPECTED_STORED = 100  # likewise, of those in files
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +147,10 @@ class Dataset:
         Args:
             x: (N, ...) inputs: uint8 images (N, channels, height, width), which are divided by
                 255, or numbers, which become float32.
-            y: (N,) class indices; classes are named by their index.
+            y: (N,) labels, integers from 0 on; the classes are those that occur.
             test_x: (M, ...) inputs of the central test set. By default it is split off from the
                 examples.
-            test_y: (M,) their classes.
+            test_y: (M,) their labels.
             test_fraction: share of the examples that is split off as test set, stratified by
                 class.
             columns: (N,) attributes of the training examples, for `partition.kind=natural`.
@@ -414,11 +420,21 @@ def load_dataset(source: Source) -> Dataset:
         raise DataError(f"{where}: cannot be loaded: {in_own_code(error)}") from error
     if not isinstance(found, Dataset):
         raise DataError(f"{where}: load() must return a Dataset, not {type(found).__name__}")
+    _warn_of_doubts(found)
     if source.subset is not None:
         found = _subset(found, source.subset)
     if source.test_subset is not None:
         found = _test_subset(found, source.test_subset)
     return found
+
+
+def _warn_of_doubts(data: Dataset) -> None:
+    count = INSPECTED_STORED if isinstance(data.x, StoredArray) else INSPECTED
+    found = [*doubts.of_inputs(data.x[:count])]
+    if data.classes:
+        found += doubts.of_classes(data.classes, data.y, data.test_y)
+    for doubt in found:
+        warnings.warn(f"data: {doubt}", FedsimWarning, stacklevel=3)
 
 
 def _subset(data: Dataset, asked: int | float) -> Dataset:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedsim.data.stored import AnyArray
 
 COMPRESSIONS = ("", ".gz", ".xz")
+MISSING = ("na", "n/a", "nan", "none", "null")  # unless they are labels among other words
 CIFAR_SHAPE = (3, 32, 32)
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -107,6 +108,14 @@ class MissingFileError(DataError):
     """A file of a data set was not found."""
 
 
+_NOT_THE_USER_S = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini")
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file or folder is the user's, not one that a program keeps beside them."""
+    return not name.startswith(".") and name not in _NOT_THE_USER_S
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn any exception of a parser into a `DataError` that names the file.
@@ -162,16 +171,20 @@ def match(folder: Path, name: str) -> Path | None:
     """The file of that name or pattern in a folder (plain, `.gz` or `.xz`), or None."""
     for compression in COMPRESSIONS:
         with reading(folder):
-            found = sorted(path for path in folder.glob(name + compression) if path.is_file())
+            found = [path for path in _glob(folder, name + compression) if path.is_file()]
         if found:
             return found[0]
     return None
 
 
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if is_visible(path.name))
+
+
 def match_all(folder: Path, pattern: str) -> list[Path]:
     """All files of that pattern in a folder, plain, `.gz` or `.xz`, in order."""
     with reading(folder):
-        return sorted(path for end in COMPRESSIONS for path in folder.glob(pattern + end))
+        return sorted(path for end in COMPRESSIONS for path in _glob(folder, pattern + end))
 
 
 def beside(first: Path, name: str, data_set: str) -> Path:
@@ -774,6 +787,37 @@ def _keel_row(where: str, line: str, attributes: Sequence[str]) -> list[float]:
     return row
 
 
+def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
+    """Refuse blank labels, and words for a missing one, such as NA, among numbers.
+
+    Args:
+        labels: in order.
+        where: they are from, for messages.
+        what: each is one of: a row, say.
+
+    Raises:
+        DataError: one is missing.
+    """
+    words = {label: label.strip().lower() for label in set(labels)}
+    given = {word for word in words.values() if word and word not in MISSING}
+    numeric = given and all(word in ("true", "false") or _is_number(word) for word in given)
+    for number, label in enumerate(labels, 1):
+        if not words[label]:
+            raise DataError(f"{where} has no value in {what} {number}")
+        if numeric and words[label] in MISSING:
+            raise DataError(
+                f"{where} has '{label}' in {what} {number}, and numbers in others; fill or drop it"
+            )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 class Documents(NamedTuple):
     """Texts, and the label of each."""
 
@@ -829,4 +873,5 @@ def read_labelled(path: Path, encoding: str = "utf-8-sig", separator: str = "\t"
             raise DataError(f"{path}:{number}: has no label before its text")
         documents.labels.append(label)
         documents.texts.append(text)
+    check_labels(documents.labels, f"{path}: the label", "line")
     return documents

@@ -18,7 +18,7 @@ from fedsim.data import Dataset, files
 from fedsim.data.dataset import feature_names
 from fedsim.data.sources import read_table, table_features
 from fedsim.data.stored import bounds
-from fedsim.data.text import SPECIAL, UNKNOWN, encode, tokenise
+from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
 
 MOST_ROWS = 8  # listed in a file name
@@ -143,7 +143,7 @@ class Inputs:
             paths = sorted(
                 each
                 for each in path.iterdir()
-                if each.suffix.lower() in files.PICTURES and not each.name.startswith(".")
+                if each.suffix.lower() in files.PICTURES and files.is_visible(each.name)
             )
             if not paths:
                 raise DataError(f"{path}: contains no pictures ({', '.join(files.PICTURES)})")
@@ -174,7 +174,7 @@ class Inputs:
 
 def _tokens(data: Dataset, text: str) -> list[str]:
     """A text as the data set's own documents are parted."""
-    if all(len(word) == 1 for word in data.words[len(SPECIAL) :]):  # of characters
+    if " " in data.words:  # of characters
         return list(text)
     return text.split() if data.spaced else tokenise(text)
 
