@@ -50,6 +50,13 @@ class Scaling:
         low = train.min(axis=0)
         return cls(low, train.max(axis=0) - low)
 
+    @classmethod
+    def standard(cls, train: NDArray[Any]) -> Scaling:
+        """Scaling of each column of (N, F) or (N,) to mean 0 and standard deviation 1."""
+        low, span = train.mean(axis=0, dtype=np.float64), train.std(axis=0, dtype=np.float64)
+        span = np.where(np.ptp(train, axis=0) > 0, span, 0)  # not by rounding
+        return cls(low.astype(train.dtype), span.astype(train.dtype))
+
     def __call__(self, values: Any) -> Any:
         """Scale floats (n, F) or (n,) from the units of the files to those of the data set."""
         if self is UNSCALED:  # inputs that stay in their files are never scaled
@@ -420,7 +427,7 @@ def load_dataset(source: Source) -> Dataset:
         raise DataError(f"{where}: cannot be loaded: {in_own_code(error)}") from error
     if not isinstance(found, Dataset):
         raise DataError(f"{where}: load() must return a Dataset, not {type(found).__name__}")
-    _warn_of_doubts(found)
+    _warn_of_doubts(found, "scale" in type(source).model_fields)
     if source.subset is not None:
         found = _subset(found, source.subset)
     if source.test_subset is not None:
@@ -428,11 +435,19 @@ def load_dataset(source: Source) -> Dataset:
     return found
 
 
-def _warn_of_doubts(data: Dataset) -> None:
+def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
     count = INSPECTED_STORED if isinstance(data.x, StoredArray) else INSPECTED
-    found = [*doubts.of_inputs(data.x[:count])]
+    x = data.x[:count]
+    found = [*doubts.of_inputs(x)]
     if data.classes:
         found += doubts.of_classes(data.classes, data.y, data.test_y)
+    if x.ndim == 2 and x.dtype.kind == "f":
+        names = feature_names(x.shape[1], data.features)
+        found += doubts.of_identifiers(data.scaling.undo(x.astype(np.float64)), names, len(data.x))
+        columns = dict(zip(names, x.T, strict=True))
+        if not data.classes and data.y.ndim == 1:
+            columns |= {data.target or "the target": data.y}
+        found += doubts.of_scales(columns, has_scale)
     for doubt in found:
         warnings.warn(f"data: {doubt}", FedsimWarning, stacklevel=3)
 

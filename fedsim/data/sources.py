@@ -112,7 +112,7 @@ OPENFL_COLLABORATORS, OPENFL_COLUMNS = 5, 15
 WHICH_COLUMNS = " (data.features names the columns to use)"
 
 Float = TypeVar("Float", np.float32, np.float64)
-Scale = Literal["none", "minmax"]
+Scale = Literal["none", "minmax", "standard"]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -227,7 +227,7 @@ def _regression(
 
 
 def _scaling(train: Any, scale: Scale) -> Scaling:
-    return Scaling.minmax(train) if scale == "minmax" else UNSCALED
+    return UNSCALED if scale == "none" else getattr(Scaling, scale)(train)
 
 
 @datasets.register
@@ -710,9 +710,9 @@ class Keel(Source):
         path: the file. Attributes are real or integer; `@outputs` names the target (by default the
             last attribute), `@inputs` the inputs (by default all others).
         test_fraction: share of the rows in the test set.
-        scale: `none`, or `minmax` for each input and the target scaled to [0, 1] by the minimum
-            and maximum of the training rows, in the same way for all clients. Test rows may fall
-            outside; constant columns become 0.
+        scale: `none`; or each input and the target scaled by the training rows, in the same way
+            for all clients: `minmax` to [0, 1], outside of which test rows may fall, `standard` to
+            mean 0 and standard deviation 1. Constant columns become 0.
     """
 
     name: str = "keel"
@@ -978,9 +978,9 @@ class Table(Source):
         columns: columns to partition by; they are not features unless also listed in `features`.
         test_path: file of the test set, with the same columns.
         test_fraction: share of the rows in the test set if there is no test file.
-        scale: `none`, or `minmax` for each feature, and a regression's target, scaled to [0, 1] by
-            the minimum and maximum of the training rows, in the same way for all clients. Test
-            rows may fall outside; constant columns become 0.
+        scale: `none`; or each feature, and a regression's target, scaled by the training rows, in
+            the same way for all clients: `minmax` to [0, 1], outside of which test rows may fall,
+            `standard` to mean 0 and standard deviation 1. Constant columns become 0.
         in_place: read row groups of the Parquet file whenever they are needed, for features that
             do not fit into memory. A row group is always decoded completely, so a client's rows
             should be stored together.

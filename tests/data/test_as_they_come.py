@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from other_data import Items
 from PIL import Image
 
 import fedsim
@@ -22,7 +23,6 @@ from fedsim.data.text_sources import Shakespeare, Text
 from fedsim.errors import DataError, FedsimWarning
 from fedsim.explain.inputs import Inputs
 from fedsim.objectives.classification import Classification
-from tests.data.other_data import Items
 
 RNG = np.random.default_rng(0)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from other_data import Items
 from PIL import Image, ImageCms, TiffImagePlugin
 
 from fedsim.data import Dataset
@@ -18,7 +19,6 @@ from fedsim.data.adapters import Reading, read
 from fedsim.data.sources import Folder
 from fedsim.errors import DataError
 from fedsim.explain.inputs import Inputs
-from tests.data.other_data import Items
 
 RNG = np.random.default_rng(0)
 GRAY = np.uint8([[0, 40, 90], [130, 200, 255], [7, 8, 9]])  # what a viewer shows, (3, 3)
