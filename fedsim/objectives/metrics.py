@@ -110,9 +110,10 @@ def ece(outputs: Outputs, targets: Labels) -> float:
 def pearson(outputs: Outputs, targets: NDArray[np.float64]) -> float:
     """Pearson correlation of predictions and targets; NaN if either is constant."""
     x, y = outputs.reshape(-1).astype(np.float64), targets.astype(np.float64)
+    constant = np.ptp(x) == 0 or np.ptp(y) == 0  # or differing from the mean by rounding
     x, y = x - x.mean(), y - y.mean()
     spread = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / spread) if spread else float("nan")
+    return float(np.clip(x @ y / spread, -1, 1)) if spread and not constant else float("nan")
 
 
 def spearman(outputs: Outputs, targets: NDArray[np.float64]) -> float:
