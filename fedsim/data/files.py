@@ -800,7 +800,7 @@ def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
     """
     words = {label: label.strip().lower() for label in set(labels)}
     given = {word for word in words.values() if word and word not in MISSING}
-    numeric = given and all(word in ("true", "false") or _is_number(word) for word in given)
+    numeric = given and all(word in ("true", "false") or is_number(word) for word in given)
     for number, label in enumerate(labels, 1):
         if not words[label]:
             raise DataError(f"{where} has no value in {what} {number}")
@@ -810,7 +810,8 @@ def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
             )
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str | bytes) -> bool:
+    """Whether Python reads it as a number."""
     try:
         float(word)
     except ValueError:

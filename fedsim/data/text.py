@@ -226,17 +226,9 @@ def _parted(line: bytes, spaces: int, dimension: int) -> tuple[bytes | None, byt
     if spaces < dimension:
         return None, b""
     *parts, vector = line.split(b" ", spaces - dimension + 1)
-    if len(parts) > 1 and all(map(_is_number, parts[1:])):
+    if len(parts) > 1 and all(map(files.is_number, parts[1:])):
         return None, b""
     return b" ".join(parts), vector
-
-
-def _is_number(field: bytes) -> bool:
-    try:
-        float(field)
-    except ValueError:
-        return False
-    return True
 
 
 def _numbers(where: str, vector: bytes) -> NDArray[np.float32]:
@@ -244,7 +236,7 @@ def _numbers(where: str, vector: bytes) -> NDArray[np.float32]:
     try:
         values = [float(field) for field in fields]
     except ValueError:
-        wrong = next(field for field in fields if not _is_number(field))
+        wrong = next(field for field in fields if not files.is_number(field))
         shown = wrong[:40].decode(errors="replace")
         raise DataError(f"{where}: '{shown}' in the vector is not a number") from None
     with np.errstate(over="ignore"):  # overflow is refused below

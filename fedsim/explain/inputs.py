@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset, files
-from fedsim.data.dataset import feature_names
+from fedsim.data.dataset import feature_names, frozen
 from fedsim.data.sources import read_table, table_features
 from fedsim.data.stored import bounds
 from fedsim.data.text import UNKNOWN, encode, tokenise
@@ -49,6 +49,9 @@ class Inputs:
     marks: tuple[tuple[bool, ...], ...] = ()
     suffix: str = ""
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", frozen(self.x))  # several explainers get it
 
     @classmethod
     def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
