@@ -345,6 +345,11 @@ def _try_model(spec: RunSpec) -> nn.Module:
             kind = torch.from_numpy(spec.data.dtype.type(0).reshape(1)).dtype
             x = torch.zeros(1, *spec.data.shape, dtype=kind)
             found = tuple(network.eval()(x).shape)
+            if x._version:
+                raise ExperimentError(
+                    f"{name} changes its inputs in place, which are used again; copy them first "
+                    "(inplace=False in its first layer)"
+                )
     except (FedsimError, KeyboardInterrupt):
         raise
     except BaseException as error:  # of the user's own code

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedsim.objectives import Metric
 from fedsim.results.run import Run
 from fedsim.results.summary import digits
-from fedsim.words import duration, size
+from fedsim.words import duration, size, visible
 
 PAUSE = 0.1  # minimum seconds between updates of a notebook's bar
 
@@ -164,10 +164,10 @@ class TerminalBar:
         self._progress.start()
 
     def update(self, done: int, total: int, text: str) -> None:
-        self._progress.update(self._task, completed=done, total=total, description=text)
+        self._progress.update(self._task, completed=done, total=total, description=visible(text))
 
     def note(self, line: str) -> None:
-        self._progress.console.print(line, markup=False)
+        self._progress.console.print(visible(line), markup=False)
 
     def close(self) -> None:
         self._progress.stop()

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, load_dataset
-from fedsim.errors import FedsimWarning, RunFolderError
+from fedsim.errors import FedsimError, FedsimWarning, RunError, RunFolderError, in_own_code
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
@@ -402,12 +402,11 @@ class ModelSnapshot:
 
         Raises:
             BadInput: the explainer does not apply.
+            RunError: it raises another exception.
         """
-        model, data = self.explained(), self.data()
-        explainer.check(model, data)
         if inputs is None:
             inputs = usual_inputs(explainer, self.dataset)
-        return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
+        return _explained(explainer, self.explained(), self.data(), inputs)
 
     def explained(self) -> ExplainedModel:
         """The model in the form that explainers take, without the run."""
@@ -517,9 +516,19 @@ def explain_run(run: Run, explainer: Explainer, clients: Sequence[int] = ()) -> 
         tables={"tasks": run.tasks, "explanations": run.own_explanations},
         shared=partial(shared, method) if isinstance(method, ShowsShared) else None,
     )
+    return _explained(explainer, model, data, Inputs.of_rows(dataset, []))
+
+
+def _explained(
+    explainer: Explainer, model: ExplainedModel, data: ExplainedData, inputs: Inputs
+) -> Explanation:
     explainer.check(model, data)
-    inputs = Inputs.of_rows(dataset, [])
-    return explainer.explain(model, data, inputs, explainer.rng(model.seed))
+    try:
+        return explainer.explain(model, data, inputs, explainer.rng(model.seed, model.client))
+    except FedsimError:
+        raise
+    except Exception as error:  # a user's explainer may raise anything
+        raise RunError(f"explainer {explainer.name}: {in_own_code(error)}") from error
 
 
 def usual_inputs(explainer: Explainer, dataset: Dataset) -> Inputs:

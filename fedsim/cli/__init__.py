@@ -38,6 +38,7 @@ from fedsim.cli.console import app, err
 from fedsim.cli.signals import orderly_end
 from fedsim.errors import FedsimError, FedsimWarning
 from fedsim.modules import search_last
+from fedsim.words import visible
 
 __all__ = ["app", "main"]
 del _audit, _components, _explain, _jobs, _look, _new, _results, _runs
@@ -67,7 +68,8 @@ def _warn(
     if category is FedsimWarning:
         err.print(f"warning: {message}", markup=False, highlight=False)
     else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+        told = warnings.formatwarning(message, category, filename, lineno, line)
+        sys.stderr.write(visible(told))
 
 
 def _carry_out() -> None:

@@ -13,10 +13,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 import fedsim
 from fedsim.errors import BadInput, RunError
+from fedsim.words import CONTROL, visible
 from fedsim.words import duration as duration
 from fedsim.words import short as short
 from fedsim.words import size as size
@@ -89,14 +91,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# No emoji: «:100:» is a line number.
-out = Console(
+
+
+class _Terminal(Console):
+    """Prints strings as they are: names and messages may come from the files of others."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
+
+# No emoji: ":100:" is a line number.
+out = _Terminal(
     highlight=False,
     soft_wrap=True,
     emoji=False,
+    markup=False,
     width=None if sys.stdout.isatty() else 160,  # files and pipes have no width
 )
-err = Console(stderr=True, soft_wrap=True, emoji=False)
+err = _Terminal(stderr=True, soft_wrap=True, emoji=False, markup=False)
 
 File = Annotated[Path, typer.Argument(help="An experiment file (YAML).", show_default=False)]
 Overrides = Annotated[
@@ -150,13 +162,14 @@ def print_table(table: Table) -> None:
     """Print a table without trailing spaces."""
     with out.capture() as capture:
         out.print(table)
-    for line in capture.get().splitlines():
-        out.out(line.rstrip(), highlight=False)
+    lines = [line.rstrip() for line in capture.get().split("\n")[:-1]]
+    out.file.write("\n".join([*lines, ""]))  # as it is: in a terminal it has styles
 
 
 def print_json(content: Any) -> None:
     """Print strict JSON for scripts, with null for numbers that are not finite."""
-    typer.echo(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    typer.echo(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def _finite(content: Any) -> Any:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from fedsim.cli.components import complete_method
@@ -88,7 +87,7 @@ def ls_command(
         started = row.created[:16].replace("T", " ")
         place = short((folder / row.folder).absolute())
         cells = (place, row.kind, row.method, row.status, done, score, started, row.result_hash)
-        table.add_row(*map(escape, cells))
+        table.add_row(*map(_in_cell, cells))
     print_table(table)
 
 
@@ -126,6 +125,11 @@ def compare_command(
         out.print("\nthe results are the same, to the bit")
 
 
+def _in_cell(text: str) -> str:
+    """A text in one line; the console shows other control characters."""
+    return text.replace("\n", r"\n")
+
+
 def _json_rows(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """A table as nested dicts: of each run, what each column has."""
     plain = frame.astype(object).where(frame.notna(), None)
@@ -143,9 +147,9 @@ def _print_side_by_side(about: str, frame: pd.DataFrame, labels: Sequence[str]) 
         header, *lines = (list(line) for line in zip(header, *varied, strict=True))
     table = Table(box=None, pad_edge=False)
     for title in header:
-        table.add_column(title.replace("[", r"\["), overflow="fold")
+        table.add_column(_in_cell(title), overflow="fold")
     for line in lines:
-        table.add_row(*(cell.replace("[", r"\[") for cell in line))
+        table.add_row(*map(_in_cell, line))
     print_table(table)
     if shared:
         out.print(

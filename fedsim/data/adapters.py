@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.data import files
 from fedsim.data.dataset import Dataset
 from fedsim.data.from_python import check
-from fedsim.data.sources import TestFraction, random_split, stratified_split
+from fedsim.data.sources import TestFraction, named_by_label, random_split, stratified_split
 from fedsim.errors import DataError
 from fedsim.registry import Config, nearest
 
@@ -41,7 +42,8 @@ def read(found: Any, where: str, how: Reading) -> Dataset | None:
     """A data set of PyTorch or of Hugging Face, a pair (train, test), or a `DatasetDict`.
 
     Every item is read once, so that random transforms are drawn once. Images of Pillow become
-    uint8 (channels, height, width), grey or RGB; tensors and arrays keep their shape.
+    uint8 (channels, height, width), grey or RGB, as viewers show them (`files.as_shown`), those of
+    32-bit numbers float32; tensors and arrays keep their shape.
 
     Args:
         found: the data set.
@@ -191,9 +193,10 @@ def _stacked(pairs: Iterator[Part], count: int, where: str) -> tuple[NDArray[Any
 def _array(given: Any, what: str) -> NDArray[Any]:
     """A tensor, an array, a list of numbers, or an image of Pillow."""
     if hasattr(given, "getbands"):  # of Pillow's images alone
-        grey = given.mode in ("1", "L")
-        numeric = given.mode.startswith(("I", "F"))  # more than 8 bits
-        pixels = np.asarray(given if numeric else given.convert("L" if grey else "RGB"))
+        try:  # numbers of 32 bits are taken as they are
+            pixels = np.asarray(given if given.mode in ("I", "F") else files.as_shown(given))
+        except ValueError as error:
+            raise DataError(f"{what}: {error}") from error
         given = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     elif hasattr(given, "detach"):
         given = given.detach().cpu().numpy()
@@ -252,15 +255,17 @@ def _classes(
     if "f" in kinds:
         return (), ys
     both = np.concatenate(ys)
+
+    def named(labels: NDArray[Any]) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
+        classes, y = named_by_label(labels)
+        return classes, np.split(y, [len(ys[0])])[: len(ys)]
+
     if "U" in kinds:
-        values, indices = np.unique(both, return_inverse=True)
-        return tuple(map(str, values)), np.split(indices, [len(ys[0])])[: len(ys)]
-    low, high = int(both.min()), int(both.max())
-    names = examples[0].names
-    if low < 0 or high >= (len(names) or len(both)):
-        known = f"{len(names)} classes" if names else f"{len(both)} examples"
+        return named(both)
+    low, high, names = int(both.min()), int(both.max()), examples[0].names
+    if low < 0 or (names and high >= len(names)):
+        known = f" with {len(names)} classes" if names else ""
         raise DataError(
-            f"{where}: labels are class indices from 0 on, and range from {low} to {high} with "
-            f"{known}"
+            f"{where}: labels are class indices from 0 on, and range from {low} to {high}{known}"
         )
-    return names or tuple(str(c) for c in range(high + 1)), ys
+    return (names, ys) if names else named(both)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +14,20 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.data import doubts
 from fedsim.data.stored import AnyArray, StoredArray, select
 from fedsim.data.subset import Indices, take_stratified
-from fedsim.errors import DataError, FedsimError, in_own_code
+from fedsim.errors import DataError, FedsimError, FedsimWarning, in_own_code
 from fedsim.registry import Component, Registry, called, check_keywords, import_object
 from fedsim.rng import keyed_rng
 
 if TYPE_CHECKING:
     from fedsim.data.adapters import Reading
     from fedsim.data.partition import ClientSplits
+
+
+INSPECTED = 10_000  # training inputs in memory, for what is doubtful about them
+INSPECTED_STORED = 100  # likewise, of those in files
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +49,13 @@ class Scaling:
         """Scaling of each column of (N, F) or (N,) to [0, 1] by its minimum and maximum."""
         low = train.min(axis=0)
         return cls(low, train.max(axis=0) - low)
+
+    @classmethod
+    def standard(cls, train: NDArray[Any]) -> Scaling:
+        """Scaling of each column of (N, F) or (N,) to mean 0 and standard deviation 1."""
+        low, span = train.mean(axis=0, dtype=np.float64), train.std(axis=0, dtype=np.float64)
+        span = np.where(np.ptp(train, axis=0) > 0, span, 0)  # not by rounding
+        return cls(low.astype(train.dtype), span.astype(train.dtype))
 
     def __call__(self, values: Any) -> Any:
         """Scale floats (n, F) or (n,) from the units of the files to those of the data set."""
@@ -141,10 +154,10 @@ class Dataset:
         Args:
             x: (N, ...) inputs: uint8 images (N, channels, height, width), which are divided by
                 255, or numbers, which become float32.
-            y: (N,) class indices; classes are named by their index.
+            y: (N,) labels, integers from 0 on; the classes are those that occur.
             test_x: (M, ...) inputs of the central test set. By default it is split off from the
                 examples.
-            test_y: (M,) their classes.
+            test_y: (M,) their labels.
             test_fraction: share of the examples that is split off as test set, stratified by
                 class.
             columns: (N,) attributes of the training examples, for `partition.kind=natural`.
@@ -178,6 +191,13 @@ class Dataset:
                 object.__setattr__(self, name, _contiguous(array))
         for name, kind in (("classes", str), ("features", str), ("mean", float), ("std", float)):
             object.__setattr__(self, name, tuple(map(kind, getattr(self, name))))
+
+    def frozen(self) -> Dataset:
+        """The same data set, of read-only arrays."""
+        arrays = {name: frozen(getattr(self, name)) for name in ("x", "y", "test_x", "test_y")}
+        for name in ("columns", "test_columns", "truth"):
+            arrays[name] = {key: frozen(array) for key, array in getattr(self, name).items()}
+        return replace(self, **arrays)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -239,6 +259,15 @@ def as_dtype(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype == np.uint8:
         values = np.rint(np.clip(values, 0, 255))
     return values.astype(dtype)
+
+
+def frozen(array: Any) -> Any:
+    """A read-only view of an array, for code that others' scores must not depend on."""
+    if not isinstance(array, np.ndarray):
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
@@ -414,11 +443,29 @@ def load_dataset(source: Source) -> Dataset:
         raise DataError(f"{where}: cannot be loaded: {in_own_code(error)}") from error
     if not isinstance(found, Dataset):
         raise DataError(f"{where}: load() must return a Dataset, not {type(found).__name__}")
+    _warn_of_doubts(found, "scale" in type(source).model_fields)
     if source.subset is not None:
         found = _subset(found, source.subset)
     if source.test_subset is not None:
         found = _test_subset(found, source.test_subset)
     return found
+
+
+def _warn_of_doubts(data: Dataset, has_scale: bool) -> None:
+    count = INSPECTED_STORED if isinstance(data.x, StoredArray) else INSPECTED
+    x = data.x[:count]
+    found = [*doubts.of_inputs(x)]
+    if data.classes:
+        found += doubts.of_classes(data.classes, data.y, data.test_y)
+    if x.ndim == 2 and x.dtype.kind == "f":
+        names = feature_names(x.shape[1], data.features)
+        found += doubts.of_identifiers(data.scaling.undo(x.astype(np.float64)), names, len(data.x))
+        columns = dict(zip(names, x.T, strict=True))
+        if not data.classes and data.y.ndim == 1:
+            columns |= {data.target or "the target": data.y}
+        found += doubts.of_scales(columns, has_scale)
+    for doubt in found:
+        warnings.warn(f"data: {doubt}", FedsimWarning, stacklevel=3)
 
 
 def _subset(data: Dataset, asked: int | float) -> Dataset:

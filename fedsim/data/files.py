@@ -27,10 +27,14 @@ from fedsim.errors import DataError
 from fedsim.registry import nearest
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from fedsim.data.stored import AnyArray
 
 COMPRESSIONS = ("", ".gz", ".xz")
+MISSING = ("na", "n/a", "nan", "none", "null")  # unless they are labels among other words
 CIFAR_SHAPE = (3, 32, 32)
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class Layout(NamedTuple):
@@ -104,6 +108,14 @@ class MissingFileError(DataError):
     """A file of a data set was not found."""
 
 
+_NOT_THE_USER_S = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini")
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file or folder is the user's, not one that a program keeps beside them."""
+    return not name.startswith(".") and name not in _NOT_THE_USER_S
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn any exception of a parser into a `DataError` that names the file.
@@ -159,16 +171,20 @@ def match(folder: Path, name: str) -> Path | None:
     """The file of that name or pattern in a folder (plain, `.gz` or `.xz`), or None."""
     for compression in COMPRESSIONS:
         with reading(folder):
-            found = sorted(path for path in folder.glob(name + compression) if path.is_file())
+            found = [path for path in _glob(folder, name + compression) if path.is_file()]
         if found:
             return found[0]
     return None
 
 
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if is_visible(path.name))
+
+
 def match_all(folder: Path, pattern: str) -> list[Path]:
     """All files of that pattern in a folder, plain, `.gz` or `.xz`, in order."""
     with reading(folder):
-        return sorted(path for end in COMPRESSIONS for path in folder.glob(pattern + end))
+        return sorted(path for end in COMPRESSIONS for path in _glob(folder, pattern + end))
 
 
 def beside(first: Path, name: str, data_set: str) -> Path:
@@ -389,22 +405,87 @@ def _integers(path: Path, what: str, values: Any, count: int) -> NDArray[np.int6
 
 
 def read_image(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """An image in any format that Pillow reads, converted and resized to a shape.
+    """A picture as viewers show it, converted and resized to a shape; see `open_image`.
 
     Args:
         path: the file.
         shape: (channels, height, width); 3 channels for colour, 1 for gray.
 
     Raises:
-        DataError: unreadable.
+        DataError: unreadable, or not shown in one way.
+    """
+    return pixels(open_image(path)[0], shape)
+
+
+def pixels(picture: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A picture converted and resized to a shape (channels, height, width)."""
+    C, H, W = shape
+    found = picture.convert("RGB" if C == 3 else "L").resize((W, H), 2)  # bilinear
+    return np.asarray(found).reshape(H, W, C).transpose(2, 0, 1)
+
+
+def open_image(path: Path) -> tuple[Image, str]:
+    """A picture as viewers show it, see `as_shown`, and the mode in which Pillow opens its file.
+
+    Raises:
+        DataError: unreadable, or not shown in one way.
     """
     from PIL import Image
 
-    C, H, W = shape
     with reading(path), Image.open(path) as image:
-        found = image.convert("RGB" if C == 3 else "L")
-        pixels = np.asarray(found.resize((W, H), Image.Resampling.BILINEAR))
-    return pixels.reshape(H, W, C).transpose(2, 0, 1)
+        return as_shown(image), image.mode
+
+
+def as_shown(image: Image) -> Image:
+    """A picture as viewers show it: upright, on a white ground, in sRGB with 8 bits a channel.
+
+    Returns:
+        It in mode L or RGB.
+
+    Raises:
+        ValueError: it has several frames, or pixels whose black and white are unknown.
+    """
+    from PIL import Image, ImageOps
+
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # a phone's picture, and others made of it
+        raise ValueError(f"it has {frames} frames or pages; save one as a picture of its own")
+    shown, profile = ImageOps.exif_transpose(image), image.info.get("icc_profile")
+    if image.mode[0] in "IF":
+        # Of TIFF's tags, 258 are the bits, and 262 is 1 if 0 is black.
+        tags = getattr(image, "tag_v2", {258: (16,), 262: 1})
+        deep = image.mode.startswith("I;16") or image.format == "PPM"
+        deep &= (tags.get(258), tags.get(262)) == ((16,), 1)
+        if not deep or "transparency" in image.info:
+            raise ValueError(
+                f"it has pixels of type {image.mode}, for which black and white are not defined; "
+                "save it with 8 bits a channel"
+            )
+        shown = Image.fromarray((np.asarray(shown) >> 8).astype(np.uint8))
+    if shown.has_transparency_data:
+        ground = Image.new("RGBA", shown.size, "white")
+        shown = Image.alpha_composite(ground, shown.convert("RGBA")).convert("RGB")
+    elif shown.mode not in ("L", "CMYK"):
+        shown = shown.convert("L" if shown.mode == "1" else "RGB")
+    shown = _in_srgb(shown, profile) if profile else shown
+    return shown if shown.mode == "L" else shown.convert("RGB")
+
+
+def _in_srgb(picture: Image, profile: bytes) -> Image:
+    """A picture in another colour space, as its profile says, in sRGB."""
+    from PIL import ImageCms
+
+    try:
+        own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        same = "sRGB" in ImageCms.getProfileDescription(own)
+        known = {"L": "GRAY", "RGB": "RGB ", "CMYK": "CMYK"}[picture.mode]
+        if same or own.profile.xcolor_space != known:
+            return picture
+        srgb = ImageCms.createProfile("sRGB")
+        found = ImageCms.profileToProfile(picture, own, srgb, outputMode="RGB")
+    except (OSError, ImageCms.PyCMSError):  # damaged: viewers ignore it
+        return picture
+    return found or picture
 
 
 def read_leaf(
@@ -706,6 +787,38 @@ def _keel_row(where: str, line: str, attributes: Sequence[str]) -> list[float]:
     return row
 
 
+def check_labels(labels: Sequence[str], where: str, what: str = "row") -> None:
+    """Refuse blank labels, and words for a missing one, such as NA, among numbers.
+
+    Args:
+        labels: in order.
+        where: they are from, for messages.
+        what: each is one of: a row, say.
+
+    Raises:
+        DataError: one is missing.
+    """
+    words = {label: label.strip().lower() for label in set(labels)}
+    given = {word for word in words.values() if word and word not in MISSING}
+    numeric = given and all(word in ("true", "false") or is_number(word) for word in given)
+    for number, label in enumerate(labels, 1):
+        if not words[label]:
+            raise DataError(f"{where} has no value in {what} {number}")
+        if numeric and words[label] in MISSING:
+            raise DataError(
+                f"{where} has '{label}' in {what} {number}, and numbers in others; fill or drop it"
+            )
+
+
+def is_number(word: str | bytes) -> bool:
+    """Whether Python reads it as a number."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 class Documents(NamedTuple):
     """Texts, and the label of each."""
 
@@ -761,4 +874,5 @@ def read_labelled(path: Path, encoding: str = "utf-8-sig", separator: str = "\t"
             raise DataError(f"{path}:{number}: has no label before its text")
         documents.labels.append(label)
         documents.texts.append(text)
+    check_labels(documents.labels, f"{path}: the label", "line")
     return documents

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.data.dataset import Dataset
 from fedsim.data.stored import select
 from fedsim.data.subset import Indices, take_stratified
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimError, in_own_code
 from fedsim.registry import Component, Registry, nearest
 from fedsim.rng import keyed_rng
 
@@ -262,7 +262,12 @@ class Partition(Component):
         if len(rest) < len(data.y):
             columns = {name: column[rest] for name, column in data.columns.items()}
             data = replace(data, x=select(data.x, rest), y=data.y[rest], columns=columns)
-        dealt = self.split(data, keyed_rng(seed, "partition"))
+        try:
+            dealt = self.split(data.frozen(), keyed_rng(seed, "partition"))
+        except FedsimError:
+            raise
+        except Exception as error:  # of the user's own code
+            raise DataError(f"partition.kind={self.kind}: {in_own_code(error)}") from error
         shares = [rest[s] for s in dealt]
         for client, share in enumerate(shares):
             if len(share) == 0:

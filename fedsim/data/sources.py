@@ -28,7 +28,7 @@ from fedsim.data.stored import (
     latest,
     select,
 )
-from fedsim.errors import DataError
+from fedsim.errors import DataError, FedsimWarning
 from fedsim.extras import require
 from fedsim.registry import nearest
 from fedsim.rng import keyed_rng
@@ -107,15 +107,12 @@ MEDMNIST = {
     "organsmnist": ORGANS,
 }
 
-# The same as torchvision.datasets.folder.IMG_EXTENSIONS.
-IMAGE_SUFFIXES = word_list(".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp")
-
 OPENFL_COLLABORATORS, OPENFL_COLUMNS = 5, 15
 
 WHICH_COLUMNS = " (data.features names the columns to use)"
 
 Float = TypeVar("Float", np.float32, np.float64)
-Scale = Literal["none", "minmax"]
+Scale = Literal["none", "minmax", "standard"]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -230,7 +227,7 @@ def _regression(
 
 
 def _scaling(train: Any, scale: Scale) -> Scaling:
-    return Scaling.minmax(train) if scale == "minmax" else UNSCALED
+    return UNSCALED if scale == "none" else getattr(Scaling, scale)(train)
 
 
 @datasets.register
@@ -713,9 +710,9 @@ class Keel(Source):
         path: the file. Attributes are real or integer; `@outputs` names the target (by default the
             last attribute), `@inputs` the inputs (by default all others).
         test_fraction: share of the rows in the test set.
-        scale: `none`, or `minmax` for each input and the target scaled to [0, 1] by the minimum
-            and maximum of the training rows, in the same way for all clients. Test rows may fall
-            outside; constant columns become 0.
+        scale: `none`; or each input and the target scaled by the training rows, in the same way
+            for all clients: `minmax` to [0, 1], outside of which test rows may fall, `standard` to
+            mean 0 and standard deviation 1. Constant columns become 0.
     """
 
     name: str = "keel"
@@ -731,7 +728,7 @@ class Keel(Source):
 
 @datasets.register
 class Folder(Source):
-    """Your own images in folders, one folder per class, as torchvision's ImageFolder reads them.
+    """Your own images in folders, one folder per class, laid out as for torchvision's ImageFolder.
 
     If there are both `test/` and `val/`, `val/` is not used.
 
@@ -776,10 +773,22 @@ class Folder(Source):
         self, folder: Path, classes: Sequence[str], of_each: bool
     ) -> tuple[AnyArray, NDArray[np.int64]]:
         images: list[list[Path]] = []
+        # Pictures beside the classes are of none; other files there may be notes or labels.
+        left = [path for path in _files(folder, below=False) if _is_picture(path)]
         for name in classes:
-            images.append(_images(folder / name))
+            within = _files(folder / name)
+            images.append([path for path in within if _is_picture(path)])
+            left += [path for path in within if not _is_picture(path)]
             if of_each and not images[-1]:
                 raise DataError(f"{folder / name}: contains no images")
+        if left:
+            warnings.warn(
+                f"{folder}: {len(left)} file{'s' * (len(left) > 1)} left out, such as "
+                f"{left[0].relative_to(folder)}: pictures are {', '.join(files.PICTURES)} files "
+                "in a folder of their class",
+                FedsimWarning,
+                stacklevel=2,
+            )
         y = np.repeat(np.arange(len(classes)), [len(found) for found in images])
         paths = [path for found in images for path in found]
         shape = (self.channels, self.size, self.size)
@@ -791,24 +800,28 @@ class Folder(Source):
         return x, y
 
 
-def _images(folder: Path) -> list[Path]:
-    """The images in a folder and its sub-folders, in order.
+def _files(folder: Path, below: bool = True) -> list[Path]:
+    """The user's own files in a folder and, unless told otherwise, its sub-folders, in order.
 
     Links to folders are not followed, because they may form cycles.
     """
-    return [
-        Path(below, name)
-        for below, _, names in sorted(os.walk(folder))
-        for name in sorted(names)
-        if name.lower().endswith(IMAGE_SUFFIXES)
-    ]
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if below and files.is_visible(name)]
+        found.append((place, sorted(filter(files.is_visible, names))))
+    return [Path(place, name) for place, names in sorted(found) for name in names]
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in files.PICTURES
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
         raise DataError(f"{folder}: is not a folder")
     with files.reading(folder):
-        names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+        folders = [path.name for path in folder.iterdir() if path.is_dir()]
+    names = tuple(sorted(filter(files.is_visible, folders)))
     if not names:
         raise DataError(f"{folder}: has no class folders")
     return names
@@ -834,7 +847,7 @@ class Npz(Source):
     in_place: bool = False
 
     def load(self) -> Dataset:
-        """x as in the file, uint8 or else float32; classes are named by their index."""
+        """x as in the file, uint8 or else float32; the classes are the labels that occur."""
         path = self.path.expanduser()
         with files.reading(path):
             arrays = _load_arrays(path, {"x", "x_train", "x_test"} if self.in_place else set())
@@ -861,7 +874,7 @@ def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) 
         if key not in used
     }
     if split:
-        classes = _named_by_index(where, y)
+        classes, y = named_by_label(y)
         return _split_dataset(x, y, classes, test_fraction, where, columns)
     test_x = _inputs(where, arrays, "x_test")
     test_y = _class_indices(where, arrays, "y_test", "x_test")
@@ -870,14 +883,14 @@ def of_arrays(where: str, arrays: Mapping[str, AnyArray], test_fraction: float) 
             f"{where}: 'x_test' has {test_x.dtype} inputs of shape {test_x.shape[1:]}, "
             f"'x_train' {x.dtype} of {x.shape[1:]}"
         )
-    classes = _named_by_index(where, np.concatenate([y, test_y]))
-    return Dataset(x, y, test_x, test_y, classes, columns=columns)
+    classes, both = named_by_label(np.concatenate([y, test_y]))
+    return Dataset(x, both[: len(y)], test_x, both[len(y) :], classes, columns=columns)
 
 
 def _load_arrays(path: Path, in_place: Set[str]) -> dict[str, AnyArray]:
     """The arrays of an archive or folder by name; those of `in_place` stay in their files."""
     if path.is_dir():
-        found = {file.stem: file for file in sorted(path.glob("*.npy"))}
+        found = {file.stem: file for file in files.match_all(path, "*.npy")}
         return {
             key: MappedArray(file) if key in in_place else np.load(file, allow_pickle=False)
             for key, file in found.items()
@@ -953,16 +966,6 @@ def _npz_column(
     return values
 
 
-def _named_by_index(where: str, y: NDArray[np.int64]) -> tuple[str, ...]:
-    highest = int(y.max())
-    if highest >= len(y):
-        raise DataError(
-            f"{where}: label {highest}, but only {len(y)} examples; labels are class indices "
-            "that start at 0"
-        )
-    return tuple(str(c) for c in range(highest + 1))
-
-
 @datasets.register
 class Table(Source):
     """Your own table, CSV or Parquet, with numeric features and labels or numbers to predict.
@@ -975,9 +978,9 @@ class Table(Source):
         columns: columns to partition by; they are not features unless also listed in `features`.
         test_path: file of the test set, with the same columns.
         test_fraction: share of the rows in the test set if there is no test file.
-        scale: `none`, or `minmax` for each feature, and a regression's target, scaled to [0, 1] by
-            the minimum and maximum of the training rows, in the same way for all clients. Test
-            rows may fall outside; constant columns become 0.
+        scale: `none`; or each feature, and a regression's target, scaled by the training rows, in
+            the same way for all clients: `minmax` to [0, 1], outside of which test rows may fall,
+            `standard` to mean 0 and standard deviation 1. Constant columns become 0.
         in_place: read row groups of the Parquet file whenever they are needed, for features that
             do not fit into memory. A row group is always decoded completely, so a client's rows
             should be stored together.
@@ -1052,7 +1055,7 @@ class Table(Source):
         features = self.features or self._numeric(path, frame, {label, *self.columns})
         x = self._features(path, frame, features, np.float32)
         if self.test_path is None:
-            classes, y = _named_by_label(labels)
+            classes, y = named_by_label(labels)
             data = _split_dataset(x, y, classes, self.test_fraction, str(path), columns)
         else:
             test_path = self.test_path.expanduser()
@@ -1064,7 +1067,7 @@ class Table(Source):
                     f"but {labels.dtype} in {path}"
                 )
             test_x = self._features(test_path, test, features, np.float32)
-            classes, y = _named_by_label(np.concatenate([labels, test_labels]))
+            classes, y = named_by_label(np.concatenate([labels, test_labels]))
             data = Dataset(x, y[: len(x)], test_x, y[len(x) :], classes, columns=columns)
         scaling = _scaling(data.x, self.scale)
         return replace(
@@ -1206,7 +1209,10 @@ def read_table(path: Path, columns: Set[str] | None = None) -> pd.DataFrame:
             header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
             if (twice := header[header.duplicated()]).size:
                 raise DataError(f"{path}: has two columns '{twice.iloc[0]}'")
-            frame = pd.read_csv(path, index_col=False)
+            # Only blank cells are missing: "NA" can be a label.
+            frame = pd.read_csv(
+                path, index_col=False, keep_default_na=False, na_values=[""], low_memory=False
+            )
         else:
             known = empty_table(path) if columns else pd.DataFrame()
             for name in columns or ():
@@ -1243,7 +1249,9 @@ def _column(path: Path, frame: pd.DataFrame, name: str) -> NDArray[np.generic]:
     series = _present(path, frame, name)
     if pd.api.types.is_numeric_dtype(series):
         return np.asarray(series.to_numpy())
-    return np.array([str(value) for value in series])
+    values = [str(value) for value in series]
+    files.check_labels(values, f"{path}: column '{name}'")
+    return np.array(values)
 
 
 def _numeric(
@@ -1261,8 +1269,11 @@ def _numeric(
             continue
         if pd.api.types.is_numeric_dtype(series):
             names.append(name)
-        elif series.dtype.kind == "O" and pd.to_numeric(series, errors="coerce").notna().any():
-            raise _not_a_number(path, series, WHICH_COLUMNS)
+        elif series.dtype.kind == "O":
+            words = {str(word).lower() for word in series.dropna()} - {*files.MISSING}
+            flags = words and words <= {"true", "false"}
+            if flags or pd.to_numeric(series, errors="coerce").notna().any():
+                raise _not_a_number(path, series, WHICH_COLUMNS)
     if not names:
         raise DataError(f"{path}: has no numeric columns to use as features")
     return tuple(names)
@@ -1325,6 +1336,7 @@ def _numbers(
     return values
 
 
-def _named_by_label(labels: NDArray[np.generic]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def named_by_label(labels: NDArray[np.generic]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The labels that occur, in order, as names of classes; and the class index of each."""
     values, y = np.unique(labels, return_inverse=True)
     return tuple(str(value) for value in values), y.astype(np.int64)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import re
+import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,15 +25,43 @@ UNLISTED_SEED = 42  # as in FedSeIT's released code, for words missing from a fi
 
 _SEPARATORS = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'
 _TO_SPACES = str.maketrans(_SEPARATORS, " " * len(_SEPARATORS))
+_APOSTROPHE = re.compile(r"(?<=\w)[\u2019\u02bc\uff07](?=\w)")
+# Scripts without spaces: Thai, Lao, Burmese, Khmer, kana, Han; and marks on their letters.
+_UNSPACED = re.compile(
+    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+    "[\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u1056-\u1059"
+    "\u105e-\u109d\u17b4-\u17d3\u3099\u309a]*)"
+)
 
 
 def tokenise(text: str) -> list[str]:
     """The words of a text, as Keras's classic Tokenizer splits them by default.
 
     In lower case, without punctuation except apostrophes. Words are separated by any white space
-    (in Keras only by spaces, tabs and line feeds).
+    (in Keras only by spaces, tabs and line feeds). Beyond ASCII, for which Keras has no rules, the
+    forms of a character are one (NFKC: full-width letters, ligatures), typographic apostrophes are
+    the plain one, other punctuation separates words, and symbols such as emoji are words, as are
+    the characters of scripts without spaces.
     """
+    if not text.isascii():
+        text = _spaced(unicodedata.normalize("NFKC", _spaced(_APOSTROPHE.sub("'", text))))
+        text = _UNSPACED.sub(r" \1 ", text)
     return text.lower().translate(_TO_SPACES).split()
+
+
+def _spaced(text: str) -> str:
+    return text.translate({ord(c): _replaced(c) for c in set(text) if not c.isascii()})
+
+
+def _replaced(character: str) -> str:
+    """A character beyond ASCII as it is, or what separates words in its place."""
+    kind = unicodedata.category(character)
+    if kind == "So":
+        return f" {character} "
+    if character == "\u200b" or kind[0] == "P" or kind[0] == "S":  # a space of no width
+        return " "
+    return "" if kind == "Cf" or character in "\ufe0e\ufe0f" else character
 
 
 def vocabulary(documents: Iterable[Sequence[str]]) -> tuple[str, ...]:
@@ -196,17 +226,9 @@ def _parted(line: bytes, spaces: int, dimension: int) -> tuple[bytes | None, byt
     if spaces < dimension:
         return None, b""
     *parts, vector = line.split(b" ", spaces - dimension + 1)
-    if len(parts) > 1 and all(map(_is_number, parts[1:])):
+    if len(parts) > 1 and all(map(files.is_number, parts[1:])):
         return None, b""
     return b" ".join(parts), vector
-
-
-def _is_number(field: bytes) -> bool:
-    try:
-        float(field)
-    except ValueError:
-        return False
-    return True
 
 
 def _numbers(where: str, vector: bytes) -> NDArray[np.float32]:
@@ -214,7 +236,7 @@ def _numbers(where: str, vector: bytes) -> NDArray[np.float32]:
     try:
         values = [float(field) for field in fields]
     except ValueError:
-        wrong = next(field for field in fields if not _is_number(field))
+        wrong = next(field for field in fields if not files.is_number(field))
         shown = wrong[:40].decode(errors="replace")
         raise DataError(f"{where}: '{shown}' in the vector is not a number") from None
     with np.errstate(over="ignore"):  # overflow is refused below

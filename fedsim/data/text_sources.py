@@ -394,7 +394,5 @@ def _read_csv(path: Path, label: str, text: str) -> Documents:
     if len(frame) == 0:
         raise DataError(f"{path}: has no rows")
     labels = frame[label].tolist()
-    for row, found in enumerate(labels, 1):
-        if not found.strip():
-            raise DataError(f"{path}: column '{label}' has no value in row {row}")
+    files.check_labels(labels, f"{path}: column '{label}'")
     return Documents(labels, frame[text].tolist())

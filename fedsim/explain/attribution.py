@@ -74,7 +74,7 @@ class OfDecision(FeatureExplainer, ABC):
         x, classes = data.prepare(inputs.x), data.dataset.classes
         outputs = torch.from_numpy(logits(model.as_network(), x))
         best = outputs.argmax(dim=1)
-        relevance = self.relevances(model, data, x, best.to(x.device), rng)
+        relevance = self.relevances(model, data, x, best.clone().to(x.device), rng)
         if classes:
             chances = tuple(outputs.softmax(dim=1).amax(dim=1).tolist())
             decisions = tuple(classes[c] for c in best.tolist())

@@ -14,6 +14,9 @@ from threadpoolctl import threadpool_limits
 from fedsim.errors import ExperimentError
 from fedsim.explain.canvas import class_colours, save
 
+BISECTIONS = 100  # for a neighbourhood of the perplexity
+ROWS = 500  # of distances in memory at a time
+
 
 @dataclass(frozen=True)
 class Embedding:
@@ -21,8 +24,8 @@ class Embedding:
 
     Args:
         places: (n, 2) positions.
-        divergence: KL(P ‖ Q) in nats between neighbourhoods of features and in the plane; lower is
-            more faithful.
+        divergence: KL(P ‖ Q) in nats between neighbourhoods of features and in the plane, 0 or
+            more; lower is more faithful.
     """
 
     places: NDArray[np.float32]
@@ -67,7 +70,42 @@ def embed(features: NDArray[Any], perplexity: float, iterations: int, seed: int)
     )
     with threadpool_limits(1):  # sums over several threads differ in the last bits
         places: NDArray[np.float32] = tsne.fit_transform(features)
-    return Embedding(places, float(tsne.kl_divergence_))
+        return Embedding(places, divergence(features, places, perplexity))
+
+
+def divergence(features: NDArray[Any], places: NDArray[Any], perplexity: float) -> float:
+    """KL(P ‖ Q) in nats of neighbourhoods P of features (n, D) and Q of places (n, 2).
+
+    P is as in Barnes-Hut t-SNE, of the 3·perplexity + 1 nearest neighbours, and Q exact, unlike in
+    scikit-learn's value, which leaves out pairs of places that coincide and may be negative.
+    """
+    from scipy.sparse import csr_array
+    from scipy.spatial.distance import cdist
+    from scipy.special import xlogy
+    from sklearn.neighbors import NearestNeighbors
+
+    n = len(features)
+    k = min(n - 1, int(3 * perplexity + 1))
+    near = NearestNeighbors(n_neighbors=k).fit(features.astype(np.float64))
+    distances, neighbours = near.kneighbors()
+    squares = np.square(distances)
+    squares -= squares.min(axis=1, keepdims=True)  # the same p, which cannot all vanish
+    squares /= squares.mean() or 1
+    low, high, beta = np.zeros((n, 1)), np.full((n, 1), np.inf), np.ones((n, 1))
+    for _ in range(BISECTIONS):
+        p = np.exp(-beta * squares)
+        p /= p.sum(axis=1, keepdims=True)
+        wide = -xlogy(p, p).sum(axis=1, keepdims=True) > np.log(perplexity)
+        low, high = np.where(wide, beta, low), np.where(wide, high, beta)
+        beta = np.where(np.isinf(high), 2 * beta, (low + high) / 2)
+    P = csr_array((p.ravel(), neighbours.ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
+    P = ((P + P.T) / (2 * n)).tocoo()
+    total = -float(n)  # of all pairs of different examples
+    for start in range(0, n, ROWS):
+        total += (1 / (1 + cdist(places[start : start + ROWS], places, "sqeuclidean"))).sum()
+    apart = np.square(places[P.row].astype(np.float64) - places[P.col]).sum(axis=1)
+    found = (xlogy(P.data, P.data) + P.data * np.log(total * (1 + apart))).sum()
+    return max(float(found), 0.0)  # 0 may be rounded
 
 
 def draw_embeddings(

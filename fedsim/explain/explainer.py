@@ -53,6 +53,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import Dataset
+from fedsim.data.dataset import frozen
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.notebook import as_html
 from fedsim.models import Model, Rules
@@ -142,7 +143,7 @@ class ExplainedData:
     """The data with which a model was trained and is tested.
 
     Args:
-        dataset: the run's data set, as it was loaded.
+        dataset: the run's data set, as it was loaded, of read-only arrays.
         prepare: converts raw inputs (n, ...) to network inputs: scaled, normalised, on its device.
         own: (n, ...) the client's own raw inputs, labelled and unlabelled; None if the model is
             not a client's.
@@ -156,6 +157,10 @@ class ExplainedData:
     own: NDArray[Any] | None = None
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     shared: Callable[[], SharedItems] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset", self.dataset.frozen())
+        object.__setattr__(self, "own", frozen(self.own))
 
 
 class Explanation(ABC):

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data import Dataset, files
-from fedsim.data.dataset import feature_names
+from fedsim.data.dataset import feature_names, frozen
 from fedsim.data.sources import read_table, table_features
 from fedsim.data.stored import bounds
-from fedsim.data.text import SPECIAL, UNKNOWN, encode, tokenise
+from fedsim.data.text import UNKNOWN, encode, tokenise
 from fedsim.errors import DataError
 
-PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MOST_ROWS = 8  # listed in a file name
 MOST_LETTERS = 40  # of a text or file name, likewise
 MOST_SIZES = 5  # listed of pictures in a folder
@@ -50,6 +49,9 @@ class Inputs:
     marks: tuple[tuple[bool, ...], ...] = ()
     suffix: str = ""
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", frozen(self.x))  # several explainers get it
 
     @classmethod
     def of_rows(cls, data: Dataset, rows: Sequence[int]) -> Inputs:
@@ -107,10 +109,10 @@ class Inputs:
         files. All are given as in the source's own files and processed in the same way: numbers of
         a table before `scale`, digits from 0 to 16.
 
-        Pictures can have any format of `PICTURES`, any colours and size: they are converted to
-        those of the data, with black as the minimum and white as the maximum pixel value of the
-        training images, and `notes` says so. (EMNIST's files hold images on their side; pictures
-        are upright.)
+        Pictures can have any format of `files.PICTURES`, any colours and size: they are read as
+        viewers show them (`files.as_shown`), as in training, and converted to those of the data,
+        with black as the minimum and white as the maximum pixel value of the training images;
+        `notes` says so. (EMNIST's files hold images on their side; pictures are upright.)
 
         Raises:
             DataError: it cannot be read, or does not fit the data.
@@ -125,7 +127,7 @@ class Inputs:
             found = cls.of_texts(data, lines, names)
         elif ending == ".csv" and len(data.shape) == 1:
             found = cls.of_arrays(_rows(path, data), "row")
-        elif _has_pictures(data) and (ending in PICTURES or path.is_dir()):
+        elif _has_pictures(data) and (ending in files.PICTURES or path.is_dir()):
             found = cls._of_pictures(data, path)
         else:
             _expect(path, ".npy", _ways(data))
@@ -144,12 +146,15 @@ class Inputs:
             paths = sorted(
                 each
                 for each in path.iterdir()
-                if each.suffix.lower() in PICTURES and not each.name.startswith(".")
+                if each.suffix.lower() in files.PICTURES and files.is_visible(each.name)
             )
             if not paths:
-                raise DataError(f"{path}: contains no pictures ({', '.join(PICTURES)})")
-        changes = Counter(_change(each, data) for each in paths)
-        x = np.stack([files.read_image(each, data.shape) for each in paths])
+                raise DataError(f"{path}: contains no pictures ({', '.join(files.PICTURES)})")
+        changes, x = Counter[str](), np.empty((len(paths), *data.shape), np.uint8)
+        for row, each in zip(x, paths, strict=True):
+            picture, mode = files.open_image(each)
+            row[:] = files.pixels(picture, data.shape)
+            changes[_change(picture.size, mode, data)] += 1
         if data.x.dtype != np.uint8:
             low, high = bounds(data.x)
             x = (low + (high - low) * (x / np.float64(255))).astype(data.x.dtype)
@@ -172,7 +177,7 @@ class Inputs:
 
 def _tokens(data: Dataset, text: str) -> list[str]:
     """A text as the data set's own documents are parted."""
-    if all(len(word) == 1 for word in data.words[len(SPECIAL) :]):  # of characters
+    if " " in data.words:  # of characters
         return list(text)
     return text.split() if data.spaced else tokenise(text)
 
@@ -181,24 +186,14 @@ def _has_pictures(data: Dataset) -> bool:
     return len(data.shape) == 3 and data.shape[0] in (1, 3)
 
 
-def _change(path: Path, data: Dataset) -> str:
-    """How a picture is converted: «640×480 RGB, resized to 8×8 gray»; empty if it is not.
-
-    Raises:
-        DataError: it cannot be read, or has more than 8 bits a channel.
-    """
-    from PIL import Image
-
-    with files.reading(path), Image.open(path) as image:
-        (width, height), mode = image.size, image.mode
-    if mode.startswith(("I", "F")):  # Pillow would clip at 255
-        raise DataError(f"{path}: has more than 8 bits a pixel ({mode}); save it with 8")
+def _change(size: tuple[int, int], mode: str, data: Dataset) -> str:
+    """How a picture is converted: "640×480 RGB, resized to 8×8 gray"; empty if it is not."""
     C, H, W = data.shape
     wanted = "RGB" if C == 3 else "gray"
     own = {"L": "gray", "LA": "gray with transparency", "P": "palette"}.get(mode, mode)
-    if (width, height) != (W, H):
-        return f"{width}×{height} {own}, resized to {W}×{H} {wanted}"
-    return "" if own == wanted else f"{width}×{height} {own}, converted to {wanted}"
+    if size != (W, H):
+        return f"{size[0]}×{size[1]} {own}, resized to {W}×{H} {wanted}"
+    return "" if own == wanted else f"{W}×{H} {own}, converted to {wanted}"
 
 
 def _suffix_of_rows(rows: Sequence[int]) -> str:
@@ -237,7 +232,7 @@ def _ways(data: Dataset) -> str:
     if len(data.shape) == 1:
         return "rows of a table must be .csv or .npy files"
     if _has_pictures(data):
-        return f"images must be {', '.join(PICTURES)} or .npy files, or a folder of pictures"
+        return f"images must be {', '.join(files.PICTURES)} or .npy files, or a folder of pictures"
     return "inputs of these data must be .npy files"
 
 

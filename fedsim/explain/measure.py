@@ -179,13 +179,14 @@ def relevances_of(
     Raises:
         ValueError: it returns a wrong shape.
     """
-    with torch.enable_grad():
-        found = explainer.relevances(model, data, x, decided.to(x.device), rng)
+    decided = decided.clone().to(x.device)
+    with torch.enable_grad():  # of copies, because other explainers get the same inputs
+        found = explainer.relevances(model, data, x.clone(), decided, rng)
     if model.network is not None:
         model.network.eval()
     if found.shape != (shape := faithfulness.arranged(x)):
         raise ValueError(f"relevances must have the shape {shape}, not {found.shape}")
-    return np.ascontiguousarray(found.reshape(len(x), -1), dtype=np.float64)
+    return np.array(found.reshape(len(x), -1), np.float64, order="C")  # it may be used again
 
 
 def by_row(

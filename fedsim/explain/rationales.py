@@ -183,4 +183,5 @@ def linear_cka(x: NDArray[np.floating], y: NDArray[np.floating]) -> float:
     a, b = (v.astype(np.float64) - v.mean(axis=0, dtype=np.float64) for v in (x, y))
     across = np.square(b.T @ a).sum()
     own = math.sqrt(np.square(a.T @ a).sum()) * math.sqrt(np.square(b.T @ b).sum())
-    return float(across / own) if own else math.nan
+    differ = all(np.ptp(v, axis=0).any() for v in (x, y))  # by more than rounding
+    return min(float(across / own), 1.0) if own and differ else math.nan

@@ -80,7 +80,7 @@ class Classification(Objective):
         if self.class_weights != "balanced":
             return self
         counts = np.bincount(data.y, minlength=len(data.classes))
-        weights = len(data.y) / (len(counts) * np.maximum(counts, 1))
+        weights = len(data.y) / ((counts > 0).sum() * np.maximum(counts, 1))
         return self.model_copy(update={"class_weights": tuple(weights.tolist())})
 
     def num_outputs(self, data: Dataset) -> int:

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from fedsim.data import Dataset
+from fedsim.data.dataset import frozen
 from fedsim.errors import ExperimentError, MethodError, in_own_code
 from fedsim.objectives.objective import FurtherMetric, Metric, ScoreFunction
 from fedsim.registry import import_object, unknown_name
@@ -110,9 +111,10 @@ def ece(outputs: Outputs, targets: Labels) -> float:
 def pearson(outputs: Outputs, targets: NDArray[np.float64]) -> float:
     """Pearson correlation of predictions and targets; NaN if either is constant."""
     x, y = outputs.reshape(-1).astype(np.float64), targets.astype(np.float64)
+    constant = np.ptp(x) == 0 or np.ptp(y) == 0  # or differing from the mean by rounding
     x, y = x - x.mean(), y - y.mean()
     spread = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / spread) if spread else float("nan")
+    return float(np.clip(x @ y / spread, -1, 1)) if spread and not constant else float("nan")
 
 
 def spearman(outputs: Outputs, targets: NDArray[np.float64]) -> float:
@@ -208,13 +210,13 @@ def _confusion_rows(
 def _own_scores(
     name: str, function: ScoreFunction, outputs: Outputs, targets: NDArray[Any]
 ) -> float | dict[str, float]:
-    """The result of a user's metric function.
+    """The result of a user's metric function, which gets read-only copies.
 
     Raises:
         MethodError: it raises, or does not return a number or a dict of numbers.
     """
     try:
-        found = function(outputs, targets)
+        found = function(frozen(outputs.copy()), frozen(targets.copy()))
     except Exception as error:
         raise MethodError(f"metric {name}: {in_own_code(error)}") from error
     for score in found.values() if isinstance(found, Mapping) else (found,):

@@ -15,6 +15,7 @@ from pydantic import PrivateAttr
 from torch import Tensor, nn
 
 from fedsim.data import Dataset
+from fedsim.data.dataset import frozen
 from fedsim.registry import Component, Registry
 
 EVALUATION_BATCH = 500  # fixed, so that scores do not depend on the worker
@@ -238,7 +239,7 @@ def scores_of(objective: Objective, totals: Totals) -> dict[str, float]:
         TypeError: one is not a number.
         ValueError: two have the same name.
     """
-    found = objective.scores(totals)
+    found = objective.scores({name: frozen(value) for name, value in totals.items()})
     for further in objective.further:
         added = further.columns(totals[_OUTPUTS], totals[_TARGETS])
         if taken := sorted(found.keys() & added.keys()):
@@ -265,8 +266,16 @@ def tables_of(objective: Objective, totals: Totals) -> dict[str, list[dict[str, 
 
 
 def totals_of(objective: Objective, outputs: Any, batch: Batch) -> Totals:
-    """The totals for the objective's scores and additional metrics."""
+    """The totals for the objective's scores and additional metrics.
+
+    Raises:
+        ValueError: computing them changes the batch, which is scored again.
+    """
+    given = (batch.x, batch.y)
+    versions = [tensor._version for tensor in given]
     found = objective.totals(outputs, batch)
+    if [tensor._version for tensor in given] != versions:
+        raise ValueError("totals changes its batch in place; copy it first: y = batch.y.clone()")
     if not objective.further:
         return found
     predicted = objective.predictions(outputs)

@@ -76,5 +76,5 @@ class Regression(Objective):
             "loss": mse,
             "rmse": math.sqrt(mse),
             "mae": totals["absolute"] / n,
-            "r2": 1 - totals["squared"] / spread if spread else math.nan,
+            "r2": 1 - totals["squared"] / spread if np.ptp(y) and spread else math.nan,
         }

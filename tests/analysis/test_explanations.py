@@ -136,11 +136,12 @@ class TestCommand:
 
     def test_files_that_will_not_do(self, done: Run, say: Say) -> None:
         Path("broken.png").write_bytes(b"no picture")
-        Image.fromarray(np.zeros((8, 8), np.uint16)).save("deep.png")
+        Image.fromarray(np.zeros((8, 8), np.int32)).save("deep.tif")
         for name, message in {
             "nowhere.jpg": "there is no such file",
             "broken.png": "cannot be read: cannot identify image file 'broken.png'",
-            "deep.png": "has more than 8 bits a pixel (I;16); save it with 8",
+            "deep.tif": "cannot be read: it has pixels of type I, for which black and white are "
+            "not defined; save it with 8 bits a channel",
         }.items():
             code, text, error = say("explain", str(done.path), "--input", name)
             assert (code, text) == (2, "")

@@ -1,0 +1,95 @@
+"""What is doubtful about data: each a line for a warning, as training goes on."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.words import in_short
+
+APART = 1e3  # scales of which networks learn from the greater alone
+FEWEST = 10  # rows in which different numbers may be an identifier
+EXACT = 2**24  # whole numbers beyond are rounded in float32
+_ID = re.compile(r"(^|[\W_])(id|uuid|index)s?($|[\W_])|[a-z]I[dD]$|^(ID|Id|Index)$")
+
+
+def of_classes(
+    classes: Sequence[str], y: NDArray[np.int64], test_y: NDArray[np.int64]
+) -> Iterator[str]:
+    """Doubts about the classes of training labels (N,) and test labels (M,)."""
+    alike = defaultdict(list)
+    for name in classes:
+        if len(name) > 1:  # letters can be classes
+            alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"the classes {in_short([repr(name) for name in names])} differ only in case, "
+                "spaces or the form of their characters; if they are one, correct the labels"
+            )
+    untaught = np.setdiff1d(test_y, y)
+    if len(untaught):
+        yield (
+            f"{len(untaught)} of {len(classes)} classes occur in the test set only and cannot be "
+            f"learnt: {in_short([repr(classes[c]) for c in untaught])}"
+        )
+
+
+def of_inputs(x: NDArray[Any]) -> Iterator[str]:
+    """Doubts about training inputs (N, ...)."""
+    if len(x) > 1 and all(np.array_equal(row, x[0]) for row in x[1:]):
+        yield f"the first {len(x):,} training inputs are all equal"
+
+
+def of_identifiers(x: NDArray[np.float64], names: Sequence[str], count: int) -> Iterator[str]:
+    """Doubts about features that number the examples instead of describing them.
+
+    Args:
+        x: (n, F) of the training inputs, in the units of their file.
+        names: of the features.
+        count: the number of training examples.
+    """
+    found = []
+    for name, values in zip(names, x.T, strict=True):
+        whole = np.rint(values)
+        steps = np.diff(whole)
+        rounded = np.abs(whole).max() >= EXACT
+        if len(x) < FEWEST or np.abs(values - whole).max() > 0.05:  # scaled numbers are rounded
+            continue
+        different = rounded or len(np.unique(whole)) == len(x)
+        ordered = (steps >= 0).all() or (steps <= 0).all()
+        if different and (_ID.search(name) or ordered or np.ptp(whole) < 2 * count):
+            found.append(repr(name))
+    if found:
+        yield (
+            f"{in_short(found)} may be an identifier, as every example has another whole number; "
+            "leave it out of the features"
+        )
+
+
+def of_scales(columns: Mapping[str, NDArray[Any]], has_scale: bool) -> Iterator[str]:
+    """Doubts about the scales of features and a regression's target.
+
+    Args:
+        columns: (n,) values of each.
+        has_scale: whether the source has the key `scale`.
+    """
+    for size in (np.ptp, lambda values: np.abs(values).max()):
+        sizes = {name: float(size(v)) for name, v in columns.items() if np.ptp(v) > 0}
+        if not sizes:
+            return
+        least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+        # Networks are initialised for values of about 1.
+        if max(sizes[most], 1) > APART * min(sizes[least], 1):
+            advice = "set data.scale=standard" if has_scale else "scale by mean and deviation"
+            yield (
+                f"scales are far apart or far from 1 ({least!r}: {sizes[least]:.3g}, {most!r}: "
+                f"{sizes[most]:.3g}), so that networks train badly or not at all; {advice}"
+            )
+            return
