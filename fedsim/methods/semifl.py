@@ -213,7 +213,7 @@ class SemiFL(Method[SemiFLState]):
             lam = rng.beta(self.alpha, self.alpha)
             mixed = lam * weak(x, rng) + (1 - lam) * weak(images[others], rng)
             rows = {"mixed": mixed, "strong": strong(x, rng), "others": labels[others]}
-            return rows, {"lam": torch.tensor(lam)}
+            return rows, {"lam": torch.tensor(lam, dtype=torch.float64)}
 
         return draw
 
