@@ -169,14 +169,17 @@ def simulate(
         except StackTooLarge as error:
             lacking = str(error)
     arrays = method.global_model(fed, state)
-    layers = {"layers": json.dumps(list(arrays))}  # keeps their order, which safetensors changes
+    # The order of layers, which safetensors changes; a network may have some under two names.
+    about = {"layers": json.dumps(list(arrays))}
+    if arrays and fed.learner.builds_network:
+        about["parameters"] = str(sum(p.numel() for p in fed.model.module.parameters()))
     weights = folder.path / FINAL_WEIGHTS
     with _writing(folder):
         for table in tables.values():
             table.merge()
         atomic.write(
             weights,
-            save({n: np.ascontiguousarray(array) for n, array in arrays.items()}, layers),
+            save({n: np.asarray(array, order="C") for n, array in arrays.items()}, about),
         )
         files = [*(table.file for table in tables.values()), folder.path / LABELS, weights]
         written = [file for file in files if file.exists()]
