@@ -28,14 +28,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, load_dataset
-from fedsim.errors import FedsimWarning, RunFolderError
+from fedsim.errors import Damaged, FedsimWarning, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import Sourced
 from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
-from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
 from fedsim.methods import State
 from fedsim.methods.sharing import ShowsShared
@@ -46,6 +45,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import clients_per_step
 from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
+from fedsim.results.verify import check_end
 from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
 from fedsim.training import FlatModel
 from fedsim.words import short
@@ -213,16 +213,21 @@ def replay(
     if after:
         _insist_on_round(run, after)
     dataset, splits, spec = prepare(experiment, dataset)
-    same_data(RunFolder.open(run.path), dataset, splits)
+    folder = RunFolder.open(run.path)
+    same_data(folder, dataset, splits)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
     device = pick_device(experiment.engine)
     V = clients_per_step(run.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     initial = initial_state(fed, experiment)
-    checkpoints = Checkpoints(run.path / "weights", known=run.manifest.get("checkpoints", ()))
-    found = checkpoints.latest(initial, fed, after, check=partial(check_progress, run.path))
-    for damage in checkpoints.passed_over:
-        warnings.warn(f"{damage}; recomputing rounds", FedsimWarning, stacklevel=2)
+    checkpoints, until, wrong = folder.checkpoints(), after, []
+    try:
+        check_end(folder)
+    except Damaged as damage:
+        until, wrong = min(after, last - 1), [str(damage)]
+    found = checkpoints.latest(initial, fed, until, check=partial(check_progress, run.path))
+    for line in [*wrong, *checkpoints.passed_over]:
+        warnings.warn(f"{line}; recomputing rounds", FedsimWarning, stacklevel=2)
     begin, state, ledger = 0, initial, new_ledger()
     if found is not None:
         begin, state, ledger = found.round, found.state, found.progress["ledger"]
