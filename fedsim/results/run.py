@@ -162,7 +162,8 @@ class Run:
         Columns: `round`, `client` (its number), `samples`, `loss` (training loss), `steps`,
         `seconds`, `bytes_up` and `bytes_down`, `one_off_up` and `one_off_down` (the part of these
         bytes that is sent only once), `error` (why it failed), with `evaluate.clients` the scores
-        on its own test examples as `test_<score>`, and the columns that the method adds.
+        of its personal model, or else the global one, on its own test examples as `test_<score>`,
+        and the columns that the method adds.
         """
         return self._of_numbers("clients", ["round", "client"])
 
