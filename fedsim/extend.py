@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
-from fedsim.federation.checkpoint import Checkpoints, read_tree, write_tree
+from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.launch import begin, same_data
 from fedsim.prepare import prepare
 from fedsim.results.folder import RunFolder
 from fedsim.results.run import Run
 from fedsim.results.tables import Table
+from fedsim.results.verify import damage_of_run
 from fedsim.simulate import TABLES, Progress
 
 # What may change when a run is continued, because no earlier round depends on it.
@@ -57,7 +58,7 @@ def extend(
         True
     """
     old = RunFolder.open(run.path if isinstance(run, Run) else run)
-    damage = old.damage()
+    damage = damage_of_run(old)
     if old.manifest["status"] != "finished" or damage:
         why = damage[0] if damage else f"{old.path}: the run is {old.manifest['status']}"
         raise RunFolderError(f"{why}; only finished runs can be continued")
@@ -120,10 +121,10 @@ def _copy(old: RunFolder, new: RunFolder, t: int) -> None:
         chains[name] = table.chain
     weights = new.path / "weights"
     (weights / "clients").mkdir(parents=True)
-    first, *clients = Checkpoints(old.path / "weights").files(t)
+    first, *clients = old.checkpoints().files(t)
     for path in clients:
         shutil.copyfile(path, weights / "clients" / path.name)
-    content = read_tree(first)
+    content = read_tree(first) | {"run": new.checkpoints().run}
     content["progress"]["tables"] = chains
     content["progress"]["ledger"].pop("best", None)  # early stopping starts again
     write_tree(weights / first.name, content)

@@ -122,6 +122,7 @@ def prepare(
         attack=None if experiment.adversaries is None else experiment.adversaries.attack,
     )
     network = _try_model(spec)
+    _check_saved(network, spec)
     if spec.privacy is not None:
         check_examples_apart(network)
     if any(p.requires_grad for p in network.parameters()):
@@ -448,6 +449,45 @@ def _check_feedback(context: WorkerContext) -> None:
             "what it is given, so that what clients keep would grow without bound; set "
             "uplink.error_feedback=false, or take another codec"
         )
+
+
+def _check_saved(network: nn.Module, spec: RunSpec) -> None:
+    """Refuse networks whose saved weights would not make the same model again.
+
+    Raises:
+        ExperimentError: what is trained or averaged is not float32, or a tensor that is drawn at
+            random is not part of the state dict.
+    """
+    name, saved = f"model.name={spec.model.name}", network.state_dict()
+    averaged: list[tuple[str, torch.Tensor]] = [
+        (n, p) for n, p in network.named_parameters() if p.requires_grad
+    ]
+    averaged += [(n, b) for n, b in network.named_buffers() if n in saved]
+    for layer, tensor in averaged:
+        if tensor.dtype != torch.float32 and (tensor.is_floating_point() or tensor.is_complex()):
+            raise ExperimentError(
+                f"{name}: '{layer}' is of {tensor.dtype}, and weights are trained and sent in "
+                "float32; make it float32 (train.precision computes in less), or freeze it"
+            )
+    if not (unsaved := _unsaved(network)):
+        return
+    with keyed_torch_rng(spec.seed, "init/again"):
+        again = _unsaved(spec.model.build_for(spec.data, spec.outputs))
+    for layer, tensor in unsaved.items():
+        if layer not in again or not torch.equal(tensor, again[layer]):
+            raise ExperimentError(
+                f"{name}: '{layer}' is drawn at random and not part of the state dict, so that "
+                "its saved weights make another model; register it as a frozen parameter"
+            )
+
+
+def _unsaved(network: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a network that are not part of its state dict, by name."""
+    saved, found = network.state_dict(), dict(network.named_buffers())
+    for name, module in network.named_modules():
+        own = {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
+        found |= {f"{name}.{k}".removeprefix("."): v for k, v in own.items()}
+    return {name: tensor for name, tensor in found.items() if name not in saved}
 
 
 def _check_no_running_stats(network: nn.Module, name: str) -> None:

@@ -18,7 +18,7 @@ from fedsim.devices import CLOCK, Devices
 from fedsim.errors import ExperimentError
 from fedsim.experiment import EarlyStopping, Experiment
 from fedsim.federation import RunSpec
-from fedsim.federation.checkpoint import pack
+from fedsim.federation.checkpoint import hash_of
 from fedsim.federation.wire import PROTOCOL, PROTOCOL_COLUMNS
 from fedsim.methods import State
 from fedsim.objectives import VALIDATION, Metric
@@ -198,13 +198,7 @@ def _digest(array: NDArray[Any]) -> str:
 
 def result_hash(chain: str, state: State) -> str:
     """A hash of all results of a run: its records and the server's last state."""
-    arrays: dict[str, NDArray[Any]] = {}
-    fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-    digest = hashlib.sha256(chain.encode())
-    digest.update(json.dumps(pack(fields, arrays)).encode())
-    for array in arrays.values():
-        digest.update(array.tobytes())
-    return digest.hexdigest()[:16]
+    return hash_of(chain, {f.name: getattr(state, f.name) for f in dataclasses.fields(state)})
 
 
 def facts(dataset: Dataset, splits: ClientSplits, experiment: Experiment) -> dict[str, Any]:

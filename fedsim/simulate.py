@@ -38,7 +38,6 @@ from fedsim.errors import (
 from fedsim.experiment import Experiment
 from fedsim.explain.section import map_shape
 from fedsim.federation import Federation, RunSpec, draw_cohort
-from fedsim.federation.checkpoint import Checkpoints
 from fedsim.federation.client import RECORDED
 from fedsim.federation.engine import Engine
 from fedsim.methods import State
@@ -107,9 +106,7 @@ def simulate(
             yield f"clients do not train models with method.name={method.name}"
     V = clients_per_step(folder.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
-    checkpoints = Checkpoints(
-        folder.path / "weights", experiment.checkpoint.keep, folder.manifest.get("checkpoints", ())
-    )
+    checkpoints = folder.checkpoints(experiment.checkpoint.keep)
     initial = initial_state(fed, experiment)
     done = False
     lacking = ""  # about memory for V clients at once
@@ -169,14 +166,17 @@ def simulate(
         except StackTooLarge as error:
             lacking = str(error)
     arrays = method.global_model(fed, state)
-    layers = {"layers": json.dumps(list(arrays))}  # keeps their order, which safetensors changes
+    # The order of layers, which safetensors changes; a network may have some under two names.
+    about = {"layers": json.dumps(list(arrays))}
+    if arrays and fed.learner.builds_network:
+        about["parameters"] = str(sum(p.numel() for p in fed.model.module.parameters()))
     weights = folder.path / FINAL_WEIGHTS
     with _writing(folder):
         for table in tables.values():
             table.merge()
         atomic.write(
             weights,
-            save({n: np.ascontiguousarray(array) for n, array in arrays.items()}, layers),
+            save({n: np.asarray(array, order="C") for n, array in arrays.items()}, about),
         )
         files = [*(table.file for table in tables.values()), folder.path / LABELS, weights]
         written = [file for file in files if file.exists()]
@@ -220,13 +220,21 @@ def evaluate_round(fed: Federation, experiment: Experiment, state: State, t: int
     """Record scores of the weights, and in due rounds evaluations and explanations."""
     method = experiment.method
     with _carrying_out(f"round {t}, evaluation"):
-        fed.log(**fed.objective.weight_scores(lambda: method.global_model(fed, state)))
+        fed.log(**fed.objective.weight_scores(lambda: _flat(fed, method.global_model(fed, state))))
         if t % experiment.evaluate.every == 0 or t == experiment.train.rounds:
             method.evaluate(fed, state)
             if experiment.evaluate.clients:
                 method.evaluate_clients(fed, state)
         trains = fed.learner.builds_network
-        fed.explain_models(state.weights if trains else dict(method.global_model(fed, state)))
+        model = state.weights if trains else dict(method.global_model(fed, state))
+        fed.explain_models(model, method.for_own_models(fed, state))
+
+
+def _flat(fed: Federation, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The layers of a network that are part of its flat vector, each under one name."""
+    if not fed.learner.builds_network:
+        return arrays
+    return {name: array for name, array in arrays.items() if name in fed.model.shapes}
 
 
 def on_record(fed: Federation, t: int, ledger: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

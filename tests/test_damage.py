@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import fedsim
 from experiments import Say, change_manifest, grid_in_process, small_experiment
 from fedsim.analysis.replay import replay
 from fedsim.errors import Damaged, FedsimWarning, RunFolderError
+from fedsim.federation.checkpoint import read_tree, write_tree
 from fedsim.results.run import Run
+from fedsim.results.verify import verify
 
 ROUNDS, BROKEN_OFF = 6, 5  # with checkpoints after every second round
 
@@ -290,3 +293,172 @@ def test_a_table_of_other_types(
     change_manifest(path, "files")
     with pytest.raises(Damaged, match=f"{table}.parquet: is damaged: {told}"):
         getattr(fedsim.load(path), table)
+
+
+# whole files that are another's
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same with another seed."""
+    return fedsim.run(scaffold(seed=7), tmp_path_factory.mktemp("other"))
+
+
+def checkpoint(path: Path, t: int) -> Path:
+    return path / "weights" / f"round-{t:06d}.safetensors"
+
+
+def states(path: Path, t: int) -> list[Path]:
+    return sorted((path / "weights" / "clients").glob(f"*-{t:06d}.safetensors"))
+
+
+def swap(a: Path, b: Path) -> None:
+    one, another = a.read_bytes(), b.read_bytes()
+    a.write_bytes(another)
+    b.write_bytes(one)
+
+
+def earlier_state(path: Path) -> Path:
+    """A client's state of round 4 becomes that of round 2."""
+    for state in states(path, 4):
+        before = state.with_name(state.name.replace("4.", "2."))
+        if before.exists():
+            shutil.copyfile(before, state)
+            return state
+    raise AssertionError("no client has both")
+
+
+# Of a run that broke off: what is mixed up, where it goes on, and what is said.
+BEGUN: dict[str, tuple[Callable[[Path, Path], object], int, str]] = {
+    "an earlier round": (
+        lambda path, other: shutil.copyfile(checkpoint(path, 2), checkpoint(path, 4)),
+        *(2, "round-000004.safetensors: is the checkpoint of round 2, not of 4"),
+    ),
+    "a later round": (
+        lambda path, other: shutil.copyfile(checkpoint(path, 4), checkpoint(path, 5)),
+        *(4, "round-000005.safetensors: is the checkpoint of round 4, not of 5"),
+    ),
+    "two clients": (
+        lambda path, other: swap(*states(path, 4)[:2]),
+        *(2, "-000004.safetensors: is whole, but another file than the checkpoint's"),
+    ),
+    "a client's earlier state": (
+        lambda path, other: earlier_state(path),
+        *(2, "-000004.safetensors: is whole, but another file than the checkpoint's"),
+    ),
+    "another run": (
+        lambda path, other: shutil.copyfile(checkpoint(other, 4), checkpoint(path, 4)),
+        *(2, "round-000004.safetensors: is a checkpoint of another run, with another experiment"),
+    ),
+    "another run's table": (
+        lambda path, other: shutil.copyfile(
+            other / "rounds.parquet", path / "rounds.parts/000004.parquet"
+        ),
+        *(2, ".parquet: is damaged, or a part before or after it is gone"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BEGUN)
+def test_a_mix_up_is_passed_over(
+    begun: Path, whole: Run, other: Run, tmp_path: Path, say: Say, what: str
+) -> None:
+    path = shutil.copytree(begun, tmp_path / "run")
+    mix, begin, message = BEGUN[what]
+    mix(path, other.path)
+    code, _, complaint = say("verify", str(path))
+    assert (code, message in complaint) == (2, True), complaint
+    lines: list[str] = []
+    done = fedsim.resume(path, lambda event: isinstance(event, str) and lines.append(event))
+    same_result(done, whole)
+    assert message in lines[0]
+    assert f"continuing after round {begin}" in lines
+    assert say("verify", str(path))[0] == 0
+
+
+LAST = checkpoint(Path(), ROUNDS)
+OTHER_END = (
+    rf"{LAST}: is a checkpoint of another run|{LAST}: is not the end of this run: its result hash "
+    r"is \w{16}, and the run's is \w{16}"
+)
+OTHERS = {
+    "end": ([LAST], OTHER_END),
+    "final weights": ([Path("weights/final.safetensors")], "final.safetensors: is damaged"),
+    "all weights": ([Path("weights")], f"final.safetensors: is damaged|{OTHER_END}"),
+}
+
+
+def make_old(path: Path) -> None:
+    """Checkpoints as earlier versions wrote them."""
+    for t in (2, 4, ROUNDS):
+        if checkpoint(path, t).exists():
+            content = read_tree(checkpoint(path, t))
+            del content["run"], content["checksums"]
+            write_tree(checkpoint(path, t), content)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("what", OTHERS)
+def test_the_weights_of_another_run(
+    whole: Run, other: Run, tmp_path: Path, say: Say, what: str, old: bool
+) -> None:
+    path, from_ = (shutil.copytree(r.path, tmp_path / r.path.name) for r in (whole, other))
+    if old:
+        make_old(path)
+        make_old(from_)
+    names, message = OTHERS[what]
+    for name in names:
+        if (path / name).is_dir():
+            shutil.rmtree(path / name)
+            shutil.copytree(from_ / name, path / name)
+        else:
+            shutil.copyfile(from_ / name, path / name)
+    code, _, complaint = say("verify", str(path))
+    assert code == 2
+    assert re.search(message, complaint)
+    run = fedsim.load(path)
+    with pytest.raises(RunFolderError, match=message):
+        fedsim.compare(run, whole)
+    with pytest.raises(RunFolderError, match=message):
+        fedsim.extend(run, {"train.rounds": ROUNDS + 1}, tmp_path)
+    if what != "end":
+        with pytest.raises(RunFolderError, match=r"final.safetensors: is damaged"):
+            run.weights()
+    if old and what == "all weights":  # nothing says that the checkpoints before are not its own
+        with pytest.warns(FedsimWarning), pytest.raises(RunFolderError, match="another kind of"):
+            replay(run)
+        return
+    with warnings.catch_warnings(record=True) as found:
+        again = replay(run)
+    assert bool(found) == (what != "final weights")
+    assert (again.state.weights == replay(whole).state.weights).all()
+
+
+def test_checkpoints_of_earlier_versions_are_read(
+    begun: Path, whole: Run, tmp_path: Path, say: Say
+) -> None:
+    path = shutil.copytree(begun, tmp_path / "run")
+    make_old(path)
+    with pytest.warns(FedsimWarning, match="do not say which run they are of"):
+        assert [damage for _, damage in verify(path)] == [[]]
+    lines: list[str] = []
+    done = fedsim.resume(path, lambda event: isinstance(event, str) and lines.append(event))
+    same_result(done, whole)
+    assert "continuing after round 4" in lines
+
+
+def test_a_copy_of_another_manifest(whole: Run, other: Run, tmp_path: Path, say: Say) -> None:
+    path = shutil.copytree(whole.path, tmp_path / "run")
+    shutil.copyfile(other.path / "manifest.copy.json", path / "manifest.copy.json")
+    code, _, complaint = say("verify", str(path))
+    assert (code, "manifest.copy.json: is the manifest of another run" in complaint) == (2, True)
+    shutil.copyfile(other.path / "manifest.json", path / "manifest.json")
+    code, _, complaint = say("verify", str(path))
+    assert (code, "experiment.yaml was edited after the run started" in complaint) == (2, True)
+
+
+def test_runs_that_kept_no_weights_are_compared(whole: Run, other: Run, tmp_path: Path) -> None:
+    path = shutil.copytree(whole.path, tmp_path / "run")
+    shutil.rmtree(path / "weights")
+    results = fedsim.compare(fedsim.load(path), other).results
+    assert results["differs_from_round"].tolist()[1:] == [1]

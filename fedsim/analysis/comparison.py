@@ -9,15 +9,17 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim import atomic
 from fedsim.config_file import RawConfig, flat
 from fedsim.errors import BadInput
 from fedsim.records import VARYING
-from fedsim.results.folder import RunFolder
+from fedsim.results.folder import FINAL_WEIGHTS, RunFolder
 from fedsim.results.manifest import runs_below
 from fedsim.results.report.entries import names_of
 from fedsim.results.run import Run
 from fedsim.results.summary import LAST, aligned, of_run
 from fedsim.results.sweeps import open_folder
+from fedsim.results.verify import check_end
 from fedsim.words import size
 
 # Entries of manifests that may change the last bits of a result, or its time.
@@ -102,7 +104,8 @@ def compare(*runs: Run | str | Path) -> Comparison:
             as all its runs.
 
     Raises:
-        BadInput: there are fewer than two different runs, or a folder holds no results.
+        BadInput: there are fewer than two different runs, a folder holds no results, or weights in
+            it are damaged or another run's.
 
     Example:
         >>> import fedsim
@@ -126,6 +129,11 @@ def compare(*runs: Run | str | Path) -> Comparison:
             found.setdefault(run.path, run)
     if len(found) < 2:
         raise BadInput("give at least two different runs to compare")
+    for path in found:
+        folder = RunFolder.open(path)
+        check_end(folder)
+        if (path / FINAL_WEIGHTS).exists():  # those who need no weights may remove them
+            atomic.check(path / FINAL_WEIGHTS, folder.files.get(FINAL_WEIGHTS))
     named = dict(zip(names_of(list(found)), found.values(), strict=True))
     return Comparison(
         named,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from fedsim.analysis.replay import ModelSnapshot, explain_run, usual_inputs
+from fedsim.analysis.replay import ModelSnapshot, Whose, explain_run, usual_inputs
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
@@ -103,6 +103,7 @@ def explanations(
     *,
     client: Numbers | None = None,
     after: Numbers | None = None,
+    of: Whose | None = None,
     row: Numbers | None = None,
     input: str | Path | Inputs | None = None,
     text: str | None = None,
@@ -124,6 +125,8 @@ def explanations(
             whole run: the clients to show). By default the global model.
         after: round, or sequence of rounds, after which the model is explained; by default the
             last.
+        of: which of a client's models: `cohort`, as it was trained and sent; or `personal`, with
+            which it predicts, the default of methods with personal models.
         row: row, or sequence of rows, of the central test set, counted from 0, whose prediction is
             explained. By default a few rows spread over the test set.
         input: a file, or a folder of pictures, whose predictions are explained instead (see
@@ -154,7 +157,7 @@ def explanations(
     if ways > 1:
         raise BadInput("give only one of row, input and text")
     chosen = None
-    if explainer is None and not times and not ways:
+    if explainer is None and not times and not ways and of is None:
         chosen = _overview(run)
         if chosen is not None and clients and not chosen.takes_clients:
             chosen = None
@@ -166,7 +169,7 @@ def explanations(
             f"{what[:1].lower()}{what[1:]}"
         )
     if chosen.whole_run:
-        if times or (clients and not chosen.takes_clients):
+        if times or of or (clients and not chosen.takes_clients):
             which = "round" if times else "client"
             raise BadInput(f"explainer {chosen.name} explains the run as a whole, not one {which}")
         return Explanations(run, (explain_run(run, chosen, clients),), ({},))
@@ -184,9 +187,9 @@ def explanations(
 
             whose = clients or ([] if explainer else _usual_clients(run, t))
             if whose:
-                models = ModelSnapshot.of_clients(run, whose, t, on_round, dataset)
+                models = ModelSnapshot.of_clients(run, whose, t, on_round, dataset, of)
             else:
-                models = [ModelSnapshot.of(run, None, t, on_round, dataset)]
+                models = [ModelSnapshot.of(run, None, t, on_round, dataset, of)]
             for model in models:
                 found.append(model.explain(chosen, inputs))
                 when = {"round": model.again.after, "client": model.client}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.analysis.replay import ModelSnapshot
+from fedsim.analysis.replay import ModelSnapshot, Whose
 from fedsim.federation.context import TEST_SHARD
 from fedsim.models import RuleModel
 from fedsim.objectives.metrics import probabilities
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def predictions(run: Run, client: int | None = None, after: int | None = None) -> pd.DataFrame:
+def predictions(
+    run: Run, client: int | None = None, after: int | None = None, of: Whose | None = None
+) -> pd.DataFrame:
     """The predictions of the global model, or a client's model, for the test set.
 
     The model is read from the run's saved weights, and the test set is loaded from the run's data
@@ -32,6 +34,8 @@ def predictions(run: Run, client: int | None = None, after: int | None = None) -
         run: a finished run.
         client: the client whose model is used; None for the global model.
         after: use the model after this round; by default the last.
+        of: which of the client's models: `cohort`, as it was trained and sent; or `personal`, with
+            which it predicts, the default of methods with personal models.
 
     Returns:
         One row per example of the central test set, with its index `row` and its `target`. For
@@ -56,7 +60,7 @@ def predictions(run: Run, client: int | None = None, after: int | None = None) -
     """
     import pandas as pd
 
-    model = ModelSnapshot.of(run, client, after)
+    model = ModelSnapshot.of(run, client, after, of=of)
     data, y = model.dataset, model.dataset.test_y
     outputs = _outputs(model)
     rows = np.arange(len(y))

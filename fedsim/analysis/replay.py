@@ -21,21 +21,27 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset, load_dataset
-from fedsim.errors import FedsimError, FedsimWarning, RunError, RunFolderError, in_own_code
+from fedsim.errors import (
+    Damaged,
+    FedsimError,
+    FedsimWarning,
+    RunError,
+    RunFolderError,
+    in_own_code,
+)
 from fedsim.experiment import Experiment
 from fedsim.explain import ExplainedData, ExplainedModel, Explainer, Explanation
 from fedsim.explain.explainer import SharedItems
 from fedsim.explain.inputs import Inputs
 from fedsim.explain.rules import Sourced
 from fedsim.federation import Client, Federation, LocalEngine, RunSpec, pick_device
-from fedsim.federation.checkpoint import Checkpoints
 from fedsim.launch import same_data
 from fedsim.methods import State
 from fedsim.methods.sharing import ShowsShared
@@ -46,6 +52,7 @@ from fedsim.results.folder import RunFolder
 from fedsim.results.manifest import clients_per_step
 from fedsim.results.run import Run
 from fedsim.results.tables import check_progress
+from fedsim.results.verify import check_end
 from fedsim.simulate import evaluate_round, initial_state, on_record, one_round
 from fedsim.training import FlatModel
 from fedsim.words import short
@@ -54,6 +61,7 @@ from fedsim.words import short
 ClientModel = Tensor | nn.Module | Rules
 OnRound = Callable[[int], None]
 OnClientDone = Callable[[Client], None]
+Whose = Literal["cohort", "personal"]  # the model that a client trained, or predicts with
 
 
 @dataclass
@@ -144,10 +152,23 @@ class Replay:
         )  # before any rules are learnt
 
     def own_model(self, client: int) -> ClientModel | None:
-        """A client's own model, from its kept state."""
-        kept = self.fed.states().get(client)
-        state = {} if kept is None else self.fed.fetch(kept)
-        return _kept(self.experiment, self.engine.client(client, self.after, state))
+        """A client's personal model after this round; None if it has none."""
+        return self.own_models([client]).get(client)
+
+    def own_models(self, clients: Collection[int]) -> dict[int, ClientModel]:
+        """Clients' personal models after this round, of those that have one.
+
+        They are made for all clients, as for their tests, so that they are equal to the bit.
+        """
+        method = self.experiment.method
+        if not method.keeps_models:
+            return {}
+        found, look = _noted(clients)
+        self.engine.on_client_done(look)
+        given = method.for_own_models(self.fed, self.state)
+        self.fed.each(method._keep, range(self.fed.num_clients), **given)
+        self.engine.on_client_done(lambda client: None)
+        return found
 
 
 def _same(value: Any, known: Any) -> bool:
@@ -176,12 +197,19 @@ def insist_on_client(run: Run, client: int) -> None:
         raise RunFolderError(f"there is no client {client}; there are {K}, counted from 0")
 
 
-def _kept(experiment: Experiment, client: Client) -> ClientModel | None:
-    """A copy of the client's model, which later clients do not change."""
-    own = experiment.method.own_model(client)
-    if isinstance(own, Mapping):
-        return dict(own)
-    return None if own is None else copy.deepcopy(own)
+def _noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDone]:
+    """The models that client functions leave as `trained`, and what notes them down.
+
+    They are copies, which later clients do not change.
+    """
+    found: dict[int, ClientModel] = {}
+
+    def look(at: Client) -> None:
+        if at.id in clients and at.trained is not None:
+            own = at.trained
+            found[at.id] = dict(own) if isinstance(own, Mapping) else copy.deepcopy(own)
+
+    return found, look
 
 
 def replay(
@@ -213,16 +241,21 @@ def replay(
     if after:
         _insist_on_round(run, after)
     dataset, splits, spec = prepare(experiment, dataset)
-    same_data(RunFolder.open(run.path), dataset, splits)
+    folder = RunFolder.open(run.path)
+    same_data(folder, dataset, splits)
     engine = LocalEngine(experiment.engine, spec, dataset, splits)
     device = pick_device(experiment.engine)
     V = clients_per_step(run.manifest, 1)
     fed = Federation(spec, dataset, splits, engine, V, device)
     initial = initial_state(fed, experiment)
-    checkpoints = Checkpoints(run.path / "weights", known=run.manifest.get("checkpoints", ()))
-    found = checkpoints.latest(initial, fed, after, check=partial(check_progress, run.path))
-    for damage in checkpoints.passed_over:
-        warnings.warn(f"{damage}; recomputing rounds", FedsimWarning, stacklevel=2)
+    checkpoints, until, wrong = folder.checkpoints(), after, []
+    try:
+        check_end(folder)
+    except Damaged as damage:
+        until, wrong = min(after, last - 1), [str(damage)]
+    found = checkpoints.latest(initial, fed, until, check=partial(check_progress, run.path))
+    for line in [*wrong, *checkpoints.passed_over]:
+        warnings.warn(f"{line}; recomputing rounds", FedsimWarning, stacklevel=2)
     begin, state, ledger = 0, initial, new_ledger()
     if found is not None:
         begin, state, ledger = found.round, found.state, found.progress["ledger"]
@@ -241,31 +274,58 @@ def client_models(
     after: int | None = None,
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
+    of: Whose | None = None,
 ) -> tuple[dict[int, ClientModel], Replay]:
-    """Clients' own models after a round, and the run after that round.
-
-    Each is the model that the client trained in that round, before aggregation and tests; for
-    methods with personal models, the model that it kept.
+    """Clients' models after a round, and the run after that round.
 
     Args:
-        after: a round in which all of these clients were trained, or any round for personal
-            models; by default the last such round.
+        after: a round, for `cohort` one in which all of these clients were trained; by default the
+            last such round.
         on_round, dataset: as for `replay`.
+        of: `cohort`, what a client trained in that round and sent, before aggregation; or
+            `personal`, what it predicts with afterwards, of methods with personal models, for
+            which this is the default.
 
     Raises:
-        BadInput: as for `replay`; there is no such client; or one was not trained in that round.
+        BadInput: as for `replay`; there is no such client; it was not trained in that round; or
+            the method has no personal models.
     """
     for k in clients:
         insist_on_client(run, k)
     if after is not None:
         _insist_on_round(run, after)
-    keeps = run.experiment.method.keeps_models
-    if keeps and after in (None, run.last_round):
-        again = replay(run, dataset=dataset)
-        models = {k: own for k in clients if (own := again.own_model(k)) is not None}
-        if len(models) == len(clients):
-            return models, again
-        dataset = again.dataset
+    method = run.experiment.method
+    if (of or whose_models(run)) == "personal":
+        if not method.keeps_models:
+            raise RunFolderError(
+                f"{run.path}: clients of method.name={method.name} have no personal models; "
+                "what they trained is of=cohort"
+            )
+        again = replay(run, after, on_round, dataset)
+        models = again.own_models(clients)
+    else:
+        after = _common_round(run, clients, after)
+        again = replay(run, after - 1, on_round, dataset)
+        models, look = _noted(clients)
+        on_round(after)
+        again.go_on(look)
+    for k in clients:
+        if k not in models:
+            raise RunFolderError(f"client {k} has no own model after round {again.after}")
+    return models, again
+
+
+def whose_models(run: Run) -> Whose:
+    """Which models of clients are meant unless it is said: see `client_models`."""
+    return "personal" if run.experiment.method.keeps_models else "cohort"
+
+
+def _common_round(run: Run, clients: Collection[int], after: int | None) -> int:
+    """The round after which models are wanted, or the last in which all clients were trained.
+
+    Raises:
+        RunFolderError: one of them was not, or there is no such round.
+    """
     learnt = {k: _rounds_of(run, k) for k in clients}
     if after is None:
         common = set.intersection(*map(set, learnt.values()))
@@ -276,27 +336,12 @@ def client_models(
             )
         after = max(common, default=None)
     for k, rounds in learnt.items():
-        since = rounds[:1] if keeps else []  # it has its own model from then on
-        if after is None or not (after in rounds or (since and after >= since[0])):
+        if after not in rounds:
             some = ", ".join(map(str, rounds[:10])) + (", …" if len(rounds) > 10 else "")
             where = f" in round {after}; it did in {some}" if rounds else " in any round"
             raise RunFolderError(f"client {k} was not trained{where}")
     assert after is not None
-    again = replay(run, after - 1, on_round, dataset)
-    trained: dict[int, ClientModel] = {}
-
-    def look(at: Client) -> None:
-        if at.id in clients and (own := _kept(run.experiment, at)) is not None:
-            trained[at.id] = own
-
-    on_round(after)
-    again.go_on(look)
-    for k in clients:
-        if k not in trained and (own := again.own_model(k)) is not None:
-            trained[k] = own
-        if k not in trained:
-            raise RunFolderError(f"client {k} has no own model after round {after}")
-    return trained, again
+    return after
 
 
 @dataclass(frozen=True)
@@ -307,11 +352,13 @@ class ModelSnapshot:
         own: the model.
         again: the run at that time.
         client: whose model it is; None for the global model.
+        kind: which of the client's models, see `client_models`; `global` for the global one.
     """
 
     own: ClientModel
     again: Replay
     client: int | None
+    kind: Whose | Literal["global"] = "global"
 
     @classmethod
     def of(
@@ -321,14 +368,17 @@ class ModelSnapshot:
         after: int | None = None,
         on_round: OnRound = lambda t: None,
         dataset: Dataset | None = None,
+        of: Whose | None = None,
     ) -> ModelSnapshot:
         """Take a model of a finished run after a round; see `client_models` and `replay`.
 
         Raises:
             BadInput: as for these; or there is no global model.
         """
+        if of is not None and client is None:
+            raise RunFolderError(f"of={of} is about models of clients; name a client")
         if client is not None:
-            return cls.of_clients(run, [client], after, on_round, dataset)[0]
+            return cls.of_clients(run, [client], after, on_round, dataset, of)[0]
         again = replay(run, after, on_round, dataset)
         method = run.experiment.method
         own = again.global_model()
@@ -347,13 +397,14 @@ class ModelSnapshot:
         after: int | None = None,
         on_round: OnRound = lambda t: None,
         dataset: Dataset | None = None,
+        of: Whose | None = None,
     ) -> list[ModelSnapshot]:
         """Take the models of several clients after a round; see `client_models`.
 
         In continual learning, the model for the task of that round, limited to its classes.
         """
-        models, again = client_models(run, clients, after, on_round, dataset)
-        return [cls(models[k], again, k) for k in clients]
+        models, again = client_models(run, clients, after, on_round, dataset, of)
+        return [cls(models[k], again, k, of or whose_models(run)) for k in clients]
 
     @property
     def dataset(self) -> Dataset:
@@ -374,13 +425,14 @@ class ModelSnapshot:
 
     @property
     def title(self) -> str:
-        """«client 3's model after round 7»."""
+        """ "client 3's personal model after round 7"; without "personal", as it was trained."""
         whose = "the global"
         if self.client is not None:
             names = self.again.splits.names
             name = f" ({names[self.client]})" if names else ""
             whose = f"client {self.client}{name}'s"
-        title = f"{whose} model after round {self.again.after}"
+        kind = "personal " if self.kind == "personal" else ""
+        title = f"{whose} {kind}model after round {self.again.after}"
         if self._task is None:
             return title
         task, labels = self._task
@@ -389,8 +441,10 @@ class ModelSnapshot:
 
     @property
     def suffix(self) -> str:
-        """A suffix of file names with the client and the round."""
+        """A suffix of file names with the client and the round, and which model it is if asked."""
         whose = "" if self.client is None else f"-client-{self.client}"
+        if self.client is not None and self.kind != whose_models(self.again.run):
+            whose += f"-{self.kind}"
         return f"{whose}-round-{self.again.after}"
 
     def explain(self, explainer: Explainer, inputs: Inputs | None = None) -> Explanation:

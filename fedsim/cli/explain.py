@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,6 +28,13 @@ def explain_command(
         list[int] | None,
         typer.Option(
             help=r"Explain this client's model, or shared images. \[default: the global model]"
+        ),
+    ] = None,
+    of: Annotated[
+        Literal["cohort", "personal"] | None,
+        typer.Option(
+            help=r"Which of the client's models: as trained and sent, or as it predicts with. "
+            r"\[default: personal if the method has personal models]"
         ),
     ] = None,
     explainer: Annotated[
@@ -89,6 +96,7 @@ def explain_command(
             explainer,
             client=client,
             after=round,
+            of=of,
             row=row,
             input=input,
             text=text,

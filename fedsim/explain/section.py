@@ -140,9 +140,9 @@ class Explain(Config):
             with settings.
         every: number of rounds between explanations; the last round is always explained.
         of: the `global` model after the round, the models that clients of the `cohort` have
-            trained in it, and the `personal` models that clients keep. By default `global`, if the
-            method has a global model, and `cohort`.
-        clients: number of clients explained, of the cohort and of those that keep a model; the
+            trained in it and sent, and the `personal` models that clients predict with after it.
+            By default `global`, if the method has a global model, and `cohort`.
+        clients: number of clients explained, of the cohort and of those with a personal model; the
             same clients each time as far as the cohort allows.
         inputs_from: the central `test` set, with the same inputs for all, or the client's `own`:
             its test examples if it has any, else its training examples.

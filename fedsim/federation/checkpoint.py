@@ -4,7 +4,9 @@
     weights/clients/17-000008.safetensors    client 17's state as of round 8
 
 A client's state is written once, in the first checkpoint after it changed. Each file has a
-checksum of its content. A damaged checkpoint is skipped, and the one before it is used.
+checksum of its content; a checkpoint names its run, its round and the checksums of the client
+states that belong to it. One that is damaged, or whole but of another run or round, is skipped,
+and the one before it is used.
 """
 
 from __future__ import annotations
@@ -81,8 +83,11 @@ def unpack(packed: Any, arrays: Mapping[str, NDArray[np.generic]]) -> Any:
     return packed
 
 
-def write_tree(path: Path, tree: Any) -> None:
+def write_tree(path: Path, tree: Any) -> str:
     """Write nested dicts, lists, arrays and scalars to a file, with a checksum.
+
+    Returns:
+        The checksum.
 
     Raises:
         RunError: it contains anything else.
@@ -92,15 +97,19 @@ def write_tree(path: Path, tree: Any) -> None:
         packed = json.dumps(pack(tree, arrays))
     except TypeError as error:
         raise RunError(f"{path.name}: cannot be saved: {error}") from error
-    metadata = {"tree": packed, "checksum": _checksum(packed, arrays)}
-    atomic.write(path, save(arrays, metadata=metadata))
+    checksum = _checksum(packed, arrays)
+    atomic.write(path, save(arrays, metadata={"tree": packed, "checksum": checksum}))
+    return checksum
 
 
-def read_tree(path: Path) -> Any:
+def read_tree(path: Path, checksum: str | None = None) -> Any:
     """Read a file that `write_tree` wrote.
 
+    Args:
+        checksum: that of the content that is wanted; any if not given.
+
     Raises:
-        Damaged: the file is missing or was changed.
+        Damaged: the file is missing or was changed, or is another one.
     """
     try:
         atomic.insist_on_file(path)
@@ -113,10 +122,22 @@ def read_tree(path: Path) -> Any:
         raise Damaged(f"{path}: is damaged: {error}") from error
     if _checksum(packed, arrays) != expected:
         raise Damaged(f"{path}: is damaged: its checksum does not match")
+    if checksum not in (None, expected):
+        raise Damaged(f"{path}: is whole, but another file than the checkpoint's")
     try:
         return unpack(json.loads(packed), arrays)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged: it has no checkpoint's structure") from error
+
+
+def hash_of(chain: str, fields: Mapping[str, Any]) -> str:
+    """A hash of a chain of records and the fields of a state."""
+    arrays: Arrays = {}
+    digest = hashlib.sha256(chain.encode())
+    digest.update(json.dumps(pack(fields, arrays)).encode())
+    for array in arrays.values():
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _checksum(packed: str, arrays: Arrays) -> str:
@@ -133,7 +154,9 @@ class _Content(BaseModel):
     Args:
         state: the fields of the server's state.
         clients: the file of each kept client state, by the client's id.
+        checksums: of these files' content. Checkpoints of earlier versions have none.
         progress: what the training loop saved.
+        run: which run it is of, see `Checkpoints`; empty in those of earlier versions.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -141,7 +164,9 @@ class _Content(BaseModel):
     round: int
     state: dict[str, Any]
     clients: dict[int, Annotated[str, Field(pattern=f"^{_CLIENT_STATE}$")]]
+    checksums: dict[int, str] = {}
     progress: dict[str, Any]
+    run: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,19 +192,26 @@ class Checkpoints:
         keep: `last` keeps two of them, `all` every one.
         known: the rounds whose checkpoints should exist; `latest` and `damage` report missing
             ones.
+        run: what tells the run from others; checkpoints that name another one are damage.
 
     Attributes:
+        run: as given.
         passed_over: what is wrong with each damaged checkpoint that `latest` skipped.
+        unnamed: the rounds of those that `damage` read and that do not name their run, as in
+            earlier versions.
     """
 
-    def __init__(self, folder: Path, keep: str = "last", known: Sequence[int] = ()) -> None:
-        self._folder, self._keep, self._known = folder, keep, known
+    def __init__(
+        self, folder: Path, keep: str = "last", known: Sequence[int] = (), run: str = ""
+    ) -> None:
+        self._folder, self._keep, self._known, self.run = folder, keep, known, run
         self._clients = folder / "clients"
-        self._written: dict[int, tuple[Handle, str]] = {}
+        self._written: dict[int, tuple[Handle, str, str]] = {}  # with its file and checksum
         # Client states that the last two checkpoints refer to.
         self._latest: set[str] = set()
         self._before: set[str] = set()
         self.passed_over: list[str] = []
+        self.unnamed: list[int] = []
 
     def save(self, t: int, state: Any, fed: Federation, progress: Mapping[str, Any]) -> None:
         """Write the server's state after round t, a dataclass, and all kept client states.
@@ -188,23 +220,27 @@ class Checkpoints:
             progress: what else the training loop needs to continue (JSON).
         """
         self._clients.mkdir(parents=True, exist_ok=True)
-        names = {}
         for id, handle in fed.states().items():
             before = self._written.get(id)
             if before is None or before[0] is not handle:
                 name = f"{id}-{t:06d}.safetensors"
-                write_tree(self._clients / name, fed.fetch(handle))
-                self._written[id] = (handle, name)
-            names[id] = self._written[id][1]
-        fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-        write_tree(
-            self._path(t),
-            {"round": t, "state": fields, "clients": names, "progress": dict(progress)},
+                checksum = write_tree(self._clients / name, fed.fetch(handle))
+                self._written[id] = (handle, name, checksum)
+        kept = {id: self._written[id][1:] for id in fed.states()}
+        content = _Content(
+            round=t,
+            state={f.name: getattr(state, f.name) for f in dataclasses.fields(state)},
+            clients={id: name for id, (name, _) in kept.items()},
+            checksums={id: checksum for id, (_, checksum) in kept.items()},
+            progress=dict(progress),
+            run=self.run,
         )
+        write_tree(self.path(t), dict(content))
         self._known = ()
-        self._before, self._latest = self._latest, set(names.values())
+        self._before, self._latest = self._latest, set(content.clients.values())
 
-    def _path(self, t: int) -> Path:
+    def path(self, t: int) -> Path:
+        """The file of the checkpoint after round t."""
         return self._folder / f"round-{t:06d}.safetensors"
 
     def rounds(self) -> list[int]:
@@ -220,16 +256,16 @@ class Checkpoints:
         """The files of the checkpoint after round t: its own and those of client states.
 
         Raises:
-            Damaged: it cannot be read.
+            Damaged: it cannot be read, or is not the run's.
         """
-        return [self._path(t), *(self._clients / name for name in self._read(t).clients.values())]
+        return [self.path(t), *(self._clients / name for name in self.read(t).clients.values())]
 
     def prune(self) -> None:
         """Remove all but the last two checkpoints, unless all are kept."""
         if self._keep != "last":
             return
         for round in set(self.rounds()) - set(self.kept()):
-            self._path(round).unlink()
+            self.path(round).unlink()
         for path in self._clients.iterdir():
             known = re.fullmatch(_CLIENT_STATE, path.name)
             if known and path.name not in self._latest | self._before:
@@ -256,29 +292,47 @@ class Checkpoints:
             if t > until:
                 continue
             try:
-                content = self._read(t)
+                content = self.read(t)
                 check(t, content.progress)
                 state = self._state(t, template, content.state)
-                names = content.clients
-                states = {id: read_tree(self._clients / name) for id, name in names.items()}
+                states = {
+                    id: read_tree(self._clients / name, content.checksums.get(id))
+                    for id, name in content.clients.items()
+                }
             except Damaged as damage:
                 self.passed_over.append(str(damage))
                 continue
             fed.restore(states)
             handles = fed.states()
-            self._written = {id: (handles[id], name) for id, name in names.items()}
-            self._latest = set(names.values())
+            self._written = {
+                id: (handles[id], name, content.checksums[id])
+                for id, name in content.clients.items()
+                if id in content.checksums  # otherwise written again
+            }
+            self._latest = set(content.clients.values())
             return Checkpoint(t, state, content.progress)
         fed.restore({})
         self._written, self._latest = {}, set()
         return None
 
-    def _read(self, t: int) -> _Content:
-        path = self._path(t)
+    def read(self, t: int) -> _Content:
+        """The content of the checkpoint after round t.
+
+        Raises:
+            Damaged: it cannot be read, or is not the run's.
+        """
+        path = self.path(t)
         try:
-            return _Content.model_validate(read_tree(path))
+            content = _Content.model_validate(read_tree(path))
         except ValidationError as error:
             raise Damaged(f"{path}: is damaged: it does not contain a checkpoint") from error
+        if content.round != t:
+            raise Damaged(f"{path}: is the checkpoint of round {content.round}, not of {t}")
+        if content.run and self.run and content.run != self.run:
+            raise Damaged(
+                f"{path}: is a checkpoint of another run, with another experiment, seed or data"
+            )
+        return content
 
     def _state(self, t: int, template: S, fields: Mapping[str, Any]) -> S:
         """The server's state with these fields, whose types are those of the template's."""
@@ -290,7 +344,7 @@ class Checkpoints:
             if isinstance(value, np.ndarray) and fields[name] is not None
         )
         if not fit or np.shape(fields["weights"]) != np.shape(expected["weights"]):
-            raise Damaged(f"{self._path(t)}: is damaged: it contains the state of another method")
+            raise Damaged(f"{self.path(t)}: is damaged: it contains the state of another method")
         return dataclasses.replace(template, **fields)  # type: ignore[type-var]
 
     def drop_after(self, t: int) -> None:
@@ -298,23 +352,28 @@ class Checkpoints:
         self._known = ()
         for round in self.rounds():
             if round > t:
-                self._path(round).unlink()
+                self.path(round).unlink()
 
     def damage(self, check: Check = lambda t, progress: None) -> list[str]:
         """What is wrong with the checkpoints; for `check` see `latest`."""
         wrong: dict[str, None] = {}  # a dict removes duplicates: checkpoints share client states
-        known: set[str] = set()
+        known: set[tuple[str, str | None]] = set()
         for t in sorted({*self.rounds(), *self._known}):
             try:
-                content = self._read(t)
+                content = self.read(t)
                 check(t, content.progress)
             except Damaged as damage:
                 wrong[str(damage)] = None
                 continue
-            for name in set(content.clients.values()) - known:
-                known.add(name)
+            if not content.run:
+                self.unnamed.append(t)
+            for id, name in content.clients.items():
+                key = (name, content.checksums.get(id))
+                if key in known:
+                    continue
+                known.add(key)
                 try:
-                    read_tree(self._clients / name)
+                    read_tree(self._clients / name, key[1])
                 except Damaged as damage:
                     wrong[str(damage)] = None
         return list(wrong)

@@ -38,19 +38,16 @@ def explain_global(
 
 
 def explain_client(context: WorkerContext, client: Client) -> dict[str, Explained]:
-    """All explainers' explanations of a client's model after a client function.
+    """All explainers' explanations of the model that a client function has left as `trained`.
 
-    By explainer; empty if the client has no model yet.
+    By explainer; empty if the client has no inputs.
 
     Raises:
         RunError: an explainer fails.
     """
     section = context.spec.explain
     assert section is not None
-    own = context.spec.functions.own_model(client)
-    if own is None:
-        return {}
-    about = _model(context, own, client.round, client.id)
+    about = _model(context, client.trained, client.round, client.id)
     if section.inputs_from == "test":
         inputs = context.explained_inputs
     else:

@@ -497,11 +497,12 @@ class Federation:
         """Show the user a line, once per run."""
         self._engine.notice([line])
 
-    def explain_models(self, model: Any) -> None:
-        """Explain the global model and clients' kept models, if due in this round.
+    def explain_models(self, model: Any, for_own_models: Mapping[str, Any]) -> None:
+        """Explain the global model and clients' personal models, if due in this round.
 
         Args:
             model: weights (size,), or the arrays of rules.
+            for_own_models: what clients make their personal models from.
 
         Raises:
             RunError: an explainer fails.
@@ -513,9 +514,13 @@ class Federation:
             numbers = range(len(section.explainers))
             self._explained["global", None] = self._explain(section, numbers, model=model)
         if "personal" in (section.of or ()):
-            chosen = section.choose(self._states, self.num_clients, self.seed)
+            # Of those that keep a state: without, a model has not been trained yet. If nobody
+            # does, models are made anew.
+            among = self._states or range(self.num_clients)
+            chosen = section.choose(among, self.num_clients, self.seed)
             call = self._next_call("_keep", Discard(), explained=frozenset(chosen))
-            outcome = self._engine.run(call, [[k] for k in chosen], {}, self._states)
+            _freeze(for_own_models)
+            outcome = self._engine.run(call, [[k] for k in chosen], for_own_models, self._states)
             self._engine.notice(why.partition("\n")[0] for why in outcome.failures.values())
             self._take_explained("personal", outcome)
         if section.share is not None and (given := self._share(section, section.share)):

@@ -73,9 +73,9 @@ class APFL(PersonalBesideGlobal):
         client.steps = trained.steps
         client.visit(2 * trained.visited)
         client.state["local"], client.state["alpha"] = torch.cat([v, v_statistics]), alpha
-        client.trained = mixed
+        client.trained = torch.cat([w, w_statistics])
         self.keep_model(client, mixed)
-        return Update(weights=torch.cat([w, w_statistics]))
+        return Update(weights=client.trained)
 
     def moved(self, client: Client, alpha: float, v: Tensor, w: Tensor) -> float:
         """(client) α_k after a step of gradient descent."""

@@ -41,4 +41,5 @@ class Ditto(PersonalBesideGlobal):
         v, w = client.state.get("weights", initial), client.parameters(weights)
         v = client.train(v, linear=-self.lam * w, quadratic=self.lam, on_record=False)
         self.keep_model(client, v)
+        client.trained = trained
         return Update(weights=trained, weight=client.num_samples)

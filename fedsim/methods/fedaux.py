@@ -269,7 +269,8 @@ def read_features(path: Path, model: FlatModel) -> dict[str, Tensor]:
     """The weights of a network's features in a safetensors file, by name.
 
     Raises:
-        ExperimentError: the file cannot be read, or lacks a layer in its shape.
+        ExperimentError: the file cannot be read, lacks a layer in its shape, or has other frozen
+            layers.
     """
     try:
         tensors: dict[str, Tensor] = load_file(path)
@@ -284,5 +285,12 @@ def read_features(path: Path, model: FlatModel) -> dict[str, Tensor]:
                 "features need"
                 + ("" if found is None else f", but one of shape {found}")
                 + "; use the final.safetensors of a run with the same model"
+            )
+    for name, parameter in model.module.named_parameters():
+        frozen = name.startswith("features.") and not parameter.requires_grad
+        if frozen and not (name in tensors and torch.equal(parameter.cpu(), tensors[name])):
+            raise ExperimentError(
+                f"method.encoder: {path} has not the frozen '{name}' of the model, on which its "
+                "other layers rest; name the file in train.initial_weights as well"
             )
     return {name: tensors[name] for name in wanted}

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.data import ClientSplits, Dataset
-from fedsim.federation import Client, client_function
+from fedsim.federation import Client
 from fedsim.methods.classifiers import needs_classifier
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.method import methods
@@ -21,9 +21,9 @@ from fedsim.methods.method import methods
 class FedAvgFT(FedAvg):
     """FedAvg whose clients fine-tune the global model on their own data (Wang et al. 2019).
 
-    The federation is FedAvg's. Before its own test (`evaluate.clients`), each client trains the
-    global model further, with the experiment's optimiser; the result is used for that test alone.
-    The global model is evaluated on the central test set as it is.
+    The federation is FedAvg's. For its own test (`evaluate.clients`), each client trains the
+    global model further, with the experiment's optimiser; the result, its personal model, is used
+    for nothing else. The global model is evaluated on the central test set as it is.
 
     Args:
         fine_tune: the part of the model that is fine-tuned.
@@ -38,10 +38,9 @@ class FedAvgFT(FedAvg):
         if self.fine_tune == "head":
             needs_classifier(self.name, network)
 
-    @client_function("local_test")
-    def local_test(self, client: Client, weights: Tensor) -> None:
-        """(client) Evaluate the global model, fine-tuned, on the client's own test examples."""
-        client.evaluate(fine_tuned(client, weights, self.fine_tune, self.fine_tune_epochs))
+    def own_model(self, client: Client, weights: Tensor) -> Tensor:
+        """(client) The global model, fine-tuned on the client's data."""
+        return fine_tuned(client, weights, self.fine_tune, self.fine_tune_epochs)
 
 
 def fine_tuned(

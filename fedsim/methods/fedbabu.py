@@ -76,8 +76,12 @@ class FedBABU(Method[State]):
         trained = client.train(weights, part=client.model.part("features"))
         return Update(body=torch.cat([trained[: part.start], trained[part.stop :]]))
 
-    @client_function("local_test")
-    def local_test(self, client: Client, weights: Tensor) -> None:
-        if self.fine_tune != "nothing":
-            weights = fine_tuned(client, weights, self.fine_tune, self.fine_tune_epochs)
-        client.evaluate(weights)
+    def own_model(self, client: Client, weights: Tensor) -> Tensor:
+        """(client) The global model, fine-tuned on the client's data."""
+        if self.fine_tune == "nothing":
+            return weights
+        return fine_tuned(client, weights, self.fine_tune, self.fine_tune_epochs)
+
+    @property
+    def keeps_models(self) -> bool:
+        return self.fine_tune != "nothing"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,23 +89,20 @@ class IFCA(Method[IFCAState]):
     # -- evaluation ----------------------------------------------------------------------------
 
     def evaluate(self, fed: Federation, state: IFCAState) -> None:
-        models = NotCounted(state.models)
-        log_means(
-            fed, fed.gather(self.local_scores, range(fed.num_clients), models=models).values()
-        )
+        given = self.for_own_models(fed, state)
+        log_means(fed, fed.gather(self.local_scores, range(fed.num_clients), **given).values())
 
     @client_function("local_scores")
     def local_scores(self, client: Client, models: Tensor) -> dict[str, float]:
         """(client) The scores of its cluster's model on the central test set."""
-        return client.score(models[self.choose(client, models)])
+        return client.score(self.own_model(client, models))
 
-    def evaluate_clients(self, fed: Federation, state: IFCAState) -> None:
-        fed.each(self.local_test, range(fed.num_clients), models=NotCounted(state.models))
+    def own_model(self, client: Client, models: Tensor) -> Tensor:
+        """(client) The model of the cluster that it chooses."""
+        return models[self.choose(client, models)]
 
-    @client_function("local_test")
-    def local_test(self, client: Client, models: Tensor) -> None:
-        """(client) Evaluate its cluster's model on its own test examples."""
-        client.evaluate(models[self.choose(client, models)])
+    def for_own_models(self, fed: Federation, state: IFCAState) -> dict[str, Any]:
+        return {"models": NotCounted(state.models)}
 
     def global_model(self, fed: Federation, state: IFCAState) -> dict[str, Vector]:
         """None: the clusters' models are in the state of the last checkpoint."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.data import ClientSplits, Dataset
 from fedsim.data.stored import AnyArray
@@ -18,7 +18,6 @@ from fedsim.errors import ExperimentError, RunError
 from fedsim.explain import Explainer
 from fedsim.federation import Client, Federation, NotCounted, Vector, client_function
 from fedsim.methods.learns import Learns, Problem, check_fit
-from fedsim.models import Rules
 from fedsim.objectives.slices import mean_over_tasks
 from fedsim.registry import Component, Registry
 from fedsim.training import FlatModel, Train
@@ -92,30 +91,38 @@ class Method(Component, ABC, Generic[S]):
         fed.log(**fed.evaluate(state.weights))
 
     def evaluate_clients(self, fed: Federation, state: S) -> None:
-        """Record the scores of the model on each client's own test examples."""
-        fed.each(self.local_test, range(fed.num_clients), weights=NotCounted(state.weights))
+        """Record the scores of each client's `own_model` on its own test examples."""
+        fed.each(self.local_test, range(fed.num_clients), **self.for_own_models(fed, state))
 
     @client_function("local_test")
-    def local_test(self, client: Client, weights: Tensor) -> None:
-        """(client) Evaluate on the client's own test examples."""
-        client.evaluate(weights)
+    def local_test(self, client: Client, *_: Any, **given: Any) -> None:
+        """(client) Evaluate its `own_model` on its own test examples."""
+        client.evaluate(self.own_model(client, **given))
 
     @property
     def stackable(self) -> bool:
         """Whether clients train with `client.train`, so that several can train in one stack."""
         return True
 
-    def own_model(self, client: Client) -> nn.Module | Tensor | Rules | None:
-        """(client) The client's model after a client function, for explanations.
+    def own_model(self, client: Client, *_: Any, **given: Any) -> Any:
+        """(client) The model that a client predicts with after a round.
 
-        By default the last trained model; methods with personal models return these.
+        Methods with personal models return these; by default it is the global model. It is what
+        `evaluate.clients` tests, and what `explain.of: [personal]` explains. What a client has
+        trained and sends is another one: `client.trained`.
+
+        Args:
+            given: see `for_own_models`; by default `weights`, those of the server's state.
 
         Returns:
             Weights (size,) of the experiment's network, another network, or rules; None if the
-            client has not been trained yet.
+            client has none yet.
         """
-        trained: Tensor | Rules | None = client.trained
-        return trained
+        return given["weights"]
+
+    def for_own_models(self, fed: Federation, state: S) -> dict[str, Any]:
+        """What `own_model` takes from the server, by name."""
+        return {"weights": NotCounted(state.weights)}
 
     def updates_per_round(self, cohort: int) -> int:
         """How many updates a round averages if no client drops out; `cohort` clients take part."""
@@ -130,13 +137,13 @@ class Method(Component, ABC, Generic[S]):
 
     @property
     def keeps_models(self) -> bool:
-        """Whether clients keep their own models."""
+        """Whether clients have personal models: `own_model` is not the global one."""
         return type(self).own_model is not Method.own_model
 
-    @client_function("keep")
-    def _keep(self, client: Client) -> None:
-        """(client) Does nothing; used to explain models that clients keep."""
-        client.trained = self.own_model(client)
+    @client_function("local_test")  # the same draws, so that it is the model that was tested
+    def _keep(self, client: Client, **given: Any) -> None:
+        """(client) Makes its `own_model`, to be explained."""
+        client.trained = self.own_model(client, **given)
 
     def global_model(self, fed: Federation, state: S) -> Mapping[str, NDArray[Any]]:
         """The arrays of the global model by name, as stored in the run's `weights/`."""

@@ -163,6 +163,9 @@ class LocalRules(RuleMethod):
         """(client) The client's own rules, kept."""
         client.state["rules"] = learn(client)
 
+    def for_own_models(self, fed: Federation, state: RuleState) -> dict[str, Any]:
+        return {}
+
     def own_model(self, client: Client) -> Rules | None:
         rules: Rules | None = client.state.get("rules")
         return rules and to_arrays(rules)

@@ -85,10 +85,9 @@ class PerFedAvg(FedAvg):
         above, below = found
         return (above - below) / (2 * self.delta)
 
-    @client_function("local_test")
-    def local_test(self, client: Client, weights: Tensor) -> None:
-        """(client) Evaluate the adapted model on the client's own test examples."""
-        client.evaluate(self.adapted(client, weights, client.data))
+    def own_model(self, client: Client, weights: Tensor) -> Tensor:
+        """(client) The adapted model."""
+        return self.adapted(client, weights, client.data)
 
     @property
     def stackable(self) -> bool:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -46,21 +46,17 @@ class PersonalModels(Method[S]):
             raise DivergedUpdate("NaN or infinite weights")
         client.state["weights"] = weights
 
-    def own_model(self, client: Client) -> Tensor | None:
-        return client.state.get("weights")
-
-    def evaluate_clients(self, fed: Federation, state: S) -> None:
-        initial = NotCounted(fed.initial_weights())
-        fed.each(self.local_test, range(fed.num_clients), weights=initial)
-
-    @client_function("local_test")
-    def local_test(self, client: Client, weights: Tensor) -> None:
-        """(client) Evaluate its personal model on its own test examples.
+    def own_model(self, client: Client, weights: Tensor) -> Tensor:
+        """(client) Its personal model.
 
         Args:
             weights: the model of a client that keeps none yet.
         """
-        client.evaluate(client.state.get("weights", weights))
+        own: Tensor = client.state.get("weights", weights)
+        return own
+
+    def for_own_models(self, fed: Federation, state: S) -> dict[str, Any]:
+        return {"weights": NotCounted(fed.initial_weights())}
 
 
 class PersonalBesideGlobal(PersonalModels[State]):
@@ -94,33 +90,19 @@ class PersonalModelsAlone(PersonalModels[S]):
     has_global_model: ClassVar[bool] = False
 
     def evaluate(self, fed: Federation, state: S) -> None:
-        weights = NotCounted(state.weights)
-        found = fed.gather(self.local_scores, range(fed.num_clients), weights=weights)
+        given = self.for_own_models(fed, state)
+        found = fed.gather(self.local_scores, range(fed.num_clients), **given)
         log_means(fed, found.values())
-
-    def evaluate_clients(self, fed: Federation, state: S) -> None:
-        weights = NotCounted(state.weights)
-        fed.each(self.local_test, range(fed.num_clients), weights=weights)
 
     @client_function("local_scores")
     def local_scores(self, client: Client, weights: Tensor) -> dict[str, float]:
         """(client) The scores of its personal model, if any, on the central test set."""
         if "weights" not in client.state:
             return {}
-        return client.score(self.model_now(client, weights))
+        return client.score(self.own_model(client, weights))
 
-    @client_function("local_test")
-    def local_test(self, client: Client, weights: Tensor) -> None:
-        client.evaluate(self.model_now(client, weights))
-
-    def model_now(self, client: Client, weights: Tensor) -> Tensor:
-        """(client) Its personal model.
-
-        Args:
-            weights: of the server's state.
-        """
-        own: Tensor = client.state.get("weights", weights)
-        return own
+    def for_own_models(self, fed: Federation, state: S) -> dict[str, Any]:
+        return {"weights": NotCounted(state.weights)}
 
     def global_model(self, fed: Federation, state: S) -> dict[str, Vector]:
         """None: clients keep their models, which are in the last checkpoint."""
@@ -131,8 +113,8 @@ class SharedPart(PersonalModelsAlone[State]):
     """A part of the weights is averaged over clients; the rest is each client's own.
 
     `State.weights` holds the shared part and, in the other places, the initial weights, with which
-    a client's own part begins. Only the shared part is sent. A client keeps its whole model as
-    trained last, for explanations; scores are of the current shared part with its own part.
+    a client's own part begins. Only the shared part is sent. A client's personal model is the
+    current shared part with its own part: all scores are of this model.
     """
 
     @abstractmethod
@@ -160,7 +142,7 @@ class SharedPart(PersonalModelsAlone[State]):
         inside = self._is_shared(client)
         weights = torch.empty(client.model.size, device=client.device)
         weights[inside], weights[~inside] = shared, initial
-        trained = self.train(client, self.model_now(client, weights))
+        trained = self.train(client, self.own_model(client, weights))
         self.keep_model(client, trained)
         return Update(shared=trained[inside], weight=self.weight(client))
 
@@ -172,7 +154,7 @@ class SharedPart(PersonalModelsAlone[State]):
         """(client) What it counts in the mean."""
         return client.num_samples
 
-    def model_now(self, client: Client, weights: Tensor) -> Tensor:
+    def own_model(self, client: Client, weights: Tensor) -> Tensor:
         own = client.state.get("weights")
         return weights if own is None else torch.where(self._is_shared(client), weights, own)
 

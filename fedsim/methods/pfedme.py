@@ -80,7 +80,7 @@ class PFedMe(PersonalModels[State]):
             w[:P] -= self.eta * self.lam * (w - theta)[:P]
         w[P:] = theta[P:]
         client.report(loss=math.fsum(losses) / len(losses), steps=len(losses))
-        client.steps, client.trained = len(losses), theta
+        client.steps, client.trained = len(losses), w
         self.keep_model(client, theta)
         return Update(weights=w)
 

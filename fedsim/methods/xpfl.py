@@ -411,8 +411,10 @@ class XPFL(Method[State]):
     def stackable(self) -> bool:
         return self.lam == 0
 
-    def own_model(self, client: Client) -> Tensor | None:
-        return client.state.get("weights")
+    def own_model(self, client: Client, weights: Tensor) -> Tensor:
+        """(client) w_k after fusion; the global model for a client that has not taken part."""
+        own: Tensor = client.state.get("weights", weights)
+        return own
 
     @client_function("explain")
     def explain(
@@ -456,7 +458,7 @@ class XPFL(Method[State]):
         client.evaluate(weights)
         if "test_accuracy" in client.row:
             client.report(global_accuracy=client.row["test_accuracy"])
-        client.evaluate(client.state.get("weights", weights))
+        client.evaluate(self.own_model(client, weights))
 
     # -- within --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hmac
+import json
 import os
 import platform
 import secrets
@@ -21,6 +22,7 @@ import yaml
 from fedsim import atomic
 from fedsim.errors import Damaged, ExperimentError, RunError, RunFolderError
 from fedsim.experiment import Experiment
+from fedsim.federation.checkpoint import Checkpoints
 from fedsim.hardware import hardware
 from fedsim.registry import importing
 from fedsim.results import manifest as manifests
@@ -141,7 +143,8 @@ class Folder:
 
     def damage(self) -> list[str]:
         """What is wrong with these files, and was wrong with its two descriptions."""
-        wrong = [*self.repaired, *manifests.damage_of_copy(self.path, self.kind, self.schema)]
+        copy = manifests.damage_of_copy(self.path, self.kind, self.schema, self.manifest)
+        wrong = [*self.repaired, *copy]
         for name, expected in self.files.items():
             path = self.path / name
             try:
@@ -173,6 +176,13 @@ class RunFolder(Folder):
             raise RunFolderError(
                 f"{self.path}: its experiment cannot be built: {error}"
             ) from error
+
+    def checkpoints(self, keep: str = "last") -> Checkpoints:
+        """Its checkpoints, which say that they are of this run."""
+        about = [self.manifest.get(key) for key in manifests.OF_A_RUN]
+        known = self.manifest.get("checkpoints", ())
+        run = manifests.hash_of(json.dumps(about).encode())
+        return Checkpoints(self.path / "weights", keep, known, run)
 
     def rounds_otherwise(self) -> str | None:
         """What decides rounding and is another than at the start, in words; None if nothing."""

@@ -28,6 +28,8 @@ from fedsim.objectives import Metric
 from fedsim.words import short
 
 NAMES = ("manifest.json", "manifest.copy.json")
+# What tells a run from others: its experiment with the seed, its data, how they are dealt out.
+OF_A_RUN = ("experiment_hash", "data_hash", "partition_hash")
 FORMAT = 1  # raised whenever a folder of an earlier version can no longer be read
 
 Status = Literal["running", "finished", "interrupted", "failed", "stopped"]
@@ -249,11 +251,15 @@ def read(folder: Path, kind: str, schema: type[Manifest]) -> tuple[dict[str, Any
     raise Damaged(wrong[1] if wrong[0].endswith("is missing") else wrong[0])
 
 
-def damage_of_copy(folder: Path, kind: str, schema: type[Manifest]) -> list[str]:
-    """What is wrong with the copy of a folder's manifest."""
+def damage_of_copy(
+    folder: Path, kind: str, schema: type[Manifest], manifest: Mapping[str, Any]
+) -> list[str]:
+    """What is wrong with the copy of a folder's manifest, which may be a moment older."""
     path = folder / NAMES[1]
     try:
-        _read(path, kind, schema)
+        copy = _read(path, kind, schema)
+        if any(copy.get(key) != manifest.get(key) for key in OF_A_RUN):
+            return [f"{path}: is the manifest of another {kind}"]
     except FileNotFoundError:
         return [f"{path}: is missing"]
     except RunFolderError as damage:

@@ -162,7 +162,8 @@ class Run:
         Columns: `round`, `client` (its number), `samples`, `loss` (training loss), `steps`,
         `seconds`, `bytes_up` and `bytes_down`, `one_off_up` and `one_off_down` (the part of these
         bytes that is sent only once), `error` (why it failed), with `evaluate.clients` the scores
-        on its own test examples as `test_<score>`, and the columns that the method adds.
+        of its personal model, or else the global one, on its own test examples as `test_<score>`,
+        and the columns that the method adds.
         """
         return self._of_numbers("clients", ["round", "client"])
 
@@ -185,7 +186,7 @@ class Run:
     def num_parameters(self) -> int | None:
         """The number of parameters of the global model; None before the run has finished.
 
-        The running statistics of batch norm are not counted.
+        Frozen ones count, the running statistics of batch norm do not.
 
         Raises:
             RunFolderError: its weights cannot be read.
@@ -195,9 +196,11 @@ class Run:
             return None
         try:
             with safe_open(path, framework="np") as file:
+                if counted := (file.metadata() or {}).get("parameters"):
+                    return int(counted)
                 names = file.keys()
                 shapes: dict[str, list[int]] = {n: file.get_slice(n).get_shape() for n in names}
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise RunFolderError(f"{path}: cannot be read: {error}") from error
         return sum(
             math.prod(shape) for name, shape in shapes.items() if not name.endswith(_STATISTICS)
@@ -282,16 +285,19 @@ class Run:
         return str(self.manifest["result_hash"])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The final weights by layer, as `load_state_dict` of the network expects them.
+        """The global model's final weights by layer, as `load_state_dict` expects them.
 
-        In the order of the flat vector: first the trainable parameters in the network's order,
-        then the buffers. Flattened and concatenated, they are the global model's weights (size,).
-        Folders written before this order was stored are sorted by name.
+        They are the whole state dict: first the layers of the flat vector (the trainable
+        parameters in the network's order, then float buffers), which flattened and concatenated
+        are the global model's weights (size,); then frozen parameters, integer buffers and the
+        further names of shared layers. Folders of earlier versions may lack the latter, and the
+        order.
 
         For a rule model, the arrays of its rules.
 
         Raises:
-            RunFolderError: the run is not finished, or its weights cannot be read.
+            RunFolderError: the run is not finished, its weights cannot be read, or its method has
+                no global model.
         """
         path = self.path / FINAL_WEIGHTS
         if not path.exists():
@@ -302,9 +308,15 @@ class Run:
             with safe_open(path, framework="pt") as file:
                 layers = (file.metadata() or {}).get("layers")
                 names = sorted(file.keys()) if layers is None else json.loads(layers)
-                return {name: file.get_tensor(name) for name in names}
+                weights = {name: file.get_tensor(name) for name in names}
         except (OSError, SafetensorError, json.JSONDecodeError) as error:
             raise RunFolderError(f"{path}: cannot be read: {error}") from error
+        if not weights:
+            raise RunFolderError(
+                f"{path}: holds no weights, because the run's method has no global model; for a "
+                "client's own: fedsim.analysis.replay.ModelSnapshot.of(run, client=0).network()"
+            )
+        return weights
 
 
 def _fault(frame: pd.DataFrame, keys: Sequence[str], scores: Sequence[str]) -> str | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from fedsim.errors import RunFolderError
-from fedsim.federation.checkpoint import Checkpoints
+from fedsim.errors import Damaged, FedsimWarning, RunFolderError
+from fedsim.federation.checkpoint import hash_of
 from fedsim.results.folder import Folder, RunFolder
 from fedsim.results.manifest import runs_below
 from fedsim.results.sweeps import open_folder
-from fedsim.results.tables import check_tables
+from fedsim.results.tables import check_progress, check_tables
 
 MOST_DAMAGED = 20  # files that are named
 
@@ -53,27 +54,59 @@ def verify(path: Path) -> Iterator[tuple[Path, list[str]]]:
     """
     folder = open_folder(path)
     if isinstance(folder, RunFolder):
-        yield folder.path, _damage_of_run(folder)
+        yield folder.path, damage_of_run(folder)
         return
     yield folder.path, [*folder.damage(), *_damage_of_study(folder)]
     done = (cell for cell in folder.manifest.get("cells", []) if cell["status"] == "finished")
     runs = {*runs_below(folder.path), *(folder.path / cell["folder"] for cell in done)}
     for run in sorted(runs):
         try:
-            yield run, _damage_of_run(RunFolder.open(run))
+            yield run, damage_of_run(RunFolder.open(run))
         except RunFolderError as error:
             yield run, [str(error)]
 
 
-def _damage_of_run(folder: RunFolder) -> list[str]:
-    weights = folder.path / "weights"
-    if not weights.is_dir():  # it broke off before its first round
+def damage_of_run(folder: RunFolder) -> list[str]:
+    """What is wrong with the folder of a run."""
+    if not (folder.path / "weights").is_dir():  # it broke off before its first round
         return folder.damage()
-    checkpoints = Checkpoints(weights, known=folder.manifest.get("checkpoints", ()))
-    # Of a finished run the tables have been merged, and have checksums of their own.
-    if "result_hash" in folder.manifest:
-        return [*folder.damage(), *checkpoints.damage()]
-    return [*folder.damage(), *checkpoints.damage(partial(check_tables, folder.path))]
+    checkpoints = folder.checkpoints()
+    # The tables of a finished run have been merged, and have checksums of their own.
+    check = check_progress if "result_hash" in folder.manifest else check_tables
+    found = folder.damage()
+    try:
+        check_end(folder)
+    except Damaged as damage:
+        found.append(str(damage))
+    found += checkpoints.damage(partial(check, folder.path))
+    if checkpoints.unnamed:
+        warnings.warn(
+            f"{folder.path}: checkpoints of an earlier version do not say which run they are of; "
+            "apart from its end, those of another run would not be noticed",
+            FedsimWarning,
+            stacklevel=2,
+        )
+    return list(dict.fromkeys(found))
+
+
+def check_end(folder: RunFolder) -> None:
+    """Insist that the last checkpoint of a finished run, if it is there, is its end.
+
+    Raises:
+        Damaged: it is of another run, or damaged.
+    """
+    checkpoints, expected = folder.checkpoints(), folder.manifest.get("result_hash")
+    for t in folder.manifest.get("checkpoints", ())[-1:]:
+        if expected is None or not checkpoints.path(t).exists():
+            continue
+        content = checkpoints.read(t)
+        check_progress(folder.path, t, content.progress)
+        found = hash_of(content.progress["ledger"]["chain"], content.state)
+        if found != expected:
+            raise Damaged(
+                f"{checkpoints.path(t)}: is not the end of this run: its result hash is {found}, "
+                f"and the run's is {expected}"
+            )
 
 
 def _damage_of_study(folder: Folder) -> list[str]:

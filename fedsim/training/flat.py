@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,13 @@ def representation(network: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
     found: Tensor = functional_call(features, inner, (x,))
     features.train(was_training)
     return found
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """A copy as an array, which has no bfloat16."""
+    tensor = tensor.detach()
+    wide = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return np.array(wide.cpu().numpy(), order="C")
 
 
 def _overruns(convolution: nn.Conv2d) -> bool:
@@ -114,8 +122,8 @@ class FlatModel:
     The vector holds the P trainable parameters first and then the buffers that belong to the
     weights (batch norm's running mean and variance). Loading a client's weights is one copy, an
     optimiser step one operation, and every method writes plain vector arithmetic. Frozen
-    parameters and buffers that the module does not save stay in place and are never sent: a
-    module must not keep anything of a client in them.
+    parameters, integer buffers and buffers that the module does not save are never sent, and the
+    same for all weights: a module must not keep anything of a client in them.
 
     Args:
         module: moved to `device`; its parameters and buffers are replaced by views, and its
@@ -135,9 +143,8 @@ class FlatModel:
         self.device = device
         parameters = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         saved = self.module.state_dict()
-        buffers = [
-            (n, b) for n, b in self.module.named_buffers() if n in saved and b.is_floating_point()
-        ]
+        kept = [(n, b) for n, b in self.module.named_buffers() if n in saved]
+        buffers = [(n, b) for n, b in kept if b.is_floating_point()]
         self.num_parameters = sum(p.numel() for _, p in parameters)
         self.size = self.num_parameters + sum(b.numel() for _, b in buffers)
         self.shapes = {n: tuple(t.shape) for n, t in itertools.chain(parameters, buffers)}
@@ -151,12 +158,12 @@ class FlatModel:
         self.gradients = [gradients[name] for name, _ in parameters]
         for name, parameter in parameters:
             parameter.data = views[name]
-        for name, _ in buffers:
-            owner, _, attribute = name.rpartition(".")
-            self.module.get_submodule(owner)._buffers[attribute] = views[name]
-        self._counters = [
-            b for n, b in self.module.named_buffers() if n in saved and not b.is_floating_point()
-        ]
+        replaced = {id(buffer): views[name] for name, buffer in buffers}
+        for owner in self.module.modules():  # several may share one buffer
+            shared = {n: replaced[id(b)] for n, b in owner._buffers.items() if id(b) in replaced}
+            owner._buffers.update(shared)
+        # Batch norm's count of batches, masks, positions; and their initial values.
+        self._integers = [(b, b.clone()) for _, b in kept if not b.is_floating_point()]
         self._modules = list(self.module.modules())
         self._among: _Among | None = None
         self._takes_channels_last: bool | None = None  # not tried yet
@@ -166,9 +173,18 @@ class FlatModel:
         """Views of a vector of `size` (or, without the buffers, of P) entries, by layer name."""
         return named(self.shapes, vector)
 
-    def named_arrays(self, vector: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """The layers of a vector in main memory, as arrays."""
-        return {name: layer.numpy() for name, layer in self.named(torch.tensor(vector)).items()}
+    def named_arrays(self, vector: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """The network's state dict with the weights of a vector, as arrays.
+
+        First the layers of the vector, in its order; then the rest: frozen parameters, integer
+        buffers, further names of shared layers.
+        """
+        before = self.vector.clone()
+        self.load(torch.tensor(vector))
+        found = {n: t for n, t in self.module.state_dict().items() if isinstance(t, Tensor)}
+        arrays = {name: _array(found[name]) for name in {**self.shapes, **found}}
+        self.vector.copy_(before)
+        return arrays
 
     def part(self, name: str) -> slice:
         """Where the parameters of a submodule (`head`, `features.0`) lie in the vector.
@@ -201,10 +217,10 @@ class FlatModel:
         return torch.cat(own, out=self._gradient), list(parts[len(self.leaves) :])
 
     def load(self, weights: Tensor) -> None:
-        """Take (size,) weights. Integer buffers (batch counts) start again at zero."""
+        """Take (size,) weights. Integer buffers (batch counts) get their initial values."""
         self.vector.copy_(weights)
-        for counter in self._counters:
-            counter.zero_()
+        for buffer, initial in self._integers:
+            buffer.copy_(initial)
 
     def arranged(self, x: Tensor) -> Tensor:
         """Inputs in the memory layout in which training is fastest.

@@ -20,20 +20,13 @@ def load_weights(path: Path, network: nn.Module) -> None:
 
     Args:
         path: safetensors, such as a run's `weights/final.safetensors`, or a state dict saved by
-            `torch.save`, with the network's names of layers. Frozen parameters and integer buffers
-            may be missing; they stay as they are.
+            `torch.save`, with the network's names of layers. Of layers that share their weights
+            one is enough, and batch norm's count of batches may be missing.
 
     Raises:
         DataError: the file cannot be read, or its layers are not those of the network.
     """
-    found, known = _read(path), network.state_dict()
-    needed = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-    needed += [n for n, b in network.named_buffers() if n in known and b.is_floating_point()]
-    for name in needed:
-        if name not in found:
-            raise DataError(
-                f"{path}: lacks the model's layer '{name}'; it has {', '.join([*found][:3])}"
-            )
+    found, known = _read(path), _layers(network.state_dict())
     for name, layer in found.items():
         if name not in known:
             raise DataError(f"{path}: the model has no layer '{name}'")
@@ -42,9 +35,23 @@ def load_weights(path: Path, network: nn.Module) -> None:
                 f"{path}: '{name}' has shape {tuple(layer.shape)}, but the model's has "
                 f"{tuple(known[name].shape)}"
             )
-        if not bool(torch.isfinite(layer).all()):
+        if layer.is_floating_point() != known[name].is_floating_point():
+            raise DataError(
+                f"{path}: '{name}' is of {layer.dtype}, but the model's of {known[name].dtype}"
+            )
+        if not bool((torch.isfinite(layer) | (layer == known[name])).all()):  # a mask may be -inf
             raise DataError(f"{path}: '{name}' has NaN or infinite weights")
-    network.load_state_dict(found, strict=False)
+    given = {known[name].data_ptr() for name in found if known[name].numel()}
+    for name in network.load_state_dict(found, strict=False).missing_keys:
+        if name not in known or known[name].data_ptr() not in given:
+            has = f"it has {', '.join([*found][:3])}" if found else "it has none"
+            raise DataError(f"{path}: lacks the model's layer '{name}'; {has}")
+    for name, layer in found.items():
+        if not torch.equal(known[name], layer.to(known[name])):
+            raise DataError(
+                f"{path}: '{name}' shares its weights with another layer of the model, but "
+                "has other ones in the file"
+            )
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
@@ -60,7 +67,11 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise DataError(f"{path}: is not a state dict, or contains more than tensors") from error
     except (OSError, SafetensorError, RuntimeError, ValueError, EOFError) as error:
         raise DataError(f"{path}: cannot be read as weights: {in_one_line(error)}") from error
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+    if not isinstance(found, Mapping) or len(layers := _layers(found)) < len(found):
         raise DataError(f"{path}: is not a state dict (tensors by layer name)")
-    layers: Mapping[str, Tensor] = found
     return layers
+
+
+def _layers(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state dict, which may hold a module's extra state besides."""
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}

@@ -29,7 +29,7 @@ OF_RULES = ["openfl_xai", "local_rules"]
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """The model of each client after each round, noted down as runs go on, by client and round."""
+    """What each client trained in each round, noted down as runs go on, by client and round."""
     noted: Seen = {}
     run_client = Worker._run_client
 
@@ -44,7 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Client, "__init__", note)
             run_client(self, id, call, *rest)
-        own = self.context.spec.functions.own_model(made[-1])
+        own = made[-1].trained
         if own is not None:
             vectors = vectors_of(own)
             noted[id, call.round] = {k: np.array(v, copy=True) for k, v in vectors.items()}
@@ -75,7 +75,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> dict[int, State]:
 
 
 def client_model(run: Run, k: int, after: int | None = None) -> tuple[ClientModel, Replay]:
-    models, again = client_models(run, [k], after)
+    models, again = client_models(run, [k], after, of="cohort")
     return models[k], again
 
 
@@ -116,7 +116,7 @@ def test_clients_and_server_after_every_round(
         assert len(before) >= 4
         for t in {t for _, t in (min(before), max(before, key=lambda seen: seen[1]))}:
             cohort = [k for k, r in before if r == t]
-            models, again = client_models(done, cohort, t)
+            models, again = client_models(done, cohort, t, of="cohort")
             assert again.after == t
             for k in cohort:
                 assert_same(models[k], before[k, t])
@@ -198,7 +198,7 @@ def test_a_model_is_as_it_was_before_it_was_tested(finish: Finish, seen: Seen) -
     )
     before = dict(seen)
     for t in (2, 3):
-        models, again = client_models(done, [1], t)
+        models, again = client_models(done, [1], t, of="cohort")
         assert_same(models[1], before[1, t])
     again.go_on()
     assert_same(models[1], before[1, 3])  # nobody watches any more
@@ -223,7 +223,7 @@ def test_documents_and_tasks(finish: Finish, seen: Seen, name: str) -> None:
     )
     before = dict(seen)
     for t in (2, 3):
-        models, _ = client_models(done, [0, 2], t)
+        models, _ = client_models(done, [0, 2], t, of="cohort")
         for k, own in models.items():
             assert_same(own, before[k, t])
 
@@ -268,7 +268,7 @@ def test_a_personal_model_is_asked_for_out_of_its_rounds(finish: Finish) -> None
         with pytest.raises(BadInput, match=f"there is no round {after}; it has 4"):
             client_models(done, [k], after)
     with pytest.raises(BadInput, match=f"client {k} was not trained in round 1; it did"):
-        client_models(done, [k], 1)
+        client_models(done, [k], 1, of="cohort")
     then, _ = client_models(done, [k], t)
     at_the_end, _ = client_models(done, [k])
     assert_same(then[k], at_the_end[k])  # kept as it was

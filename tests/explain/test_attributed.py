@@ -127,7 +127,7 @@ class TestDocuments:
         )
         code, text, _ = say("explain", str(done.path), "--client", "1", "--row", "3")
         assert code == 0
-        title = "client 1's model after round 2, for its task 1 (positive), occlusion:"
+        title = "client 1's personal model after round 2, for its task 1 (positive), occlusion:"
         told = f"{title}\n(baseline: the document without the word)\n\nrow 3: predicted positive"
         assert text.startswith(told)
         code, _, complaint = say("explain", str(done.path), "--row", "3")

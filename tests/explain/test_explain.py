@@ -193,7 +193,8 @@ def test_a_clients_own_rules(say: Say, name: str) -> None:
     done = learn(method={"name": name})
     code, text, _ = say("explain", str(done.path), "--client", "2", "--row", "7")
     assert code == 0
-    assert text.startswith("client 2's model after round 1:\n")
+    kind = "personal " if name == "local_rules" else ""
+    assert text.startswith(f"client 2's {kind}model after round 1:\n")
     base = ModelSnapshot.of(done, client=2).explain(RulesExplainer())
     assert isinstance(base, RuleBase)
     first = base.rows()[0]

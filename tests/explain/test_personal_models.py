@@ -67,7 +67,10 @@ def test_what_there_is_not(say: Say) -> None:
     done = personal(Path("runs"), train={"rounds": 1, "participation": 0.1})
     (here,) = done.clients["client"].unique()
     other = (here + 1) % 10
-    code, _, error = say("explain", str(done.path), "--client", str(other))
+    code, text, _ = say("explain", str(done.path), "--client", str(other))
+    assert code == 0  # it would predict with the global model
+    assert text.startswith(f"client {other}'s personal model after round 1")
+    code, _, error = say("explain", str(done.path), "--client", str(other), "--of", "cohort")
     assert (code, error) == (2, f"error: client {other} was not trained in any round\n")
     code, _, error = say("explain", str(done.path), "--client", "10")
     assert (code, error) == (2, "error: there is no client 10; there are 10, counted from 0\n")

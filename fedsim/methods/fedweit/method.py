@@ -255,7 +255,7 @@ class FedWeIT(Method[FedWeITState]):
             self.begin_task(client, base, foreign)
         memory["base"] = base
         self.learn(client)
-        client.trained = memory["base"]
+        client.trained = self.own_model(client)
         return Update(base=memory["base"])
 
     def begin_task(self, client: Client, base: Tensor, foreign: Mapping[str, Any]) -> None:
@@ -396,6 +396,9 @@ class FedWeIT(Method[FedWeITState]):
     @property
     def stackable(self) -> bool:
         return False
+
+    def for_own_models(self, fed: Federation, state: FedWeITState) -> dict[str, Any]:
+        return {}
 
     def own_model(self, client: Client) -> TaskNetwork | None:
         """(client) Its network for its latest task."""
