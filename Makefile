@@ -16,7 +16,13 @@ test: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 || tests=$$?; \
 	wait $$mypy || types=$$?; cat $$report; rm $$report; exit $$((tests | types))
 
+# In words that old Pythons, from 2.7 on, understand as well.
+CHECK := import sys; sys.version_info >= (3, 11, 4) or sys.exit("error: fedsim needs Python \
+3.11.4 or newer, and %s is Python %d.%d.%d; name another (and delete \
+an old $(VENV)): make quickstart PYTHON=python3.11" % ((sys.executable,) + sys.version_info[:3]))
+
 $(VENV)/installed: pyproject.toml constraints.txt
+	@for python in $(PYTHON) $(wildcard $(BIN)/python); do $$python -c '$(CHECK)' || exit; done
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.data import Dataset
 from fedsim.errors import ExperimentError
@@ -448,7 +450,7 @@ class Lrp(Attribution):
 
     Source: Bach et al. (PLoS ONE 2015) for ε, z⁺; Montavon et al. (Pattern Recognition 2017;
     LNCS 11700, 2019) for box, γ and composites; FedXDS for `epsilon_plus_flat`.
-    Zennit's merge leaves each batch norm dividing by √(1 + eps); here it divides by 1.
+    Batch norm is merged by fedsim, so that results do not depend on Zennit's version.
     """
 
     differentiates: ClassVar[bool] = True
@@ -513,6 +515,7 @@ class Lrp(Attribution):
             return _one_hot(logits, y).amax(0, keepdim=True).expand_as(logits)
         return _contrast(self.target, self.name, logits, y) * logits
 
+    @torch.no_grad()
     def _canonised(self, network: nn.Module) -> nn.Module:
         """A copy in evaluation mode, with batch norm merged and sums converted to modules.
 
@@ -521,7 +524,6 @@ class Lrp(Attribution):
         """
         canonizers, torchvision = _zennit("canonizers"), _zennit("torchvision")
         steps = [
-            canonizers.SequentialMergeBatchNorm(),
             canonizers.AttributeCanonizer(_block_with_sum),
             torchvision.ResNetBottleneckCanonizer(),
             torchvision.ResNetBasicBlockCanonizer(),
@@ -529,17 +531,18 @@ class Lrp(Attribution):
         if self.canonizer is not None:
             steps.append(_own_canonizer(self.canonizer))
         for name, module in network.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+            if isinstance(module, _BatchNorm) and (
                 module.weight is None or module.running_mean is None
             ):
                 what = "batch norm without weights or without running statistics cannot be merged"
                 self._refuse(name, module, what)
         canonised = copy.deepcopy(network).eval()
-        merged = []
+        _merge_batch_norm(canonised)
+        merged = []  # by the user's canonizer
         for step in steps:
             for done in step.apply(canonised):
                 if isinstance(done, canonizers.MergeBatchNorm):
-                    done.batch_norm.eps = 0  # now the identity
+                    done.batch_norm.eps = 0  # the identity, whatever Zennit's version
                     merged.append(done.batch_norm)
         canonised.requires_grad_(False)
         self._refuse_unknown(canonised, merged)
@@ -551,7 +554,7 @@ class Lrp(Attribution):
         for name, module in canonised.named_modules():
             if isinstance(module, known):
                 continue
-            if isinstance(module, types.BatchNorm):
+            if isinstance(module, _BatchNorm):
                 if not any(module is other for other in merged):
                     what = "batch norm can be merged only into a convolution or linear layer "
                     self._refuse(name, module, what + "defined right before it")
@@ -694,6 +697,30 @@ def _own_canonizer(name: str) -> Any:
             {"name": name, "type": type(made).__name__},
         )
     return made
+
+
+def _merge_batch_norm(network: nn.Module) -> None:
+    """Merge each batch norm into the layer defined right before it; an identity replaces it."""
+    types = _zennit("types")
+    leaves: list[tuple[str, Any]] = [
+        leaf for leaf in network.named_modules() if next(leaf[1].children(), None) is None
+    ]
+    for (_, layer), (name, norm) in itertools.pairwise(leaves):
+        merges = isinstance(norm, _BatchNorm) and isinstance(layer, types.Linear)
+        outputs = getattr(layer, "out_channels", getattr(layer, "out_features", None))
+        if not merges or norm.num_features != outputs:
+            continue
+        scale = norm.weight / (norm.running_var + norm.eps) ** 0.5
+        bias = 0 if layer.bias is None else layer.bias
+        weight, ones = layer.weight, [1] * (layer.weight.dim() - 2)
+        if isinstance(layer, types.ConvolutionTranspose):  # (inputs, outputs of a group, ...)
+            weight = weight.unflatten(0, (layer.groups, -1))
+            weight = (weight * scale.view(layer.groups, 1, -1, *ones)).flatten(0, 1)
+        else:
+            weight = weight * scale.view(-1, 1, *ones)
+        layer.weight = nn.Parameter(weight)
+        layer.bias = nn.Parameter((bias - norm.running_mean) * scale + norm.bias)
+        network.set_submodule(name, nn.Identity())
 
 
 def _block_with_sum(name: str, module: nn.Module) -> dict[str, Any] | None:

@@ -150,6 +150,11 @@ def own_canonizer() -> Any:
     return canonizers.AttributeCanonizer(with_sum)
 
 
+def merging_canonizer() -> Any:
+    canonizers = importlib.import_module("zennit.canonizers")
+    return canonizers.NamedMergeBatchNorm([(["layers.1"], "layers.0")])
+
+
 def no_canonizer() -> int:
     return 3
 
@@ -541,6 +546,51 @@ class TestLrp:
                 Lrp()._canonised(net)(x.double()), net(x.double()), rtol=1e-9, atol=1e-9
             )
 
+    @pytest.mark.parametrize(
+        ("layer", "norm", "shape"),
+        [
+            (nn.Linear(4, 6), nn.BatchNorm1d(6), (4,)),
+            (nn.Linear(4, 6, bias=False), nn.SyncBatchNorm(6), (4,)),
+            (nn.Conv1d(4, 6, 2), nn.BatchNorm1d(6), (4, 5)),
+            (nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.BatchNorm2d(6), (4, 5, 5)),
+            (nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3, eps=0.1), (2, 3, 3, 3)),
+            (nn.ConvTranspose1d(4, 6, 2), nn.BatchNorm1d(6), (4, 5)),
+            (nn.ConvTranspose2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), (4, 3, 3)),
+            (nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), (4, 3, 3)),
+        ],
+    )
+    def test_batch_norm_is_merged_without_zennit(
+        self,
+        layer: nn.Module,
+        norm: nn.Module,
+        shape: tuple[int, ...],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Its versions differ: 0.5 leaves √(1 + eps), 1.0 keeps parameters unmerged."""
+        canonizers = importlib.import_module("zennit.canonizers")
+        monkeypatch.delattr(canonizers, "SequentialMergeBatchNorm")
+        monkeypatch.delattr(canonizers.MergeBatchNorm, "merge_batch_norm")
+        generator = torch.Generator().manual_seed(0)
+        for values in (*norm.parameters(), norm.running_mean, norm.running_var):
+            values.data.uniform_(0.5, 2, generator=generator)
+        net = nn.Sequential(layer, norm, nn.ReLU()).double().eval()
+        x = torch.rand((3, *shape), generator=generator, dtype=torch.float64) - 0.5
+        merged = Lrp()._canonised(net)
+        assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in merged.modules())
+        torch.testing.assert_close(merged(x), net(x), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_a_users_canonizer_merges_what_is_defined_elsewhere(self, bias: bool) -> None:
+        norm = nn.BatchNorm1d(4)
+        norm.running_mean.fill_(1.0)
+        layers = norm, nn.Linear(4, 4, bias=bias), nn.ReLU(), nn.Linear(4, 2)
+        net = Backwards(*layers, order=(1, 0, 2, 3))
+        x, y = examples((4,), 5)
+        chosen = Lrp(composite="epsilon", canonizer=f"{__name__}:merging_canonizer")
+        found = chosen.relevance(net, x, y % 2, rng())
+        expected = GradientXInput().relevance(net, x, y % 2, rng())
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
     @pytest.mark.parametrize("composite", COMPOSITES)
     @pytest.mark.parametrize("block", ["BasicBlock", "Bottleneck"])
     def test_of_torchvisions_residual_networks(self, block: str, composite: str) -> None:
@@ -699,6 +749,7 @@ class TestRefusals:
             (nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), "layer 0 (Embedding)"),
             (Classifier(nn.Sequential(nn.GRU(4, 4)), nn.Linear(4, 2)), "layer features.0 (GRU)"),
             (nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)), "layer 0 (BatchNorm2d)"),
+            (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(3)), "layer 1 (BatchNorm1d)"),
             (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)), "(BatchNorm1d)"),
             (
                 nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
