@@ -34,7 +34,7 @@ from fedsim.federation import (
     cohort_size,
     limit_threads,
 )
-from fedsim.modules import search_here_last
+from fedsim.modules import enter
 from fedsim.prepare import prepare
 from fedsim.progress import RunProgress
 from fedsim.records import facts, hashes
@@ -297,8 +297,9 @@ class Driver:
         actors: int,
         data: list[Any],
         variables: Mapping[str, str],
+        folder: str,
     ) -> None:
-        search_here_last()
+        enter(folder)
         # References in a list are not resolved by Ray and can be passed on.
         self._path, self._setup, self._actors, self._data = path, spec, actors, data
         os.environ.update(variables)
@@ -340,7 +341,7 @@ def _on_ray(
     data = [ray.put(dataset), ray.put(splits)]
     deaths, furthest = 0, 0
     while True:
-        driver = driver_actor.remote(folder.path, spec, actors, data, environment())
+        driver = driver_actor.remote(folder.path, spec, actors, data, environment(), os.getcwd())
         process: psutil.Process | None = None
         try:
             events = driver.run.options(num_returns="streaming").remote()

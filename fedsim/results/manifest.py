@@ -108,7 +108,6 @@ class RunManifest(Manifest):
         halved: after which round there was no memory for more, and how many it had been.
         checkpoints: the rounds after which there are some.
         session: of the search or grid in which it failed last.
-        hopeless: it failed as all trials of its search would.
         last: what a trial that was stopped early had come to.
         stopped_after: the round after which early stopping ended it.
         continues: the run from whose end it went on: its `folder`, `round` and `result_hash`.
@@ -132,7 +131,6 @@ class RunManifest(Manifest):
     mlflow_run: str = ""
     wandb_run: str = ""
     session: str = ""
-    hopeless: bool = False
     last: dict[str, float] = {}
     stopped_after: Count | None = None
     continues: dict[str, str | int] | None = None
@@ -154,20 +152,29 @@ class Cell(BaseModel):
     error: str | None = None
 
 
-class GridManifest(Manifest):
-    """What is known of a grid besides."""
+class SweepManifest(Manifest):
+    """What is known of a grid or a search besides.
+
+    Args:
+        started_in: the folder of the command, which relative paths in its experiment start from.
+    """
 
     name: str
+    started_in: str = ""
+
+
+class GridManifest(SweepManifest):
+    """What is known of a grid besides."""
+
     axes: list[str]
     baseline: dict[str, Any] | None = None
     target: float | None = None
     cells: list[Cell] = []
 
 
-class SearchManifest(Manifest):
+class SearchManifest(SweepManifest):
     """What is known of a search besides."""
 
-    name: str
     objectives: dict[str, Literal["max", "min"]]
     space: list[str]
 
