@@ -337,17 +337,7 @@ class Experiment(Config):
             ExperimentError: the experiment is invalid; the message has a line for each mistake and
                 its place.
         """
-        sheet = RawConfig.read(path, overrides)
-        for section, what, command in (
-            ("grid", "a grid of experiments", "grid"),
-            ("search", "a search", "tune"),
-        ):
-            if section in sheet.content:
-                raise ExperimentError(
-                    f"{sheet.where((section,))}: this file has {what}; run it with: "
-                    f"fedsim {command} {path}"
-                )
-        return sheet.build(cls)
+        return cls._of(RawConfig.read(path, overrides), "this file", "fedsim ", f" {path}")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Experiment:
@@ -356,7 +346,38 @@ class Experiment(Config):
         Raises:
             ExperimentError: the experiment is invalid; the message has a line for each mistake.
         """
-        return RawConfig(content).build(cls)
+        return cls._of(RawConfig(content), "this dict", "fedsim.", "(...)")
+
+    @classmethod
+    def _of(cls, sheet: RawConfig, given: str, before: str, after: str) -> Experiment:
+        for section, what, command in (
+            ("grid", "a grid of experiments", "grid"),
+            ("search", "a search", "tune"),
+        ):
+            if section in sheet.content:
+                raise ExperimentError(
+                    f"{sheet.where((section,))}: {given} has {what}; run it with: "
+                    f"{before}{command}{after}"
+                )
+        return sheet.build(cls)
+
+    @classmethod
+    def of(cls, given: Experiment | str | Path | Mapping[str, Any]) -> Experiment:
+        """An experiment as it is, from a file, or from nested dicts.
+
+        Raises:
+            TypeError: it is none of these.
+            ExperimentError: the experiment is invalid.
+        """
+        if isinstance(given, Experiment):
+            return given
+        if isinstance(given, str | Path):
+            return cls.load(given)
+        if isinstance(given, Mapping):
+            return cls.from_dict(given)
+        raise TypeError(
+            f"an experiment must be an Experiment, a file or a dict of sections, not {given!r}"
+        )
 
     def __str__(self) -> str:
         return self.to_yaml()

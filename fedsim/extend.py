@@ -38,7 +38,7 @@ def extend(
     from the start, unless learning rates depend on the number of rounds (`train.schedule`).
 
     Args:
-        run: the finished run, or its folder.
+        run: the finished run, or its folder (`runs/NAME` means the latest).
         overrides: `train.rounds=200`, or a dict of values by `section.key`. Besides the number of
             rounds, `name`, `engine`, `checkpoint`, `loggers` and `evaluate.every` may change.
         out: parent folder of the new run, `<out>/<name>/<id>`.
@@ -56,7 +56,7 @@ def extend(
         >>> len(longer.rounds) == 2 * len(run.rounds)
         True
     """
-    old = RunFolder.open(run.path if isinstance(run, Run) else run)
+    old = RunFolder.open(Run.of(run).path)
     damage = old.damage()
     if old.manifest["status"] != "finished" or damage:
         why = damage[0] if damage else f"{old.path}: the run is {old.manifest['status']}"

@@ -50,7 +50,7 @@ MAX_DRIVER_DEATHS = 3  # in a row, without progress between them
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | str | Path | Mapping[str, Any],
     out: str | Path = "runs",
     progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[Run], None] = lambda _: None,
@@ -58,7 +58,8 @@ def run(
     """Run an experiment from the beginning.
 
     Args:
-        experiment: the experiment to run.
+        experiment: the experiment to run: an `Experiment`, an experiment file, or its content as
+            nested dicts, which may hold objects as `Experiment` takes them.
         out: parent folder; the run is written to `<out>/<name>/<id>`.
         progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A
             function is called with the record of each round (a row of `Run.rounds`, as a dict) and
@@ -73,6 +74,7 @@ def run(
         BadInput: the experiment is invalid; nothing was started or written.
         RunError: the run failed; its folder can be resumed.
     """
+    experiment = Experiment.of(experiment)
     engine = experiment.engine
     if engine.kind == "local" and engine.actors != "auto":
         warnings.warn(

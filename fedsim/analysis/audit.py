@@ -148,7 +148,8 @@ class PrivacyAudit:
         BadInput: the run is not finished or has no global classifier, or its data has changed.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run | str | Path) -> None:
+        run = Run.of(run)
         self.experiment = run.experiment
         again = replay(run)
         self.fed, self.state = again.fed, again.state
@@ -623,7 +624,7 @@ class Audit:
 
 
 def audit(
-    run: Run,
+    run: Run | str | Path,
     explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None = None,
     *,
     shadows: int = 0,
@@ -633,7 +634,7 @@ def audit(
     """Attack a finished run: membership inference, and reconstruction of images.
 
     Args:
-        run: a run of a method with a global classifier.
+        run: a run of a method with a global classifier, or its folder.
         explainers: explainers whose explanations are also attacked. Names
             (`fedsim list explainers`) get their settings from the run's `explain` section, if they
             are listed there. By default the explainers of that section; an empty sequence for
@@ -662,7 +663,7 @@ def audit(
         (4, 6)
     """
     with LineProgress(progress) as tell:
-        return _audit(run, explainers, shadows, noise, tell)
+        return _audit(Run.of(run), explainers, shadows, noise, tell)
 
 
 def _audit(

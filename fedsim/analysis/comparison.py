@@ -99,7 +99,7 @@ def compare(*runs: Run | str | Path) -> Comparison:
 
     Args:
         runs: at least two, as `Run` objects or as folders; the folder of a grid or a search counts
-            as all its runs.
+            as all its runs, and one above (`runs/NAME`) as the latest below it.
 
     Raises:
         BadInput: there are fewer than two different runs, or a folder holds no results.
@@ -122,7 +122,7 @@ def compare(*runs: Run | str | Path) -> Comparison:
     """
     found: dict[Path, Run] = {}
     for given in runs:
-        for run in [given] if isinstance(given, Run) else _runs_in(Path(given)):
+        for run in [given] if isinstance(given, Run) else _runs_in(given):
             found.setdefault(run.path, run)
     if len(found) < 2:
         raise BadInput("give at least two different runs to compare")
@@ -135,7 +135,7 @@ def compare(*runs: Run | str | Path) -> Comparison:
     )
 
 
-def _runs_in(path: Path) -> list[Run]:
+def _runs_in(path: str | Path) -> list[Run]:
     folder = open_folder(path)
     if isinstance(folder, RunFolder):
         return [Run(folder)]

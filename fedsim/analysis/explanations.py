@@ -98,7 +98,7 @@ class Explanations:
 
 
 def explanations(
-    run: Run,
+    run: Run | str | Path,
     explainer: str | Explainer | None = None,
     *,
     client: Numbers | None = None,
@@ -117,7 +117,7 @@ def explanations(
     method or partition has an explainer for that, else the last global model is explained.
 
     Args:
-        run: a finished run.
+        run: a finished run, or its folder.
         explainer: a name (`fedsim list explainers`), `package.module:Name` of your own, or an
             Explainer. By default the explainer that suits the run's method or model.
         client: client, or sequence of clients, whose model is explained (for explanations of a
@@ -149,6 +149,7 @@ def explanations(
         >>> [path.name for path in found.save(folder / "pictures")]
         ['occlusion-client-3-round-1-rows-0-7.png']
     """
+    run = Run.of(run)
     clients, times, rows = _several(client), _several(after), _several(row)
     ways = sum(way is not None for way in (input, text, rows or None))
     if ways > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def predictions(run: Run, client: int | None = None, after: int | None = None) -> pd.DataFrame:
+def predictions(
+    run: Run | str | Path, client: int | None = None, after: int | None = None
+) -> pd.DataFrame:
     """The predictions of the global model, or a client's model, for the test set.
 
     The model is read from the run's saved weights, and the test set is loaded from the run's data
@@ -29,7 +32,7 @@ def predictions(run: Run, client: int | None = None, after: int | None = None) -
     not keep.
 
     Args:
-        run: a finished run.
+        run: a finished run, or its folder.
         client: the client whose model is used; None for the global model.
         after: use the model after this round; by default the last.
 

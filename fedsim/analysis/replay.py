@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -185,7 +186,7 @@ def _kept(experiment: Experiment, client: Client) -> ClientModel | None:
 
 
 def replay(
-    run: Run,
+    run: Run | str | Path,
     after: int | None = None,
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
@@ -197,6 +198,7 @@ def replay(
     run did.
 
     Args:
+        run: the run, or its folder.
         after: a round, 0 for the start; by default the last one. Rounds are repeated from the
             latest checkpoint before it, or from the start, and compared with the run's records.
         on_round: called before each of these rounds.
@@ -206,6 +208,7 @@ def replay(
         BadInput: the run is not finished, its data has changed, there is no such round, or its
             result differs here.
     """
+    run = Run.of(run)
     run.result_hash  # noqa: B018  # raises if it is not finished
     experiment = run.experiment
     last = run.last_round
@@ -236,7 +239,7 @@ def replay(
 
 
 def client_models(
-    run: Run,
+    run: Run | str | Path,
     clients: Collection[int],
     after: int | None = None,
     on_round: OnRound = lambda t: None,
@@ -248,6 +251,7 @@ def client_models(
     methods with personal models, the model that it kept.
 
     Args:
+        run: a finished run, or its folder.
         after: a round in which all of these clients were trained, or any round for personal
             models; by default the last such round.
         on_round, dataset: as for `replay`.
@@ -255,6 +259,7 @@ def client_models(
     Raises:
         BadInput: as for `replay`; there is no such client; or one was not trained in that round.
     """
+    run = Run.of(run)
     for k in clients:
         insist_on_client(run, k)
     if after is not None:
@@ -316,7 +321,7 @@ class ModelSnapshot:
     @classmethod
     def of(
         cls,
-        run: Run,
+        run: Run | str | Path,
         client: int | None = None,
         after: int | None = None,
         on_round: OnRound = lambda t: None,
@@ -327,6 +332,7 @@ class ModelSnapshot:
         Raises:
             BadInput: as for these; or there is no global model.
         """
+        run = Run.of(run)
         if client is not None:
             return cls.of_clients(run, [client], after, on_round, dataset)[0]
         again = replay(run, after, on_round, dataset)
@@ -342,7 +348,7 @@ class ModelSnapshot:
     @classmethod
     def of_clients(
         cls,
-        run: Run,
+        run: Run | str | Path,
         clients: Collection[int],
         after: int | None = None,
         on_round: OnRound = lambda t: None,

@@ -57,7 +57,8 @@ def pack(folder: Path, path: Path | None = None) -> Archive:
         RunFolderError: the folder is damaged, not finished, or holds what is no regular file.
         RunError: the archive cannot be written.
     """
-    folder = Path(os.path.realpath(folder))  # which, unlike resolve, takes links in circles
+    # realpath, unlike resolve, takes links in circles.
+    folder = Path(os.path.realpath(manifests.meant(folder)))
     path = path or Path(f"{folder.name}.zip")
     if path.suffix != ".zip" or path.is_dir():
         raise BadInput(f"--out {path}: must be a .zip file")

@@ -216,6 +216,25 @@ def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
     return []
 
 
+def meant(path: str | Path, kind: str | None = None) -> Path:
+    """The folder of results that a path names: its own, or else the latest below it.
+
+    Args:
+        kind: of results; any if not given.
+
+    Raises:
+        TypeError: it is no path.
+        RunFolderError: there is no such folder.
+    """
+    if not isinstance(path, str | Path):
+        raise TypeError(f"a folder of results must be a str or a Path, not {path!r}")
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder.absolute()}: there is no such folder")
+    below = [] if is_at(folder) else latest_first(folder, kind)
+    return below[0] if below else folder
+
+
 def did_you_mean(folder: Path, kind: str | None = None) -> str:
     """«; did you mean <folder of the latest results below>?», for a message; empty without any."""
     found = latest_first(folder, kind)
@@ -249,10 +268,7 @@ def read(folder: Path, kind: str, schema: type[Manifest]) -> tuple[dict[str, Any
         except Damaged as damage:
             wrong.append(str(damage))
     if all(line.endswith("is missing") for line in wrong):
-        raise RunFolderError(
-            f"{folder}: not a {kind} folder (no readable {NAMES[0]} in it)"
-            f"{did_you_mean(folder, kind)}"
-        )
+        raise RunFolderError(f"{folder}: not a {kind} folder (no readable {NAMES[0]} in it)")
     raise Damaged(wrong[1] if wrong[0].endswith("is missing") else wrong[0])
 
 

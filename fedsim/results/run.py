@@ -62,8 +62,13 @@ class Run:
         self._folder = folder
 
     @classmethod
+    def of(cls, given: Run | str | Path) -> Run:
+        """A run as it is, or loaded from its folder, finished or not; see `open`."""
+        return given if isinstance(given, Run) else cls.open(given)
+
+    @classmethod
     def open(cls, path: str | Path) -> Run:
-        """Load a run from its folder, finished or not.
+        """Load a run from its folder, finished or not, or the latest below it (`runs/NAME`).
 
         Raises:
             RunFolderError: it is not the folder of a run, or was written by another version.

@@ -92,7 +92,8 @@ def resume(
     interruption. Of a grid or a search, only runs that are missing or failed are started.
 
     Args:
-        path: the folder of the run, grid or search.
+        path: the folder of the run, grid or search, or one above it (`runs/NAME`): the latest
+            below counts.
         progress: as for `fedsim.run`, `fedsim.grid` and `fedsim.tune`.
         on_start: called with the run, grid or search before work continues.
 
@@ -101,7 +102,8 @@ def resume(
             changed.
         RunError: it failed again.
     """
-    folder = open_folder(Path(path))
+    folder = open_folder(path)
+    path = folder.path
     if isinstance(folder, RunFolder):
         return launch.resume(path, progress, on_start)
     with LineProgress(progress) as shown:

@@ -105,8 +105,8 @@ class TrialFactory:
         label = ", ".join(
             f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
         )
-        config = RawConfig(self.content, folder=self.folder)
-        changed = config.changed(chosen, f"trial {label}")
+        sheet = RawConfig(self.content, folder=self.folder)
+        changed = sheet.changed(chosen, f"trial {label}")
         # Named by its values: if they are proposed again, after a crash or because there are few
         # choices, the trial reuses its run.
         folder = hashlib.sha256(words).hexdigest()[:12]
@@ -563,4 +563,5 @@ def _error_of(trial: Any) -> BaseException:
         error = ray.cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
     except Exception as unknown:  # of a class that cannot be unpickled here, or Tune's own
         return unknown
-    return getattr(error, "cause", None) or error
+    cause: BaseException = getattr(error, "cause", None) or error
+    return cause

@@ -1333,12 +1333,6 @@ def test_where_the_page_goes_by_default(
             "in it)",
         ),
         (
-            ["{grid}/.."],
-            2,
-            "{grid.parent}: not the folder of a run, a grid or a search (no readable "
-            "manifest.json in it); did you mean {grid}?",
-        ),
-        (
             ["{run}", "--out", "{tmp}/nowhere/x.html"],
             1,
             "{tmp}/nowhere/x.html: cannot be written: No such file or directory",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedsim import atomic
 from fedsim.errors import Damaged, RunError
+from fedsim.results.manifest import meant
 
 if TYPE_CHECKING:  # it imports pandas and matplotlib, which take long
     from fedsim.results.report.html import Report
@@ -32,7 +33,8 @@ def report(
     """Write a report: one web page with the curves, tables and settings of runs.
 
     Args:
-        folders: folders of runs, grids and searches; several are compared.
+        folders: folders of runs, grids and searches, or one above (`runs/NAME`): the latest below
+            counts. Several are compared.
         out: path of the page. By default `report.html`, in the folder if there is only one.
         rows, columns: the two axes of a results table such as methods × α, given by key
             (`partition.alpha`), symbol (`α`) or last part (`alpha`). By default, the axes of a
@@ -61,6 +63,7 @@ def report(
     """
     from fedsim.results.report.html import Report
 
+    folders = tuple(map(meant, folders))
     page = Path(out or Path(folders[0] if len(folders) == 1 else "", "report.html"))
     found = Report(folders, rows, columns)
     if watch and found.compared.unfinished:
