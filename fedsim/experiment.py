@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.adversaries import Adversaries
 from fedsim.aggregators import Aggregator, aggregators
+from fedsim.arguments import checked
 from fedsim.codecs import Codec, codecs
 from fedsim.config_file import RawConfig
 from fedsim.data import Partition, Source, datasets, partitions
@@ -323,6 +324,7 @@ class Experiment(Config):
             )
 
     @classmethod
+    @checked
     def load(
         cls, path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
     ) -> Experiment:
@@ -340,6 +342,7 @@ class Experiment(Config):
         return cls._of(RawConfig.read(path, overrides), "this file", "fedsim ", f" {path}")
 
     @classmethod
+    @checked
     def from_dict(cls, content: Mapping[str, Any]) -> Experiment:
         """Create an experiment from nested dicts with the structure of an experiment file.
 
@@ -362,22 +365,16 @@ class Experiment(Config):
         return sheet.build(cls)
 
     @classmethod
+    @checked
     def of(cls, given: Experiment | str | Path | Mapping[str, Any]) -> Experiment:
         """An experiment as it is, from a file, or from nested dicts.
 
         Raises:
-            TypeError: it is none of these.
             ExperimentError: the experiment is invalid.
         """
         if isinstance(given, Experiment):
             return given
-        if isinstance(given, str | Path):
-            return cls.load(given)
-        if isinstance(given, Mapping):
-            return cls.from_dict(given)
-        raise TypeError(
-            f"an experiment must be an Experiment, a file or a dict of sections, not {given!r}"
-        )
+        return cls.from_dict(given) if isinstance(given, Mapping) else cls.load(given)
 
     def __str__(self) -> str:
         return self.to_yaml()

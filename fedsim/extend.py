@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from fedsim.arguments import checked
 from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
@@ -24,6 +25,7 @@ from fedsim.simulate import TABLES, Progress
 CHANGEABLE = ("name", "engine", "checkpoint", "loggers", "train.rounds", "evaluate.every")
 
 
+@checked
 def extend(
     run: Run | str | Path,
     overrides: Sequence[str] | Mapping[str, Any],

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from fedsim.arguments import checked
 from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.connection import planned_actors
 from fedsim.cluster.placement import node_is_lost, starting
@@ -49,6 +50,7 @@ KILLED = 2.0  # seconds that a killed driver may take to end
 MAX_DRIVER_DEATHS = 3  # in a row, without progress between them
 
 
+@checked
 def run(
     experiment: Experiment | str | Path | Mapping[str, Any],
     out: str | Path = "runs",

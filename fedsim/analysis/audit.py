@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from fedsim import atomic
 from fedsim.analysis.replay import ModelSnapshot, replay
+from fedsim.arguments import checked
 from fedsim.data.subset import Indices
 from fedsim.errors import BadInput, ExperimentError, RunFolderError
 from fedsim.explain.explainer import FeatureExplainer
@@ -623,6 +624,7 @@ class Audit:
             return as_html("", pictures, self.membership, self.reconstruction)
 
 
+@checked
 def audit(
     run: Run | str | Path,
     explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None = None,

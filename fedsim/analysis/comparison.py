@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.arguments import checked
 from fedsim.config_file import RawConfig, flat
 from fedsim.errors import BadInput
 from fedsim.records import VARYING
@@ -94,6 +95,7 @@ def _texts(key: str, values: pd.Series[Any]) -> list[str]:
     return [*pd.Series(texts, known.index, dtype=object).reindex(values.index, fill_value="–")]
 
 
+@checked
 def compare(*runs: Run | str | Path) -> Comparison:
     """Compare runs: their experiments, environments and results.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from fedsim.analysis.replay import ModelSnapshot, explain_run, usual_inputs
+from fedsim.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
@@ -97,6 +98,7 @@ class Explanations:
             return as_html(self.text(), self.save(folder), self.frame)
 
 
+@checked
 def explanations(
     run: Run | str | Path,
     explainer: str | Explainer | None = None,

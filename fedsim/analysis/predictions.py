@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.analysis.replay import ModelSnapshot
+from fedsim.arguments import checked
 from fedsim.federation.context import TEST_SHARD
 from fedsim.models import RuleModel
 from fedsim.objectives.metrics import probabilities
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@checked
 def predictions(
     run: Run | str | Path, client: int | None = None, after: int | None = None
 ) -> pd.DataFrame:

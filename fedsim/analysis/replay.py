@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.arguments import checked
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.errors import FedsimWarning, RunFolderError
 from fedsim.experiment import Experiment
@@ -185,6 +186,7 @@ def _kept(experiment: Experiment, client: Client) -> ClientModel | None:
     return None if own is None else copy.deepcopy(own)
 
 
+@checked
 def replay(
     run: Run | str | Path,
     after: int | None = None,
@@ -238,6 +240,7 @@ def replay(
     return again
 
 
+@checked
 def client_models(
     run: Run | str | Path,
     clients: Collection[int],

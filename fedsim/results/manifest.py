@@ -223,11 +223,8 @@ def meant(path: str | Path, kind: str | None = None) -> Path:
         kind: of results; any if not given.
 
     Raises:
-        TypeError: it is no path.
         RunFolderError: there is no such folder.
     """
-    if not isinstance(path, str | Path):
-        raise TypeError(f"a folder of results must be a str or a Path, not {path!r}")
     folder = Path(path)
     if not folder.is_dir():
         raise RunFolderError(f"{folder.absolute()}: there is no such folder")

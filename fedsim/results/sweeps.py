@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.arguments import checked
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.extras import require
@@ -299,6 +300,7 @@ def _how(about: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
     return {"status": status, "error": error}
 
 
+@checked
 def load(path: str | Path) -> Run | Grid | Search:
     """Load a run, a grid or a search from its folder, finished or not.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import launch
+from fedsim.arguments import checked
 from fedsim.config_file import RawConfig
 from fedsim.experiment import plain
 from fedsim.progress import LineProgress
@@ -17,6 +18,7 @@ from fedsim.results.sweeps import Grid, Search, open_folder
 # Ray Tune and Optuna take a second to import, so they are imported in functions.
 
 
+@checked
 def grid(
     experiment: str | Path | Mapping[str, Any] | RawConfig,
     overrides: Sequence[str] | Mapping[str, Any] = (),
@@ -49,6 +51,7 @@ def grid(
         return GridSweep.run(_content(experiment, overrides), out, shown, on_start)
 
 
+@checked
 def tune(
     experiment: str | Path | Mapping[str, Any] | RawConfig,
     overrides: Sequence[str] | Mapping[str, Any] = (),
@@ -81,6 +84,7 @@ def tune(
         return SearchSweep.run(_content(experiment, overrides), out, shown, on_start)
 
 
+@checked
 def resume(
     path: str | Path,
     progress: bool | Callable[[Any], None] = True,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsim import atomic
-from fedsim.errors import Damaged, RunError
+from fedsim.arguments import checked
+from fedsim.errors import BadInput, Damaged, RunError
 from fedsim.results.manifest import meant
 
 if TYPE_CHECKING:  # it imports pandas and matplotlib, which take long
@@ -20,6 +21,7 @@ _PATIENCE = 5  # looks in a row at a folder that is being written to
 __all__ = ["report"]
 
 
+@checked
 def report(
     *folders: str | Path,
     out: str | Path | None = None,
@@ -63,6 +65,8 @@ def report(
     """
     from fedsim.results.report.html import Report
 
+    if not folders:
+        raise BadInput("give at least one folder to report")
     folders = tuple(map(meant, folders))
     page = Path(out or Path(folders[0] if len(folders) == 1 else "", "report.html"))
     found = Report(folders, rows, columns)
