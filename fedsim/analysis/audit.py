@@ -603,7 +603,8 @@ class Audit:
         tables = {"membership": self.membership, "reconstruction": self.reconstruction}
         content = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
         paths = [folder / "attacks.json"]
-        atomic.write(paths[0], (json.dumps(content, indent=2) + "\n").encode())
+        with atomic.named(paths[0]) as aside:
+            aside.write_text(json.dumps(content, indent=2) + "\n")
         return paths + self._draw(pictures)
 
     def _draw(self, folder: Path) -> list[Path]:

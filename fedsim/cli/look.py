@@ -48,7 +48,10 @@ def data_command(
     Of a grid or a search, for each variant of its data and partition.
     """
     from fedsim.config_file import RawConfig
+    from fedsim.data.labels import picture_format
 
+    if picture is not None:
+        picture_format(picture)
     experiments = _experiments(RawConfig.read(file, overrides or []))
     variants = _variants(experiments)
     whole = picture or Path(f"{experiments[0].name}-labels.png")

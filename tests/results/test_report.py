@@ -1337,7 +1337,7 @@ def test_where_the_page_goes_by_default(
             1,
             "{tmp}/nowhere/x.html: cannot be written: No such file or directory",
         ),
-        (["{run}", "--csv", "{tmp}"], 1, "{tmp}: is a folder, not a file to write"),
+        (["{run}", "--csv", "{tmp}"], 1, "{tmp}: cannot be written: Is a directory"),
         (
             ["{run}", "--figures", "{run}/log.txt"],
             1,

@@ -108,9 +108,8 @@ def _watch(page: Path, found: Report, look: Callable[[], Report]) -> Report:
 
 
 def _write(path: Path, text: str) -> None:
-    if path.is_dir():
-        raise RunError(f"{path}: is a folder, not a file to write")
     try:
-        atomic.write(path, text.encode())
+        with atomic.named(path) as aside:
+            aside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
