@@ -13,7 +13,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 # What an annotation takes besides; flags are no numbers.
 WIDER = {int: Integral, float: Real, bool: bool | np.bool_, Path: os.PathLike, None: NoneType}
 
@@ -59,4 +60,5 @@ def _fits(value: Any, expected: Any) -> bool:
         return several and all(_fits(one, args[0]) for one in value)
     if expected in (int, float) and isinstance(value, bool | np.bool_):
         return False
-    return isinstance(value, WIDER.get(expected, origin or expected))
+    kind: Any = WIDER.get(expected, origin or expected)
+    return isinstance(value, kind)
