@@ -71,6 +71,7 @@ from fedsim.privacy.membership import (
     variance_scores,
 )
 from fedsim.progress import LineProgress
+from fedsim.registry import LARGEST
 from fedsim.results.run import Run
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
@@ -449,9 +450,10 @@ class PrivacyAudit:
         self, explainers: Sequence[FeatureExplainer], noises: Sequence[float | None]
     ) -> None:
         for noise in noises:
-            if noise is not None and not 0 <= noise < math.inf:
+            if noise is not None and not 0 <= noise <= LARGEST:
                 raise ExperimentError(
-                    f"noise={noise:g}: must be 0 or more, as a share of an explanation's length"
+                    f"noise={noise!s:.60}: must be 0 or more, as a share of an explanation's "
+                    f"length, and at most {LARGEST:g}"
                 )
         for explainer in explainers:
             explainer.check(self._model, self._data)
