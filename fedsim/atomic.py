@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fedsim.errors import Damaged
 
@@ -29,6 +32,42 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def named(path: Path) -> Iterator[Path]:
+    """Like `replacing`, for a path that a person names: what is no file is not replaced by one.
+
+    A link is followed to its target. A pipe or a device is written to.
+
+    Raises:
+        OSError: it cannot be written; nobody reads from the pipe; or it is a disk, or a folder.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            if path.is_block_device():
+                raise OSError(errno.EINVAL, "is a disk")
+            with TemporaryDirectory() as folder:
+                aside = Path(folder, path.name)
+                yield aside
+                # A pipe without a reader is an error rather than waited for.
+                handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                os.set_blocking(handle, True)
+                with aside.open("rb") as source, open(handle, "wb") as target:
+                    shutil.copyfileobj(source, target)
+            return
+        target_path = Path(os.path.realpath(path))
+        if target_path.is_symlink():  # in a circle
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        with replacing(target_path) as aside:
+            yield aside
+    except OSError as error:
+        silent = error.errno == errno.ENXIO and path.is_fifo()
+        why = "nobody reads from this pipe" if silent else error.strerror or str(error)
+        raise OSError(error.errno, why, str(path)) from error
 
 
 def write(path: Path, content: bytes) -> None:

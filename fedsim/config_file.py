@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from fedsim.errors import ExperimentError
-from fedsim.registry import Config
+from fedsim.registry import Config, paths_from
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is not in every build
 Location = tuple[str, ...]  # of a key: its section, then the key within it
@@ -44,11 +44,13 @@ class RawConfig:
         content: sections, as nested dicts.
         where: says for a key where it stands («digits.yaml:7», «override train.rounds=3»).
         changed_keys: those that were set over the file, by overrides or a grid.
+        folder: which relative paths in it start from; by default the working directory.
     """
 
     content: Mapping[str, Any]
     where: Callable[[Location], str] = lambda _: "experiment"
     changed_keys: frozenset[Location] = frozenset()
+    folder: Path = field(default_factory=Path.cwd)
 
     @classmethod
     def read(
@@ -162,7 +164,8 @@ class RawConfig:
         above = (section,) if section else ()
         content = self.content.get(section) if section else dict(self.content)
         try:
-            return schema.model_validate(content)
+            with paths_from(self.folder):
+                return schema.model_validate(content)
         except ValidationError as error:
             raise ExperimentError("\n".join(_explain(error, self, above))) from None
         except ExperimentError as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,14 @@ CLOCK = (
 
 # Why a client that was sampled sends nothing.
 Reason = Literal["dropout", "deadline", "surplus"]
+
+
+# From the slowest to the fastest device, in any unit: beyond, times and energies are no floats.
+RATES = (1e-30, 1e60)
+
+
+def _is_rate(value: float) -> bool:
+    return RATES[0] <= value <= RATES[1]
 
 
 class LogNormal(Config):
@@ -126,8 +135,10 @@ class Devices(Config):
         quantities = ("speed", "download", "upload")
         for name in quantities:
             value = getattr(self, name)
-            if isinstance(value, float) and not 0 < value < math.inf:
-                raise PydanticCustomError("positive", "{name} must be above 0", {"name": name})
+            least = value.median if isinstance(value, LogNormal) else value
+            if not _is_rate(least):
+                words = f"{{name}} must be above 0, {RATES[0]:g} or more"
+                raise PydanticCustomError("positive", words, {"name": name})
         for trace, keys in (
             ("capacity_trace", quantities),
             ("availability_trace", ("available",)),
@@ -223,7 +234,16 @@ class Fleet:
         if not isinstance(value, LogNormal):
             return np.full(num_clients, float(value))
         rng = keyed_rng(self.seed, f"devices/{name}")
-        return value.median * np.exp(value.sigma * rng.standard_normal(num_clients))
+        drawn: NDArray[np.float64] = value.median * np.exp(
+            value.sigma * rng.standard_normal(num_clients)
+        )
+        for drawn_rate in (drawn.min(), drawn.max()):
+            if not _is_rate(drawn_rate):
+                raise ExperimentError(
+                    f"devices.{name}: {drawn_rate:.3g} is drawn, and devices have from "
+                    f"{RATES[0]:g} to {RATES[1]:g}; lower devices.{name}.sigma"
+                )
+        return drawn
 
     def online(self, t: int, clock: float) -> NDArray[np.bool_]:
         """(K,) whether each client is online in round t.
@@ -391,8 +411,11 @@ def read_capacities(path: Path) -> NDArray[np.float64]:
     for key, device in _devices(path):
         where = f"{path}: device {key}"
         row = [_number(where, device, name) for name in ("computation", "communication")]
-        if min(row) <= 0:
-            raise DataError(f"{where}: computation and communication must be above 0")
+        if not all(map(_is_rate, row)):
+            raise DataError(
+                f"{where}: computation and communication must be above 0, from {RATES[0]:g} to "
+                f"{RATES[1]:g}"
+            )
         rows.append(row)
     return np.array(rows, dtype=np.float64)
 
@@ -442,8 +465,9 @@ def _number(where: str, device: Mapping[str, Any], name: str) -> float:
     value = device.get(name)
     if value is None:
         raise DataError(f"{where}: has no '{name}'")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DataError(f"{where}: '{name}' must be a number, not {value!r}")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and abs(value) <= sys.float_info.max):
+        raise DataError(f"{where}: '{name}' must be a finite number, not {value!s:.60}")
     return float(value)
 
 

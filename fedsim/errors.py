@@ -18,10 +18,12 @@ class FedsimError(Exception):
 
     Attributes:
         advice: how to go on, which the command line prints below the message.
+        hopeless: whether every trial of a search would fail like the one that raised it.
     """
 
     exit_code = 1
     advice = ""
+    hopeless = False
 
 
 class BadInput(FedsimError):
@@ -111,6 +113,7 @@ class UnknownObjective(RunError):
     """An objective of a search is no column of its runs' rounds; all trials would fail."""
 
     resumable = False
+    hopeless = True
 
 
 class StateLost(RunError):

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.adversaries import Adversaries
 from fedsim.aggregators import Aggregator, aggregators
+from fedsim.arguments import checked
 from fedsim.codecs import Codec, codecs
 from fedsim.config_file import RawConfig
 from fedsim.data import Partition, Source, datasets, partitions
@@ -329,6 +330,7 @@ class Experiment(Config):
             )
 
     @classmethod
+    @checked
     def load(
         cls, path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
     ) -> Experiment:
@@ -343,26 +345,42 @@ class Experiment(Config):
             ExperimentError: the experiment is invalid; the message has a line for each mistake and
                 its place.
         """
-        sheet = RawConfig.read(path, overrides)
-        for section, what, command in (
-            ("grid", "a grid of experiments", "grid"),
-            ("search", "a search", "tune"),
-        ):
-            if section in sheet.content:
-                raise ExperimentError(
-                    f"{sheet.where((section,))}: this file has {what}; run it with: "
-                    f"fedsim {command} {path}"
-                )
-        return sheet.build(cls)
+        return cls._of(RawConfig.read(path, overrides), "this file", "fedsim ", f" {path}")
 
     @classmethod
+    @checked
     def from_dict(cls, content: Mapping[str, Any]) -> Experiment:
         """Create an experiment from nested dicts with the structure of an experiment file.
 
         Raises:
             ExperimentError: the experiment is invalid; the message has a line for each mistake.
         """
-        return RawConfig(content).build(cls)
+        return cls._of(RawConfig(content), "this dict", "fedsim.", "(...)")
+
+    @classmethod
+    def _of(cls, sheet: RawConfig, given: str, before: str, after: str) -> Experiment:
+        for section, what, command in (
+            ("grid", "a grid of experiments", "grid"),
+            ("search", "a search", "tune"),
+        ):
+            if section in sheet.content:
+                raise ExperimentError(
+                    f"{sheet.where((section,))}: {given} has {what}; run it with: "
+                    f"{before}{command}{after}"
+                )
+        return sheet.build(cls)
+
+    @classmethod
+    @checked
+    def of(cls, given: Experiment | str | Path | Mapping[str, Any]) -> Experiment:
+        """An experiment as it is, from a file, or from nested dicts.
+
+        Raises:
+            ExperimentError: the experiment is invalid.
+        """
+        if isinstance(given, Experiment):
+            return given
+        return cls.from_dict(given) if isinstance(given, Mapping) else cls.load(given)
 
     def __str__(self) -> str:
         return self.to_yaml()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from fedsim.arguments import checked
 from fedsim.config_file import RawConfig
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
@@ -25,6 +26,7 @@ from fedsim.simulate import TABLES, Progress
 CHANGEABLE = ("name", "engine", "checkpoint", "loggers", "train.rounds", "evaluate.every")
 
 
+@checked
 def extend(
     run: Run | str | Path,
     overrides: Sequence[str] | Mapping[str, Any],
@@ -39,7 +41,7 @@ def extend(
     from the start, unless learning rates depend on the number of rounds (`train.schedule`).
 
     Args:
-        run: the finished run, or its folder.
+        run: the finished run, or its folder (`runs/NAME` means the latest).
         overrides: `train.rounds=200`, or a dict of values by `section.key`. Besides the number of
             rounds, `name`, `engine`, `checkpoint`, `loggers` and `evaluate.every` may change.
         out: parent folder of the new run, `<out>/<name>/<id>`.
@@ -57,7 +59,7 @@ def extend(
         >>> len(longer.rounds) == 2 * len(run.rounds)
         True
     """
-    old = RunFolder.open(run.path if isinstance(run, Run) else run)
+    old = RunFolder.open(Run.of(run).path)
     damage = damage_of_run(old)
     if old.manifest["status"] != "finished" or damage:
         why = damage[0] if damage else f"{old.path}: the run is {old.manifest['status']}"

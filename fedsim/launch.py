@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from fedsim.arguments import checked
 from fedsim.cluster.compat import actor_id, actor_table
 from fedsim.cluster.connection import planned_actors
 from fedsim.cluster.placement import node_is_lost, starting
@@ -34,7 +35,7 @@ from fedsim.federation import (
     cohort_size,
     limit_threads,
 )
-from fedsim.modules import search_here_last
+from fedsim.modules import enter
 from fedsim.prepare import prepare
 from fedsim.progress import RunProgress
 from fedsim.records import facts, hashes
@@ -49,8 +50,9 @@ KILLED = 2.0  # seconds that a killed driver may take to end
 MAX_DRIVER_DEATHS = 3  # in a row, without progress between them
 
 
+@checked
 def run(
-    experiment: Experiment,
+    experiment: Experiment | str | Path | Mapping[str, Any],
     out: str | Path = "runs",
     progress: bool | Callable[[Progress], None] = True,
     on_start: Callable[[Run], None] = lambda _: None,
@@ -58,7 +60,8 @@ def run(
     """Run an experiment from the beginning.
 
     Args:
-        experiment: the experiment to run.
+        experiment: the experiment to run: an `Experiment`, an experiment file, or its content as
+            nested dicts, which may hold objects as `Experiment` takes them.
         out: parent folder; the run is written to `<out>/<name>/<id>`.
         progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A
             function is called with the record of each round (a row of `Run.rounds`, as a dict) and
@@ -73,6 +76,7 @@ def run(
         BadInput: the experiment is invalid; nothing was started or written.
         RunError: the run failed; its folder can be resumed.
     """
+    experiment = Experiment.of(experiment)
     engine = experiment.engine
     if engine.kind == "local" and engine.actors != "auto":
         warnings.warn(
@@ -297,8 +301,9 @@ class Driver:
         actors: int,
         data: list[Any],
         variables: Mapping[str, str],
+        folder: str,
     ) -> None:
-        search_here_last()
+        enter(folder)
         # References in a list are not resolved by Ray and can be passed on.
         self._path, self._setup, self._actors, self._data = path, spec, actors, data
         os.environ.update(variables)
@@ -340,7 +345,7 @@ def _on_ray(
     data = [ray.put(dataset), ray.put(splits)]
     deaths, furthest = 0, 0
     while True:
-        driver = driver_actor.remote(folder.path, spec, actors, data, environment())
+        driver = driver_actor.remote(folder.path, spec, actors, data, environment(), os.getcwd())
         process: psutil.Process | None = None
         try:
             events = driver.run.options(num_returns="streaming").remote()

@@ -104,13 +104,33 @@ class Config(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _make_paths_absolute(cls, value: Any) -> Any:
-        """So that a run can be resumed from another folder."""
-        if not isinstance(value, Path):
-            return value
+        """So that a run can be resumed from another folder; see `paths_from`."""
+        return _absolute(value)
+
+
+def _absolute(value: Any) -> Any:
+    """A path, and those in a list, a tuple or a dict, from the folder of `paths_from`."""
+    if isinstance(value, Path):
         try:
-            return value.expanduser().absolute()
-        except RuntimeError as error:  # unknown user in «~user»
+            return (_base.get() or Path.cwd()) / value.expanduser()
+        except RuntimeError as error:  # unknown user in "~user"
             raise ValueError(f"'{value}': {error}") from error
+    if type(value) is dict:
+        return {key: _absolute(part) for key, part in value.items()}
+    return type(value)(map(_absolute, value)) if type(value) in (list, tuple) else value
+
+
+_base: ContextVar[Path | None] = ContextVar("base", default=None)
+
+
+@contextmanager
+def paths_from(folder: Path) -> Iterator[None]:
+    """Context that sets the folder of relative paths; by default the working directory."""
+    token = _base.set(folder)
+    try:
+        yield
+    finally:
+        _base.reset(token)
 
 
 def _missing_space(key: object, value: Any) -> str:

@@ -44,7 +44,7 @@ KINDS = {"document", "documents", "image", "images", "pixels", "rationale", "tok
 
 # From the bottom: a package may import those before it, and itself.
 LAYERS = [
-    {"errors", "atomic", "extras", "hardware", "modules", "registry", "rng", "words"}
+    {"arguments", "errors", "atomic", "extras", "hardware", "modules", "registry", "rng", "words"}
     | {"_torchvision"},
     {"config_file", "data"},
     {"objectives"},

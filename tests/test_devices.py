@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import re
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from fedsim import Client, Grid, Run, Update, load, resume
 from fedsim.devices import Devices, Fleet, read_availability, read_capacities
 from fedsim.errors import BadInput, DataError, RunError
 from fedsim.methods.fedavg import FedAvg
+from fedsim.prepare import prepare
 from fedsim.results.report.curves import costs
 from fedsim.results.report.html import Report
 from fedsim.results.report.results import results
@@ -361,7 +363,15 @@ class TestTraces:
             ({"computation": 10}, "device 3: has no 'communication'"),
             (
                 {"computation": "x", "communication": 1},
-                "device 3: 'computation' must be a number, not 'x'",
+                "device 3: 'computation' must be a finite number, not x",
+            ),
+            *(
+                ({"computation": beyond, "communication": 1}, "'computation' must be a finite nu")
+                for beyond in (10**400, -(10**400), math.inf, math.nan, True)
+            ),
+            *(
+                ({"computation": 1, "communication": far}, "must be above 0, from 1e-30 to 1e")
+                for far in (1e-308, 1e308, -1)
             ),
             (
                 {"computation": 0, "communication": 1},
@@ -385,6 +395,8 @@ class TestTraces:
             ({"active": []}, "'active' must be a list of seconds"),
             ({"finish_time": 55}, "finish_time=55 comes before the last time online"),
             ({"finish_time": None}, "has no 'finish_time'"),
+            ({"finish_time": 10**400}, "'finish_time' must be a finite number, not 1000"),
+            ({"active": [10, 10**400]}, "'active' must be a finite number, not 1000"),
         ],
     )
     def test_traces_with_holes(self, tmp_path: Path, change: Any, problem: str) -> None:
@@ -401,10 +413,35 @@ class TestTraces:
                 read_capacities(tmp_path / name)
 
 
+RATES = ("speed", "download", "upload")
+
+
+@pytest.mark.parametrize("key", RATES)
+def test_rates_whose_times_are_no_numbers(key: str) -> None:
+    made = small_experiment(devices={key: {"median": 1e-29, "sigma": 10}})
+    with pytest.raises(
+        BadInput, match=rf"^devices\.{key}: .* is drawn, .*; lower devices\.{key}\.si"
+    ):
+        prepare(made)
+    slowest = small_experiment(
+        devices={**dict.fromkeys(RATES, 1e-30), "power": {"training": 3e38, "radio": 3e38}},
+        train={"rounds": 1, "local_epochs": 10**6},
+    )
+    _, splits, _ = prepare(slowest)
+    assert slowest.devices is not None
+    fleet = Fleet(slowest.devices, len(splits), 0)
+    asked = (np.arange(2), np.full(2, 1e12), 10**12, 10**12)
+    assert np.isfinite(fleet.seconds(*asked)).all()
+    assert np.isfinite(fleet.joules(*asked)).all()
+
+
 @pytest.mark.parametrize(
     ("devices", "problem"),
     [
         ({"speed": 0}, "speed must be above 0"),
+        *(({key: 1e-308}, f"{key} must be above 0, 1e-30 or more") for key in RATES),
+        *(({key: 10**400}, f"devices.{key}: is too large") for key in RATES),
+        *(({key: {"median": 1e-308, "sigma": 1}}, f"{key} must be above 0, 1e-") for key in RATES),
         ({"speed": {"median": 0, "sigma": 1}}, "devices.speed.*greater than 0"),
         ({"partial_work": True}, "partial_work needs a deadline"),
         ({"over_selection": 0.5}, "devices.over_selection"),

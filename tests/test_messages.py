@@ -10,12 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 import fedsim
 from experiments import Say, small_experiment
 from fedsim import Experiment, Run, compare, run
 from fedsim.cli.console import latest
-from fedsim.errors import ClientError, ExperimentError, FedsimWarning, MethodError
+from fedsim.errors import (
+    ClientError,
+    ExperimentError,
+    FedsimWarning,
+    MethodError,
+    RunFolderError,
+)
+from fedsim.methods.fedavg import FedAvg
 from fedsim.prepare import prepare
 from fedsim.registry import nearest
 from fedsim.results.listing import list_results
@@ -166,7 +174,7 @@ def test_suggestions_are_close() -> None:
 
 class TestFoldersOfSeveralRuns:
     def test_the_latest_is_taken(self, say: Say, finish: Callable[..., Run]) -> None:
-        runs = [finish(name="own", seed=seed) for seed in (0, 1)]
+        runs = [finish(name="own", seed=seed, train={"rounds": 2}) for seed in (0, 1)]
         last = max(runs, key=lambda done: done.path.name)
         said = f"runs/own: the latest of 2 runs, {last.path.name}\n"
         code, _, told = say("explain", "runs/own", "--row", "0")
@@ -175,9 +183,19 @@ class TestFoldersOfSeveralRuns:
         code, out, told = say("verify", "runs/own")
         assert (code, out) == (0, "no damage found (1 folder(s))\n")
         assert told == said.replace("2 runs", "2 results")
-        code, _, told = say("resume", "runs/own")
-        assert code == 2
-        assert f"did you mean runs/own/{last.path.name}?" in told
+        for words, code, end in (
+            (["resume", "runs/own"], 2, "the run is finished; there is nothing to resume\n"),
+            (["continue", "runs/own", "train.rounds=1"], 2, "2 rounds already; set more\n"),
+            (["compare", "runs/own", *(str(done.path) for done in runs)], 0, ""),
+            (["report", "runs/own"], 0, ""),
+            (["pack", "runs/own"], 0, ""),
+        ):
+            found, _, told = say(*words)
+            assert found == code, told
+            assert told.startswith("runs/own: the latest of 2 r")
+            assert told.endswith(end)
+        assert (last.path / "report.html").exists()
+        assert Path(f"{last.path.name}.zip").exists()
 
         code, _, told = say("explain", *(f"runs/own/{done.path.name}" for done in runs))
         assert code == 2
@@ -189,6 +207,39 @@ class TestFoldersOfSeveralRuns:
         told = str(compare(*runs))
         assert told.startswith("experiments\n")
         assert "\n\nenvironments: the same\n\nresults\n" in told
+
+    def test_python_takes_it_as_well(self, finish: Callable[..., Run], tmp_path: Path) -> None:
+        other, last = (finish(name="own", seed=seed, train={"rounds": 2}) for seed in (0, 1))
+        name = tmp_path / "runs" / "own"
+        assert last.path.name > other.path.name
+        for given in (name, str(name), str(last.path)):
+            assert fedsim.load(given).path == Run.open(given).path == last.path
+        assert fedsim.replay(name).run.path == last.path
+        assert fedsim.predictions(name).equals(fedsim.predictions(last))
+        assert fedsim.explanations(name, "occlusion", row=0).run.path == last.path
+        assert set(compare(name, other).runs.values()) != {other}
+        assert fedsim.report(name) == last.path / "report.html"
+        assert fedsim.audit(name, [], progress=False).run.path == last.path
+        longer = fedsim.extend(name, {"train.rounds": 5}, tmp_path, progress=False)
+        assert longer.manifest["continues"]["folder"] == str(last.path)
+        with pytest.raises(RunFolderError, match="the run is finished; there is nothing"):
+            fedsim.resume(name)
+
+    def test_an_experiment_is_a_file_or_a_dict_as_well(self, tmp_path: Path) -> None:
+        path = tmp_path / "small.yaml"
+        path.write_text(SMALL)
+        content = {**yaml.safe_load(SMALL), "method": FedAvg()}
+        experiment = Experiment.load(path)
+        hashes = {
+            fedsim.run(given, tmp_path, progress=False).result_hash
+            for given in (experiment, path, str(path), content)
+        }
+        assert len(hashes) == 1
+        many = {**content, "grid": {"axes": {"seed": [0, 1]}}}
+        with pytest.raises(
+            ExperimentError, match=r"has a grid of experiments; run it with: fedsim\.grid"
+        ):
+            fedsim.run(many)
 
     def test_a_folder_without_any_is_taken_as_it_is(self, tmp_path: Path) -> None:
         assert latest(tmp_path) == tmp_path

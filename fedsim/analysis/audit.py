@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from fedsim import atomic
 from fedsim.analysis.replay import ModelSnapshot, replay
+from fedsim.arguments import checked
 from fedsim.data.subset import Indices
 from fedsim.errors import BadInput, ExperimentError, RunFolderError
 from fedsim.explain.explainer import FeatureExplainer
@@ -70,6 +71,7 @@ from fedsim.privacy.membership import (
     variance_scores,
 )
 from fedsim.progress import LineProgress
+from fedsim.registry import LARGEST
 from fedsim.results.run import Run
 from fedsim.rng import keyed_rng
 from fedsim.training import logits
@@ -148,7 +150,8 @@ class PrivacyAudit:
         BadInput: the run is not finished or has no global classifier, or its data has changed.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run | str | Path) -> None:
+        run = Run.of(run)
         self.experiment = run.experiment
         again = replay(run)
         self.fed, self.state = again.fed, again.state
@@ -447,9 +450,10 @@ class PrivacyAudit:
         self, explainers: Sequence[FeatureExplainer], noises: Sequence[float | None]
     ) -> None:
         for noise in noises:
-            if noise is not None and not 0 <= noise < math.inf:
+            if noise is not None and not 0 <= noise <= LARGEST:
                 raise ExperimentError(
-                    f"noise={noise:g}: must be 0 or more, as a share of an explanation's length"
+                    f"noise={noise!s:.60}: must be 0 or more, as a share of an explanation's "
+                    f"length, and at most {LARGEST:g}"
                 )
         for explainer in explainers:
             explainer.check(self._model, self._data)
@@ -601,7 +605,8 @@ class Audit:
         tables = {"membership": self.membership, "reconstruction": self.reconstruction}
         content = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
         paths = [folder / "attacks.json"]
-        atomic.write(paths[0], (json.dumps(content, indent=2) + "\n").encode())
+        with atomic.named(paths[0]) as aside:
+            aside.write_text(json.dumps(content, indent=2) + "\n")
         return paths + self._draw(pictures)
 
     def _draw(self, folder: Path) -> list[Path]:
@@ -622,8 +627,9 @@ class Audit:
             return as_html("", pictures, self.membership, self.reconstruction)
 
 
+@checked
 def audit(
-    run: Run,
+    run: Run | str | Path,
     explainers: str | FeatureExplainer | Sequence[str | FeatureExplainer] | None = None,
     *,
     shadows: int = 0,
@@ -633,7 +639,7 @@ def audit(
     """Attack a finished run: membership inference, and reconstruction of images.
 
     Args:
-        run: a run of a method with a global classifier.
+        run: a run of a method with a global classifier, or its folder.
         explainers: explainers whose explanations are also attacked. Names
             (`fedsim list explainers`) get their settings from the run's `explain` section, if they
             are listed there. By default the explainers of that section; an empty sequence for
@@ -662,7 +668,7 @@ def audit(
         (4, 6)
     """
     with LineProgress(progress) as tell:
-        return _audit(run, explainers, shadows, noise, tell)
+        return _audit(Run.of(run), explainers, shadows, noise, tell)
 
 
 def _audit(

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim import atomic
+from fedsim.arguments import checked
 from fedsim.config_file import RawConfig, flat
 from fedsim.errors import BadInput
 from fedsim.records import VARYING
@@ -96,12 +97,13 @@ def _texts(key: str, values: pd.Series[Any]) -> list[str]:
     return [*pd.Series(texts, known.index, dtype=object).reindex(values.index, fill_value="–")]
 
 
+@checked
 def compare(*runs: Run | str | Path) -> Comparison:
     """Compare runs: their experiments, environments and results.
 
     Args:
         runs: at least two, as `Run` objects or as folders; the folder of a grid or a search counts
-            as all its runs.
+            as all its runs, and one above (`runs/NAME`) as the latest below it.
 
     Raises:
         BadInput: there are fewer than two different runs, a folder holds no results, or weights in
@@ -125,7 +127,7 @@ def compare(*runs: Run | str | Path) -> Comparison:
     """
     found: dict[Path, Run] = {}
     for given in runs:
-        for run in [given] if isinstance(given, Run) else _runs_in(Path(given)):
+        for run in [given] if isinstance(given, Run) else _runs_in(given):
             found.setdefault(run.path, run)
     if len(found) < 2:
         raise BadInput("give at least two different runs to compare")
@@ -143,7 +145,7 @@ def compare(*runs: Run | str | Path) -> Comparison:
     )
 
 
-def _runs_in(path: Path) -> list[Run]:
+def _runs_in(path: str | Path) -> list[Run]:
     folder = open_folder(path)
     if isinstance(folder, RunFolder):
         return [Run(folder)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from fedsim.analysis.replay import ModelSnapshot, Whose, explain_run, usual_inputs
+from fedsim.arguments import checked
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import BadInput
 from fedsim.explain import Explainer, Explanation, explainers
@@ -97,8 +98,9 @@ class Explanations:
             return as_html(self.text(), self.save(folder), self.frame)
 
 
+@checked
 def explanations(
-    run: Run,
+    run: Run | str | Path,
     explainer: str | Explainer | None = None,
     *,
     client: Numbers | None = None,
@@ -118,7 +120,7 @@ def explanations(
     method or partition has an explainer for that, else the last global model is explained.
 
     Args:
-        run: a finished run.
+        run: a finished run, or its folder.
         explainer: a name (`fedsim list explainers`), `package.module:Name` of your own, or an
             Explainer. By default the explainer that suits the run's method or model.
         client: client, or sequence of clients, whose model is explained (for explanations of a
@@ -152,6 +154,7 @@ def explanations(
         >>> [path.name for path in found.save(folder / "pictures")]
         ['occlusion-client-3-round-1-rows-0-7.png']
     """
+    run = Run.of(run)
     clients, times, rows = _several(client), _several(after), _several(row)
     ways = sum(way is not None for way in (input, text, rows or None))
     if ways > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.analysis.replay import ModelSnapshot, Whose
+from fedsim.arguments import checked
 from fedsim.federation.context import TEST_SHARD
 from fedsim.models import RuleModel
 from fedsim.objectives.metrics import probabilities
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@checked
 def predictions(
-    run: Run, client: int | None = None, after: int | None = None, of: Whose | None = None
+    run: Run | str | Path,
+    client: int | None = None,
+    after: int | None = None,
+    of: Whose | None = None,
 ) -> pd.DataFrame:
     """The predictions of the global model, or a client's model, for the test set.
 
@@ -31,7 +37,7 @@ def predictions(
     not keep.
 
     Args:
-        run: a finished run.
+        run: a finished run, or its folder.
         client: the client whose model is used; None for the global model.
         after: use the model after this round; by default the last.
         of: which of the client's models: `cohort`, as it was trained and sent; or `personal`, with

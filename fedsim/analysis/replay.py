@@ -21,12 +21,14 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.arguments import checked
 from fedsim.data import ClientSplits, Dataset, load_dataset
 from fedsim.errors import (
     Damaged,
@@ -212,8 +214,9 @@ def _noted(clients: Collection[int]) -> tuple[dict[int, ClientModel], OnClientDo
     return found, look
 
 
+@checked
 def replay(
-    run: Run,
+    run: Run | str | Path,
     after: int | None = None,
     on_round: OnRound = lambda t: None,
     dataset: Dataset | None = None,
@@ -225,6 +228,7 @@ def replay(
     run did.
 
     Args:
+        run: the run, or its folder.
         after: a round, 0 for the start; by default the last one. Rounds are repeated from the
             latest checkpoint before it, or from the start, and compared with the run's records.
         on_round: called before each of these rounds.
@@ -234,6 +238,7 @@ def replay(
         BadInput: the run is not finished, its data has changed, there is no such round, or its
             result differs here.
     """
+    run = Run.of(run)
     run.result_hash  # noqa: B018  # raises if it is not finished
     experiment = run.experiment
     last = run.last_round
@@ -268,8 +273,9 @@ def replay(
     return again
 
 
+@checked
 def client_models(
-    run: Run,
+    run: Run | str | Path,
     clients: Collection[int],
     after: int | None = None,
     on_round: OnRound = lambda t: None,
@@ -279,6 +285,7 @@ def client_models(
     """Clients' models after a round, and the run after that round.
 
     Args:
+        run: a finished run, or its folder.
         after: a round, for `cohort` one in which all of these clients were trained; by default the
             last such round.
         on_round, dataset: as for `replay`.
@@ -290,6 +297,7 @@ def client_models(
         BadInput: as for `replay`; there is no such client; it was not trained in that round; or
             the method has no personal models.
     """
+    run = Run.of(run)
     for k in clients:
         insist_on_client(run, k)
     if after is not None:
@@ -363,7 +371,7 @@ class ModelSnapshot:
     @classmethod
     def of(
         cls,
-        run: Run,
+        run: Run | str | Path,
         client: int | None = None,
         after: int | None = None,
         on_round: OnRound = lambda t: None,
@@ -377,6 +385,7 @@ class ModelSnapshot:
         """
         if of is not None and client is None:
             raise RunFolderError(f"of={of} is about models of clients; name a client")
+        run = Run.of(run)
         if client is not None:
             return cls.of_clients(run, [client], after, on_round, dataset, of)[0]
         again = replay(run, after, on_round, dataset)
@@ -392,7 +401,7 @@ class ModelSnapshot:
     @classmethod
     def of_clients(
         cls,
-        run: Run,
+        run: Run | str | Path,
         clients: Collection[int],
         after: int | None = None,
         on_round: OnRound = lambda t: None,

@@ -24,7 +24,6 @@ from fedsim.words import short as short
 from fedsim.words import size as size
 
 UsageError = typer.BadParameter.__base__  # click's, which typer vendors
-TAKE_LATEST = ("attack", "explain", "pack", "verify")  # commands; see `latest`
 
 
 class _Commands(TyperGroup):
@@ -57,9 +56,7 @@ def _what_was_meant(error: Any) -> str:
     if "folder" in known and error.format_message().startswith("Got unexpected extra argument"):
         first = error.ctx.params.get("folder")
         what = f"fedsim {command.name} takes one folder"
-        if first is None or command.name not in TAKE_LATEST:
-            return what
-        return f"{what}; {first.parent} means the latest below it"
+        return what if first is None else f"{what}; {first.parent} means the latest below it"
     return ""
 
 
@@ -147,15 +144,16 @@ def latest(folder: Path, kind: str | None = None) -> Path:
     Args:
         kind: kind of results, for example `run`; by default any.
     """
-    from fedsim.results.manifest import is_at, latest_first
+    from fedsim.results.manifest import latest_first, meant
 
-    below = [] if is_at(folder) else latest_first(folder, kind)
-    if not below:
+    found = meant(folder, kind)
+    if found == folder:
         return folder
-    several = f" of {len(below)} {kind or 'result'}s" if len(below) > 1 else f" {kind or 'result'}"
-    name = below[0].relative_to(folder)
+    count, what = len(latest_first(folder, kind)), kind or "result"
+    several = f" of {count} {what}s" if count > 1 else f" {what}"
+    name = found.relative_to(folder)
     err.print(f"{folder}: the latest{several}, {name}", markup=False, highlight=False)
-    return below[0]
+    return found
 
 
 def print_table(table: Table) -> None:

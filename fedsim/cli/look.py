@@ -48,7 +48,10 @@ def data_command(
     Of a grid or a search, for each variant of its data and partition.
     """
     from fedsim.config_file import RawConfig
+    from fedsim.data.labels import picture_format
 
+    if picture is not None:
+        picture_format(picture)
     experiments = _experiments(RawConfig.read(file, overrides or []))
     variants = _variants(experiments)
     whole = picture or Path(f"{experiments[0].name}-labels.png")
@@ -151,7 +154,8 @@ def report_command(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, grids and searches; several are compared.",
+            help="Folders of runs, grids and searches, or one with several, of which the latest "
+            "counts; several are compared.",
             metavar="FOLDER",
             show_default=False,
         ),
@@ -206,7 +210,8 @@ def report_command(
 
     if watch:
         out.print("updating the page until everything has finished; stop with Ctrl-C")
-    written = report(*folders, out=page, rows=rows, columns=columns, latex=latex, csv=csv,
+    found = map(latest, folders)
+    written = report(*found, out=page, rows=rows, columns=columns, latex=latex, csv=csv,
                      figures=figures, watch=watch)  # fmt: skip
     say_written(path for path in (written, latex, csv, figures) if path is not None)
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedsim.cli.components import complete_method
-from fedsim.cli.console import AsJson, app, out, print_json, print_table, short
+from fedsim.cli.console import AsJson, app, latest, out, print_json, print_table, short
 from fedsim.errors import BadInput
 from fedsim.registry import nearest
 
@@ -96,7 +96,8 @@ def compare_command(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of two or more runs; a grid or a search counts as all its runs.",
+            help="Folders of two or more runs; a grid or a search counts as all its runs, a "
+            "folder with several as the latest.",
             metavar="FOLDER",
             show_default=False,
         ),
@@ -106,7 +107,7 @@ def compare_command(
     """Compare the experiments, versions, hardware and results of runs."""
     from fedsim import compare
 
-    compared = compare(*folders)
+    compared = compare(*map(latest, folders))
     if as_json:
         tables = {about: _json_rows(table) for about, table in compared.tables.items()}
         print_json({"runs": {n: str(run.path) for n, run in compared.runs.items()}, **tables})

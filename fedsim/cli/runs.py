@@ -21,6 +21,7 @@ from fedsim.cli.console import (
     app,
     duration,
     err,
+    latest,
     out,
     print_json,
     print_table,
@@ -73,7 +74,10 @@ def run_command(
 def resume_command(
     folder: Annotated[
         Path,
-        typer.Argument(help="Folder of a run, grid or search.", show_default=False),
+        typer.Argument(
+            help="Folder of a run, grid or search; of one with several the latest.",
+            show_default=False,
+        ),
     ],
     trust: Trust = False,
 ) -> None:
@@ -82,6 +86,7 @@ def resume_command(
     from fedsim.results.folder import RunFolder
     from fedsim.results.sweeps import open_folder
 
+    folder = latest(folder)
     opened = open_folder(folder)
     if trust:
         opened.trust()
@@ -92,7 +97,12 @@ def resume_command(
 
 @app.command("continue")
 def continue_command(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a finished run; of one with several the latest.", show_default=False
+        ),
+    ],
     overrides: Annotated[
         list[str],
         typer.Argument(
@@ -109,6 +119,7 @@ def continue_command(
     from fedsim import extend
     from fedsim.results.folder import RunFolder
 
+    folder = latest(folder, "run")
     if trust:
         RunFolder.open(folder).trust()
     with _Screen() as screen:

@@ -150,7 +150,7 @@ def _cluster_address() -> str | None:
         if reason:
             raise ClusterError(f"RAY_ADDRESS={given}: no Ray cluster answers there ({reason})")
         return given
-    word = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    word = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     try:
         if word.stat().st_uid != os.getuid():  # another user's, on a shared machine
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import logging
 import os
 import secrets
@@ -21,7 +22,7 @@ import psutil
 
 from fedsim.cluster import forked_workers
 from fedsim.cluster.compat import lean_start
-from fedsim.errors import RunError
+from fedsim.errors import ClusterError, FedsimError, RunError, in_one_line
 
 PATIENCE = 5.0  # seconds for processes to end by themselves
 CORE = ("gcs_server", "raylet")  # Ray's essential processes
@@ -56,6 +57,7 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
         variables: further environment variables of its processes.
 
     Raises:
+        ClusterError: it does not start.
         RunError: one of Ray's own processes was lost.
     """
     import ray
@@ -64,12 +66,13 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
     with ExitStack() as stack:
         folder = stack.enter_context(scratch("fsray-"))
         # Not as a runtime environment, with which workers would not be forked.
-        with environment(variables):
+        with _starting(), environment(variables):
             fork = stack.enter_context(forked_workers.fork_server(folder))
         patience = PATIENCE
         started: set[psutil.Process] = set()
         try:
             with (
+                _starting(),
                 environment({**variables, forked_workers.SOCKET: fork}),
                 lean_start(forked_workers.__file__),
                 handlers_kept(),
@@ -95,6 +98,25 @@ def private_ray(cpus: int, variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
+def _starting() -> Iterator[None]:
+    """Context in which whatever keeps Ray from starting is one message."""
+    try:
+        yield
+    except FedsimError:
+        raise
+    except Exception as error:  # Ray raises any
+        hint = "set RAY_TMPDIR to a shorter path" if "AF_UNIX" in str(error) else ""
+        raise ClusterError(
+            f"Ray does not start below {_base()}: {in_one_line(error)}"
+            f"; {hint or 'engine.kind=local does without'}"
+        ) from error
+
+
+def _base() -> Path:
+    return Path(os.environ.get("RAY_TMPDIR") or "/tmp").absolute()
+
+
+@contextmanager
 def scratch(prefix: str) -> Iterator[str]:
     """A private folder with a short path (for sockets), removed at the end.
 
@@ -102,16 +124,24 @@ def scratch(prefix: str) -> Iterator[str]:
 
     Args:
         prefix: prefix of its name, the same for all folders of one kind.
+
+    Raises:
+        ClusterError: it cannot be made.
     """
-    base = os.environ.get("RAY_TMPDIR", "/tmp")
-    for old in Path(base).glob(f"{prefix}*"):
+    base = _base()
+    for old in glob.iglob(f"{glob.escape(str(base))}/{prefix}*"):  # of no folder, there are none
         try:
-            if old.stat(follow_symlinks=False).st_uid == os.getuid():
+            if os.stat(old, follow_symlinks=False).st_uid == os.getuid():
                 with _locked(old):
                     shutil.rmtree(old, ignore_errors=True)
         except OSError:  # in use, or removed meanwhile
             continue
-    new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
+    try:
+        new = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
+    except OSError as error:
+        raise ClusterError(
+            f"RAY_TMPDIR={base}: no folder can be made there: {error.strerror}"
+        ) from error
     with _locked(new):
         folder = new.rename(new.with_name(new.name[1:]))  # safe from removal: it is locked
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,24 +174,39 @@ class Dataset:
         """
         from fedsim.data.sources import of_arrays
 
+        if not (isinstance(test_fraction, float) and 0 < test_fraction < 1):
+            raise DataError(f"data: test_fraction={test_fraction} must be between 0 and 1")
         given = {"x": x, "y": y}
         if test_x is not None and test_y is not None:
             given = {"x_train": x, "y_train": y, "x_test": test_x, "y_test": test_y}
         elif test_x is not None or test_y is not None:
             raise DataError("data: test_x and test_y go together")
-        arrays = {name: np.asarray(array) for name, array in {**given, **columns}.items()}
+        arrays = {name: _unmasked(name, array) for name, array in {**given, **columns}.items()}
         return of_arrays("data", arrays, test_fraction)
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "test_x", "test_y"):
             array = getattr(self, name)
             if not isinstance(array, StoredArray):
-                array = np.asanyarray(array)
+                array = _unmasked(name, array)
                 labels = name.endswith("y") and array.dtype.kind in "iu"
                 array = array.astype(np.int64, copy=False) if labels else array
                 object.__setattr__(self, name, _contiguous(array))
         for name, kind in (("classes", str), ("features", str), ("mean", float), ("std", float)):
-            object.__setattr__(self, name, tuple(map(kind, getattr(self, name))))
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise DataError(f"data: {name} must be a tuple, not {given!r:.80}")
+            object.__setattr__(self, name, tuple(map(kind, given)))
+        for name in ("columns", "test_columns", "truth"):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise DataError(f"data: {name} must be a dict of arrays, not {given!r:.80}")
+            arrays = {k: _unmasked(f"{name}['{k}']", array) for k, array in given.items()}
+            object.__setattr__(self, name, arrays)
+        kinds = {"scaling": Scaling, "target_scaling": Scaling, "copies": int}
+        for name, wanted in {**kinds, "target": str, "sliced_by": str, "note": str}.items():
+            if not isinstance(given := getattr(self, name), wanted):
+                raise DataError(f"data: {name} must be a {wanted.__name__}, not {given!r:.80}")
 
     def frozen(self) -> Dataset:
         """The same data set, of read-only arrays."""
@@ -268,6 +284,70 @@ def frozen(array: Any) -> Any:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def _unmasked(name: str, values: Any) -> NDArray[Any]:
+    """Values as an array; what is masked would count as if it were not.
+
+    Raises:
+        DataError: some are masked, or they are no array.
+    """
+    if np.ma.is_masked(values):
+        raise DataError(f"data: {name} has masked values; fill them, or leave out their examples")
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"data: {name} is no array: {error}") from None
+
+
+def check_parts(dataset: Dataset, where: str) -> None:
+    """Refuse a data set whose parts do not go together; see `Dataset`.
+
+    Args:
+        where: it is from, for messages.
+
+    Raises:
+        DataError: with the reason.
+    """
+    for x, y in (("x", "y"), ("test_x", "test_y")):
+        inputs, labels = getattr(dataset, x), getattr(dataset, y)
+        if len(inputs.shape) < 2 or labels.ndim < 1 or len(inputs) != len(labels):
+            raise DataError(
+                f"{where}: {x} of shape {inputs.shape} and {y} of {labels.shape} do not go "
+                "together; they must be (N, ...) and (N,)"
+            )
+    n, m = len(dataset.y), len(dataset.test_y)
+    for name, count in (("columns", n), ("test_columns", m), ("truth", m)):
+        for key, array in getattr(dataset, name).items():
+            if array.shape[:1] != (count,) or (name != "truth" and array.ndim > 1):
+                shape = f"({count}, ...)" if name == "truth" else f"({count},)"
+                raise DataError(
+                    f"{where}: {name}['{key}'] of shape {array.shape} must be {shape}, an entry "
+                    f"for each of the {'training' if name == 'columns' else 'test'} examples"
+                )
+    for name in ("classes", "features"):
+        names = getattr(dataset, name)
+        if len(set(names)) < len(names):
+            twice = next(one for one in names if names.count(one) > 1)
+            raise DataError(f"{where}: {name} has '{twice}' twice")
+    if dataset.features and dataset.shape != (len(dataset.features),):
+        raise DataError(
+            f"{where}: {len(dataset.features)} features for inputs of shape {dataset.shape}"
+        )
+    mean, std = dataset.mean, dataset.std
+    fits = len(mean) == len(std) and len(mean) in (0, 1, dataset.shape[0])
+    if not (fits and all(map(math.isfinite, mean + std)) and min(std, default=1) > 0):
+        raise DataError(
+            f"{where}: mean={mean} and std={std} must be one number each or one per channel, "
+            "finite, and std above 0"
+        )
+    if dataset.sliced_by and dataset.sliced_by not in dataset.test_columns:
+        raise DataError(f"{where}: sliced_by='{dataset.sliced_by}' is not one of test_columns")
+    words, vectors, known = (len(part) for part in (dataset.words, dataset.vectors, dataset.known))
+    if (vectors, known) != (words, words):
+        raise DataError(f"{where}: {words} words, {vectors} vectors and {known} of known")
+    if not 0 <= dataset.copies < max(n, 1):
+        raise DataError(f"{where}: copies={dataset.copies} of {n} training examples")
 
 
 def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
@@ -443,6 +523,7 @@ def load_dataset(source: Source) -> Dataset:
         raise DataError(f"{where}: cannot be loaded: {in_own_code(error)}") from error
     if not isinstance(found, Dataset):
         raise DataError(f"{where}: load() must return a Dataset, not {type(found).__name__}")
+    check_parts(found, where)
     _warn_of_doubts(found, "scale" in type(source).model_fields)
     if source.subset is not None:
         found = _subset(found, source.subset)

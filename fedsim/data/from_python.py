@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedsim import atomic
 from fedsim.data import files
-from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, datasets
+from fedsim.data.dataset import UNSCALED, Dataset, Scaling, Source, check_parts, datasets
 from fedsim.data.stored import StoredArray
 from fedsim.errors import DataError
 
@@ -118,16 +118,12 @@ def check(dataset: Dataset, where: str) -> None:
     Raises:
         DataError: with the reason.
     """
+    check_parts(dataset, where)
     for x, y in (("x", "y"), ("test_x", "test_y")):
         inputs, labels = getattr(dataset, x), getattr(dataset, y)
         if isinstance(inputs, StoredArray):
             raise DataError(
                 f"{where}: {x} stays in a file of its own; name a source that reads it"
-            )
-        if inputs.ndim < 2 or labels.ndim < 1 or len(inputs) != len(labels):
-            raise DataError(
-                f"{where}: {x} of shape {inputs.shape} and {y} of {labels.shape} do not go "
-                "together; they must be (N, ...) and (N,)"
             )
         if inputs.shape[1:] != dataset.shape:
             raise DataError(

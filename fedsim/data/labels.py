@@ -11,13 +11,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fedsim import atomic
 from fedsim.data.dataset import Dataset
 from fedsim.data.partition import ClientSplits
+from fedsim.errors import BadInput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BINS = 10  # of a regression's targets
+PICTURES = ("png", "pdf", "svg", "eps", "jpg", "jpeg", "tif", "tiff", "webp")  # formats
 
 
 def label_names(dataset: Dataset) -> tuple[str, ...]:
@@ -112,7 +115,20 @@ def draw_labels(
     above.set_ylabel("examples")
     above.set_title(f"{len(table)} clients, {table.sum():,} examples")
     plot_labels(below, table, names, axis)
-    figure.savefig(path, dpi=120)
+    with atomic.named(path) as aside:
+        figure.savefig(aside, format=picture_format(path), dpi=120)
+
+
+def picture_format(path: Path) -> str:
+    """The format of a picture, by the ending of its name.
+
+    Raises:
+        BadInput: there is no such format.
+    """
+    ending = path.suffix[1:].lower()
+    if ending not in PICTURES:
+        raise BadInput(f"{path}: the name of a picture must end in .{', .'.join(PICTURES)}")
+    return ending
 
 
 def plot_labels(

@@ -18,7 +18,7 @@ from fedsim.federation.engine import Block, limit_threads, pick_device
 from fedsim.federation.reduction import Reduction
 from fedsim.federation.worker import Call, Worker
 from fedsim.hardware import Arithmetic
-from fedsim.modules import search_here_last
+from fedsim.modules import enter
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
@@ -39,12 +39,17 @@ class Introduction:
 
 
 class ClientActor:
-    """A worker in an actor's process."""
+    """A worker in an actor's process, which works in the folder of the command."""
 
     def __init__(
-        self, settings: EngineSettings, spec: RunSpec, dataset: Dataset, splits: ClientSplits
+        self,
+        settings: EngineSettings,
+        spec: RunSpec,
+        dataset: Dataset,
+        splits: ClientSplits,
+        folder: str,
     ) -> None:
-        search_here_last()
+        enter(folder)
         limit_threads(settings.cpus_per_actor)
         _keep_freed_memory()
         part = min(1.0, settings.gpus_per_actor)

@@ -468,7 +468,7 @@ class RayEngine(Engine):
                 scheduling_strategy=strategy,
                 max_restarts=0,
             )
-            .remote(settings, self._setup, *self._data)
+            .remote(settings, self._setup, *self._data, os.getcwd())
         )
         return _Actor(handle, handle.introduce.remote())
 

@@ -256,7 +256,7 @@ def write_published(folder: Path, rules: Rules) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, file in FILES.items():
-        with atomic.replacing(folder / file) as aside, aside.open("wb") as stream:
+        with atomic.named(folder / file) as aside, aside.open("wb") as stream:
             np.save(stream, rules[name].astype(np.float32))
 
 

@@ -57,7 +57,8 @@ def pack(folder: Path, path: Path | None = None) -> Archive:
         RunFolderError: the folder is damaged, not finished, or holds what is no regular file.
         RunError: the archive cannot be written.
     """
-    folder = Path(os.path.realpath(folder))  # which, unlike resolve, takes links in circles
+    # realpath, unlike resolve, takes links in circles.
+    folder = Path(os.path.realpath(manifests.meant(folder)))
     path = path or Path(f"{folder.name}.zip")
     if path.suffix != ".zip" or path.is_dir():
         raise BadInput(f"--out {path}: must be a .zip file")
@@ -74,14 +75,16 @@ def pack(folder: Path, path: Path | None = None) -> Archive:
             _leave_checkpoints(run, left_out, changed)
         sources = [source for source in _files(folder) if source not in left_out]
         try:
-            with atomic.replacing(path) as aside, ZipFile(aside, "w", ZIP_STORED) as archive:
-                for source in sources:
-                    name = f"{folder.name}/{source.relative_to(folder).as_posix()}"
-                    _add(archive, name, changed.get(source, source))
-            with path.open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            with atomic.named(path) as aside:
+                with ZipFile(aside, "w", ZIP_STORED) as archive:
+                    for source in sources:
+                        name = f"{folder.name}/{source.relative_to(folder).as_posix()}"
+                        _add(archive, name, changed.get(source, source))
+                with aside.open("rb") as file:
+                    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, UnicodeEncodeError) as error:
-            raise RunError(f"{path}: cannot be written: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise RunError(f"{path}: cannot be written: {why}") from error
     ends = Counter(run.manifest["status"] for run in runs)
     del ends["finished"]
     return Archive(path, len(sources), sha256, ends)

@@ -85,15 +85,13 @@ class Folder:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open a folder.
+        """Open a folder, or the latest of this kind below it (`runs/NAME`).
 
         Raises:
             RunFolderError: it is not of this kind, was written by another version, its
                 experiment was edited, or it is damaged beyond what its copies can mend.
         """
-        path = Path(path).absolute()
-        if not path.is_dir():
-            raise RunFolderError(f"{path}: there is no such folder")
+        path = manifests.meant(path, cls.kind).absolute()
         manifest, wrong = manifests.read(path, cls.kind, cls.schema)
         _refuse_links(path)
         return cls(path, manifest, [*wrong, *_put_experiment_back(path, manifest, cls.kind)])

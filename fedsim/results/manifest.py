@@ -110,7 +110,6 @@ class RunManifest(Manifest):
         halved: after which round there was no memory for more, and how many it had been.
         checkpoints: the rounds after which there are some.
         session: of the search or grid in which it failed last.
-        hopeless: it failed as all trials of its search would.
         last: what a trial that was stopped early had come to.
         stopped_after: the round after which early stopping ended it.
         continues: the run from whose end it went on: its `folder`, `round` and `result_hash`.
@@ -134,7 +133,6 @@ class RunManifest(Manifest):
     mlflow_run: str = ""
     wandb_run: str = ""
     session: str = ""
-    hopeless: bool = False
     last: dict[str, float] = {}
     stopped_after: Count | None = None
     continues: dict[str, str | int] | None = None
@@ -156,20 +154,29 @@ class Cell(BaseModel):
     error: str | None = None
 
 
-class GridManifest(Manifest):
-    """What is known of a grid besides."""
+class SweepManifest(Manifest):
+    """What is known of a grid or a search besides.
+
+    Args:
+        started_in: the folder of the command, which relative paths in its experiment start from.
+    """
 
     name: str
+    started_in: str = ""
+
+
+class GridManifest(SweepManifest):
+    """What is known of a grid besides."""
+
     axes: list[str]
     baseline: dict[str, Any] | None = None
     target: float | None = None
     cells: list[Cell] = []
 
 
-class SearchManifest(Manifest):
+class SearchManifest(SweepManifest):
     """What is known of a search besides."""
 
-    name: str
     objectives: dict[str, Literal["max", "min"]]
     space: list[str]
 
@@ -211,6 +218,22 @@ def latest_first(folder: Path, kind: str | None = None) -> list[Path]:
     return []
 
 
+def meant(path: str | Path, kind: str | None = None) -> Path:
+    """The folder of results that a path names: its own, or else the latest below it.
+
+    Args:
+        kind: of results; any if not given.
+
+    Raises:
+        RunFolderError: there is no such folder.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder.absolute()}: there is no such folder")
+    below = [] if is_at(folder) else latest_first(folder, kind)
+    return below[0] if below else folder
+
+
 def did_you_mean(folder: Path, kind: str | None = None) -> str:
     """«; did you mean <folder of the latest results below>?», for a message; empty without any."""
     found = latest_first(folder, kind)
@@ -244,10 +267,7 @@ def read(folder: Path, kind: str, schema: type[Manifest]) -> tuple[dict[str, Any
         except Damaged as damage:
             wrong.append(str(damage))
     if all(line.endswith("is missing") for line in wrong):
-        raise RunFolderError(
-            f"{folder}: not a {kind} folder (no readable {NAMES[0]} in it)"
-            f"{did_you_mean(folder, kind)}"
-        )
+        raise RunFolderError(f"{folder}: not a {kind} folder (no readable {NAMES[0]} in it)")
     raise Damaged(wrong[1] if wrong[0].endswith("is missing") else wrong[0])
 
 

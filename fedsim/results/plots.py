@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from fedsim.arguments import checked
 from fedsim.data.labels import plot_labels
 from fedsim.errors import BadInput
 from fedsim.registry import nearest
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Figure = Callable[[Any, "Axes", str | None], None]
 
 
+@checked
 def plot(
     figures: Mapping[str, Figure], of: Any, name: str, ax: Axes | None, metric: str | None
 ) -> Axes:
@@ -38,8 +40,11 @@ def plot(
         raise BadInput(f"plot: there is no figure '{name}'{nearest(name, figures)}")
     import matplotlib as mpl
     from matplotlib import pyplot as plt
+    from matplotlib.axes import Axes
 
     own = None
+    if not isinstance(ax, Axes | None):
+        raise TypeError(f"plot: ax must be matplotlib's Axes, not {ax!r:.80}")
     if ax is None:
         own, ax = plt.subplots(layout="constrained")
     try:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from fedsim import atomic
+from fedsim.arguments import checked
 from fedsim.errors import Damaged, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.explain.section import MODELS, OF_ALL
@@ -62,8 +63,15 @@ class Run:
         self._folder = folder
 
     @classmethod
+    @checked
+    def of(cls, given: Run | str | Path) -> Run:
+        """A run as it is, or loaded from its folder, finished or not; see `open`."""
+        return given if isinstance(given, Run) else cls.open(given)
+
+    @classmethod
+    @checked
     def open(cls, path: str | Path) -> Run:
-        """Load a run from its folder, finished or not.
+        """Load a run from its folder, finished or not, or the latest below it (`runs/NAME`).
 
         Raises:
             RunFolderError: it is not the folder of a run, or was written by another version.

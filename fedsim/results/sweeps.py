@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.arguments import checked
 from fedsim.errors import ExperimentError, RunFolderError
 from fedsim.experiment import Experiment
 from fedsim.extras import require
 from fedsim.registry import importing
 from fedsim.results.folder import Folder, RunFolder
-from fedsim.results.manifest import GridManifest, SearchManifest, did_you_mean, is_at, kind_of
+from fedsim.results.manifest import GridManifest, SearchManifest, is_at, kind_of, meant
 from fedsim.results.run import Run
 from fedsim.results.summary import of_run, summarise, tidy
 from fedsim.results.tables import Table
@@ -299,27 +300,29 @@ def _how(about: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
     return {"status": status, "error": error}
 
 
+@checked
 def load(path: str | Path) -> Run | Grid | Search:
     """Load a run, a grid or a search from its folder, finished or not.
 
     No code from the folder is executed. Tables are read on first access.
 
+    Args:
+        path: the folder, or one above it (`runs/NAME`): the latest results below count.
+
     Raises:
         RunFolderError: it is not such a folder, or was written by another version.
     """
-    folder = open_folder(Path(path))
+    folder = open_folder(path)
     return Run(folder) if isinstance(folder, RunFolder) else folder
 
 
-def open_folder(path: Path) -> RunFolder | Grid | Search:
-    """Open the folder of a run, a grid or a search.
+def open_folder(path: str | Path) -> RunFolder | Grid | Search:
+    """Open the folder of a run, a grid or a search, or the latest below it (`runs/NAME`).
 
     Raises:
         RunFolderError: it is not such a folder.
     """
-    path = path.absolute()
-    if not path.is_dir():
-        raise RunFolderError(f"{path}: there is no such folder")
+    path = meant(path).absolute()
     kind = kind_of(path)
     for folder in (RunFolder, Grid, Search):
         if folder.kind == kind:
@@ -328,5 +331,4 @@ def open_folder(path: Path) -> RunFolder | Grid | Search:
         return RunFolder.open(path)  # which says what is wrong with its manifest
     raise RunFolderError(
         f"{path}: not the folder of a run, a grid or a search (no readable manifest.json in it)"
-        f"{did_you_mean(path)}"
     )

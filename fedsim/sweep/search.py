@@ -130,7 +130,9 @@ class SearchSweep(SweepRunner[Search]):
 
     def plan(self, path: Path) -> SweepPlan:
         return SweepPlan(
-            trial_of=TrialFactory(self._base.content, list(self.settings.space), path),
+            trial_of=TrialFactory(
+                self._base.content, self._base.folder, list(self.settings.space), path
+            ),
             examples=self.probe_trials,
             count=self.settings.trials,
             finished=len(_ended(path)),

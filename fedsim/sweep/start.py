@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import launch
+from fedsim.arguments import checked
 from fedsim.config_file import RawConfig
 from fedsim.experiment import plain
 from fedsim.progress import LineProgress
@@ -17,6 +18,7 @@ from fedsim.results.sweeps import Grid, Search, open_folder
 # Ray Tune and Optuna take a second to import, so they are imported in functions.
 
 
+@checked
 def grid(
     experiment: str | Path | Mapping[str, Any] | RawConfig,
     overrides: Sequence[str] | Mapping[str, Any] = (),
@@ -49,6 +51,7 @@ def grid(
         return GridSweep.run(_content(experiment, overrides), out, shown, on_start)
 
 
+@checked
 def tune(
     experiment: str | Path | Mapping[str, Any] | RawConfig,
     overrides: Sequence[str] | Mapping[str, Any] = (),
@@ -81,6 +84,7 @@ def tune(
         return SearchSweep.run(_content(experiment, overrides), out, shown, on_start)
 
 
+@checked
 def resume(
     path: str | Path,
     progress: bool | Callable[[Any], None] = True,
@@ -92,7 +96,8 @@ def resume(
     interruption. Of a grid or a search, only runs that are missing or failed are started.
 
     Args:
-        path: the folder of the run, grid or search.
+        path: the folder of the run, grid or search, or one above it (`runs/NAME`): the latest
+            below counts.
         progress: as for `fedsim.run`, `fedsim.grid` and `fedsim.tune`.
         on_start: called with the run, grid or search before work continues.
 
@@ -101,7 +106,8 @@ def resume(
             changed.
         RunError: it failed again.
     """
-    folder = open_folder(Path(path))
+    folder = open_folder(path)
+    path = folder.path
     if isinstance(folder, RunFolder):
         return launch.resume(path, progress, on_start)
     with LineProgress(progress) as shown:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -110,7 +111,8 @@ class SweepRunner(ABC, Generic[F]):
         with ExitStack() as held:
 
             def begin() -> None:
-                folder = sweep.folder_type.make(path, to_yaml(config.content), sweep.facts())
+                facts = {"started_in": str(config.folder), **sweep.facts()}
+                folder = sweep.folder_type.make(path, to_yaml(config.content), facts)
                 held.enter_context(folder.alone())
                 on_start(folder)
 
@@ -135,8 +137,11 @@ class SweepRunner(ABC, Generic[F]):
                 raise RunFolderError(f"{folder.path}: the {folder.kind} is finished")
             for line in folder.repaired:
                 tell(line)
+            config = RawConfig.read(folder.path / "experiment.yaml")
             with importing(folder.trusted):
-                sweep = cls(RawConfig.read(folder.path / "experiment.yaml"))
+                sweep = cls(
+                    replace(config, folder=Path.cwd() / folder.manifest.get("started_in", ""))
+                )
 
             def begin() -> None:
                 folder.update(status="running", **sweep.facts())

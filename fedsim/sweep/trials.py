@@ -31,11 +31,19 @@ from fedsim.cluster.placement import ACTOR_BYTES
 from fedsim.cluster.private import environment, scratch
 from fedsim.config_file import RawConfig
 from fedsim.data import Dataset, Source, load_dataset
-from fedsim.errors import BadInput, ExperimentError, RunError, UnknownObjective
+from fedsim.errors import (
+    BadInput,
+    DataError,
+    ExperimentError,
+    FedsimError,
+    RunError,
+    UnknownObjective,
+    in_one_line,
+)
 from fedsim.experiment import Experiment
 from fedsim.federation import EngineSettings
 from fedsim.launch import check_disk, drive
-from fedsim.modules import search_here_last
+from fedsim.modules import enter
 from fedsim.objectives import VALIDATION
 from fedsim.prepare import defined_here, prepare
 from fedsim.records import known_columns
@@ -87,6 +95,7 @@ class TrialFactory:
     """
 
     content: Mapping[str, Any]  # of the experiment file
+    folder: Path  # which its relative paths start from
     space: Sequence[str]
     path: Path
 
@@ -96,7 +105,8 @@ class TrialFactory:
         label = ", ".join(
             f"{key}={v:.4g}" if isinstance(v, float) else f"{key}={v}" for key, v in chosen.items()
         )
-        changed = RawConfig(self.content).changed(chosen, f"trial {label}")
+        sheet = RawConfig(self.content, folder=self.folder)
+        changed = sheet.changed(chosen, f"trial {label}")
         # Named by its values: if they are proposed again, after a crash or because there are few
         # choices, the trial reuses its run.
         folder = hashlib.sha256(words).hexdigest()[:12]
@@ -215,6 +225,7 @@ def run_trials(
                 data=data,
                 session=secrets.token_hex(4),
                 variables=loggers_environment(),
+                folder=os.getcwd(),
             ),
             place,
         )
@@ -376,11 +387,37 @@ def _trial(
     data: Mapping[str, list[Any]],
     session: str,
     variables: Mapping[str, str],
+    folder: str,
 ) -> None:
     """A trial, in its own process."""
-    search_here_last()
+    enter(folder)
     os.environ.update(variables)
     trial = plan.trial_of(config)
+    try:
+        _carry_out(trial, plan, allocations, data, session)
+    except BadInput as error:
+        error.hopeless = _is_refused_too(plan.examples[0], data, error)
+        raise
+
+
+def _is_refused_too(example: Trial, data: Mapping[str, list[Any]], error: BadInput) -> bool:
+    """Whether, after a trial was refused, so is a trial that was accepted before the start."""
+    try:
+        experiment = example.experiment
+        (loaded,) = data[data_key(experiment.data)]
+        prepare(experiment, None if isinstance(error, DataError) else ray.get(loaded))
+    except BadInput:
+        return True
+    return False
+
+
+def _carry_out(
+    trial: Trial,
+    plan: SweepPlan,
+    allocations: Mapping[tuple[Any, ...], Allocation],
+    data: Mapping[str, list[Any]],
+    session: str,
+) -> None:
     experiment = trial.experiment  # raises for invalid combinations of values
     begun = is_at(trial.path)
     if begun:
@@ -412,11 +449,10 @@ def _trial(
     actors = allocations[_resource_key(experiment.engine)].actors
     try:
         run = drive(experiment, trial.path, actors, reference, follow)
-    except Exception as error:
+    except Exception:
         if is_at(trial.path):
-            hopeless = isinstance(error, UnknownObjective)
             with alone(trial.path):
-                RunFolder.open(trial.path).update(session=session, hopeless=hopeless)
+                RunFolder.open(trial.path).update(session=session)
         raise
     report(dict(run.rounds.iloc[-1]))
 
@@ -453,7 +489,10 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
         cls.errors, cls.broken = {}, []
         yield cls.errors
         if cls.broken:
-            raise cls.broken[0]
+            first = cls.broken[0]
+            if isinstance(first, BadInput):  # but something has been started
+                raise RunError(str(first)) from first
+            raise first
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         self.watchdog.heard()
@@ -467,10 +506,9 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
         self._end(trials, trial, self._completed)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        path = self.plan.trial_of(trial.config).path
-        manifest = RunFolder.open(path).manifest if is_at(path) else {}
-        if manifest.get("hopeless"):
-            self.broken.append(UnknownObjective(manifest["error"]))
+        error = _error_of(trial)
+        if isinstance(error, FedsimError) and error.hopeless:
+            self.broken.append(error)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         self._end(trials, trial, self._failed)
@@ -508,16 +546,22 @@ class TrialReporter(tune.Callback):  # type: ignore[misc]
         return f"stopped early, {words} after round {last['round']}"
 
     def _failed(self, trial: Trial, tune_trial: Any) -> str:
-        self.errors[trial.path] = _why(trial.path, tune_trial)
-        return f"failed: {self.errors[trial.path]}"
+        path = trial.path
+        known = RunFolder.open(path).manifest.get("error") if is_at(path) else None
+        error = _error_of(tune_trial)
+        words = str(error) if isinstance(error, FedsimError) else in_one_line(error)
+        self.errors[path] = str(known or words).partition("\n")[0]
+        return f"failed: {self.errors[path]}"
 
 
-def _why(path: Path, trial: Any) -> str:
-    """Why a trial failed, in a line."""
-    if is_at(path):
-        error = RunFolder.open(path).manifest.get("error")
-        if error:
-            return str(error).partition("\n")[0]
-    error = trial.get_error()
-    error = getattr(error, "cause", None) or error
-    return str(error).strip().rpartition("\n")[2]
+def _error_of(trial: Any) -> BaseException:
+    """The last error of a trial of Tune.
+
+    Tune writes it to a folder of its own, and copies it later to where `Trial.get_error` looks.
+    """
+    try:
+        error = ray.cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except Exception as unknown:  # of a class that cannot be unpickled here, or Tune's own
+        return unknown
+    cause: BaseException = getattr(error, "cause", None) or error
+    return cause

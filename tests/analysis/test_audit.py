@@ -381,6 +381,7 @@ def test_explanations_that_cannot_be_attacked(tmp_path: Path, say: Say) -> None:
         ("--explainer", "random", "--noise=-0.5"): (
             "noise=-0.5: must be 0 or more, as a share of an explanation's length"
         ),
+        ("--explainer", "random", "--noise=1e39"): "noise=1e+39: must be 0 or more, as a share",
         ("--noise", "1"): "noise is added to explanations; name an explainer",
         ("--shadows", "1"): "shadows=1: LiRA needs at least 2 shadow models",
     }.items():

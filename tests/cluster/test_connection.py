@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import pytest
 import ray
 from ray.exceptions import AuthenticationError
 
-from fedsim.cluster import connection
+from fedsim.cluster import connection, forked_workers
 from fedsim.cluster.connection import connected
+from fedsim.cluster.forked_workers import fork_server
 from fedsim.errors import ClusterError
 
 TOKEN = (
@@ -226,3 +227,62 @@ def test_it_does_not_let_us_in(
         f"the Ray cluster at {head} refused the connection: {error}{hint}"
         f"{'' if named else PRIVATE}"
     )
+
+
+LONG = "/tmp/" + 127 * "x"
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        (
+            LONG,
+            "Ray does not start below /tmp/x*: OSError: AF_UNIX path too long; set RAY_",
+        ),
+        ("/dev/null", "RAY_TMPDIR=/dev/null: no folder can be made there: Not a directory"),
+        (
+            "/tmp/" + 300 * "x",
+            "RAY_TMPDIR=/tmp/x*: no folder can be made there: File name too long",
+        ),
+        ("/proc", "RAY_TMPDIR=/proc: no folder can be made there: "),
+        (
+            "{tmp}/nowhere",
+            "RAY_TMPDIR=.*/nowhere: no folder can be made there: No such file or di",
+        ),
+    ],
+)
+def test_a_folder_in_which_ray_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, words: str
+) -> None:
+    folder = folder.format(tmp=tmp_path)
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    made = folder == LONG
+    if made:
+        Path(folder).mkdir(exist_ok=True)
+    monkeypatch.setattr(forked_workers, "fork_server", fork_server)  # not that of all tests
+    try:
+        with pytest.raises(ClusterError, match=words) as raised, connected(None):
+            pass
+    finally:
+        if made:
+            assert not list(Path(folder).iterdir())
+            Path(folder).rmdir()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("AF_UNIX path length"), RuntimeError("no"), ValueError("x"), Exception("y")]
+)
+def test_what_keeps_ray_from_starting_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr(forked_workers, "fork_server", lambda _: nullcontext(""))
+    with (
+        pytest.raises(ClusterError, match=rf"^Ray does not start below /.*: .*{error}; "),
+        connected(None),
+    ):
+        pass

@@ -524,11 +524,19 @@ def test_bad_input(fields: dict[str, Any], message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+HAS_ONE = r"data\.of: already has 'shortcut"
+
+
 def other(monkeypatch: pytest.MonkeyPatch, of: dict[str, Any], **changes: Any) -> Any:
     """A source of the data with something else about them."""
     found = datasets.parse(of)
     load = type(found).load
-    monkeypatch.setattr(type(found), "load", lambda self: replace(load(self), **changes))
+
+    def changed(self: Any) -> Dataset:
+        data = load(self)
+        return replace(data, **{k: v(data) if callable(v) else v for k, v in changes.items()})
+
+    monkeypatch.setattr(type(found), "load", changed)
     return found
 
 
@@ -537,9 +545,9 @@ def other(monkeypatch: pytest.MonkeyPatch, of: dict[str, Any], **changes: Any) -
     [
         (NOISE, {"classes": ()}, r"data\.kind=patch: needs classes"),
         (NOISE, {"classes": ("one",)}, r"data\.of: .* needs two classes, and there is only 'one'"),
-        (CLUSTERS, {"features": ("shortcut",) * 16}, r"data\.of: already has 'shortcut'"),
-        (CLUSTERS, {"test_columns": {"shortcut": 0}}, r"data\.of: already has 'shortcut'"),
-        (REVIEWS, {"words": ("", "shortcut-positive")}, r"already has 'shortcut-positive'"),
+        (CLUSTERS, {"features": (*map(str, range(15)), "shortcut")}, HAS_ONE),
+        (CLUSTERS, {"test_columns": lambda data: {"shortcut": data.test_y}}, HAS_ONE),
+        (REVIEWS, {"words": lambda data: (*data.words[:-1], "shortcut-positive")}, HAS_ONE),
     ],
 )  # fmt: skip
 def test_data_that_cannot_have_one(

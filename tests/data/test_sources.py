@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from fedsim.data import files, partitions, sources
+from fedsim.data import files, load_dataset, partitions, sources
 from fedsim.data.dataset import Dataset, datasets
 from fedsim.errors import DataError
 from fedsim.registry import first_line
@@ -1101,3 +1101,15 @@ def test_table_takes_numbers_that_float32_cannot_hold_where_it_is_a_regression(f
 def test_table_predicts_one_thing(tmp_path, fields, message):
     with pytest.raises(ValidationError, match=message):
         sources.Table(path=tmp_path, **fields)
+
+
+@pytest.mark.parametrize("keys", [{"label": "ill"}, {"target": "b"}])
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_numbers_beyond_floats(tmp_path: Path, keys: dict[str, str], digits: int) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f"{i},{'9' * digits if i == 3 else i},{i % 2}" for i in range(40)]
+    path.write_text("\n".join(["a,b,ill", *rows]))
+    with pytest.raises(DataError, match=r"t\.csv: column 'b' has '?9999") as raised:
+        load_dataset(datasets.parse({"name": "table", "path": str(path), **keys}))
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300

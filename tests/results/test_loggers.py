@@ -323,7 +323,7 @@ class TestOnRay:
         assert alike(history(run, tmp_path), columns(run.rounds))
 
 
-def test_drivers_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drivers_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     told = loggers.environment()
     assert (
@@ -332,7 +332,9 @@ def test_drivers_are_told_where_mlflow_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(name.startswith(("MLFLOW_", "WANDB_")) for name in told)
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
     spec: Any = None
-    Driver(Path(), spec, 1, [], told)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Driver(Path(), spec, 1, [], told, str(tmp_path))
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "secret"
 
 

@@ -1333,17 +1333,11 @@ def test_where_the_page_goes_by_default(
             "in it)",
         ),
         (
-            ["{grid}/.."],
-            2,
-            "{grid.parent}: not the folder of a run, a grid or a search (no readable "
-            "manifest.json in it); did you mean {grid}?",
-        ),
-        (
             ["{run}", "--out", "{tmp}/nowhere/x.html"],
             1,
             "{tmp}/nowhere/x.html: cannot be written: No such file or directory",
         ),
-        (["{run}", "--csv", "{tmp}"], 1, "{tmp}: is a folder, not a file to write"),
+        (["{run}", "--csv", "{tmp}"], 1, "{tmp}: cannot be written: Is a directory"),
         (
             ["{run}", "--figures", "{run}/log.txt"],
             1,

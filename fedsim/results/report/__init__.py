@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsim import atomic
-from fedsim.errors import Damaged, RunError
+from fedsim.arguments import checked
+from fedsim.errors import BadInput, Damaged, RunError
+from fedsim.results.manifest import meant
 
 if TYPE_CHECKING:  # it imports pandas and matplotlib, which take long
     from fedsim.results.report.html import Report
@@ -19,6 +21,7 @@ _PATIENCE = 5  # looks in a row at a folder that is being written to
 __all__ = ["report"]
 
 
+@checked
 def report(
     *folders: str | Path,
     out: str | Path | None = None,
@@ -32,7 +35,8 @@ def report(
     """Write a report: one web page with the curves, tables and settings of runs.
 
     Args:
-        folders: folders of runs, grids and searches; several are compared.
+        folders: folders of runs, grids and searches, or one above (`runs/NAME`): the latest below
+            counts. Several are compared.
         out: path of the page. By default `report.html`, in the folder if there is only one.
         rows, columns: the two axes of a results table such as methods × α, given by key
             (`partition.alpha`), symbol (`α`) or last part (`alpha`). By default, the axes of a
@@ -61,6 +65,9 @@ def report(
     """
     from fedsim.results.report.html import Report
 
+    if not folders:
+        raise BadInput("give at least one folder to report")
+    folders = tuple(map(meant, folders))
     page = Path(out or Path(folders[0] if len(folders) == 1 else "", "report.html"))
     found = Report(folders, rows, columns)
     if watch and found.compared.unfinished:
@@ -101,9 +108,8 @@ def _watch(page: Path, found: Report, look: Callable[[], Report]) -> Report:
 
 
 def _write(path: Path, text: str) -> None:
-    if path.is_dir():
-        raise RunError(f"{path}: is a folder, not a file to write")
     try:
-        atomic.write(path, text.encode())
+        with atomic.named(path) as aside:
+            aside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error

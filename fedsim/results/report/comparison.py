@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.objectives import VALIDATION, Metric
+from fedsim.results.manifest import meant
 from fedsim.results.report.axes import axis_labels, layout
 from fedsim.results.report.entries import (
     Entry,
@@ -97,9 +98,8 @@ class ReportData:
         rows: str | None = None,
         columns: str | None = None,
     ) -> None:
-        opened = [
-            open_folder(p) for p in dict.fromkeys(Path(os.path.realpath(f)) for f in folders)
-        ]
+        paths = dict.fromkeys(Path(os.path.realpath(meant(folder))) for folder in folders)
+        opened = [open_folder(path) for path in paths]
         self.grids = [folder for folder in opened if isinstance(folder, Grid)]
         self.searches = [folder for folder in opened if isinstance(folder, Search)]
         names = [f.manifest.get("name", f.path.parent.name) for f in opened]

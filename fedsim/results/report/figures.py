@@ -173,7 +173,7 @@ class Drawing:
             figure = self.draw(PAPER)
             for path in paths:
                 dated = {"CreationDate": None} if path.suffix == ".pdf" else None
-                with atomic.replacing(path) as aside:
+                with atomic.named(path) as aside:
                     figure.savefig(aside, format=path.suffix[1:], dpi=400, metadata=dated)
         return paths
 
