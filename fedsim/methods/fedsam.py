@@ -9,7 +9,7 @@ Algorithm 1).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -35,6 +35,7 @@ class FedSAM(FedAvg):
     """
 
     name: str = "fedsam"
+    private_by_example: ClassVar[bool] = False
     rho: float = Field(0.1, ge=0)
     variant: Literal["sam", "asam"] = "sam"
     eta: float = Field(0.2, ge=0)

@@ -132,7 +132,7 @@ def on_record(run: Run) -> dict[str, Metric]:
         for column in columns:
             base, _, part = column.rpartition("/")
             if column == metric.column or (base == metric.column and column not in by_column):
-                label = f"{metric.label}, {part}" if base == metric.column else metric.label
+                label = f"{metric.label}/{part}" if base == metric.column else metric.label
                 found.setdefault(column, replace(metric, column=column, label=label))
     for metric in list(found.values()):
         for prefix, words in ELSEWHERE.items():

@@ -20,6 +20,7 @@ from experiments import (
 )
 from fedsim import Run, resume, run
 from fedsim.errors import BadInput, ClientError
+from fedsim.methods.fedsam import FedSAM
 from fedsim.objectives import Classification
 from fedsim.privacy.central import Privacy
 from fedsim.training import FlatModel, Hooks, Train, TrainingJob
@@ -113,14 +114,17 @@ def test_other_methods(finish: Finish, name: str) -> None:
     assert done.clients["epsilon"].gt(0).all()
 
 
-def test_what_it_does_not_cover() -> None:
-    for name in ("xpfl", "centralised", "fedfed", "mime_lite", "qfedavg", "ifca", "pfedme"):
+def test_what_it_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
+    own_loops = ("xpfl", "centralised", "fedfed", "mime_lite", "qfedavg", "ifca", "pfedme")
+    # Explanations of examples, images, scores of features; examples mixed in a loss; gradients.
+    for name in (*own_loops, "xfedalign", "fedxds", "fedaux", "semifl", "fedsam"):
         message = f"privacy.level=example: method.name={name} computes more from clients' examples"
         with pytest.raises(BadInput, match=message):
             small_experiment(**with_method(name, privacy=PRIVACY))
     for fields in ({"sampler": "balanced"}, {"accumulate": 2}, {"precision": "bfloat16"}):
         with pytest.raises(BadInput, match=f"train.{next(iter(fields))} has no effect on DP-SGD"):
             small_experiment(train=fields, privacy=PRIVACY)
+    monkeypatch.setattr(FedSAM, "private_by_example", True)  # as a careless method would say
     fed = federation(small_experiment(method={"name": "fedsam"}, privacy=PRIVACY))
     fed.begin_round(1)
     with pytest.raises(ClientError, match="does not cover `perturb`, which gets gradients"):

@@ -520,8 +520,8 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SCORED = {
     "loss": "test loss",
     "error_rate": "test error rate",
-    "extremes/least": "test extremes, least",
-    "extremes/greatest": "test extremes, greatest",
+    "extremes/least": "test extremes/least",
+    "extremes/greatest": "test extremes/greatest",
     "macro_f1": "test macro F1",
     **{
         f"{explainer}/{column}": f"{words}, by {explainer}"

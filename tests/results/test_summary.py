@@ -342,9 +342,9 @@ class TestFurtherScores:
     MAP = Metric("gradient/client_deletion", "deletion, models of clients", best="min")
     COLUMNS: ClassVar[dict[str, str]] = {
         "own": "own",
-        "several/a": "several, a",
-        "several/b": "several, b",
-        "accuracy/night": "accuracy, night",
+        "several/a": "several/a",
+        "several/b": "several/b",
+        "accuracy/night": "accuracy/night",
         "client_accuracy": "accuracy, mean over clients",
         "worst_client_accuracy": "accuracy of the worst client",
         "gradient/client_deletion": "deletion, models of clients, by gradient",
@@ -372,7 +372,7 @@ class TestFurtherScores:
         found = on_record(self.run([0.1]))
         assert next(iter(found)) == "accuracy"
         assert set(found) == {"accuracy", *self.COLUMNS, *self.OTHERS[:2]}
-        assert found["class_accuracy/3"].label == "class accuracy, 3"
+        assert found["class_accuracy/3"].label == "class accuracy/3"
         best = {column: metric.best for column, metric in found.items()}
         assert [c for c in best if best[c] == "min"] == ["own", "gradient/client_deletion"]
         assert last_scores(self.run([0.1]))["own"] == pytest.approx(0.2)

@@ -237,7 +237,10 @@ def all_scores(compared: ReportData) -> PageTable:
             shown[compared.cell(row).label] = replace(scored, best=k in best, note=note)
         name = Datum(view.titled, view.titled)
         rows.append([name, *(shown.get(cell.label, Datum(DASH, None)) for cell in cells)])
-    columns = [Column("score"), *(Column(cell.label or "value", True, True) for cell in cells)]
+    columns = [
+        Column("score", prose=True),
+        *(Column(cell.label or "value", True, True) for cell in cells),
+    ]
     return PageTable("Every score", columns, rows)
 
 
