@@ -244,7 +244,7 @@ class PrivacyAudit:
                     found[_Sent(noise, explainer.name)] = sent
             return found
 
-        def compared(outputs: Scores, maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
+        def compared(outputs: NDArray[Any], maps: dict[_Sent, Scores]) -> dict[_Sent, Scores]:
             """What LiRA compares with that of shadow models; by no explainer, of the model."""
             norms = {key: -by_row(norm_scores, there, sent) for key, sent in maps.items()}
             return {

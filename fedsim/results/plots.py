@@ -163,7 +163,8 @@ def _grid_summary(grid: Grid, ax: Axes, metric: str | None) -> None:
     if metric is not None and f"{metric}/last_mean" in rows:
         rows = of_score(rows, grid.axes, column)
     elif column != _grid_metric(grid, None)[0]:
-        known = (c.removesuffix("/last_mean") for c in rows if c.endswith("/last_mean"))
+        columns = map(str, rows)
+        known = (c.removesuffix("/last_mean") for c in columns if c.endswith("/last_mean"))
         raise BadInput(f"plot: the summary has no score '{metric}'{nearest(metric, known)}")
     names = [cell_label({axis: row[axis] for axis in grid.axes}) for _, row in rows.iterrows()]
     places = np.arange(len(rows))

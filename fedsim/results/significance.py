@@ -112,9 +112,7 @@ def paired(ours: pd.Series[float], theirs: pd.Series[float]) -> Paired:
     """
     difference = (ours - theirs).dropna()
     alike = len(difference) > 1 and np.ptp(difference) <= _ROUNDING * difference.abs().max()
-    return Paired(
-        float(difference.mean()), 0.0 if alike else float(difference.sem()), len(difference)
-    )
+    return Paired(float(difference.mean()), 0.0 if alike else _sem(difference), len(difference))
 
 
 def compared(ours: pd.Series[float], theirs: pd.Series[float]) -> Difference:
@@ -127,10 +125,15 @@ def compared(ours: pd.Series[float], theirs: pd.Series[float]) -> Difference:
     pairs = paired(ours, theirs)
     if pairs.pairs or min(len(ours), len(theirs)) < 2:
         return pairs
-    parts = [float(each.sem()) ** 2 for each in (ours, theirs)]
+    parts = [_sem(each) ** 2 for each in (ours, theirs)]
     of_each = (p**2 / (len(s) - 1) for p, s in zip(parts, (ours, theirs), strict=True))
     freedom = sum(parts) ** 2 / (sum(of_each) or math.nan)
     return Unpaired(float(ours.mean() - theirs.mean()), math.sqrt(sum(parts)), freedom)
+
+
+def _sem(scores: pd.Series[float]) -> float:
+    """The standard error of their mean; NaN for one."""
+    return math.sqrt(scores.var(ddof=1) / len(scores)) if len(scores) > 1 else math.nan
 
 
 def holm(p: Iterable[float]) -> list[float]:

@@ -246,8 +246,8 @@ def of_run(
 
 def _scores(rounds: pd.DataFrame, metric: Metric) -> dict[str, float]:
     """The figures of one score; NaN if no round has it."""
-    scores = rounds[metric.column].dropna() if metric.column in rounds else ()
-    if not len(scores):
+    scores = rounds[metric.column].dropna() if metric.column in rounds else None
+    if scores is None or scores.empty:
         return dict.fromkeys(("last", "best", "last5"), np.nan)
     best = best_round(rounds, metric)
     return {
@@ -349,7 +349,7 @@ def summarise(
 
 def of_score(summary: pd.DataFrame, axes: Sequence[str], column: str) -> pd.DataFrame:
     """What a summary has of a further score, under the names of the primary metric's columns."""
-    own = [c for c in summary if c.rpartition("/")[0] == column]
+    own = [c for c in map(str, summary) if c.rpartition("/")[0] == column]
     found = summary[[*axes, "seeds", *own]]
     return found.rename(columns={c: c.rpartition("/")[2] for c in own})
 
